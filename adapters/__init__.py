@@ -1,0 +1,1 @@
+"""Backend adapters: the only importers of inference frameworks."""

@@ -1,0 +1,87 @@
+"""Digests of model files, remembered so that a second start does not read gigabytes again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from adapters.contract import ModelRefused, Progress
+from device_profiles.units import MIB
+
+_CHUNK_BYTES = 4 * MIB
+
+
+class DigestCache:
+    """Content digests by path, trusted while size, modification time and inode of the file stay the same.
+
+    The cache only saves time: a missing, corrupt or unwritable one is as good as an empty one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def digest(self, file: Path, progress: Progress) -> str:
+        """Return the file's digest (32 hex digits). Raises ModelRefused when it cannot be read or changes."""
+        try:
+            key, identity = str(file.resolve()), file_identity(file)
+            known = self._read().get(key)
+            if isinstance(known, dict) and known.get("file") == identity and _is_digest(known.get("digest")):
+                return str(known["digest"])
+            digest = _hash(file, progress)
+            if file_identity(file) != identity:
+                raise ModelRefused(
+                    f"{file.name}: it changed while it was read. Try again when it is complete."
+                )
+        except OSError as error:
+            raise ModelRefused(f"{file.name}: cannot be read ({error.strerror or error})") from error
+        self._remember(key, {"file": identity, "digest": digest})
+        return digest
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            cache = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return cache if isinstance(cache, dict) else {}
+
+    def _remember(self, key: str, entry: dict[str, Any]) -> None:
+        # Two processes that write at once can lose one entry; the loser hashes once more, which is harmless.
+        draft = self._path.with_name(f"{self._path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                draft.write_text(json.dumps(self._read() | {key: entry}, indent=1), encoding="utf-8")
+                draft.replace(self._path)
+            finally:
+                draft.unlink(missing_ok=True)
+
+
+def file_identity(file: Path) -> list[int]:
+    """Return what changes when a file is written or replaced: bytes, modification time in ns, inode."""
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def hash_file(file: Path) -> str:
+    """Return the digest of a file's content (32 hex digits). Raises OSError."""
+    return _hash(file, lambda _stage, _fraction: None)
+
+
+def _hash(file: Path, progress: Progress) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    done, size = 0, max(1, file.stat().st_size)
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            done += len(chunk)
+            progress(f"reading {file.name}", min(1.0, done / size))
+    return digest.hexdigest()
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 32 and not set(value) - set("0123456789abcdef")

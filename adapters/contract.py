@@ -1,0 +1,189 @@
+"""The one interface that everything hangs on: a loaded model on one device.
+
+A model takes a ragged batch of segments and returns rows of logits. A segment's start position below what its
+slot holds *is* the rollback: nothing is copied, the positions behind it are simply overwritten.
+
+    AdapterError
+    +-- AdapterUnavailable   the framework is not installed; the message is the install command
+    +-- ModelRefused         the file is damaged, or of a kind that this adapter cannot run
+    +-- Unsupported          the request is outside the stated capabilities (a caller's mistake)
+    +-- CapacityError        no KV blocks or slots are left; nothing was changed, free some and try again
+    +-- DeviceLost           the device or its runtime failed; the loaded model is dead
+        +-- OutOfMemory      the device had no memory left; the loaded model is dead
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_profiles.profile import DeviceProfile
+from device_profiles.profile import Exactness as Exactness
+from device_profiles.profile import Precision as Precision
+from device_profiles.workload import ModelSpec
+
+Logits = NDArray[np.float32]
+Progress = Callable[[str, float], None]
+"""Called with (stage, fraction done in 0..1); fraction is negative where it is not known."""
+
+
+class AdapterError(Exception):
+    """Root of what an adapter raises."""
+
+
+class AdapterUnavailable(AdapterError):
+    """The framework is missing; the message names the install command."""
+
+
+class ModelRefused(AdapterError):
+    """The model file is damaged or of a kind that this adapter cannot run; the message names the file."""
+
+
+class Unsupported(AdapterError):
+    """The call is outside the stated capabilities."""
+
+
+class CapacityError(AdapterError):
+    """No KV blocks or slots are left. Nothing was changed."""
+
+
+class DeviceLost(AdapterError):
+    """The device or its runtime failed; the loaded model can no longer be used."""
+
+
+class OutOfMemory(DeviceLost):
+    """The device ran out of memory; the loaded model can no longer be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive tokens of one sequence, written at `start`, and the rows of logits wanted from them.
+
+    `slot` names the sequence (0 <= slot < capabilities.slots). `start` is the position of the first token: at
+    most what the slot holds; less than that rolls the slot back to `start` first. Row i predicts the token at
+    position start + i + 1. `rows` is the half-open range of offsets into `tokens` whose logits come back.
+    """
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    rows: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """`logits`: float32, shape (wanted rows over all segments in order, vocabulary), valid until the next
+    forward. `device_ms`: the runtime's own time for this forward, without the adapter's."""
+
+    logits: Logits
+    device_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a loaded model can do.
+
+    `row_invariant`: a row's logits are the same to the bit whatever else is in the batch (measured by the
+    conformance suite). `paid_rows`: the rows that every segment is charged for at least (2 where exactness
+    needs a second row: then the first draft token is free). `ragged`: several sequences in one forward.
+    """
+
+    slots: int
+    max_context_tokens: int
+    max_batch_rows: int
+    block_tokens: int
+    total_blocks: int
+    row_invariant: bool
+    paid_rows: int
+    ragged: bool
+    static_shapes: bool
+    tree_masks: bool
+    weights: str
+    activations: Precision
+    kv_cache: Precision
+    exactness: Exactness
+    device: str
+
+
+class LoadedModel(Protocol):
+    """A model on a device. Not thread-safe: one thread calls it."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        """Run one ragged batch.
+
+        Raises Unsupported for a malformed batch, CapacityError when blocks are missing (nothing changed),
+        DeviceLost or OutOfMemory when the device failed.
+        """
+        ...
+
+    def held(self, slot: int) -> int:
+        """Return how many positions the slot holds (0 for a free one)."""
+        ...
+
+    def free_blocks(self) -> int:
+        """Return how many KV blocks of `capabilities.block_tokens` positions are free."""
+        ...
+
+    def blocks_needed(self, batch: Sequence[Segment]) -> int:
+        """Return how many free blocks a forward of this batch would take."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """Free what the slot holds. Releasing a free slot does nothing."""
+        ...
+
+    def close(self) -> None:
+        """Give the device's memory back. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load: `kv_cache_bytes` bounds the KV pool, `threads` 0 leaves the count to the runtime."""
+
+    device: str = "CPU"
+    exactness: Exactness = Exactness.BIT
+    activations: Precision | None = None
+    kv_cache_bytes: int = 1 << 30
+    slots: int = 32
+    max_batch_rows: int = 512
+    threads: int = 0
+
+
+class Adapter(Protocol):
+    """A runtime. Importing the module that defines it must not import the framework."""
+
+    name: str
+
+    def devices(self) -> list[DeviceProfile]:
+        """List what this runtime can use. Raises AdapterUnavailable."""
+        ...
+
+    def recipe(self) -> str:
+        """Return a text that changes whenever `prepare` would write something else (versions included)."""
+        ...
+
+    def prepare(self, source: Path, target: Path, progress: Progress) -> None:
+        """Write what `load` needs from the model file `source` into the empty directory `target`.
+
+        Raises ModelRefused when the file cannot be converted, AdapterUnavailable without the framework.
+        """
+        ...
+
+    def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LoadedModel:
+        """Load a prepared model onto a device.
+
+        Raises ModelRefused, Unsupported, OutOfMemory, AdapterUnavailable.
+        """
+        ...

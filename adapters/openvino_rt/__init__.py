@@ -1,0 +1,1 @@
+"""OpenVINO: paged attention on CPU, ragged batches, rollback by a smaller past length."""

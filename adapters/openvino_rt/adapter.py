@@ -1,0 +1,153 @@
+"""The OpenVINO runtime: prepare a GGUF file, load it as a paged-attention model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from adapters.contract import (
+    AdapterUnavailable,
+    LoadOptions,
+    ModelRefused,
+    Precision,
+    Progress,
+    Unsupported,
+)
+from adapters.openvino_rt.convert import MODEL_FILE, SPEC_FILE
+from adapters.openvino_rt.model import PagedModel
+from device_profiles.profile import DeviceProfile
+from device_profiles.workload import ModelSpec
+
+# general.file_type of llama.cpp's GGUF files (llama.h, enum llama_ftype); the reader keeps these weights.
+_GGUF_WEIGHTS = {
+    0: "fp32",
+    1: "fp16",
+    2: "int4 (Q4_0)",
+    3: "int4 (Q4_1)",
+    7: "int8 (Q8_0)",
+    15: "int4 (Q4_K)",
+}
+_HINTS = {Precision.BF16: "bf16", Precision.FP16: "f16", Precision.FP32: "f32"}
+
+
+def _core() -> Any:
+    try:
+        import openvino as ov
+    except ImportError:
+        raise AdapterUnavailable("OpenVINO is not installed: pip install openvino openvino-genai") from None
+    return ov.Core()
+
+
+class OpenVinoAdapter:
+    """See the module and the contract."""
+
+    name = "openvino_rt"
+
+    def devices(self) -> list[DeviceProfile]:
+        """List OpenVINO's devices. Raises AdapterUnavailable."""
+        core = _core()
+        return [self._device(core, name) for name in core.available_devices]
+
+    def _device(self, core: Any, name: str) -> DeviceProfile:
+        words = {
+            "BF16": Precision.BF16,
+            "FP16": Precision.FP16,
+            "FP32": Precision.FP32,
+            "INT8": Precision.INT8,
+        }
+        found = core.get_property(name, "OPTIMIZATION_CAPABILITIES")
+        memory = psutil.virtual_memory().total if name == "CPU" else 0
+        return DeviceProfile(
+            adapter=self.name,
+            name=name,
+            kind=name.split(".")[0].lower(),
+            full_name=str(core.get_property(name, "FULL_DEVICE_NAME")),
+            memory_bytes=memory,
+            precisions=tuple(precision for word, precision in words.items() if word in found),
+        )
+
+    def recipe(self) -> str:
+        """Name the conversion: its format and the versions of the libraries that write it."""
+        return f"stateful-ir, joined attention inputs 1; openvino-genai {version('openvino-genai')}; openvino {version('openvino')}"
+
+    def prepare(self, source: Path, target: Path, progress: Progress) -> None:
+        """Convert a GGUF file in a process of its own. Raises ModelRefused with the converter's reason."""
+        progress(f"convert {source.name}", -1.0)
+        command = [sys.executable, "-m", "adapters.openvino_rt.convert", str(source), str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or [f"the converter ended with {done.returncode}"])[-1]
+            raise ModelRefused(f"{source.name} cannot be converted for OpenVINO: {reason}")
+        progress(f"convert {source.name}", 1.0)
+
+    def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> PagedModel:
+        """See the contract."""
+        core = _core()
+        if options.device not in core.available_devices:
+            raise Unsupported(
+                f"OpenVINO sees no device {options.device!r} here; there is {', '.join(core.available_devices)}"
+            )
+        facts = json.loads((prepared / SPEC_FILE).read_text(encoding="utf-8"))
+        profile = self._device(core, options.device)
+        activations = options.activations or (
+            Precision.BF16 if Precision.BF16 in profile.precisions else Precision.FP32
+        )
+        kv_cache = Precision.BF16 if activations is Precision.BF16 else Precision.FP16
+        progress("load", 0.0)
+        compiled = self._compile(core, prepared / MODEL_FILE, options, activations, kv_cache)
+        progress("load", 0.9)
+        model = PagedModel(
+            compiled,
+            _spec(facts, compiled),
+            options,
+            weights=_GGUF_WEIGHTS.get(facts["file_type"], f"gguf type {facts['file_type']}"),
+            activations=activations,
+            kv_cache=kv_cache,
+        )
+        progress("load", 1.0)
+        return model
+
+    def _compile(
+        self, core: Any, path: Path, options: LoadOptions, activations: Precision, kv_cache: Precision
+    ) -> Any:
+        from adapters.openvino_rt.graph import read_paged
+
+        settings: dict[str, Any] = {
+            "INFERENCE_PRECISION_HINT": _HINTS[activations],
+            "KV_CACHE_PRECISION": _HINTS[kv_cache],
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        if options.threads:
+            settings["INFERENCE_NUM_THREADS"] = options.threads
+        try:
+            return core.compile_model(read_paged(path), options.device, settings)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise ModelRefused(
+                f"OpenVINO cannot run {path.parent.name} on {options.device}: {reason}"
+            ) from error
+
+
+def _spec(facts: dict[str, Any], compiled: Any) -> ModelSpec:
+    caches = [port for port in compiled.inputs if "_cache." in port.any_name]
+    per_token = sum(
+        port.get_partial_shape()[1].get_length()
+        * port.get_partial_shape()[3].get_length()
+        * port.get_element_type().size
+        for port in caches
+    )
+    return ModelSpec(
+        name="",
+        architecture=facts["architecture"],
+        layers=facts["layers"],
+        vocabulary_size=facts["vocabulary_size"],
+        context_length=facts["context_length"],
+        bytes_per_token=per_token,
+        vocabulary_fingerprint=facts["vocabulary_fingerprint"],
+    )

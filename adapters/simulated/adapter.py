@@ -1,0 +1,44 @@
+"""The simulated runtime: no framework, no weights, one device called SIM."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from adapters.contract import LoadOptions, Progress, Unsupported
+from adapters.simulated.model import ToyModel
+from adapters.simulated.script import Script
+from device_profiles.profile import DeviceProfile, Precision
+
+SCRIPT_FILE = "script.txt"
+
+
+class SimulatedAdapter:
+    """Runs `simulated:toy`; a prepared model is a directory with the script in it."""
+
+    name = "simulated"
+
+    def devices(self) -> list[DeviceProfile]:
+        """List the one simulated device."""
+        return [DeviceProfile(self.name, "SIM", "simulated", "simulated device", 1 << 30, (Precision.FP32,))]
+
+    def recipe(self) -> str:
+        """Name the format of what `prepare` writes."""
+        return "simulated 1"
+
+    def prepare(self, source: Path, target: Path, progress: Progress) -> None:
+        """Copy a script file. Raises ModelRefused when it is wrong."""
+        text = source.read_text(encoding="utf-8").strip()
+        Script.parse(text)
+        (target / SCRIPT_FILE).write_text(text, encoding="utf-8")
+        progress("write script", 1.0)
+
+    def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> ToyModel:
+        """Load the toy model. Raises ModelRefused when its script is wrong, Unsupported for a device."""
+        if options.device != "SIM":
+            raise Unsupported(f"simulated: there is no device {options.device!r}; there is SIM")
+        script = Script.parse((prepared / SCRIPT_FILE).read_text(encoding="utf-8"))
+        progress("load", 0.0)
+        time.sleep(script.load_ms / 1000.0)
+        progress("load", 1.0)
+        return ToyModel(script, options)

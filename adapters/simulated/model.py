@@ -1,0 +1,148 @@
+"""A deterministic toy language model over bytes, with real KV bookkeeping.
+
+Each position's logits depend on *every* token before it through a hash that the slot keeps per position, as a
+KV cache would: a wrong rollback, a mixed-up slot or a stale position changes the output. Most of the weight
+comes from the last two tokens, so that its text repeats itself and drafts can be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.contract import (
+    Capabilities,
+    DeviceLost,
+    ForwardResult,
+    LoadOptions,
+    Segment,
+    Unsupported,
+)
+from adapters.kv_blocks import BlockPool
+from adapters.simulated.script import Script
+from device_profiles.profile import Exactness, Precision
+from device_profiles.workload import ModelSpec
+
+VOCABULARY = 272
+END_TOKEN = 256
+CONTEXT_TOKENS = 4096
+BLOCK_TOKENS = 16
+BYTES_PER_TOKEN = 1024
+_MASK = (1 << 64) - 1
+_LETTERS = frozenset(b"etaoin shrdlu,.\n")
+_CONTEXTS = 97
+
+
+def _tables() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    rng = np.random.default_rng(20260101)
+    context = rng.normal(0.0, 2.0, (_CONTEXTS, VOCABULARY)).astype(np.float32)
+    context[:, [b for b in range(VOCABULARY) if b not in _LETTERS]] -= 6.0
+    context[:, 258:] = -30.0  # unused ids
+    context[:, 257] = -30.0  # the start token is never output
+    history = rng.normal(0.0, 0.15, (64, VOCABULARY)).astype(np.float32)
+    return context, history
+
+
+class ToyModel:
+    """See the module. One thread calls it."""
+
+    def __init__(self, script: Script, options: LoadOptions) -> None:
+        blocks = max(1, options.kv_cache_bytes // (BLOCK_TOKENS * BYTES_PER_TOKEN))
+        self._script = script
+        self._pool = BlockPool(blocks, BLOCK_TOKENS, options.slots)
+        self._context, self._history = _tables()
+        self._tokens: dict[int, list[int]] = {}
+        self._hashes: dict[int, list[int]] = {}
+        self._forwards = 0
+        self._dead = False
+        self.spec = ModelSpec(
+            name="toy",
+            architecture="toy",
+            layers=1,
+            vocabulary_size=VOCABULARY,
+            context_length=CONTEXT_TOKENS,
+            bytes_per_token=BYTES_PER_TOKEN,
+            vocabulary_fingerprint="toy-bytes",
+        )
+        self.capabilities = Capabilities(
+            slots=options.slots,
+            max_context_tokens=CONTEXT_TOKENS,
+            max_batch_rows=options.max_batch_rows,
+            block_tokens=BLOCK_TOKENS,
+            total_blocks=blocks,
+            row_invariant=True,
+            paid_rows=1,
+            ragged=True,
+            static_shapes=False,
+            tree_masks=False,
+            weights="fp32",
+            activations=Precision.FP32,
+            kv_cache=Precision.FP32,
+            exactness=Exactness.BIT,
+            device="SIM",
+        )
+
+    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        """See the contract."""
+        if self._dead:
+            raise DeviceLost("simulated: the model was closed or its device was lost")
+        self._pool.check(batch, max_rows=self.capabilities.max_batch_rows, max_context=CONTEXT_TOKENS)
+        for segment in batch:
+            if not all(0 <= token < VOCABULARY for token in segment.tokens):
+                raise Unsupported(f"slot {segment.slot}: a token is outside the vocabulary of {VOCABULARY}")
+        self._pool.reserve(batch)
+        armed = self._forwards > 0 or self._script.arm < 0
+        if armed or any(self._script.arm in segment.tokens for segment in batch):
+            self._forwards += 1
+        try:
+            garbage = self._script.strike(self._forwards)
+        except DeviceLost:
+            self._dead = True
+            raise
+        rows = sum(len(segment.tokens) for segment in batch)
+        self._script.wait(rows)
+        parts = [self._run(segment) for segment in batch]
+        logits = np.concatenate(parts) if parts else np.empty((0, VOCABULARY), np.float32)
+        if garbage:
+            logits[:] = np.nan
+        return ForwardResult(logits, self._script.base_ms + self._script.row_ms * rows)
+
+    def _run(self, segment: Segment) -> NDArray[np.float32]:
+        tokens = self._tokens.setdefault(segment.slot, [])
+        hashes = self._hashes.setdefault(segment.slot, [])
+        del tokens[segment.start :], hashes[segment.start :]
+        for token in segment.tokens:
+            before = hashes[-1] if hashes else 0
+            hashes.append(((before ^ (token + 1)) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) & _MASK)
+            tokens.append(token)
+        first, last = segment.rows
+        out = np.empty((last - first, VOCABULARY), np.float32)
+        for index in range(first, last):
+            position = segment.start + index
+            last_two = tokens[position] * 31 + (tokens[position - 1] if position else 7)
+            out[index - first] = self._context[last_two % _CONTEXTS] + self._history[hashes[position] >> 58]
+        return out
+
+    def held(self, slot: int) -> int:
+        """See the contract."""
+        return self._pool.held(slot)
+
+    def free_blocks(self) -> int:
+        """See the contract."""
+        return self._pool.free
+
+    def blocks_needed(self, batch: Sequence[Segment]) -> int:
+        """See the contract."""
+        return self._pool.needed(batch)
+
+    def release(self, slot: int) -> None:
+        """See the contract."""
+        self._pool.release(slot)
+        self._tokens.pop(slot, None)
+        self._hashes.pop(slot, None)
+
+    def close(self) -> None:
+        """See the contract."""
+        self._dead = True

@@ -1,0 +1,86 @@
+"""The script of a simulated model: how long forwards take, and which one fails how.
+
+Written behind the source, as in `simulated:toy?base_ms=5&row_ms=0.2&fault=abort&at=40&once=/tmp/marker`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from adapters.contract import DeviceLost, ModelRefused, OutOfMemory
+
+FAULTS = ("", "abort", "segfault", "exit", "hang", "device_lost", "out_of_memory", "nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """`base_ms + row_ms * rows` is how long a forward takes. The fault strikes at forward number `at`, counted
+    from 1 at the first forward that holds the token `arm` (-1: since loading; what measures a model when it is
+    loaded counts too). With `once`, it strikes only while that file does not exist, and creates it."""
+
+    base_ms: float = 0.0
+    row_ms: float = 0.0
+    load_ms: float = 0.0
+    fault: str = ""
+    at: int = 1
+    arm: int = -1
+    once: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Script:
+        """Read `base_ms=5&fault=abort&at=3`. Raises ModelRefused naming the wrong part."""
+        kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
+        values: dict[str, float | int | str] = {}
+        for key, value in parse_qsl(text, keep_blank_values=True):
+            if key not in kinds:
+                raise ModelRefused(f"simulated: no setting is called {key!r}; there are {', '.join(kinds)}")
+            try:
+                values[key] = kinds[key](value)
+            except ValueError:
+                raise ModelRefused(
+                    f"simulated: {key} must be a {kinds[key].__name__}, not {value!r}"
+                ) from None
+        script = cls(**values)  # type: ignore[arg-type]  # each value was converted to its field's type above
+        if script.fault not in FAULTS:
+            raise ModelRefused(
+                f"simulated: no fault is called {script.fault!r}; there are {', '.join(FAULTS[1:])}"
+            )
+        return script
+
+    def wait(self, rows: int) -> None:
+        """Take as long as a forward of `rows` rows takes."""
+        if self.base_ms or self.row_ms:
+            time.sleep((self.base_ms + self.row_ms * rows) / 1000.0)
+
+    def strike(self, forward: int) -> bool:
+        """Do what the script says for this forward. Returns True when its logits must be garbage."""
+        if not self.fault or forward != self.at or not self._first_time():
+            return False
+        if self.fault == "abort":
+            os.abort()
+        if self.fault == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self.fault == "exit":
+            os._exit(7)
+        if self.fault == "hang":
+            time.sleep(3600)
+        if self.fault == "device_lost":
+            raise DeviceLost(f"simulated: the device was lost at forward {forward}")
+        if self.fault == "out_of_memory":
+            raise OutOfMemory(f"simulated: the device ran out of memory at forward {forward}")
+        return True
+
+    def _first_time(self) -> bool:
+        if not self.once:
+            return True
+        try:
+            Path(self.once).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True

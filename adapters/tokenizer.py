@@ -1,0 +1,286 @@
+"""Text to token ids and back, in pieces as they come.
+
+Decoding does not go through the tokenizers library: every token stands for bytes, an answer is those bytes
+joined, and what is not UTF-8 in them becomes U+FFFD. That is the same whether an answer is decoded whole or
+token by token, which the library does not promise.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapters.chat_template import ChatTemplate, Message, TemplateError, guarded
+from adapters.contract import ModelRefused, Unsupported
+from adapters.tokenizer_gguf import FORMAT, META_FILE, TEMPLATE_FILE, TOKENIZER_FILE, TokenizerMeta
+from device_profiles.workload import vocabulary_fingerprint
+
+__all__ = ["Message", "StreamDecoder", "TemplateError", "Tokenizer"]
+
+_BYTE_VOCABULARY_SIZE = 272
+_BYTE_CONTROLS = {256: "<|end|>", 257: "<|start|>"}
+_BYTE_TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """`pieces`: the bytes of each token in id order (b"" for one that stands for nothing). `controls`: the
+    ids of control tokens by their text. `encode`: plain text to ids, knowing no control tokens."""
+
+    pieces: list[bytes]
+    controls: dict[str, int]
+    encode: Callable[[str], list[int]]
+    eos_ids: frozenset[int]
+    bos_id: int | None
+    add_bos: bool
+    fingerprint: str
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template. Threads may share it."""
+
+    def __init__(self, vocabulary: _Vocabulary, template: ChatTemplate | None) -> None:
+        self._vocabulary = vocabulary
+        self._template = template
+        hidden = set(vocabulary.controls.values())
+        self._shown = [b"" if index in hidden else piece for index, piece in enumerate(vocabulary.pieces)]
+        # The longest first: where one token begins another, the longer one is meant.
+        texts = sorted(vocabulary.controls, key=len, reverse=True)
+        self._controls = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+
+    @classmethod
+    def load(cls, directory: Path) -> Tokenizer:
+        """Load what `TokenizerRecipe` wrote. Raises ModelRefused when it is not there or damaged."""
+        from tokenizers import Tokenizer as Library
+
+        try:
+            meta = TokenizerMeta(**json.loads((directory / META_FILE).read_text(encoding="utf-8")))
+            if meta.format != FORMAT:
+                raise ModelRefused(
+                    f"{directory}: tokenizer format {meta.format} is not {FORMAT}; prepare again"
+                )
+            library = Library.from_file(str(directory / TOKENIZER_FILE))
+            texts = _texts_by_id(library, meta)
+            source = directory / TEMPLATE_FILE
+            template = source.read_bytes().decode() if source.exists() else None
+        except ModelRefused:
+            raise
+        except Exception as error:  # the library raises bare Exception for a damaged file
+            raise ModelRefused(
+                f"{directory}: the prepared tokenizer is damaged ({error}); prepare it again"
+            ) from error
+        vocabulary = _Vocabulary(
+            pieces=_pieces(texts, meta),
+            controls={texts[index]: index for index in meta.control_ids},
+            encode=_plain_encoder(library),
+            eos_ids=frozenset(meta.eos_ids),
+            bos_id=meta.bos_id,
+            add_bos=meta.add_bos and meta.bos_id is not None,
+            fingerprint=meta.vocabulary_fingerprint,
+        )
+        if template is None:
+            return cls(vocabulary, None)
+        bos, eos = ("" if index is None else texts[index] for index in (meta.bos_id, meta.eos_id))
+        return cls(vocabulary, ChatTemplate(template, bos_token=bos, eos_token=eos))
+
+    @classmethod
+    def bytes_only(cls) -> Tokenizer:
+        """Return the toy tokenizer, which needs no files: ids 0..255 are bytes, 256 is <|end|> (the eos), 257
+        is <|start|>, and the rest up to a vocabulary of 272 is unused."""
+        blank = _BYTE_VOCABULARY_SIZE - 256 - len(_BYTE_CONTROLS)
+        vocabulary = _Vocabulary(
+            pieces=[bytes([value]) for value in range(256)]
+            + [text.encode() for text in _BYTE_CONTROLS.values()]
+            + [b""] * blank,
+            controls={text: index for index, text in _BYTE_CONTROLS.items()},
+            encode=lambda text: list(text.encode()),
+            eos_ids=frozenset({256}),
+            bos_id=None,
+            add_bos=False,
+            fingerprint=vocabulary_fingerprint(
+                [chr(value) for value in range(256)]
+                + [*_BYTE_CONTROLS.values()]
+                + [f"<|unused_{index}|>" for index in range(blank)]
+            ),
+        )
+        return cls(vocabulary, ChatTemplate(_BYTE_TEMPLATE, bos_token="", eos_token=_BYTE_CONTROLS[256]))
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The ids that end an answer."""
+        return self._vocabulary.eos_ids
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id that begins a text, where the model has one."""
+        return self._vocabulary.bos_id
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many ids there are."""
+        return len(self._vocabulary.pieces)
+
+    @property
+    def vocabulary_fingerprint(self) -> str:
+        """Equal for two tokenizers exactly when every id means the same text (16 hex digits)."""
+        return self._vocabulary.fingerprint
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render_chat` and `encode_chat` can work."""
+        return self._template is not None
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Return the ids of `text`, without adding any.
+
+        With `special`, control tokens written in the text (<|im_start|>) become those tokens; without it they
+        are plain text. Lone surrogates, which no UTF-8 text can hold, count as U+FFFD.
+        """
+        text = _well_formed(text)
+        return self._split_and_encode(text, guard="") if special else self._vocabulary.encode(text)
+
+    def encode_prompt(self, text: str, *, special: bool) -> list[int]:
+        """Return the ids of the text that a completion begins with: as `encode`, after the model's begin
+        token where the model wants one."""
+        vocabulary = self._vocabulary
+        begin = [vocabulary.bos_id] if vocabulary.add_bos and vocabulary.bos_id is not None else []
+        return begin + self.encode(text, special=special)
+
+    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the ids of rendered messages, in which only the template's own control tokens are control
+        tokens: one written inside a message is plain text to the model. Raises TemplateError."""
+        shielded, guard = guarded(messages, self._controls)
+        text = self.render_chat(shielded, add_generation_prompt=add_generation_prompt)
+        return self._split_and_encode(_well_formed(text), guard)
+
+    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """Return messages as the one text that the chat template makes of them.
+
+        To get ids use `encode_chat`: in this text a user's control token looks like the template's.
+        Raises TemplateError, with the template's own words where it refused.
+        """
+        if self._template is None:
+            raise TemplateError(
+                "this model has no chat template; use the completions API, with the prompt as text"
+            )
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD. Raises Unsupported for an id
+        outside the vocabulary."""
+        pieces = self._shown if skip_special else self._vocabulary.pieces
+        return _join(pieces, ids).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that one id stands for: for a control token its name, for an unused id nothing.
+        Raises Unsupported for an id outside the vocabulary."""
+        return _join(self._vocabulary.pieces, [token_id])
+
+    def decoder(self) -> StreamDecoder:
+        """Return a decoder for one answer."""
+        return StreamDecoder(self._shown)
+
+    def _split_and_encode(self, text: str, guard: str) -> list[int]:
+        ids: list[int] = []
+        start = 0
+        for found in self._controls.finditer(text):
+            ids += self._encode_between(text[start : found.start()], guard)
+            ids.append(self._vocabulary.controls[found[0]])
+            start = found.end()
+        return ids + self._encode_between(text[start:], guard)
+
+    def _encode_between(self, text: str, guard: str) -> list[int]:
+        if guard:
+            text = text.replace(guard, "")
+        return self._vocabulary.encode(text) if text else []
+
+
+class StreamDecoder:
+    """Decodes one answer as its tokens come; special tokens are skipped.
+
+    A character whose bytes are not all there yet is held back, so all that was returned, joined, is always
+    the beginning of the whole decode.
+    """
+
+    def __init__(self, shown: list[bytes]) -> None:
+        self._shown = shown
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Return the characters that these ids complete. Raises Unsupported for an id that does not exist."""
+        return self._utf8.decode(_join(self._shown, ids))
+
+    def flush(self) -> str:
+        """Return what was held back (as U+FFFD, for it is not whole) at the answer's end."""
+        return self._utf8.decode(b"", final=True)
+
+
+def _join(pieces: list[bytes], ids: Iterable[int]) -> bytes:
+    try:
+        ids = list(ids)
+        if ids and min(ids) < 0:  # Python would count from the end
+            raise IndexError
+        return b"".join([pieces[index] for index in ids])
+    except IndexError:
+        raise Unsupported(f"a token id is outside the vocabulary of {len(pieces)} tokens: {ids}") from None
+
+
+def _well_formed(text: str) -> str:
+    # JSON can spell halves of a surrogate pair ("\ud83d"); joined where they fit, replaced where they do not.
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _plain_encoder(library: Any) -> Callable[[str], list[int]]:
+    library.encode_special_tokens = True  # the library's name for: special tokens in the text are plain text
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = library.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return encode
+
+
+def _texts_by_id(library: Any, meta: TokenizerMeta) -> list[str]:
+    texts = [""] * meta.vocabulary_size
+    for text, index in library.get_vocab(with_added_tokens=True).items():
+        texts[index] = text
+    if vocabulary_fingerprint(texts) != meta.vocabulary_fingerprint:
+        raise ValueError("its two files do not belong together")
+    return texts
+
+
+def _pieces(texts: list[str], meta: TokenizerMeta) -> list[bytes]:
+    alphabet = _byte_alphabet()
+    verbatim, unused = {*meta.control_ids, *meta.user_defined_ids}, set(meta.unused_ids)
+    pieces = []
+    for index, text in enumerate(texts):
+        try:
+            piece = b"" if index in unused else text.encode() if index in verbatim else _unmap(text, alphabet)
+        except KeyError:  # not written in the byte alphabet: an added token that the file calls a normal one
+            piece = text.encode()
+        pieces.append(piece)
+    return pieces
+
+
+def _unmap(text: str, alphabet: dict[str, int]) -> bytes:
+    return bytes([alphabet[letter] for letter in text])
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return GPT-2's letters for bytes: printable Latin-1 as itself, every other byte as the next letter from
+    U+0100 on."""
+    itself = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [value for value in range(256) if value not in itself]
+    return {chr(value): value for value in itself} | {chr(0x100 + n): value for n, value in enumerate(others)}

@@ -1,0 +1,1 @@
+"""The vocabulary of hardware and workloads: frozen values, no effects."""

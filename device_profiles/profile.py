@@ -1,0 +1,39 @@
+"""What a device is, and in which number formats it computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Precision(StrEnum):
+    """A number format, named as the field names it."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+class Exactness(StrEnum):
+    """How far a result may depend on what else shared its batch.
+
+    `bit`: a row's logits are identical to the last bit whatever the depth, the chunking and the other
+    sequences. `kernel`: the runtime may choose another kernel for another shape, and the last bits differ.
+    """
+
+    BIT = "bit"
+    KERNEL = "kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """One device as a runtime sees it. `name` is the runtime's own identifier ("CPU", "GPU.0")."""
+
+    adapter: str
+    name: str
+    kind: str
+    full_name: str
+    memory_bytes: int
+    precisions: tuple[Precision, ...]

@@ -1,0 +1,22 @@
+"""Units shared by every room: names carry them (`rtt_ms`, `bytes_per_token`), these functions convert them."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+MS_PER_S = 1000.0
+
+
+def human_bytes(count: float) -> str:
+    """Return a byte count as a short text for people, in binary units ("1.5 GiB")."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < KIB:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= KIB
+    return f"{count:.1f} GiB"
+
+
+def ceil_div(amount: int, size: int) -> int:
+    """Return how many pieces of `size` hold `amount` (both non-negative, size positive)."""
+    return -(-amount // size)

@@ -1,0 +1,1 @@
+"""The Outrider daemon: configuration, decoding, drafting, cluster, control, API and commands."""

@@ -1,0 +1,47 @@
+"""Admin routes. They are served on a Unix socket that belongs to the daemon's user."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+from orchestrator.api import errors
+from orchestrator.control.port import Control, Totals
+
+
+def create_admin_app(control: Control, api_url: str, version: str) -> FastAPI:
+    """Return the app; `api_url` is where the public API listens."""
+    app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
+    errors.install(app)
+
+    @app.get("/admin/status")
+    async def status() -> dict[str, Any]:
+        view = control.view()
+        return {
+            "version": version,
+            "phase": view.phase,
+            "detail": view.detail,
+            "runtime": view.runtime,
+            "worker": view.worker,
+            "uptime_s": view.uptime_s,
+            "streams": view.streams,
+            "api": api_url,
+            "ready": msgspec.to_builtins(view.ready),
+            "gauges": msgspec.to_builtins(view.gauges),
+            "totals": totals_of(view.totals),
+        }
+
+    return app
+
+
+def totals_of(totals: Totals) -> dict[str, Any]:
+    """Return the totals with acceptance rate (accepted / drafted) and mean acceptance length
+    (1 + accepted / drafts); both are None before the first draft."""
+    return {
+        **dataclasses.asdict(totals),
+        "acceptance_rate": totals.accepted / totals.drafted if totals.drafted else None,
+        "mean_acceptance_length": 1.0 + totals.accepted / totals.drafts if totals.drafts else None,
+    }

@@ -1,0 +1,91 @@
+"""Every refusal in OpenAI's error shape: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+
+from orchestrator.errors import RequestError
+
+_log = logging.getLogger(__name__)
+
+
+def body_of(error: RequestError) -> dict[str, Any]:
+    """Return the error's JSON."""
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+def response_of(error: RequestError) -> JSONResponse:
+    """Return the error as a response."""
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    return JSONResponse(body_of(error), status_code=error.status, headers=headers)
+
+
+def parse(model: type[BaseModel], raw: bytes) -> Any:
+    """Return a request body as its model. Raises RequestError naming the first wrong parameter."""
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        raise _first(error.errors()) from None
+
+
+def _first(details: list[ErrorDetails]) -> RequestError:
+    detail = details[0]
+    if detail["type"] == "json_invalid":
+        reason = detail.get("ctx", {}).get("error", detail["msg"])
+        return RequestError(f"the body is not JSON: {reason}", code="invalid_json")
+    context: dict[str, Any] = detail.get("ctx", {})
+    path = [
+        str(part) for part in detail["loc"] if not str(part).startswith(("list[", "function-", "constrained"))
+    ]
+    param = context.get("field") or ".".join(path) or None
+    if detail["type"] in ("not_supported", "unknown_field", "stop"):
+        return RequestError(detail["msg"], param=param, code=detail["type"])
+    if detail["type"] == "missing":
+        return RequestError(f"'{param}' is missing", param=param, code="missing_parameter")
+    what = f"'{param}': " if param else "the body: "
+    return RequestError(
+        f"{what}{detail['msg'][:1].lower()}{detail['msg'][1:]}", param=param, code="invalid_value"
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Answer everything that goes wrong in OpenAI's shape; a bug is logged here and told without its traceback."""
+
+    async def refused(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestError)  # noqa: S101  # registered for this type
+        return response_of(error)
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)  # noqa: S101  # registered for this type
+        message = {
+            404: f"there is no route {request.method} {request.url.path}",
+            405: f"{request.url.path} does not take {request.method}",
+        }.get(error.status_code, str(error.detail))
+        response = response_of(RequestError(message, status=error.status_code, code="http_error"))
+        response.headers.update(error.headers or {})
+        return response
+
+    async def invalid(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for this type
+        return response_of(_first(list(error.errors())))
+
+    async def broken(request: Request, error: Exception) -> JSONResponse:
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return response_of(
+            RequestError(
+                "the server failed on this request; its log says why", status=500, kind="server_error"
+            )
+        )
+
+    app.add_exception_handler(RequestError, refused)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(Exception, broken)

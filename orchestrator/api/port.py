@@ -1,0 +1,35 @@
+"""What the API asks of a tokenizer (adapters.tokenizer.Tokenizer is one)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class StreamDecoder(Protocol):
+    """Token ids to text, piece by piece; a character that is not complete yet is held back."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class TokenizerPort(Protocol):
+    """Text to token ids and back. `encode_chat` raises an AdapterError for messages its template refuses."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    def encode_prompt(self, text: str, *, special: bool) -> list[int]: ...
+
+    def encode_chat(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[int]: ...
+
+    def decoder(self) -> StreamDecoder: ...

@@ -1,0 +1,108 @@
+"""Requests to Submit: pure, with every refusal as a RequestError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from adapters.contract import AdapterError
+from orchestrator.api.port import TokenizerPort
+from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation
+from orchestrator.cluster.port import Sampling, Submit
+from orchestrator.errors import RequestError
+
+_MASK64 = (1 << 64) - 1
+MakeSeed = Callable[[], int]
+
+
+def completion(
+    request: CompletionRequest,
+    request_id: str,
+    tokenizer: TokenizerPort,
+    context_tokens: int,
+    make_seed: MakeSeed,
+) -> Submit:
+    """Translate `/v1/completions`. Special tokens in the prompt are parsed. Raises RequestError."""
+    prompt = _completion_prompt(request, tokenizer)
+    _check_fits(len(prompt), request.max_tokens, context_tokens, "prompt")
+    return _submit(request, request_id, prompt, request.max_tokens, tokenizer, make_seed)
+
+
+def chat(
+    request: ChatRequest, request_id: str, tokenizer: TokenizerPort, context_tokens: int, make_seed: MakeSeed
+) -> Submit:
+    """Translate `/v1/chat/completions`; without a limit the answer may fill the context. Raises RequestError."""
+    if not tokenizer.has_chat_template:
+        raise RequestError("this model has no chat template: use /v1/completions", param="messages")
+    try:
+        prompt = tokenizer.encode_chat([message.plain() for message in request.messages])
+    except AdapterError as error:
+        raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from error
+    asked = request.max_completion_tokens or request.max_tokens
+    _check_fits(len(prompt), asked or 1, context_tokens, "messages")
+    return _submit(request, request_id, prompt, asked or context_tokens - len(prompt), tokenizer, make_seed)
+
+
+def _completion_prompt(request: CompletionRequest, tokenizer: TokenizerPort) -> list[int]:
+    prompt = request.prompt
+    if isinstance(prompt, list) and all(isinstance(item, str) for item in prompt):
+        if len(prompt) != 1:
+            raise RequestError("one prompt a request: send several requests instead", param="prompt")
+        prompt = str(prompt[0])
+    if isinstance(prompt, str):
+        ids = tokenizer.encode_prompt(prompt, special=True)
+    else:
+        ids = [int(token) for token in prompt]
+        wrong = next((token for token in ids if not 0 <= token < tokenizer.vocabulary_size), None)
+        if wrong is not None:
+            raise RequestError(
+                f"token {wrong} is outside the vocabulary of {tokenizer.vocabulary_size}", param="prompt"
+            )
+    if not ids:
+        raise RequestError("the prompt is empty", param="prompt")
+    return ids
+
+
+def _check_fits(prompt: int, wanted: int, context: int, param: str) -> None:
+    if prompt + wanted > context:
+        raise RequestError(
+            f"this model's context is {context} tokens; the request has {prompt} in the {param} and asks for "
+            f"at least {wanted} more",
+            code="context_length_exceeded",
+            param=param,
+        )
+
+
+def _submit(
+    request: Generation,
+    request_id: str,
+    prompt: list[int],
+    max_tokens: int,
+    tokenizer: TokenizerPort,
+    make_seed: MakeSeed,
+) -> Submit:
+    wrong = next((t for t in request.stop_token_ids if not 0 <= t < tokenizer.vocabulary_size), None)
+    if wrong is not None:
+        raise RequestError(f"stop token {wrong} is outside the vocabulary", param="stop_token_ids")
+    seed = make_seed() if request.seed is None else request.seed
+    ends = [] if request.ignore_eos else sorted(tokenizer.eos_ids)
+    return Submit(
+        request_id=request_id,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        sampling=Sampling(
+            temperature=request.temperature,
+            top_k=max(request.top_k, 0),
+            top_p=request.top_p,
+            min_p=request.min_p,
+            seed=seed & _MASK64,
+        ),
+        stop_tokens=sorted({*ends, *request.stop_token_ids}),
+        depth=_depth(request),
+    )
+
+
+def _depth(request: Generation) -> int | None:
+    asked = request.speculative_config
+    if asked is None:
+        return None
+    return 0 if asked.method == "off" else asked.num_speculative_tokens

@@ -1,0 +1,164 @@
+"""Request bodies. A field that would change the output and is not supported is refused, never ignored."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_STOPS = 16
+
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+
+# Fields of OpenAI's API that do not change the tokens: accepted and not used.
+_HARMLESS = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "parallel_tool_calls",
+    "safety_identifier",
+    "prompt_cache_key",
+}
+# Fields that would change the output, and the values that ask for nothing.
+_NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "n": (1, None),
+    "best_of": (1, None),
+    "echo": (False, None),
+    "suffix": ("", None),
+    "logprobs": (False, None),
+    "top_logprobs": (None,),
+    "logit_bias": ({}, None),
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+    "repetition_penalty": (1, None),
+    "min_tokens": (0, None),
+    "tools": ([], None),
+    "tool_choice": ("none", "auto", None),
+    "functions": ([], None),
+    "function_call": ("none", "auto", None),
+    "response_format": ({"type": "text"}, None),
+    "include_stop_str_in_output": (False, None),
+    "skip_special_tokens": (True, None),
+    "modalities": (["text"], None),
+    "reasoning_effort": (None,),
+    "chat_template_kwargs": ({}, None),
+}
+
+
+class Body(BaseModel):
+    """A strict part of a request."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class StreamOptions(Body):
+    """`include_usage`: a last chunk carries the usage."""
+
+    include_usage: bool = False
+
+
+class SpeculativeConfig(Body):
+    """Speculation of one request: `method` "off" is plain decoding, `num_speculative_tokens` fixes the depth."""
+
+    method: Literal["auto", "off"] = "auto"
+    num_speculative_tokens: int | None = Field(default=None, ge=0, le=64)
+
+
+class Generation(Body):
+    """What both routes share."""
+
+    model: str
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0, strict=False)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, strict=False)
+    top_k: int = Field(default=0, ge=-1)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0, strict=False)
+    seed: int | None = None
+    stop: StopText | list[StopText] | None = None
+    stop_token_ids: list[int] = Field(default=[], max_length=64)
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    speculative_config: SpeculativeConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, data: Any) -> Any:
+        """Drop harmless fields, fields left at "nothing", and nulls; refuse the rest by name."""
+        if not isinstance(data, dict):
+            return data
+        kept: dict[str, Any] = {}
+        for key, value in data.items():
+            if key in cls.model_fields:
+                if value is not None:
+                    kept[key] = value
+            elif key in _NOT_SUPPORTED:
+                if value not in _NOT_SUPPORTED[key]:
+                    raise PydanticCustomError(
+                        "not_supported", "'{field}' is not supported yet", {"field": key}
+                    )
+            elif key not in _HARMLESS:
+                raise PydanticCustomError(
+                    "unknown_field", "{text}", {"field": key, "text": _unknown(key, cls)}
+                )
+        return kept
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+    @model_validator(mode="after")
+    def _few_stops(self) -> Generation:
+        if len(self.stops) > MAX_STOPS:
+            raise PydanticCustomError(
+                "stop", "'stop' takes at most {most} strings", {"field": "stop", "most": MAX_STOPS}
+            )
+        return self
+
+
+def _unknown(key: str, cls: type[BaseModel]) -> str:
+    close = difflib.get_close_matches(key, [*cls.model_fields, *_NOT_SUPPORTED, *_HARMLESS], n=1)
+    return f"unknown field '{key}'" + (f"; did you mean '{close[0]}'?" if close else "")
+
+
+class CompletionRequest(Generation):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[int] | list[str]
+    max_tokens: int = Field(default=16, ge=1)
+
+
+class TextPart(Body):
+    """One part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One chat message. Unknown fields (tool calls, names) are handed to the chat template."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return what chat templates expect: content as one string, "developer" as the "system" that it replaced."""
+        content = self.content
+        text = content if isinstance(content, str) else "".join(part.text for part in content or [])
+        role = "system" if self.role == "developer" else self.role
+        return {**(self.model_extra or {}), "role": role, "content": text}
+
+
+class ChatRequest(Generation):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)

@@ -1,0 +1,221 @@
+"""`outrider bench decode`: plain and speculative decoding in turn, in one process, over the same prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.bootstrap import (
+    EngineOptions,
+    Target,
+    build_drafter,
+    build_loop,
+    load_target,
+    load_tokenizer,
+)
+from orchestrator.cli.bench_record import FORMULAS, Mode, Prompt, Run, measure, summarise
+from orchestrator.cluster.port import Sampling, Submit
+from orchestrator.drafting.port import Drafter
+from orchestrator.errors import OutriderError
+
+
+class BenchError(OutriderError):
+    """The benchmark cannot run as asked."""
+
+
+def decode(
+    prompts: Annotated[Path, typer.Option(help="JSON lines with `turns` (the first is used) or `prompt`.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each prompt.")] = 128,
+    limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in the loop at the same time.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the first prompt; each next one has the next seed.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
+    depth: Annotated[int | None, typer.Option(min=1, help="A fixed depth; else the policy chooses.")] = None,
+    exactness: Annotated[str, typer.Option(help="bit or kernel; else as configured.")] = "",
+    config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
+) -> None:
+    """Decode every prompt plainly and with speculation, in turn; compare the tokens one by one."""
+    options = _options(config, exactness, concurrency)
+    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
+    target = _load(options)
+    loaded = read_prompts(prompts, target, limit)
+    result = run(target, options, loaded, max_tokens, concurrency, sampling, depth)
+    target.model.close()
+    if json_out is not None:
+        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    _print(result)
+    if not result["summary"]["identical"]:
+        raise BenchError(f"{result['summary']['mismatches']} of {len(loaded)} outputs differ")
+
+
+def _options(config: Path | None, exactness: str, concurrency: int) -> EngineOptions:
+    from orchestrator.bootstrap import engine_options
+    from orchestrator.config.load import default_config_path, load_config
+
+    path = config or default_config_path()
+    options = engine_options(load_config(path), path.resolve().parent)
+    changes: dict[str, Any] = {"max_running": max(concurrency, options.max_running)}
+    if exactness:
+        if exactness not in ("bit", "kernel"):
+            raise BenchError(f"--exactness is bit or kernel, not {exactness!r}")
+        changes["exactness"] = exactness
+    if not options.drafters or options.max_depth == 0:
+        raise BenchError("the configuration switches speculation off: there is nothing to compare")
+    return _replace(options, changes)
+
+
+def _replace(options: EngineOptions, changes: dict[str, Any]) -> EngineOptions:
+    import msgspec
+
+    return msgspec.structs.replace(options, **changes)
+
+
+def _load(options: EngineOptions) -> Target:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("loading the target") as status:
+        return load_target(options, lambda stage, fraction: status.update(f"{stage} ..."))
+
+
+def read_prompts(path: Path, target: Target, limit: int) -> list[Prompt]:
+    """Read prompts and encode them as the chat API does. Raises BenchError naming file and line."""
+    tokenizer = load_tokenizer(target.tokenizer_dir)
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise BenchError(f"{path}: cannot be read: {error.strerror}") from error
+    found: list[Prompt] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            text = row["turns"][0] if "turns" in row else row["prompt"]
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise BenchError(f"{path}:{number}: not a JSON object with `turns` or `prompt`") from None
+        ids = tokenizer.encode_chat([{"role": "user", "content": text}])
+        found.append(Prompt(str(row.get("question_id", number)), str(row.get("category", "all")), ids))
+    if limit and limit < len(found):
+        found = [found[index * len(found) // limit] for index in range(limit)]
+    return [dataclasses.replace(prompt, stop_tokens=sorted(tokenizer.eos_ids)) for prompt in found]
+
+
+def run(
+    target: Target,
+    options: EngineOptions,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    concurrency: int,
+    sampling: Sampling,
+    depth: int | None,
+) -> dict[str, Any]:
+    """Measure both modes and return the whole result (`summary`, `runs`, `environment`, `formulas`)."""
+    submits = [
+        Submit(
+            request_id=f"{index}-{prompt.key}",
+            prompt=prompt.tokens,
+            max_tokens=max_tokens,
+            sampling=dataclasses.replace(sampling, seed=sampling.seed + index),
+            stop_tokens=prompt.stop_tokens,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    _warm_up(target, options, submits[:2])
+    # One drafter for all speculative waves, as in a server; plain waves have none and teach it nothing.
+    drafter = build_drafter(options)
+    runs: dict[Mode, Run] = {"plain": Run("plain"), "spec": Run("spec")}
+    for number, wave in enumerate(_waves(submits, concurrency)):
+        for mode in _order(number):
+            _measure_wave(target, options, wave, runs[mode], drafter if mode == "spec" else None, depth)
+    return {
+        "summary": summarise(runs["plain"], runs["spec"], prompts),
+        "runs": [outcome.rows(prompts) for outcome in runs.values()],
+        "environment": _environment(target, options, concurrency, max_tokens, sampling, depth),
+        "formulas": FORMULAS,
+    }
+
+
+def _waves(submits: Sequence[Submit], concurrency: int) -> Iterator[list[Submit]]:
+    """Alternate between the modes often, so that a drift of the machine meets both."""
+    from rich.console import Console
+    from rich.progress import track
+
+    size = 1 if concurrency == 1 else concurrency * 4
+    waves = (
+        list(itertools.batched(submits, size)) if hasattr(itertools, "batched") else _batched(submits, size)
+    )
+    for wave in track(waves, description="decoding", console=Console(stderr=True), transient=True):
+        yield list(wave)
+
+
+def _batched(items: Sequence[Submit], size: int) -> list[tuple[Submit, ...]]:
+    return [tuple(items[start : start + size]) for start in range(0, len(items), size)]
+
+
+def _order(number: int) -> tuple[Mode, Mode]:
+    return ("plain", "spec") if number % 2 == 0 else ("spec", "plain")
+
+
+def _measure_wave(
+    target: Target,
+    options: EngineOptions,
+    wave: list[Submit],
+    outcome: Run,
+    drafter: Drafter | None,
+    depth: int | None,
+) -> None:
+    import msgspec
+
+    if depth is not None:
+        wave = [msgspec.structs.replace(submit, depth=depth) for submit in wave]
+    measure(build_loop(target, options, drafter), wave, outcome)
+
+
+def _warm_up(target: Target, options: EngineOptions, submits: Sequence[Submit]) -> None:
+    for drafter in (None, build_drafter(options)):
+        measure(build_loop(target, options, drafter), list(submits), Run("plain"))
+
+
+def _environment(
+    target: Target,
+    options: EngineOptions,
+    concurrency: int,
+    max_tokens: int,
+    sampling: Sampling,
+    depth: int | None,
+) -> dict[str, Any]:
+    caps = target.model.capabilities
+    return {
+        "outrider": version("outrider"),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "model": target.name,
+        "adapter": options.adapter,
+        "device": caps.device,
+        "weights": caps.weights,
+        "activations": caps.activations.value,
+        "kv_cache": caps.kv_cache.value,
+        "exactness": caps.exactness.value,
+        "row_invariant": target.row_invariant,
+        "concurrency": concurrency,
+        "max_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "depth": "policy" if depth is None else depth,
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    from orchestrator.cli.bench_table import print_decode
+
+    print_decode(result)

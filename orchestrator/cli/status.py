@@ -1,0 +1,108 @@
+"""`outrider status`: what runs where, as the daemon says over its admin socket."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from device_profiles.units import human_bytes
+from orchestrator.errors import OutriderError
+
+
+class StatusError(OutriderError):
+    """No daemon answers."""
+
+
+def status(
+    config: Annotated[
+        Path | None, typer.Option(help="The daemon's cluster.yaml, to find its socket.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="The daemon's API port, where it is not api.port.")] = None,
+    socket: Annotated[Path | None, typer.Option(help="The admin socket itself.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what the daemon said.")] = False,
+) -> None:
+    """Show the effective state: model, device, precision, depth, streams, acceptance."""
+    answer = ask(socket or _socket(config, port))
+    if as_json:
+        print(json.dumps(answer, indent=1))
+    else:
+        _print(answer)
+
+
+def ask(path: Path) -> dict[str, Any]:
+    """Return the daemon's status. Raises StatusError when none answers on the socket."""
+    try:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=10.0) as client:
+            response = client.get("http://outrider/admin/status")
+            response.raise_for_status()
+            found: dict[str, Any] = response.json()
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        raise StatusError(
+            f"no daemon answers on {path} ({error}); start one with `outrider serve`, or name its --port or --socket"
+        ) from error
+    return found
+
+
+def _socket(config: Path | None, port: int | None) -> Path:
+    from orchestrator.config.load import admin_socket_path, default_config_path, parse_config
+
+    path = config or default_config_path()
+    loaded = parse_config(path.read_text(encoding="utf-8"), path)
+    return admin_socket_path(loaded, loaded.api.port if port is None else port)
+
+
+def _print(answer: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, title=f"outrider {answer['version']}")
+    for name, value in _rows(answer):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    detail = f" ({answer['detail']})" if answer["detail"] else ""
+    rows = [
+        ("phase", f"{answer['phase']}{detail}"),
+        ("API", answer["api"]),
+        ("up", f"{answer['uptime_s']:.0f} s, {answer['totals']['restarts']} worker restarts"),
+        ("worker", f"{answer['worker']} (runtime {answer['runtime']})"),
+    ]
+    ready, gauges, totals = answer["ready"], answer["gauges"], answer["totals"]
+    if ready:
+        invariant = "yes, measured" if ready["row_invariant"] else "no, measured"
+        rows += [
+            ("model", ready["model"]),
+            ("device", f"{ready['adapter']} {ready['device']}: {ready['device_name']}"),
+            (
+                "precision",
+                f"weights {ready['weights']}, activations {ready['activations']}, KV cache {ready['kv_cache']}",
+            ),
+            ("exactness", f"{ready['exactness']} (row-invariant: {invariant})"),
+            ("drafters", f"{', '.join(ready['drafters']) or 'none'}; depth 0 to {ready['max_depth']}"),
+        ]
+    if gauges:
+        used = gauges["total_blocks"] - gauges["free_blocks"]
+        rows += [
+            (
+                "requests",
+                f"{gauges['running']} running, {gauges['waiting']} waiting, {answer['streams']} streams",
+            ),
+            ("KV cache", f"{used} of {gauges['total_blocks']} blocks, {gauges['preemptions']} preemptions"),
+            (
+                "memory",
+                f"worker {human_bytes(gauges['rss_bytes'])}, drafter {human_bytes(gauges['drafter_bytes'])}",
+            ),
+        ]
+    rows.append(("generated", f"{totals['generated']} tokens in {totals['rounds']} rounds"))
+    if totals["acceptance_rate"] is not None:
+        rows += [
+            ("acceptance rate", f"{totals['acceptance_rate']:.2f} (accepted / drafted)"),
+            ("mean acceptance length", f"{totals['mean_acceptance_length']:.2f} (1 + accepted / drafts)"),
+        ]
+    return rows

@@ -1,0 +1,180 @@
+"""Workers as subprocesses of the daemon, on its own machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.cluster.port import Command, Event, Stop, WorkerSpec, decode_events, encode
+from orchestrator.cluster.worker import HEADER_BYTES, frame_length, with_header
+from orchestrator.errors import WorkerLost, WorkerStartFailed
+
+_STDERR_FD = 2
+_READ_AHEAD_BYTES = 1024 * 1024
+_CLOSE_GRACE_S = 5.0
+_TEARDOWN_S = 5.0  # from the last event to the end of the process
+_TERM_S = 1.0  # from SIGTERM to SIGKILL
+_PACKAGES_ROOT = Path(__file__).resolve().parents[2]
+
+
+class LocalCluster:
+    """Implements cluster.port.Cluster with subprocesses.
+
+    Start workers from a thread that lives as long as they do: the kernel ends them with it.
+    """
+
+    runtime = "local"
+
+    def __init__(self) -> None:
+        self._workers: set[LocalWorker] = set()
+
+    async def open(self) -> None:
+        """See cluster.port.Cluster. Needs nothing."""
+
+    async def start(self, spec: WorkerSpec) -> LocalWorker:
+        """See cluster.port.Cluster."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, writer = await asyncio.open_connection(sock=ours, limit=_READ_AHEAD_BYTES)
+            try:
+                process = await _spawn(spec, theirs.fileno())  # the last step: it cleans up when cancelled
+            except BaseException as error:
+                await _close(writer)
+                if isinstance(error, OSError):
+                    raise WorkerStartFailed(f"worker {spec.name} cannot be started: {error}") from error
+                raise
+        writer.write(with_header(msgspec.msgpack.encode(spec)))
+        worker = LocalWorker(spec.name, process, reader, writer, self._workers.discard)
+        self._workers.add(worker)
+        return worker
+
+    async def close(self) -> None:
+        """See cluster.port.Cluster."""
+        await asyncio.gather(*(worker.stop(_CLOSE_GRACE_S) for worker in tuple(self._workers)))
+
+
+async def _spawn(spec: WorkerSpec, fd: int) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",  # like the console script: a directory that happens to be called `adapters` is not ours
+        "-m",
+        "orchestrator.cluster.worker",
+        "--fd",
+        str(fd),
+        pass_fds=(fd,),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=_STDERR_FD,  # what native libraries print is log, not output
+        env=_environment(spec),
+        start_new_session=True,  # Ctrl-C on the terminal reaches the daemon alone, from the first instant
+    )
+
+
+def _environment(spec: WorkerSpec) -> dict[str, str]:
+    """Return the daemon's environment with the worker's additions, and with our packages importable."""
+    environment = {**os.environ, **spec.environment}
+    if _PACKAGES_ROOT.name not in ("site-packages", "dist-packages"):  # a checkout that is not installed
+        known = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (known, str(_PACKAGES_ROOT))))
+    return environment
+
+
+class LocalWorker:
+    """Implements cluster.port.Worker over a socket pair."""
+
+    def __init__(
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        forget: Callable[[LocalWorker], None],
+    ) -> None:
+        self.name = name
+        self.where = f"local pid {process.pid}"
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._forget = forget
+        self._stopping = False
+
+    def send(self, command: Command) -> None:
+        """See cluster.port.Worker."""
+        self._stopping = self._stopping or isinstance(command, Stop)
+        if not self._writer.is_closing():
+            self._writer.write(with_header(encode([command])))
+
+    async def events(self) -> AsyncIterator[Event]:
+        """See cluster.port.Worker."""
+        try:
+            while (frame := await self._receive()) is not None:
+                for event in decode_events(frame):
+                    yield event
+        except (ValueError, msgspec.DecodeError) as error:
+            await self._reap(0.0)
+            raise WorkerLost(f"{self._described()} sent what is no event: {error}") from error
+        ended = await self._reap(_TEARDOWN_S)
+        if not self._stopping:
+            raise WorkerLost(f"{self._described()} {ended}")
+
+    async def stop(self, grace_s: float) -> None:
+        """See cluster.port.Worker."""
+        self.send(Stop())
+        await self._reap(grace_s)
+
+    async def _receive(self) -> bytes | None:
+        """Return the next frame, None at the end of the stream. Raises ValueError on a broken header."""
+        try:
+            header = await self._reader.readexactly(HEADER_BYTES)
+            return await self._reader.readexactly(frame_length(header))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def _reap(self, grace_s: float) -> str:
+        """Wait for the process, then make it end; returns how it ended, as in "exited with code 1"."""
+        how = ""
+        if not await self._ends_within(grace_s):
+            how = f"did not end within {grace_s:g} s and was "
+            self._signal(signal.SIGTERM)
+            if not await self._ends_within(_TERM_S):
+                self._signal(signal.SIGKILL)
+        code = await self._process.wait()
+        self._forget(self)
+        await _close(self._writer)
+        return how + _ending(code)
+
+    async def _ends_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._process.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def _described(self) -> str:
+        return f"worker {self.name} (pid {self._process.pid})"
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,300 @@
+"""Workers as Ray actors, on this machine or on any node of a Ray cluster. The only module that imports ray.
+
+An actor imports this module, so a remote node needs the same outrider installed as the daemon; nothing is
+shipped to it. Events travel back as a streaming generator, commands as actor calls without a reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from orchestrator.cluster.port import Command, Event, Stop, WorkerSpec, decode_events, encode
+from orchestrator.cluster.worker import EngineHost, one_line
+from orchestrator.errors import WorkerError, WorkerLost, WorkerStartFailed
+
+NAMESPACE = "outrider"
+
+_START_TIMEOUT_S = 60.0
+_CLOSE_GRACE_S = 5.0
+_KILL_TIMEOUT_S = 5.0
+_KILL_POLL_S = 0.02
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # our frames are small; Ray's least is 75 MiB
+_LOGICAL_CPUS = 64  # of an embedded Ray: its only tenants are our workers, so it is not to ration them
+_EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes| There are some|$)", re.MULTILINE)
+_GROUPS = {"events": 1, "commands": 1}  # a thread each: commands are carried out in their order
+
+
+class RayCluster:
+    """Implements cluster.port.Cluster. `address` "" starts a Ray of its own on this machine and ends it.
+
+    `start_timeout_s` bounds the wait for a place and for the actor's process.
+    """
+
+    runtime = "ray"
+
+    def __init__(self, address: str, *, start_timeout_s: float = _START_TIMEOUT_S) -> None:
+        self._address = address
+        self._start_timeout_s = start_timeout_s
+        self._connected: asyncio.Future[Any] | None = None
+        self._workers: set[RayWorker] = set()
+        # Ray's processes are bound to the *thread* that starts them (PR_SET_PDEATHSIG): it must outlive them.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+
+    async def open(self) -> None:
+        """See cluster.port.Cluster. Takes seconds; the event loop goes on meanwhile."""
+        if self._connected is None:
+            loop = asyncio.get_running_loop()
+            self._connected = loop.run_in_executor(self._thread, _connect, self._address)
+        try:
+            await asyncio.shield(self._connected)  # cancelled: `close` waits for it and takes it down
+        except WorkerError:
+            self._connected = None
+            raise
+        finally:
+            _take_signals_back()
+
+    async def start(self, spec: WorkerSpec) -> RayWorker:
+        """See cluster.port.Cluster."""
+        if self._connected is None:
+            raise WorkerStartFailed(f"worker {spec.name} cannot be started: the Ray cluster is not open")
+        worker = RayWorker(await asyncio.shield(self._connected), spec, self._workers.discard)
+        self._workers.add(worker)
+        try:
+            await worker.appear(self._start_timeout_s)
+        except BaseException:
+            await worker.stop(0.0)
+            raise
+        return worker
+
+    async def close(self) -> None:
+        """See cluster.port.Cluster."""
+        await asyncio.gather(*(worker.stop(_CLOSE_GRACE_S) for worker in tuple(self._workers)))
+        connected, self._connected = self._connected, None
+        if connected is not None:
+            with suppress(WorkerError):
+                ray = await connected
+                await asyncio.get_running_loop().run_in_executor(self._thread, ray.shutdown)
+        self._thread.shutdown()
+
+
+def _connect(address: str) -> Any:
+    """Import ray and connect, or start it. Returns the module. Raises WorkerError with the way out."""
+    if "://" in address:
+        raise WorkerError(f"cluster.address {address}: Ray's client protocol is not supported; use HOST:PORT")
+    # Read by ray while it is imported and by the processes that it starts; what the operator set stays.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # leave CUDA_VISIBLE_DEVICES to adapters
+    # Ray prints a page to stdout for each actor that dies; `reason` makes the line for our log.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
+    if not address and not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        # Ray listens on every interface, so whoever has no token must be refused. A token of its own is never
+        # written to the home directory, which a service may not have.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    try:
+        import ray
+    except ImportError as error:
+        raise WorkerError(f"{error}: pip install ray, or set cluster.runtime: local") from error
+    logging.getLogger("ray").setLevel(logging.WARNING)
+    logging.getLogger("ray._private.worker").addFilter(_worth_saying)
+    try:
+        ray.init(**_init_options(address))
+    except Exception as error:
+        if not address:
+            way_out = "set cluster.runtime: local to do without it"
+            raise WorkerError(f"Ray cannot be started: {one_line(error)}; {way_out}") from error
+        way_out = "is it running (ray start --head), and does RAY_AUTH_TOKEN match its nodes'?"
+        raise WorkerError(f"cannot join Ray at {address}: {one_line(error)}; {way_out}") from error
+    return ray
+
+
+def _init_options(address: str) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "log_to_driver": False,
+        "configure_logging": False,
+        "logging_level": logging.WARNING,
+    }
+    if address:
+        return options | {"address": address}
+    return options | {
+        "address": "local",  # whatever RAY_ADDRESS says: the configuration asked for our own
+        "include_dashboard": False,
+        "num_cpus": _LOGICAL_CPUS,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "_system_config": {"prestart_worker_first_driver": False},  # no idle processes for CPUs we only claim
+    }
+
+
+def _worth_saying(record: logging.LogRecord) -> bool:
+    """Drop Ray's warning that it leaves SIGTERM alone: that is what we want of it."""
+    return "SIGTERM handler is not set" not in record.getMessage()
+
+
+def _take_signals_back() -> None:
+    """Put the daemon's handlers back: Ray's native code takes over SIGTERM and prints a trace on it."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if (handler := signal.getsignal(number)) is not None:
+                signal.signal(number, handler)
+
+
+class HostActor:
+    """The actor: an engine host whose engine runs in a thread of its own."""
+
+    def __init__(self, entry: str, options: dict[str, Any]) -> None:
+        self._host = EngineHost(entry, options)
+        self._code = 0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._code = self._host.run()
+
+    def place(self) -> tuple[str, str, int]:
+        """Return the node's address and id, and this process's id."""
+        import ray
+
+        return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def submit(self, frame: bytes) -> None:
+        """Take a frame of commands."""
+        self._host.deliver(frame)
+
+    def events(self) -> Iterator[bytes]:
+        """Yield frames of events until the engine has ended."""
+        yield from self._host.frames()
+
+    def exit_code(self) -> int:
+        """Wait for the engine's end and return how it ended, as a process would."""
+        self._thread.join()
+        return self._code
+
+
+class RayWorker:
+    """Implements cluster.port.Worker with one actor."""
+
+    def __init__(self, ray: Any, spec: WorkerSpec, forget: Callable[[RayWorker], None]) -> None:
+        self._ray = ray
+        self.name = spec.name
+        self.where = "ray"
+        self._forget = forget
+        self._pid = 0
+        self._on_this_node = False
+        self._stopping = False
+        self._ended = asyncio.Event()
+        self._frames: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        options: dict[str, Any] = {"num_cpus": spec.cpus, "max_restarts": 0, "max_task_retries": 0}
+        if spec.environment:
+            options["runtime_env"] = {"env_vars": dict(spec.environment)}
+        actor_class = ray.remote(concurrency_groups=_GROUPS, **options)(HostActor)
+        self._actor = actor_class.remote(spec.entry, spec.options)
+        self._submit = self._actor.submit.options(num_returns=0, concurrency_group="commands")
+
+    async def appear(self, timeout_s: float) -> None:
+        """Wait for the actor's process and begin to read its events. Raises WorkerStartFailed."""
+        try:
+            ip, node, self._pid = await asyncio.wait_for(self._actor.place.remote(), timeout_s)
+        except TimeoutError:
+            raise WorkerStartFailed(
+                f"worker {self.name}: no Ray node had a place for it within {timeout_s:g} s (see ray status)"
+            ) from None
+        except self._ray.exceptions.RayError as error:
+            raise WorkerStartFailed(f"worker {self.name}: {reason(error)}") from error
+        self.where = f"ray node {ip} pid {self._pid}"
+        self._on_this_node = node == self._ray.get_runtime_context().get_node_id()
+        stream = self._actor.events.options(num_returns="streaming", concurrency_group="events").remote()
+        arguments = (stream, asyncio.get_running_loop())
+        threading.Thread(target=self._pump, args=arguments, name=f"events {self.name}", daemon=True).start()
+
+    def send(self, command: Command) -> None:
+        """See cluster.port.Worker."""
+        self._stopping = self._stopping or isinstance(command, Stop)
+        if not self._ended.is_set():
+            with suppress(self._ray.exceptions.RayError):
+                self._submit.remote(encode([command]))
+
+    async def events(self) -> AsyncIterator[Event]:
+        """See cluster.port.Worker."""
+        while isinstance(frame := await self._frames.get(), bytes):
+            try:
+                events = decode_events(frame)
+            except msgspec.DecodeError as error:
+                await self._kill()
+                raise WorkerLost(f"worker {self.name} ({self.where}): no event: {error}") from error
+            for event in events:
+                yield event
+        ended = f"died: {reason(frame)}" if frame is not None else await self._exit()
+        await self._kill()
+        if not self._stopping:
+            raise WorkerLost(f"worker {self.name} ({self.where}) {ended}") from frame
+
+    async def stop(self, grace_s: float) -> None:
+        """See cluster.port.Worker."""
+        self.send(Stop())
+        if self._pid:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), grace_s)
+        await self._kill()
+
+    def _pump(self, stream: Iterator[Any], loop: asyncio.AbstractEventLoop) -> None:
+        """Carry frames to the event loop, from a thread: half the CPU time of Ray's own asyncio iteration."""
+        end: Exception | None = None
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            try:
+                for reference in stream:
+                    loop.call_soon_threadsafe(self._frames.put_nowait, self._ray.get(reference))
+            except Exception as error:
+                end = error
+            finally:
+                loop.call_soon_threadsafe(self._end, end)
+
+    def _end(self, end: Exception | None) -> None:
+        self._ended.set()
+        self._frames.put_nowait(end)
+
+    async def _exit(self) -> str:
+        try:
+            code = await asyncio.wait_for(self._actor.exit_code.remote(), _KILL_TIMEOUT_S)
+        except (TimeoutError, self._ray.exceptions.RayError):
+            return "ended"
+        return f"exited with code {code}"
+
+    async def _kill(self) -> None:
+        """End this actor's process, and wait until it is gone where that can be seen."""
+        self._forget(self)
+        with suppress(self._ray.exceptions.RayError, ValueError):
+            self._ray.kill(self._actor, no_restart=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_KILL_TIMEOUT_S):
+                if self._pid:
+                    await self._ended.wait()
+                while self._on_this_node and _exists(self._pid):  # noqa: ASYNC110 -- Ray's child, not ours
+                    await asyncio.sleep(_KILL_POLL_S)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def reason(error: Exception) -> str:
+    """Return what a Ray error says, in one line; its texts run over a page and hide the cause."""
+    text = str(error)
+    if found := _EXIT_DETAIL.search(text):
+        return found[1].strip()
+    return ([type(error).__name__] + [line.strip() for line in text.splitlines() if line.strip()])[-1]

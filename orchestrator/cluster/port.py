@@ -1,0 +1,249 @@
+"""The process boundary: what crosses it, and the contract of whatever starts a worker process.
+
+Commands go to the worker, events come back in one multiplexed stream. Both are msgspec structs and travel as
+MessagePack frames, the same bytes over a socket (`local`) and over Ray (`on_ray`). History is the truth: a
+`Submit` carries the prompt *and* the tokens already committed, so that a new worker continues a stream where
+the old one left it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from policies.acceptance import Sampling as Sampling
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Decode from `prompt + committed` until a stop token or `max_tokens` (committed ones included).
+
+    `depth`: None lets the policy choose, 0 switches every drafter off, k bounds the depth.
+    """
+
+    request_id: str
+    prompt: list[int]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    committed: list[int] = []
+    stop_tokens: list[int] = []
+    depth: int | None = None
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Forget a request; its slot is free within one round. No further event for it follows the next round."""
+
+    request_id: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """End the worker process, running requests included."""
+
+
+Command = Submit | Cancel | Stop
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Preparation goes on. `fraction` is 0..1, negative where it is not known."""
+
+    stage: str
+    fraction: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The worker serves. All fields are effective, not configured, state."""
+
+    model: str
+    vocabulary_size: int
+    vocabulary_fingerprint: str
+    context_tokens: int
+    adapter: str
+    device: str
+    device_name: str
+    weights: str
+    activations: str
+    kv_cache: str
+    exactness: str
+    row_invariant: bool
+    slots: int
+    kv_blocks: int
+    block_tokens: int
+    drafters: list[str]
+    max_depth: int
+    tokenizer_dir: str
+    pid: int
+    load_s: float
+
+
+class RequestStats(msgspec.Struct, frozen=True, array_like=True):
+    """What one request cost, counted since it was (re)submitted.
+
+    `drafted`/`accepted`: draft tokens verified/accepted. `steps`: verification forwards of this request after
+    its prompt. `draft_steps`: those of them that carried at least one draft token.
+    """
+
+    prompt_tokens: int
+    generated: int
+    steps: int
+    draft_steps: int
+    drafted: int
+    accepted: int
+    queue_ms: float
+    prefill_ms: float
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens that one round committed to one request. `finish`: "" while it runs, else "stop" or "length".
+    `stats` counts up to and with this delta."""
+
+    request_id: str
+    tokens: list[int]
+    finish: str = ""
+    stats: RequestStats | None = None
+
+
+class Round(msgspec.Struct, frozen=True, tag="round"):
+    """What one round committed, for all its requests, and the totals the metrics are made of.
+
+    `drafted`, `accepted` and `accepted_per_position` count draft tokens of this round; `drafts` counts the
+    sequences that had one. `round_ms` is the whole round, `device_ms` the runtime's own forward inside it.
+    """
+
+    deltas: list[Delta]
+    sequences: int
+    rows: int
+    drafts: int
+    drafted: int
+    accepted: int
+    accepted_per_position: list[int]
+    round_ms: float
+    device_ms: float
+    draft_ms: float
+
+
+class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
+    """State after a round, sent at most a few times a second and whenever the worker becomes idle."""
+
+    running: int
+    waiting: int
+    free_blocks: int
+    total_blocks: int
+    preemptions: int
+    drafter_bytes: int
+    rounds: int
+    rss_bytes: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A request that cannot be served (`kind` "invalid"), or that the worker failed on (`kind` "failed")."""
+
+    request_id: str
+    message: str
+    kind: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The worker cannot go on (model refused, device lost) and ends. `restartable`: a new one may help."""
+
+    message: str
+    restartable: bool
+
+
+Event = Progress | Ready | Round | Gauges | Refused | Failed
+
+_commands = msgspec.msgpack.Decoder(list[Command])
+_events = msgspec.msgpack.Decoder(list[Event])
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(messages: Sequence[Command] | Sequence[Event]) -> bytes:
+    """Return one frame that holds the messages in order."""
+    return _encoder.encode(list(messages))
+
+
+def decode_commands(frame: bytes) -> list[Command]:
+    """Return a frame's commands. Raises msgspec.DecodeError."""
+    return _commands.decode(frame)
+
+
+def decode_events(frame: bytes) -> list[Event]:
+    """Return a frame's events. Raises msgspec.DecodeError."""
+    return _events.decode(frame)
+
+
+class Engine(Protocol):
+    """What runs inside a worker process. `run` blocks in the worker's main thread until stopped.
+
+    `emit` may be called from any thread and never blocks on the other side of the boundary.
+    """
+
+    def submit(self, command: Command) -> None:
+        """Queue a command. Thread-safe; returns at once."""
+        ...
+
+    def run(self, emit: Callable[[Event], None]) -> None:
+        """Prepare, load, emit Ready, then run rounds until a Stop command. A failure is emitted as Failed."""
+        ...
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """What to start: `entry` is "package.module:function" taking `options` and returning an Engine.
+
+    `cpus` is what a cluster reserves for it; `environment` is added to the worker's own.
+    """
+
+    name: str
+    entry: str
+    options: dict[str, Any]
+    cpus: float = 1.0
+    environment: dict[str, str] = {}
+
+
+class Worker(Protocol):
+    """A started worker process, seen from the daemon. All methods are for the event loop that started it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def where(self) -> str:
+        """Name the host and process for people ("local pid 123", "ray node 10.0.0.2 pid 123")."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Queue a command; never blocks. A lost worker drops it: its end is reported by `events`."""
+        ...
+
+    def events(self) -> AsyncIterator[Event]:
+        """Yield events in order until the worker ends.
+
+        Ends normally after a Stop command; otherwise raises WorkerLost, which says how it ended, e.g. by
+        which signal. To be iterated once.
+        """
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Send Stop, wait up to `grace_s`, then kill. Idempotent; leaves no process behind."""
+        ...
+
+
+class Cluster(Protocol):
+    """Starts workers. One contract suite runs over every implementation."""
+
+    @property
+    def runtime(self) -> str:
+        """Return "local" or "ray"."""
+        ...
+
+    async def open(self) -> None:
+        """Connect or start what is needed. Raises WorkerError with the way out."""
+        ...
+
+    async def start(self, spec: WorkerSpec) -> Worker:
+        """Start a worker process; returns before it is ready. Raises WorkerStartFailed."""
+        ...
+
+    async def close(self) -> None:
+        """Stop every worker still running and whatever `open` started. Idempotent."""
+        ...

@@ -1,0 +1,217 @@
+"""Runs inside a worker process and knows no Ray: hosts one engine, and carries its frames over a socket.
+
+`EngineHost` is the part that every cluster shares. `main` is the process of the local runtime: frames travel
+over an inherited socket, never over stdout, because native libraries print there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import importlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import msgspec
+
+from orchestrator.cluster.port import Engine, Event, Failed, Stop, WorkerSpec, decode_commands, encode
+from orchestrator.errors import WorkerStartFailed
+
+HEADER_BYTES = 4
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+"""A longer frame can only be a broken stream."""
+
+_ORPHAN_GRACE_S = 1.0
+_FLUSH_S = 2.0
+_PR_SET_PDEATHSIG = 1
+
+
+def load_engine(entry: str, options: dict[str, Any]) -> Engine:
+    """Return what `entry` ("package.module:function") makes of the options.
+
+    Raises WorkerStartFailed when there is no such function, and what the function itself raises.
+    """
+    module_name, colon, function_name = entry.partition(":")
+    if not (module_name and colon and function_name):
+        raise WorkerStartFailed(f"the worker's entry {entry!r} is not of the form package.module:function")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise WorkerStartFailed(
+            f"the worker cannot import {entry}: {error}; install outrider where it runs"
+        ) from error
+    return cast(Callable[[dict[str, Any]], Engine], function)(options)
+
+
+class EventOutbox:
+    """Events on their way out. `emit` never waits for the reader; the reader takes all there is as one frame.
+
+    It needs no bound of its own: what may pile up is bounded by the `max_tokens` of the requests taken in.
+    """
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+
+    def emit(self, event: Event) -> None:
+        """Queue an event. Thread-safe."""
+        self._events.put(event)
+
+    def close(self) -> None:
+        """Let `take` return [] once everything queued before has been taken."""
+        self._events.put(None)
+
+    def take(self) -> list[Event]:
+        """Wait for an event and return it with all queued behind it; [] after `close`. One reader only."""
+        event = self._events.get()
+        taken: list[Event] = []
+        while event is not None:
+            taken.append(event)
+            try:
+                event = self._events.get_nowait()
+            except queue.Empty:
+                return taken
+        if taken:
+            self._events.put(None)  # the end is told by the next call, on its own
+        return taken
+
+
+class EngineHost:
+    """One engine and its way in and out. `run` belongs to one thread, `deliver` and `frames` to one each."""
+
+    def __init__(self, entry: str, options: dict[str, Any]) -> None:
+        self._entry = entry
+        self._options = options
+        self._engine: Engine | None = None
+        self._loaded = threading.Event()
+        self._outbox = EventOutbox()
+
+    def run(self) -> int:
+        """Load the engine and run it until it is stopped. Returns the exit code: 1 after an exception."""
+        try:
+            try:
+                self._engine = load_engine(self._entry, self._options)
+            finally:
+                self._loaded.set()
+            self._engine.run(self._outbox.emit)
+        except Exception as error:
+            traceback.print_exc()
+            # An engine that cannot even be built is no better the second time; one that broke may be.
+            self._outbox.emit(Failed(one_line(error), restartable=self._engine is not None))
+            return 1
+        finally:
+            self._outbox.close()
+        return 0
+
+    def deliver(self, frame: bytes) -> None:
+        """Pass on a frame of commands, once the engine is there. Raises msgspec.DecodeError."""
+        commands = decode_commands(frame)
+        self._loaded.wait()
+        if self._engine is not None:
+            for command in commands:
+                self._engine.submit(command)
+
+    def frames(self) -> Iterator[bytes]:
+        """Yield frames of events until the engine has ended. Blocks while there is none."""
+        while events := self._outbox.take():
+            yield encode(events)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception as "Type: first line of its message"."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def with_header(frame: bytes) -> bytes:
+    """Return a frame as it travels over a socket: its length in 4 bytes, big endian, then the frame."""
+    return len(frame).to_bytes(HEADER_BYTES, "big") + frame
+
+
+def frame_length(header: bytes) -> int:
+    """Return the length that a header announces. Raises ValueError when it cannot be one."""
+    length = int.from_bytes(header, "big")
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes was announced")
+    return length
+
+
+def main() -> int:
+    """Serve one engine over the socket `--fd`; returns the exit code."""
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's: it stops its workers in order
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.cluster.worker", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="an inherited socket to the daemon")
+    link = socket.socket(fileno=parser.parse_args().fd)
+    _end_with_parent()
+    first = _receive_frame(link)
+    if first is None:
+        return 0
+    spec = msgspec.msgpack.decode(first, type=WorkerSpec)
+    host = EngineHost(spec.entry, spec.options)
+    ended = threading.Event()
+    threading.Thread(target=_read_commands, args=(link, host, ended), name="commands", daemon=True).start()
+    sender = threading.Thread(target=_send_events, args=(link, host), name="events", daemon=True)
+    sender.start()
+    code = host.run()
+    sender.join(_FLUSH_S)
+    ended.set()
+    return code
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel to kill this process with the daemon: the only way out of native code that hangs."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _read_commands(link: socket.socket, host: EngineHost, ended: threading.Event) -> None:
+    """Feed the engine; when the daemon is gone, end this process, whatever the engine is doing."""
+    try:
+        while (frame := _receive_frame(link)) is not None:
+            host.deliver(frame)
+        host.deliver(encode([Stop()]))
+        ended.wait(_ORPHAN_GRACE_S)
+    except Exception:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _send_events(link: socket.socket, host: EngineHost) -> None:
+    for frame in host.frames():
+        try:
+            link.sendall(with_header(frame))
+        except OSError:
+            return  # the daemon is gone: the reader ends the process
+
+
+def _receive_frame(link: socket.socket) -> bytes | None:
+    """Return the next frame; None at the end of the stream. Raises ValueError on a broken header."""
+    header = _receive(link, HEADER_BYTES)
+    return None if header is None else _receive(link, frame_length(header))
+
+
+def _receive(link: socket.socket, length: int) -> bytes | None:
+    data = bytearray(length)
+    view, have = memoryview(data), 0
+    while have < length:
+        try:
+            count = link.recv_into(view[have:])
+        except OSError:
+            return None
+        if count == 0:
+            return None
+        have += count
+    return bytes(data)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

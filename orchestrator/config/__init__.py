@@ -1,0 +1,1 @@
+"""cluster.yaml: the models, and reading it with errors that name file, line and key."""

@@ -1,0 +1,155 @@
+"""cluster.yaml as frozen, strict models. Descriptions here are the reference: the JSON Schema carries them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+
+from device_profiles.profile import Exactness
+
+
+def _plain_number_is_no_size(value: object) -> object:
+    if isinstance(value, (int, float)):
+        raise ValueError(f"needs a unit, as in '{value} MiB' or '{value} GiB'")
+    return value
+
+
+SIZE_EXAMPLES = ["512 MiB", "2 GiB"]
+Size = Annotated[
+    ByteSize,
+    BeforeValidator(_plain_number_is_no_size),
+    Field(json_schema_extra={"examples": list(SIZE_EXAMPLES)}),
+]
+
+
+class Section(BaseModel):
+    """One mapping of cluster.yaml: unknown keys are errors, values are not converted, nothing changes later."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Target(Section):
+    """The target model: what is served, and on which runtime it runs."""
+
+    source: str
+    """Where the weights are: `package:NAME/FILE` (a file inside an installed Python package), the path of a GGUF
+    file (relative to this configuration file), or `simulated:toy` (no weights)."""
+    name: str = Field(default="", max_length=128)
+    """The model's name in the API. Empty: taken from the source."""
+    adapter: Literal["openvino_rt", "simulated"] = "openvino_rt"
+    """The runtime that runs it."""
+    device: str = "CPU"
+    """The device, as the runtime names it."""
+    exactness: Annotated[Exactness, Field(strict=False)] = Exactness.BIT
+    """`bit`: output is identical to the last bit whatever shares the batch. `kernel`: faster with many sequences,
+    and the last bits may depend on the batch."""
+    activations: Literal["auto", "bf16", "fp32"] = "auto"
+    """The number format of activations; `auto` takes the fastest that the device computes natively."""
+
+
+class SuffixDraft(Section):
+    """A drafter that continues the longest match in the request's own text and in earlier outputs."""
+
+    method: Literal["suffix"]
+    """The kind of drafter."""
+    max_match: int = Field(default=16, ge=1, le=32)
+    """The longest context that is matched, in tokens."""
+    memory: Size = Field(default=ByteSize(64 * 1024 * 1024))
+    """Memory for earlier outputs; the oldest are forgotten first. `0 B` keeps none."""
+
+
+class Speculation(Section):
+    """How speculation runs when a request does not say otherwise."""
+
+    method: Literal["auto", "off"] = "auto"
+    """`off` switches every drafter off: plain decoding in the same loop."""
+    num_speculative_tokens: int = Field(default=12, ge=0, le=64)
+    """The most tokens drafted for one sequence in one round (depth); 0 is plain decoding."""
+
+
+class Devices(Section):
+    """What the worker may use of this machine."""
+
+    threads: int = Field(default=0, ge=0, le=1024)
+    """Threads of the runtime; 0 leaves the count to it."""
+
+
+class Limits(Section):
+    """Bounds on memory, concurrency and time."""
+
+    kv_cache: Size = Field(default=ByteSize(1024 * 1024 * 1024))
+    """Memory of the target's KV cache."""
+    max_running: int = Field(default=16, ge=1, le=1024)
+    """Sequences decoded at the same time."""
+    max_waiting: int = Field(default=256, ge=0, le=100_000)
+    """Requests that may wait for a place; one more is answered 429."""
+    max_batch_rows: int = Field(default=256, ge=16, le=8192)
+    """Rows of one forward; longer prompts are prefilled in chunks."""
+    max_body: Size = Field(default=ByteSize(8 * 1024 * 1024))
+    """The largest request body."""
+    drain_timeout_s: float = Field(default=30.0, ge=0, le=3600, strict=False)
+    """How long running streams may go on after SIGTERM."""
+
+
+class Api(Section):
+    """The HTTP endpoint."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """The port; 0 takes a free one and prints it."""
+    admin_socket: str = ""
+    """The Unix socket of the admin commands. Empty: `outrider-PORT.sock` in the user's runtime directory."""
+
+
+class ClusterSection(Section):
+    """How worker processes are started."""
+
+    runtime: Literal["ray", "local"] = "ray"
+    """`ray`: an actor. `local`: a subprocess on this machine."""
+    address: str = ""
+    """An existing Ray cluster (`HOST:PORT` or `auto`). Empty: the daemon starts its own on this machine."""
+    max_restarts: int = Field(default=5, ge=0, le=1000)
+    """Restarts of a worker within ten minutes before the daemon gives up on it."""
+
+
+class Store(Section):
+    """Where prepared models are kept."""
+
+    directory: str = ""
+    """Empty: the user's cache directory (`$XDG_CACHE_HOME/outrider`); systemd's `CACHE_DIRECTORY` where set."""
+
+
+class Logging(Section):
+    """The daemon's log, on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe entry that is written."""
+    format: Literal["auto", "json", "console"] = "auto"
+    """`auto`: for people on a terminal, JSON lines elsewhere."""
+
+
+class ClusterConfig(Section):
+    """The whole of cluster.yaml."""
+
+    model: Target
+    """The target model."""
+    drafts: tuple[SuffixDraft, ...] = Field(
+        default=(SuffixDraft(method="suffix"),), max_length=1, strict=False
+    )
+    """The drafter. An empty list is plain decoding."""
+    speculation: Speculation = Speculation()
+    """How speculation runs when a request does not say otherwise."""
+    devices: Devices = Devices()
+    """What the worker may use of this machine."""
+    limits: Limits = Limits()
+    """Bounds on memory, concurrency and time."""
+    api: Api = Api()
+    """The HTTP endpoint."""
+    cluster: ClusterSection = ClusterSection()
+    """How worker processes are started."""
+    store: Store = Store()
+    """Where prepared models are kept."""
+    logging: Logging = Logging()
+    """The daemon's log."""

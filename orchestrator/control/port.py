@@ -1,0 +1,57 @@
+"""What the API may ask of control: decode a request, and say what is running."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from orchestrator.cluster.port import Delta, Gauges, Ready, Submit
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts since the daemon started. `accepted_per_position[i]` counts accepted drafts at depth i + 1."""
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    generated: int = 0
+    rounds: int = 0
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateView:
+    """What is running now. `phase`: "starting", "ready", "restarting", "draining" or "failed".
+
+    `detail` says in one line what it waits for or why it failed. `ready` describes the current worker: None
+    before the first is ready, the lost one's until the next is.
+    """
+
+    phase: str
+    detail: str
+    worker: str
+    runtime: str
+    ready: Ready | None
+    gauges: Gauges | None
+    totals: Totals = field(default_factory=Totals)
+    streams: int = 0
+    uptime_s: float = 0.0
+
+
+class Control(Protocol):
+    """The daemon's side of decoding; holds no model."""
+
+    def view(self) -> StateView: ...
+
+    def generate(self, submit: Submit) -> AsyncIterator[Delta]:
+        """Decode a request; yield its tokens as they are committed. The last delta has `finish` and `stats`.
+
+        Survives a worker restart: the stream pauses and goes on with the very next token. Closing the
+        iterator (aclose) before its end cancels the request. Raises RequestError: 503 while starting,
+        draining or failed (with retry_after_s), 429 when the queue is full, 400 when the worker refuses the
+        request, 500 when it failed on it.
+        """
+        ...

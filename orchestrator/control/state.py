@@ -1,0 +1,134 @@
+"""What control knows of the target, folded from the worker's events. No I/O, no clock of its own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Final
+
+from orchestrator.cluster.port import Event, Failed, Gauges, Progress, Ready, Round
+from orchestrator.control.port import StateView, Totals
+
+STARTING: Final = "starting"
+READY: Final = "ready"
+RESTARTING: Final = "restarting"
+DRAINING: Final = "draining"
+FAILED: Final = "failed"
+
+RESTART_WINDOW_S = 600.0
+FIRST_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 15.0
+
+
+def fold_round(totals: Totals, round_: Round, delivered: int) -> Totals:
+    """Return the totals with one round added. `delivered`: its tokens that went to a live stream."""
+    return replace(
+        totals,
+        drafts=totals.drafts + round_.drafts,
+        drafted=totals.drafted + round_.drafted,
+        accepted=totals.accepted + round_.accepted,
+        accepted_per_position=_added(totals.accepted_per_position, round_.accepted_per_position),
+        generated=totals.generated + delivered,
+        rounds=totals.rounds + 1,
+    )
+
+
+def _added(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
+
+
+@dataclass(slots=True)
+class RestartBudget:
+    """How often and how soon a lost worker is started again: `limit` restarts within RESTART_WINDOW_S."""
+
+    limit: int
+    first_cause: str = ""
+    restarts_s: deque[float] = field(default_factory=deque)
+
+    def spend(self, cause: str, now_s: float) -> float | None:
+        """Return after how many seconds to start again; None when the budget is spent."""
+        while self.restarts_s and now_s - self.restarts_s[0] > RESTART_WINDOW_S:
+            self.restarts_s.popleft()
+        if not self.restarts_s:
+            self.first_cause = cause
+        if len(self.restarts_s) >= self.limit:
+            return None
+        self.restarts_s.append(now_s)
+        return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (len(self.restarts_s) - 1))
+
+    def spent(self, cause: str) -> str:
+        """Return why there is no further restart; the first cause is told too, being nearer to the root."""
+        first = f"; the first time: {self.first_cause}" if self.first_cause != cause else ""
+        return f"gave up after {len(self.restarts_s)} restarts within ten minutes: {cause}{first}"
+
+
+@dataclass(slots=True)
+class TargetState:
+    """The target's phase, and the last that its worker told. `ready` outlives a lost worker."""
+
+    name: str
+    runtime: str
+    phase: str = STARTING
+    detail: str = "the worker is being started"
+    where: str = ""
+    ready: Ready | None = None
+    gauges: Gauges | None = None
+    totals: Totals = field(default_factory=Totals)
+    failure: Failed | None = None
+    serving: bool = False
+
+    def worker_started(self, where: str) -> None:
+        """A new process is there; it is not ready yet."""
+        self.where = where
+        self.failure = None
+
+    def observe(self, event: Event, delivered: int = 0) -> None:
+        """Fold one event of the current worker. `delivered`: see fold_round."""
+        match event:
+            case Round():
+                self.totals = fold_round(self.totals, event, delivered)
+            case Gauges():
+                self.gauges = event
+            case Ready():
+                self.ready, self.serving = event, True
+                self.phase, self.detail = READY, ""
+            case Progress(stage, fraction):
+                self.detail = stage if fraction < 0 else f"{stage} {fraction:.0%}"
+            case Failed():
+                self.failure = event
+            case _:
+                pass
+
+    def worker_lost(self) -> None:
+        """The worker ended. What it said about load is void; a first start goes on being one."""
+        self.serving = False
+        self.gauges = None
+        if self.phase == READY:
+            self.phase = RESTARTING
+
+    def restarting(self, detail: str) -> None:
+        """One more restart is under way."""
+        self.totals = replace(self.totals, restarts=self.totals.restarts + 1)
+        self.detail = detail
+
+    def failed(self, cause: str) -> None:
+        """Nothing more will be tried."""
+        self.phase, self.detail = FAILED, cause
+        self.serving = False
+
+    def view(self, *, streams: int, uptime_s: float, draining: bool) -> StateView:
+        """Return the state for people and metrics. Draining hides every phase but failed."""
+        hidden = draining and self.phase != FAILED
+        return StateView(
+            phase=DRAINING if hidden else self.phase,
+            detail=f"{streams} streams are being finished" if hidden else self.detail,
+            worker=self.where or self.name,
+            runtime=self.runtime,
+            ready=self.ready,
+            gauges=self.gauges,
+            totals=self.totals,
+            streams=streams,
+            uptime_s=uptime_s,
+        )

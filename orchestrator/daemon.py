@@ -1,0 +1,214 @@
+"""The life of the daemon: open, serve, drain, close. Runs in the foreground and holds no model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import stat
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import uvicorn
+
+from adapters.contract import AdapterError
+from adapters.tokenizer import Tokenizer
+from orchestrator.api.admin import create_admin_app
+from orchestrator.api.app import ApiSettings, create_app
+from orchestrator.bootstrap import build_cluster, engine_options, load_tokenizer, worker_spec
+from orchestrator.clock import SystemClock
+from orchestrator.cluster.port import Progress
+from orchestrator.config.load import admin_socket_path
+from orchestrator.config.model import ClusterConfig
+from orchestrator.control.reconcile import ControlLimits, TargetControl
+from orchestrator.errors import OutriderError
+from orchestrator.systemd import Notifier
+from orchestrator.telemetry import get_logger
+
+_SERVER_GRACE_S = 5
+
+_log = get_logger(__name__)
+
+
+class DaemonError(OutriderError):
+    """The daemon cannot start, or its model failed before it served."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the daemon drains first."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Daemon:
+    """One endpoint over one configuration. `run` returns when it was told to stop and everything has ended."""
+
+    def __init__(self, config: ClusterConfig, base: Path) -> None:
+        self._config = config
+        self._notifier = Notifier()
+        self._clock = SystemClock()
+        self._tokenizer: Tokenizer | None = None
+        self._stop = asyncio.Event()
+        self._stage = ""
+        limits = config.limits
+        self._control = TargetControl(
+            build_cluster(config),
+            worker_spec(engine_options(config, base)),
+            ControlLimits(limits.max_running, limits.max_waiting, config.cluster.max_restarts),
+            self._clock,
+        )
+        self._control.on_progress.append(self._say)
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. Raises DaemonError when it cannot bind or the model fails at start."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        with _listen(self._config.api.host, self._config.api.port) as tcp:
+            host, port = tcp.getsockname()[:2]
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            admin_path = admin_socket_path(self._config, port)
+            with _listen_unix(admin_path) as unix:
+                api = create_app(
+                    self._control,
+                    lambda: self._tokenizer,
+                    self._model_name,
+                    ApiSettings(max_body_bytes=int(self._config.limits.max_body)),
+                    self._clock,
+                )
+                admin = create_admin_app(self._control, f"{url}/v1", version("outrider"))
+                self._control.on_round.append(api.state.metrics.observe_round)
+                async with _serving(api, tcp), _serving(admin, unix):
+                    await self._serve(url, admin_path)
+
+    def _model_name(self) -> str:
+        ready = self._control.view().ready
+        return ready.model if ready is not None else self._config.model.name
+
+    async def _serve(self, url: str, admin_path: Path) -> None:
+        try:
+            await self._control.start()
+            if await self._first_ready():
+                ready = self._control.view().ready
+                assert ready is not None  # noqa: S101  # the phase was "ready" a line ago
+                _log.info(
+                    "serving",
+                    model=ready.model,
+                    api=f"{url}/v1",
+                    admin=str(admin_path),
+                    adapter=ready.adapter,
+                    device=ready.device_name,
+                    activations=ready.activations,
+                    exactness=ready.exactness,
+                    row_invariant=ready.row_invariant,
+                    drafters=ready.drafters,
+                    max_depth=ready.max_depth,
+                )
+                if ready.exactness == "bit" and not ready.row_invariant:
+                    _log.warning(
+                        "this device's kernels are not row-invariant: output may depend on the batch"
+                    )
+                self._notifier.ready()
+                await self._stop.wait()
+            self._notifier.stopping()
+            await self._control.drain(self._config.limits.drain_timeout_s)
+        finally:
+            await self._control.close()
+        _log.info("stopped")
+
+    async def _first_ready(self) -> bool:
+        """Wait for the model; False when told to stop before. Raises DaemonError when it failed for good."""
+        settled = asyncio.ensure_future(self._control.settled())
+        stopped = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({settled, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not settled.done():
+            settled.cancel()
+            return False
+        view = settled.result()
+        if view.ready is None:
+            raise DaemonError(view.detail)
+        try:
+            self._tokenizer = load_tokenizer(view.ready.tokenizer_dir)
+        except AdapterError as error:
+            raise DaemonError(str(error)) from error
+        return True
+
+    def _say(self, progress: Progress) -> None:
+        """Log each stage once, and tell systemd."""
+        if progress.stage != self._stage:
+            self._stage = progress.stage
+            _log.info("preparing", stage=progress.stage)
+            self._notifier.status(progress.stage)
+
+
+@asynccontextmanager
+async def _serving(app: object, bound: socket.socket) -> AsyncIterator[None]:
+    """Serve an ASGI app on a bound socket; on the way out let running responses end, briefly."""
+    settings = uvicorn.Config(
+        app,  # type: ignore[arg-type]  # uvicorn's own alias is narrower than ASGI
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=_SERVER_GRACE_S,
+    )
+    server = _Server(settings)
+    task = asyncio.create_task(server.serve(sockets=[bound]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+@contextmanager
+def _listen(host: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise DaemonError(
+                f"cannot listen on {host}:{port}: {reason}; choose another with --host, --port or api in cluster.yaml"
+            ) from error
+        yield bound
+
+
+@contextmanager
+def _listen_unix(path: Path) -> Iterator[socket.socket]:
+    """Bind the admin socket for this user only; take over one that nobody listens on any more."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
+        try:
+            if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _answers(path):
+                path.unlink()
+            bound.bind(str(path))
+            path.chmod(0o600)
+        except OSError as error:
+            raise DaemonError(
+                f"cannot listen on the admin socket {path}: {error.strerror or error}; another daemon may be using "
+                "it: set api.admin_socket"
+            ) from error
+        inode = path.stat().st_ino
+        try:
+            yield bound
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(path).st_ino == inode:
+                    path.unlink()
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,89 @@
+"""The engine: what runs inside a worker process. Commands come in from any thread, events go out."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from adapters.contract import AdapterError, DeviceLost
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import Cancel, Command, Event, Failed, Ready, Stop, Submit
+from orchestrator.decoding.loop import DecodeLoop
+
+_GAUGES_EVERY_S = 0.25
+
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A loop that can run, and the effective state to announce."""
+
+    loop: DecodeLoop
+    ready: Ready
+    close: Callable[[], None]
+
+
+class DecodeEngine:
+    """Implements cluster.port.Engine. `load` prepares and loads everything, reporting progress by `emit`."""
+
+    def __init__(self, load: Callable[[Emit], Loaded], clock: Clock) -> None:
+        self._load = load
+        self._clock = clock
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._process = psutil.Process()
+        self._gauges_s = 0.0
+
+    def submit(self, command: Command) -> None:
+        """See cluster.port.Engine."""
+        self._commands.put(command)
+
+    def run(self, emit: Emit) -> None:
+        """See cluster.port.Engine. What an adapter raises becomes a Failed event with one line."""
+        try:
+            loaded = self._load(emit)
+            emit(loaded.ready)
+            try:
+                self._decode(loaded.loop, emit)
+            finally:
+                loaded.close()
+        except DeviceLost as error:
+            emit(Failed(str(error), restartable=True))
+        except AdapterError as error:
+            emit(Failed(str(error), restartable=False))
+
+    def _decode(self, loop: DecodeLoop, emit: Emit) -> None:
+        emit(loop.gauges(self._process.memory_info().rss))
+        while True:
+            if not self._obey(loop, emit):
+                return
+            if loop.idle:
+                continue
+            emit(loop.run_round())
+            now = self._clock.monotonic_s()
+            if loop.idle or now - self._gauges_s >= _GAUGES_EVERY_S:
+                self._gauges_s = now
+                emit(loop.gauges(self._process.memory_info().rss))
+
+    def _obey(self, loop: DecodeLoop, emit: Emit) -> bool:
+        """Carry out queued commands, waiting for one when there is nothing to decode. False: stop."""
+        wait = loop.idle
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return True
+            wait = False
+            if isinstance(command, Stop):
+                return False
+            if isinstance(command, Cancel):
+                loop.cancel(command.request_id)
+                if loop.idle:
+                    emit(loop.gauges(self._process.memory_info().rss))
+            elif isinstance(command, Submit):
+                refused = loop.submit(command)
+                if refused is not None:
+                    emit(refused)

@@ -1,0 +1,283 @@
+"""A round: schedule -> propose -> verify -> accept -> commit -> (observe, adapt: the depth policy's turn)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from adapters.contract import DeviceLost, ForwardResult, LoadedModel
+from device_profiles.units import MS_PER_S, ceil_div
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import Delta, Gauges, Refused, Round, Submit
+from orchestrator.decoding.batch import Part, plan, rows_of
+from orchestrator.decoding.session import NO_SLOT, Session
+from orchestrator.drafting.port import NOTHING, Draft, Drafter
+from policies.acceptance import NotFinite, Verdict, verdict
+from policies.admission import admitted, victims
+from policies.depth import depth
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Draft counts of one round."""
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    per_position: list[int] = field(default_factory=list)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        self.drafts += drafted > 0
+        self.drafted += drafted
+        self.accepted += accepted
+        self.per_position.extend([0] * (accepted - len(self.per_position)))
+        for position in range(accepted):
+            self.per_position[position] += 1
+
+
+class DecodeLoop:
+    """Continuous batching over one target. Not thread-safe: the engine's thread owns it.
+
+    `max_depth` bounds every request's depth; a request may ask for less, never for more.
+    """
+
+    def __init__(
+        self, target: LoadedModel, drafter: Drafter | None, clock: Clock, *, max_running: int, max_depth: int
+    ) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._clock = clock
+        caps = target.capabilities
+        self._max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.paid_rows)
+        self._max_depth = max_depth if drafter is not None else 0
+        self._free_slots = list(range(target.capabilities.slots - 1, -1, -1))
+        self._waiting: deque[Session] = deque()
+        self._running: list[Session] = []
+        self._preemptions = 0
+        self._rounds = 0
+
+    @property
+    def idle(self) -> bool:
+        """True when no request runs or waits."""
+        return not self._running and not self._waiting
+
+    def submit(self, request: Submit) -> Refused | None:
+        """Queue a request; returns why not, where it can never be served."""
+        problem = self._problem(request)
+        if problem:
+            return Refused(request.request_id, problem, "invalid")
+        self._waiting.append(Session.open(request, self._clock.monotonic_s()))
+        return None
+
+    def _problem(self, request: Submit) -> str:
+        caps, vocabulary = self._target.capabilities, self._target.spec.vocabulary_size
+        longest = len(request.prompt) + request.max_tokens
+        if not request.prompt:
+            return "the prompt is empty"
+        if request.max_tokens < 1 or len(request.committed) >= request.max_tokens:
+            return f"max_tokens {request.max_tokens} leaves nothing to generate"
+        if longest > caps.max_context_tokens:
+            return f"prompt and max_tokens make {longest} tokens; the context holds {caps.max_context_tokens}"
+        if ceil_div(longest + caps.paid_rows, caps.block_tokens) > caps.total_blocks:
+            return f"{longest} tokens need more than the KV cache's {caps.total_blocks * caps.block_tokens}"
+        known = [*request.prompt, *request.committed]
+        if min(known) < 0 or max(known) >= vocabulary:
+            return f"a token is outside the vocabulary of {vocabulary}"
+        return ""
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request, running or waiting; its slot is free at once. Unknown ids are ignored."""
+        for session in self._waiting:
+            if session.key == request_id:
+                self._waiting.remove(session)
+                return
+        for session in self._running:
+            if session.key == request_id:
+                self._retire(session, keep=False)
+                return
+
+    def run_round(self) -> Round:
+        """Run one round; there must be something to do. Raises DeviceLost: the target is gone.
+
+        Every committed token is in the round that is returned, so nothing is lost when the next one fails.
+        """
+        started = self._clock.monotonic_s()
+        parts = self._schedule()
+        proposed = self._clock.monotonic_s()
+        self._propose(parts)
+        draft_ms = (self._clock.monotonic_s() - proposed) * MS_PER_S
+        result = self._target.forward([part.segment() for part in parts])
+        verdicts = self._accept(parts, result)
+        deltas, tally = self._commit(parts, verdicts)
+        self._rounds += 1
+        return Round(
+            deltas=deltas,
+            sequences=len(parts),
+            rows=rows_of(parts, self._target.capabilities.paid_rows),
+            drafts=tally.drafts,
+            drafted=tally.drafted,
+            accepted=tally.accepted,
+            accepted_per_position=tally.per_position,
+            round_ms=(self._clock.monotonic_s() - started) * MS_PER_S,
+            device_ms=result.device_ms,
+            draft_ms=draft_ms,
+        )
+
+    def _schedule(self) -> list[Part]:
+        self._admit()
+        caps = self._target.capabilities
+        while True:
+            for session in self._running:
+                session.draft = NOTHING
+            parts = plan(self._running, max_rows=caps.max_batch_rows, paid_rows=caps.paid_rows)
+            batch = [part.segment() for part in parts]
+            missing = self._target.blocks_needed(batch) - self._target.free_blocks()
+            if missing <= 0:
+                return parts
+            self._preempt(missing)
+
+    def _admit(self) -> None:
+        caps = self._target.capabilities
+        free = self._target.free_blocks()
+        blocks = [
+            ceil_div(len(session.tokens) + caps.paid_rows, caps.block_tokens)
+            for session in islice(self._waiting, self._max_running)
+        ]
+        count = admitted(
+            blocks,
+            free_blocks=free - self._promised_blocks(),
+            running=len(self._running),
+            max_running=self._max_running,
+            spare_blocks=len(self._running) + 1,
+        )
+        now = self._clock.monotonic_s()
+        for _ in range(count):
+            session = self._waiting.popleft()
+            session.slot = self._free_slots.pop()
+            session.admitted_s = session.admitted_s or now
+            self._running.append(session)
+            if self._drafter is not None and self._bound(session) > 0:
+                self._drafter.begin(session.key, session.tokens)
+
+    def _promised_blocks(self) -> int:
+        """Blocks that running prefills have been admitted for and do not hold yet."""
+        size = self._target.capabilities.block_tokens
+        return sum(
+            max(0, ceil_div(len(s.tokens) + 1, size) - ceil_div(self._target.held(s.slot), size))
+            for s in self._running
+        )
+
+    def _preempt(self, missing: int) -> None:
+        """Send the youngest back to the head of the queue: its tokens are kept, its cache is computed again."""
+        size = self._target.capabilities.block_tokens
+        held = [ceil_div(self._target.held(session.slot), size) for session in self._running]
+        for _ in range(max(1, victims(held, missing=missing))):
+            session = self._running[-1]
+            self._retire(session, keep=False)
+            self._waiting.appendleft(session)
+            self._preemptions += 1
+
+    def _bound(self, session: Session) -> int:
+        asked = session.submit.depth
+        bound = self._max_depth if asked is None else min(asked, self._max_depth)
+        return min(bound, session.depth_bound)
+
+    def _propose(self, parts: Sequence[Part]) -> None:
+        """Give every sampling part its draft, within the rows and blocks that are left."""
+        if self._drafter is None:
+            return
+        caps = self._target.capabilities
+        sampling = [part for part in parts if part.samples]
+        left = caps.max_batch_rows - rows_of(parts, caps.paid_rows)
+        for part in sampling:
+            session = part.session
+            bound = min(self._bound(session), left + max(0, caps.paid_rows - part.known))
+            if bound <= 0:
+                continue
+            draft = self._drafter.propose(session.key, bound)
+            count = self._depth(session, part, draft, len(sampling), bound)
+            session.draft = Draft(draft.tokens[:count], draft.confidences[:count])
+            left -= max(0, part.known + count - caps.paid_rows)
+        batch = [part.segment() for part in parts]
+        if self._target.blocks_needed(batch) > self._target.free_blocks():
+            for part in sampling:  # drafts never cost a running sequence its place
+                part.session.draft = NOTHING
+
+    def _depth(self, session: Session, part: Part, draft: Draft, sequences: int, bound: int) -> int:
+        if session.submit.depth is not None:
+            return min(len(draft.tokens), bound)  # the request fixed its depth
+        free = max(1, self._target.capabilities.paid_rows - part.known + 1)
+        return depth(draft.confidences, sequences=sequences, paid_rows=free, bound=bound)
+
+    def _accept(self, parts: Sequence[Part], result: ForwardResult) -> list[Verdict | None]:
+        verdicts: list[Verdict | None] = []
+        row = 0
+        for part in parts:
+            if not part.samples:
+                verdicts.append(None)
+                continue
+            session = part.session
+            rows = result.logits[row : row + len(session.draft.tokens) + 1]
+            row += len(rows)
+            try:
+                verdicts.append(
+                    verdict(rows, session.draft.tokens, session.submit.sampling, len(session.tokens))
+                )
+            except NotFinite as error:
+                device = self._target.capabilities.device
+                raise DeviceLost(f"{device} computed garbage: {error}") from error
+        return verdicts
+
+    def _commit(
+        self, parts: Sequence[Part], verdicts: Sequence[Verdict | None]
+    ) -> tuple[list[Delta], _Tally]:
+        deltas: list[Delta] = []
+        tally = _Tally()
+        for part, judged in zip(parts, verdicts, strict=True):
+            session = part.session
+            session.cached += part.known
+            if judged is None:
+                continue
+            session.cached += judged.accepted
+            self._count(session, judged, tally)
+            taken, finish = session.commit(judged.tokens)
+            deltas.append(Delta(session.key, taken, finish, session.stats()))
+            if self._drafter is not None:
+                self._drafter.extend(session.key, taken)
+            if finish:
+                self._retire(session, keep=True)
+        return deltas, tally
+
+    def _count(self, session: Session, judged: Verdict, tally: _Tally) -> None:
+        drafted = len(session.draft.tokens)
+        if session.first_token_s == 0.0:
+            session.first_token_s = self._clock.monotonic_s()
+        session.steps += 1
+        session.draft_steps += drafted > 0
+        session.drafted += drafted
+        session.accepted += judged.accepted
+        tally.add(drafted, judged.accepted)
+
+    def _retire(self, session: Session, *, keep: bool) -> None:
+        self._target.release(session.slot)
+        if self._drafter is not None:
+            self._drafter.end(session.key, keep=keep)
+        self._running.remove(session)
+        self._free_slots.append(session.slot)
+        session.slot = NO_SLOT
+        session.cached = 0
+
+    def gauges(self, rss_bytes: int) -> Gauges:
+        """Return the state between rounds."""
+        return Gauges(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            free_blocks=self._target.free_blocks(),
+            total_blocks=self._target.capabilities.total_blocks,
+            preemptions=self._preemptions,
+            drafter_bytes=self._drafter.memory_bytes() if self._drafter is not None else 0,
+            rounds=self._rounds,
+            rss_bytes=rss_bytes,
+        )

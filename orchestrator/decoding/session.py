@@ -1,0 +1,83 @@
+"""One request while it decodes: its committed tokens and its seed are the only truth, everything else is cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orchestrator.cluster.port import RequestStats, Submit
+from orchestrator.drafting.port import NOTHING, Draft
+
+NO_SLOT = -1
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """`tokens` is the prompt and all committed tokens. `cached` counts the leading positions whose KV the slot
+    holds and may be trusted; the rest is (re)computed. Times are seconds of the loop's clock."""
+
+    submit: Submit
+    tokens: list[int]
+    stop_tokens: frozenset[int]
+    submitted_s: float
+    slot: int = NO_SLOT
+    cached: int = 0
+    admitted_s: float = 0.0
+    first_token_s: float = 0.0
+    steps: int = 0
+    draft_steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft: Draft = field(default=NOTHING)
+
+    @classmethod
+    def open(cls, submit: Submit, now_s: float) -> Session:
+        """Start from the prompt and what an earlier worker committed."""
+        return cls(submit, [*submit.prompt, *submit.committed], frozenset(submit.stop_tokens), now_s)
+
+    @property
+    def key(self) -> str:
+        """The request's id."""
+        return self.submit.request_id
+
+    @property
+    def generated(self) -> int:
+        """Tokens committed behind the prompt, by earlier workers too."""
+        return len(self.tokens) - len(self.submit.prompt)
+
+    @property
+    def uncached(self) -> int:
+        """Committed tokens that the next forward still has to see; 1 while decoding."""
+        return len(self.tokens) - self.cached
+
+    @property
+    def depth_bound(self) -> int:
+        """The most drafts that can become output: one token of the rest is always the target's own."""
+        return self.submit.max_tokens - self.generated - 1
+
+    def commit(self, chosen: tuple[int, ...]) -> tuple[list[int], str]:
+        """Append chosen tokens up to the first stop token or the limit; return them and why it ended ("" if not)."""
+        taken: list[int] = []
+        finish = ""
+        for token in chosen:
+            taken.append(token)
+            if token in self.stop_tokens:
+                finish = "stop"
+                break
+            if self.generated + len(taken) >= self.submit.max_tokens:
+                finish = "length"
+                break
+        self.tokens.extend(taken)
+        return taken, finish
+
+    def stats(self) -> RequestStats:
+        """Return what the request cost so far."""
+        return RequestStats(
+            prompt_tokens=len(self.submit.prompt),
+            generated=self.generated,
+            steps=self.steps,
+            draft_steps=self.draft_steps,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            queue_ms=(self.admitted_s - self.submitted_s) * 1000.0,
+            prefill_ms=(self.first_token_s - self.admitted_s) * 1000.0,
+        )

@@ -1,0 +1,1 @@
+"""Drafters: what may stand at the end of a sequence next."""

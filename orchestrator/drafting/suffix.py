@@ -1,0 +1,165 @@
+"""The suffix drafter: continue as the text went on after its latest tokens, here or in an earlier output.
+
+After SuffixDecoding (Oliaro et al., arXiv 2411.04975): one index per request and a shared one over earlier
+outputs; the longer a match, and the more of its occurrences agree, the deeper the draft. An index keeps the
+positions of every token and of every pair of tokens; longer matches are found by comparing backwards from the
+most recent of them, so that it costs tens of bytes a token where a suffix tree costs hundreds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from orchestrator.drafting.port import NOTHING, Draft
+
+_CANDIDATES = 24  # most recent occurrences that are looked at
+_PAIR_SHIFT = 32
+# Memory of one indexed token, measured over real outputs (CPython 3.11): its place in the list, its share of
+# two dictionaries and of their position lists.
+BYTES_PER_TOKEN = 240
+
+
+class SuffixIndex:
+    """A growing text and where each token and pair of it stands."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._singles: dict[int, list[int]] = {}
+        self._pairs: dict[int, list[int]] = {}
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens. Positions are those *after* the token or pair: where its continuation starts."""
+        text, singles, pairs = self.tokens, self._singles, self._pairs
+        before = text[-1] if text else -1
+        for token in tokens:
+            text.append(token)
+            after = len(text)
+            singles.setdefault(token, []).append(after)
+            pairs.setdefault((before << _PAIR_SHIFT) | token, []).append(after)
+            before = token
+
+    def candidates(self, context: Sequence[int], max_match: int) -> list[tuple[int, int]]:
+        """Return (match length, position of the continuation) of recent occurrences of the context's end."""
+        if not context:
+            return []
+        end = len(self.tokens)
+        last = context[-1]
+        if len(context) > 1:
+            found = self._pairs.get((context[-2] << _PAIR_SHIFT) | last, ())
+            recent = [place for place in found[-_CANDIDATES:] if place < end]
+            if recent:
+                return [(self._match(context, place, max_match), place) for place in recent]
+        found = self._singles.get(last, ())
+        return [(1, place) for place in found[-_CANDIDATES:] if place < end]
+
+    def _match(self, context: Sequence[int], place: int, max_match: int) -> int:
+        """Return how many tokens before `place` equal the context's end; two are known to."""
+        text = self.tokens
+        length = 2
+        bound = min(max_match, len(context), place)
+        while length < bound and text[place - length - 1] == context[-length - 1]:
+            length += 1
+        return length
+
+
+class OutputStore:
+    """Earlier outputs within a memory bound, in two generations: when the young one fills half of it, it
+    becomes the old one and the old one is forgotten."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._half_tokens = memory_bytes // (2 * BYTES_PER_TOKEN)
+        self.generations = [SuffixIndex(), SuffixIndex()]
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Remember an output (its last tokens, where it alone is larger than half the bound)."""
+        if self._half_tokens < 2:
+            return
+        young = self.generations[0]
+        if len(young.tokens) + len(tokens) + 1 > self._half_tokens:
+            self.generations = [SuffixIndex(), young]
+        # A token id that no text has ends each output, so that no match runs over the seam.
+        self.generations[0].extend([*tokens[-(self._half_tokens - 1) :], -1])
+
+    def memory_bytes(self) -> int:
+        """Return an estimate of what is remembered."""
+        return sum(len(index.tokens) for index in self.generations) * BYTES_PER_TOKEN
+
+
+class SuffixDrafter:
+    """See the module. `max_match` is in tokens, `memory_bytes` bounds the store of earlier outputs."""
+
+    name = "suffix"
+
+    def __init__(self, *, max_match: int, memory_bytes: int) -> None:
+        self._max_match = max_match
+        self._store = OutputStore(memory_bytes)
+        self._indexes: dict[str, SuffixIndex] = {}
+        self._prompts: dict[str, int] = {}
+
+    def begin(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port."""
+        self._indexes[key] = index = SuffixIndex()
+        self._prompts[key] = len(tokens)
+        index.extend(tokens)
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port."""
+        index = self._indexes.get(key)
+        if index is not None:  # a request with speculation off was never begun
+            index.extend(tokens)
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See the port."""
+        index = self._indexes.pop(key, None)
+        prompt = self._prompts.pop(key, 0)
+        if index is not None and keep and len(index.tokens) > prompt:
+            self._store.add(index.tokens[prompt:])
+
+    def memory_bytes(self) -> int:
+        """See the port."""
+        return self._store.memory_bytes()
+
+    def propose(self, key: str, limit: int) -> Draft:
+        """See the port."""
+        own = self._indexes.get(key)
+        if own is None or limit <= 0:
+            return NOTHING
+        context = own.tokens
+        voters: list[tuple[float, list[int], int]] = []
+        longest = 0
+        for source, index in enumerate((own, *self._store.generations)):
+            for length, place in index.candidates(context, self._max_match):
+                longest = max(longest, length)
+                voters.append((_weight(length, own=source == 0), index.tokens, place))
+        return _vote(voters, longest, limit) if voters else NOTHING
+
+
+def _weight(length: int, *, own: bool) -> float:
+    """Each further matching token counts threefold, the request's own text fourfold."""
+    return (4.0 if own else 1.0) * 3.0 ** min(length, 10)
+
+
+# Chance that the next token is accepted when all voters agree, by length of the longest match (an index beyond the
+# end takes the last). Measured over greedy outputs of the default model on 240 chat prompts.
+_CERTAINTY = (0.0, 0.44, 0.60, 0.67, 0.71, 0.75, 0.78, 0.83, 0.88, 0.91, 0.93, 0.95, 0.96)
+
+
+def _vote(voters: list[tuple[float, list[int], int]], longest: int, limit: int) -> Draft:
+    tokens: list[int] = []
+    confidences: list[float] = []
+    for step in range(limit):
+        votes: dict[int, float] = {}
+        for weight, text, place in voters:
+            if place + step < len(text):
+                token = text[place + step]
+                votes[token] = votes.get(token, 0.0) + weight
+        if not votes:
+            break
+        winner = max(votes, key=votes.__getitem__)
+        if winner < 0:
+            break
+        share = votes[winner] / sum(votes.values())
+        tokens.append(winner)
+        confidences.append(_CERTAINTY[min(longest + step, len(_CERTAINTY) - 1)] * share)
+        voters = [v for v in voters if v[2] + step < len(v[1]) and v[1][v[2] + step] == winner]
+    return Draft(tuple(tokens), tuple(confidences))

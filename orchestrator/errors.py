@@ -1,0 +1,58 @@
+"""What goes wrong, as types. Every message is one line for a person and names the way out.
+
+OutriderError
++-- ConfigError          cluster.yaml is wrong; the message begins with file:line
++-- StoreError           the model store cannot be used (no space, no permission)
++-- WorkerError
+|   +-- WorkerLost       the worker process ended or stopped answering
+|   +-- WorkerStartFailed  it never became ready
++-- RequestError         a request that cannot be served; has an HTTP status and OpenAI's error fields
+"""
+
+from __future__ import annotations
+
+
+class OutriderError(Exception):
+    """Root of Outrider's own errors."""
+
+
+class ConfigError(OutriderError):
+    """The configuration is wrong; the message begins with file:line and ends with the way out."""
+
+
+class StoreError(OutriderError):
+    """The model store cannot be used."""
+
+
+class WorkerError(OutriderError):
+    """Something is wrong with a worker process."""
+
+
+class WorkerLost(WorkerError):
+    """The worker process ended or stopped answering."""
+
+
+class WorkerStartFailed(WorkerError):
+    """The worker process never became ready."""
+
+
+class RequestError(OutriderError):
+    """A request that cannot be served, with the fields of OpenAI's error object."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s

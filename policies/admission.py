@@ -1,0 +1,37 @@
+"""Which waiting requests may start, and which running one gives way when the KV pool is full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def admitted(
+    waiting_blocks: Sequence[int], *, free_blocks: int, running: int, max_running: int, spare_blocks: int
+) -> int:
+    """Return how many of the waiting requests start now, in order (the first that does not fit stops the rest).
+
+    `waiting_blocks[i]` is what request i's known tokens take. `spare_blocks` stay free for what already runs,
+    unless nothing runs: then the first request may take everything.
+    """
+    count = 0
+    for blocks in waiting_blocks:
+        spare = spare_blocks if running + count else 0
+        if running + count >= max_running or blocks + spare > free_blocks:
+            break
+        free_blocks -= blocks
+        count += 1
+    return count
+
+
+def victims(held_blocks: Sequence[int], *, missing: int) -> int:
+    """Return how many of the youngest running requests must give way to free `missing` blocks.
+
+    `held_blocks` is in order of admission; the oldest is never chosen, so there is always progress.
+    """
+    count = 0
+    for blocks in reversed(held_blocks[1:]):
+        if missing <= 0:
+            break
+        missing -= blocks
+        count += 1
+    return count

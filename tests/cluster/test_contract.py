@@ -1,0 +1,435 @@
+"""One suite over every cluster: what control relies on, with real processes and a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import msgspec
+import psutil
+import pytest
+import pytest_asyncio
+
+from orchestrator.cluster.local import LocalCluster
+from orchestrator.cluster.on_ray import RayCluster, reason
+from orchestrator.cluster.port import (
+    Cancel,
+    Cluster,
+    Delta,
+    Event,
+    Failed,
+    Ready,
+    Refused,
+    Round,
+    Stop,
+    Submit,
+    Worker,
+    WorkerSpec,
+)
+from orchestrator.errors import WorkerError, WorkerLost, WorkerStartFailed
+from tests.support import engines
+
+PROMPT = [1, 2, 3]
+
+# One event loop for the module: an embedded Ray costs seconds, and workers belong to their loop.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def handler_seen() -> Iterator[list[int]]:
+    """A daemon's own SIGTERM handler, installed before any cluster is opened."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    yield seen
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)]
+)
+async def cluster(request: pytest.FixtureRequest, handler_seen: list[int]) -> AsyncIterator[Cluster]:
+    cluster: Cluster = LocalCluster() if request.param == "local" else RayCluster("")
+    await cluster.open()
+    await cluster.open()
+    yield cluster
+    await cluster.close()
+    await cluster.close()
+
+
+@asynccontextmanager
+async def started(
+    cluster: Cluster, **options: Any
+) -> AsyncIterator[tuple[Worker, AsyncIterator[Event], Ready]]:
+    """A worker that is ready, with its events; stopped in the end, whatever happened."""
+    worker = await cluster.start(engines.spec(**options))
+    events = worker.events()
+    try:
+        async for event in events:
+            if isinstance(event, Ready):
+                yield worker, events, event
+                break
+    finally:
+        await worker.stop(5.0)
+
+
+async def deltas(events: AsyncIterator[Event]) -> AsyncIterator[Delta]:
+    async for event in events:
+        if isinstance(event, Round):
+            for delta in event.deltas:
+                yield delta
+
+
+async def tokens_until(events: AsyncIterator[Event], count: int, into: list[int] | None = None) -> list[int]:
+    """Return a lone stream's tokens until it has finished or `count` have come."""
+    got = into if into is not None else []
+    async for delta in deltas(events):
+        got.extend(delta.tokens)
+        if delta.finish or len(got) >= count:
+            break
+    return got
+
+
+async def collect(events: AsyncIterator[Event], into: list[Event]) -> None:
+    """Keep the events that came, also when their end is an error."""
+    async for event in events:
+        into.append(event)
+
+
+async def gone(pid: int, within_s: float = 5.0) -> bool:
+    """Whether a process ends; one that nobody has reaped yet has ended too."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+async def test_ready_tells_where_it_runs(cluster: Cluster) -> None:
+    async with started(cluster) as (worker, _, ready):
+        assert ready.pid != os.getpid()
+        assert worker.name == "scripted"
+        assert worker.where.startswith(cluster.runtime)
+        assert worker.where.endswith(f"pid {ready.pid}")
+
+
+async def test_a_stream_from_prompt_to_finish(cluster: Cluster) -> None:
+    async with started(cluster) as (worker, events, _):
+        worker.send(Submit("a", PROMPT, max_tokens=20))
+        got: list[int] = []
+        async for delta in deltas(events):
+            got.extend(delta.tokens)
+            if delta.finish:
+                assert delta.finish == "length"
+                assert delta.stats is not None
+                assert delta.stats.generated == 20
+                break
+        assert got == engines.tokens(PROMPT, 20)
+
+
+async def test_a_stream_goes_on_behind_committed_tokens(cluster: Cluster) -> None:
+    async with started(cluster) as (worker, events, _):
+        expected = engines.tokens(PROMPT, 12)
+        worker.send(Submit("a", PROMPT, max_tokens=12, committed=expected[:7]))
+        assert await tokens_until(events, 12) == expected[7:]
+
+
+async def test_cancel_frees_the_place(cluster: Cluster) -> None:
+    async with started(cluster, slots=1, step_s=0.005) as (worker, events, _):
+        worker.send(Submit("endless", PROMPT, max_tokens=100_000))
+        worker.send(Submit("next", [4], max_tokens=3))
+        seen: list[str] = []
+        async for delta in deltas(events):
+            if not seen:
+                worker.send(Cancel("endless"))
+            seen.append(delta.request_id)
+            if delta.finish:
+                break
+        assert seen[-3:] == ["next"] * 3
+
+
+async def test_many_streams_share_one_channel_in_order(cluster: Cluster) -> None:
+    async with started(cluster, slots=16, step_s=0.001) as (worker, events, _):
+        prompts = {f"r{number}": [number, 7] for number in range(40)}
+        for key, prompt in prompts.items():
+            worker.send(Submit(key, prompt, max_tokens=25))
+        got: dict[str, list[int]] = {key: [] for key in prompts}
+        running = len(prompts)
+        async for delta in deltas(events):
+            got[delta.request_id].extend(delta.tokens)
+            running -= delta.finish != ""
+            if running == 0:
+                break
+        assert got == {key: engines.tokens(prompt, 25) for key, prompt in prompts.items()}
+
+
+async def test_commands_keep_their_order(cluster: Cluster) -> None:
+    async with started(cluster, slots=1) as (worker, events, _):
+        for number in range(200):
+            worker.send(Submit(f"r{number}", [1], max_tokens=1))
+            worker.send(Submit(f"x{number}", [1], max_tokens=1_000_000))
+            worker.send(Cancel(f"x{number}"))
+        finished = []
+        async for delta in deltas(events):
+            if delta.finish:
+                finished.append(delta.request_id)
+            if len(finished) == 200:
+                break
+        assert finished == [f"r{number}" for number in range(200)]
+
+
+async def test_a_refused_request_costs_no_other(cluster: Cluster) -> None:
+    async with started(cluster) as (worker, events, _):
+        worker.send(Submit("bad", [engines.REFUSE], max_tokens=3))
+        event = await anext(event async for event in events if isinstance(event, Refused))
+        assert event == Refused("bad", "the prompt is refused", "invalid")
+        worker.send(Submit("good", PROMPT, max_tokens=3))
+        assert await tokens_until(events, 3) == engines.tokens(PROMPT, 3)
+
+
+async def test_sigkill_in_mid_stream_is_told_with_its_reason(cluster: Cluster) -> None:
+    async with started(cluster, step_s=0.005) as (worker, events, ready):
+        worker.send(Submit("a", PROMPT, max_tokens=100_000))
+        assert await tokens_until(events, 10) == engines.tokens(PROMPT, 10)
+        os.kill(ready.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        with pytest.raises(WorkerLost) as lost:
+            await tokens_until(events, 100_000)
+        assert time.monotonic() - killed < 2.0
+        message = str(lost.value)
+        assert f"pid {ready.pid}" in message
+        assert "\n" not in message
+        assert len(message) < 200
+        if cluster.runtime == "local":
+            assert message == f"worker scripted (pid {ready.pid}) was killed by SIGKILL"
+        worker.send(Submit("b", PROMPT, max_tokens=3))  # to the dead: dropped
+
+
+@pytest.mark.parametrize(
+    ("code", "local_ending"),
+    [
+        (engines.ABORT, "was killed by SIGABRT"),
+        (engines.SEGFAULT, "was killed by SIGSEGV"),
+        (engines.EXIT_3, "exited with code 3"),
+    ],
+)
+async def test_a_crash_is_a_lost_worker(cluster: Cluster, code: int, local_ending: str) -> None:
+    async with started(cluster) as (worker, events, ready):
+        worker.send(Submit("a", [code, 3], max_tokens=10))
+        with pytest.raises(WorkerLost) as lost:
+            await tokens_until(events, 10)
+        assert f"pid {ready.pid}" in str(lost.value)
+        if cluster.runtime == "local":
+            assert str(lost.value).endswith(local_ending)
+        assert await gone(ready.pid)
+
+
+async def test_an_exception_becomes_failed_and_a_lost_worker(cluster: Cluster) -> None:
+    async with started(cluster) as (worker, events, ready):
+        worker.send(Submit("a", [engines.RAISE, 3], max_tokens=10))
+        seen: list[Event] = []
+        with pytest.raises(WorkerLost, match=r"exited with code 1$"):
+            await collect(events, seen)
+        assert seen[-1] == Failed("RuntimeError: the script says so", restartable=True)
+        got = [delta.tokens[0] for event in seen if isinstance(event, Round) for delta in event.deltas]
+        assert got == engines.tokens([engines.RAISE, 3], 3)
+        assert await gone(ready.pid)
+
+
+@pytest.mark.parametrize("entry", ["no.such.module:engine", "tests.support.engines:nothing", "no-colon"])
+async def test_an_entry_that_is_not_there_fails_for_good(cluster: Cluster, entry: str) -> None:
+    worker = await cluster.start(WorkerSpec("odd", entry, {}))
+    seen: list[Event] = []
+    with pytest.raises(WorkerLost):
+        await collect(worker.events(), seen)
+    await worker.stop(1.0)
+    assert isinstance(seen[0], Failed)
+    assert not seen[0].restartable
+    assert entry in seen[0].message
+
+
+async def test_stop_ends_the_stream_and_the_process(cluster: Cluster) -> None:
+    worker = await cluster.start(engines.spec(step_s=0.002))
+    events = worker.events()
+    ready = await anext(event async for event in events if isinstance(event, Ready))
+    worker.send(Submit("a", PROMPT, max_tokens=100_000))
+    await tokens_until(events, 5)
+    await asyncio.gather(worker.stop(5.0), worker.stop(5.0))
+    assert await gone(ready.pid, within_s=0.5)
+    assert [event async for event in events if isinstance(event, Failed)] == []
+    await worker.stop(5.0)
+
+
+async def test_a_stop_command_ends_the_events_normally(cluster: Cluster) -> None:
+    async with started(cluster) as (worker, events, ready):
+        worker.send(Stop())
+        assert [event async for event in events if isinstance(event, Failed)] == []
+        assert await gone(ready.pid)
+
+
+async def test_a_worker_that_hangs_is_killed_after_the_grace(cluster: Cluster) -> None:
+    worker = await cluster.start(engines.spec(ignore_stop=True))
+    events = worker.events()
+    ready = await anext(event async for event in events if isinstance(event, Ready))
+    worker.send(Submit("a", [engines.HANG, 0], max_tokens=1))
+    before = time.monotonic()
+    await worker.stop(0.2)
+    assert 0.2 <= time.monotonic() - before < 4.0
+    assert await gone(ready.pid, within_s=0.5)
+
+
+async def test_the_spec_adds_to_the_workers_environment(cluster: Cluster) -> None:
+    spec = msgspec.structs.replace(engines.spec(), environment={"SCRIPTED_DEVICE": "a device"})
+    worker = await cluster.start(spec)
+    ready = await anext(event async for event in worker.events() if isinstance(event, Ready))
+    await worker.stop(5.0)
+    assert ready.device_name == "a device"
+
+
+async def test_a_stopped_process_is_killed_all_the_same() -> None:
+    async with started(LocalCluster()) as (worker, _, ready):
+        os.kill(ready.pid, signal.SIGSTOP)
+        await worker.stop(0.1)
+        assert await gone(ready.pid, within_s=2.0)
+
+
+async def test_the_event_loop_lives_while_a_worker_starts(cluster: Cluster) -> None:
+    longest, last = 0.0, time.monotonic()
+    start = asyncio.create_task(cluster.start(engines.spec()))
+    while not start.done():
+        await asyncio.sleep(0.001)
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    worker = await start
+    await worker.stop(5.0)
+    assert longest < 0.25
+
+
+async def test_the_daemons_signal_handler_survives(
+    cluster: Cluster, handler_seen: list[int], capfd: Any
+) -> None:
+    handler_seen.clear()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0.05)
+    assert handler_seen == [signal.SIGTERM]
+    assert "SIGTERM received" not in capfd.readouterr().err  # Ray's native handler prints that and a trace
+
+
+async def test_close_stops_every_worker() -> None:
+    cluster = LocalCluster()
+    pids = []
+    for _ in range(2):
+        worker = await cluster.start(engines.spec())
+        ready = await anext(event async for event in worker.events() if isinstance(event, Ready))
+        pids.append(ready.pid)
+    await cluster.close()
+    for pid in pids:
+        assert await gone(pid, within_s=0.5)
+
+
+DRIVER = """
+import asyncio, sys
+from orchestrator.cluster.local import LocalCluster
+from orchestrator.cluster.on_ray import RayCluster
+from orchestrator.cluster.port import Ready, Submit
+from tests.support import engines
+
+async def main():
+    cluster = LocalCluster() if sys.argv[1] == "local" else RayCluster("")
+    await cluster.open()
+    worker = await cluster.start(engines.spec(step_s=0.01))
+    async for event in worker.events():
+        if isinstance(event, Ready):
+            worker.send(Submit("a", [int(sys.argv[2]), 5], max_tokens=100_000))
+            print(event.pid, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("runtime", "prompt", "within_s"),
+    [
+        ("local", 1, 2.0),
+        ("local", engines.HANG, 2.0),
+        pytest.param("ray", 1, 10.0, marks=pytest.mark.ray),
+    ],
+)
+async def test_no_worker_outlives_a_killed_daemon(runtime: str, prompt: int, within_s: float) -> None:
+    driver = subprocess.Popen(  # noqa: ASYNC220 -- it is killed below, and must not be asyncio's child
+        [sys.executable, "-c", DRIVER, runtime, str(prompt)],
+        cwd=engines.ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with driver:
+        assert driver.stdout is not None
+        pid = int(await asyncio.to_thread(driver.stdout.readline))
+        assert psutil.pid_exists(pid)
+        driver.kill()
+    assert await gone(pid, within_s)
+
+
+async def test_frames_that_are_no_events_end_the_worker() -> None:
+    cluster = LocalCluster()
+    worker = await cluster.start(WorkerSpec("odd", "tests.cluster.test_contract:garbage", {}))
+    with pytest.raises(WorkerLost, match="what is no event"):
+        await tokens_until(worker.events(), 1)
+    await cluster.close()
+
+
+class Garbage:
+    """Emits what is not in the contract."""
+
+    def submit(self, command: object) -> None: ...
+
+    def run(self, emit: Callable[[Event], None]) -> None:
+        emit(cast(Event, {"type": "unheard of"}))
+        time.sleep(60.0)
+
+
+def garbage(options: dict[str, Any]) -> Garbage:
+    return Garbage()
+
+
+async def test_without_ray_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    cluster = RayCluster("")
+    with pytest.raises(WorkerError, match=r"pip install ray, or set cluster\.runtime: local"):
+        await cluster.open()
+    with pytest.raises(WorkerStartFailed):
+        await cluster.start(engines.spec())
+    await cluster.close()
+
+
+async def test_rays_client_protocol_is_refused() -> None:
+    cluster = RayCluster("ray://somewhere:10001")
+    with pytest.raises(WorkerError, match="use HOST:PORT"):
+        await cluster.open()
+    await cluster.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("The actor died.\n\tpid: 3\nWorker exit detail: Gone. Some common causes include: (1) ...", "Gone."),
+        (
+            "Worker exit type: X Worker exit detail: Node died. There are some potential root causes",
+            "Node died.",
+        ),
+        ("first\n  last  \n\n", "last"),
+        ("", "ValueError"),
+    ],
+)
+async def test_a_ray_error_becomes_one_line(text: str, line: str) -> None:
+    assert reason(ValueError(text)) == line

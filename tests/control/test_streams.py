@@ -1,0 +1,142 @@
+"""The decisions behind a restart, without processes: who is blamed, who is sent, how long to wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.cluster.port import Delta, Progress, RequestStats, Round, Submit
+from orchestrator.control.port import Totals
+from orchestrator.control.state import MAX_BACKOFF_S, RESTART_WINDOW_S, RestartBudget, TargetState, fold_round
+from orchestrator.control.streams import Stream, Streams
+from orchestrator.errors import RequestError
+
+
+def opened(count: int) -> tuple[Streams, list[Stream]]:
+    streams = Streams()
+    return streams, [streams.open(Submit(f"r{number}", [number], 100)) for number in range(count)]
+
+
+def sent(streams: Streams) -> list[str]:
+    return [stream.key for stream in streams.due()]
+
+
+def test_a_lone_stream_is_guilty_at_the_second_death() -> None:
+    streams, (lone,) = opened(1)
+    assert sent(streams) == ["r0"]
+    assert streams.worker_lost(4) is None
+    assert sent(streams) == ["r0"]
+    assert streams.worker_lost(4) is lone
+
+
+def test_a_token_between_two_deaths_acquits() -> None:
+    streams, _ = opened(1)
+    for _ in range(5):
+        sent(streams)
+        streams.deliver(Delta("r0", [1]), 0.0)
+        assert streams.worker_lost(4) is None
+
+
+def test_whoever_merely_waited_is_not_blamed() -> None:
+    streams, (first, second) = opened(2)
+    sent(streams)
+    assert streams.worker_lost(1) is None
+    sent(streams)
+    assert streams.worker_lost(1) is first
+    assert second.strikes == 0
+
+
+def test_a_death_before_anything_was_sent_blames_nobody() -> None:
+    streams, (lone,) = opened(1)
+    for _ in range(4):
+        assert streams.worker_lost(4) is None
+    assert lone.strikes == 0
+
+
+def test_several_suspects_are_tried_one_by_one() -> None:
+    streams, (_, bad, _, late) = opened(4)
+    for _ in range(2):
+        assert sent(streams) == ["r0", "r1", "r2", "r3"]
+        assert streams.worker_lost(3) is None
+    assert sent(streams) == ["r0"]
+    assert sent(streams) == []  # the trial is on
+    streams.deliver(Delta("r0", [1]), 0.0)
+    assert sent(streams) == ["r1"]
+    assert streams.worker_lost(3) is bad
+    streams.fail("r1", RequestError("guilty"))
+    assert sent(streams) == ["r2"]
+    streams.deliver(Delta("r2", [1]), 0.0)
+    assert sent(streams) == ["r0", "r3"]
+    assert late.strikes == 0
+
+
+def test_a_trial_that_is_cancelled_lets_the_others_go_on() -> None:
+    streams, (first, _) = opened(2)
+    for _ in range(2):
+        sent(streams)
+        streams.worker_lost(4)
+    assert sent(streams) == ["r0"]
+    assert streams.close(first)
+    assert sent(streams) == ["r1"]
+
+
+def test_a_stream_is_resumed_behind_what_was_delivered() -> None:
+    streams = Streams()
+    stream = streams.open(Submit("a", [1], 10, committed=[5, 6]))
+    streams.deliver(Delta("a", [7, 8]), 0.0)
+    assert stream.resumption() == Submit("a", [1], 10, committed=[5, 6, 7, 8])
+    streams.deliver(Delta("a", [9], "stop", RequestStats(6, 1, 1, 0, 0, 0, 0.0, 0.0)), 0.0)
+    assert len(streams) == 0
+    items = [stream.items.get_nowait() for _ in range(2)]
+    assert isinstance(items[1], Delta)
+    assert items[1].stats == RequestStats(1, 5, 1, 0, 0, 0, 0.0, 0.0)  # counted over all workers
+
+
+def test_what_nobody_waits_for_is_not_counted() -> None:
+    streams, (stream,) = opened(1)
+    assert not streams.close(stream)  # the worker never had it
+    assert streams.deliver(Delta("r0", [1, 2]), 0.0) == 0
+
+
+def test_an_id_in_use_is_refused() -> None:
+    streams, _ = opened(1)
+    with pytest.raises(RequestError, match="r0"):
+        streams.open(Submit("r0", [1], 1))
+
+
+@pytest.mark.parametrize(
+    ("ends_s", "expected"),
+    [([], 1), ([5.0], 1), ([0.0, 0.1, 0.2], 1), ([0.0, 4.0, 9.0], 5), ([0.0, 900.0], 30)],
+)
+def test_retry_after_follows_the_pace_at_which_streams_end(ends_s: list[float], expected: int) -> None:
+    streams, opened_streams = opened(len(ends_s))
+    for stream, now_s in zip(opened_streams, ends_s, strict=True):
+        streams.deliver(Delta(stream.key, [1], "stop"), now_s)
+    assert streams.retry_after_s() == expected
+
+
+def test_the_budget_backs_off_and_ends_within_its_window() -> None:
+    budget = RestartBudget(limit=8)
+    delays = [budget.spend("out of memory" if n == 0 else "device busy", float(n)) for n in range(8)]
+    assert delays[:3] == [0.2, 0.4, 0.8]
+    assert delays[-1] == MAX_BACKOFF_S
+    assert budget.spend("device busy", 9.0) is None
+    assert budget.spent("device busy") == (
+        "gave up after 8 restarts within ten minutes: device busy; the first time: out of memory"
+    )
+    assert budget.spend("late", RESTART_WINDOW_S + 100.0) == 0.2
+
+
+def test_totals_add_up_over_rounds() -> None:
+    round_ = Round([], 2, 8, 2, 6, 3, [2, 1], 1.0, 1.0, 1.0)
+    totals = fold_round(fold_round(Totals(), round_, 5), Round([], 1, 2, 1, 1, 1, [1], 1.0, 1.0, 1.0), 2)
+    assert totals == Totals(
+        drafts=3, drafted=7, accepted=4, accepted_per_position=(3, 1), generated=7, rounds=2
+    )
+
+
+def test_progress_is_told_with_its_share_where_it_is_known() -> None:
+    state = TargetState("target", "local")
+    state.observe(Progress("convert", 0.25))
+    assert state.detail == "convert 25%"
+    state.observe(Progress("load", -1.0))
+    assert state.view(streams=0, uptime_s=1.0, draining=False).detail == "load"

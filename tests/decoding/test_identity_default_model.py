@@ -1,0 +1,106 @@
+"""Losslessness on the real model and runtime: speculation, depth, batching and preemption never change a token.
+
+The same at full size (40 prompts and more, 128 tokens, depths 1, 4 and 8) is `tools/check_identity.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from adapters import registry
+from adapters.contract import LoadedModel, LoadOptions
+from adapters.model_source import ModelFile
+from adapters.model_store import ModelStore
+from adapters.tokenizer import Tokenizer
+from adapters.tokenizer_gguf import TokenizerRecipe
+from orchestrator.cluster.port import Sampling, Submit
+from tests.support.loops import decode, loop_over, suffix
+
+pytestmark = pytest.mark.model
+PROMPTS = Path(__file__).parents[2] / "tools" / "prompts.jsonl"
+SAMPLED = Sampling(0.8, top_p=0.95, seed=7)
+
+
+def silent(stage: str, fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> ModelStore:
+    return ModelStore(tmp_path_factory.mktemp("identity"))
+
+
+@pytest.fixture(scope="module")
+def file(default_model_path) -> ModelFile:
+    return ModelFile(default_model_path, "default", str(default_model_path))
+
+
+@pytest.fixture(scope="module")
+def model(store, file) -> Iterator[LoadedModel]:
+    adapter = registry.get("openvino_rt")
+    options = LoadOptions(slots=8, max_batch_rows=256, kv_cache_bytes=512 << 20)
+    loaded = adapter.load(store.prepare(file, adapter, silent), options, silent)
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(scope="module")
+def prompts(store, file) -> list[list[int]]:
+    tokenizer = Tokenizer.load(store.prepare(file, TokenizerRecipe(), silent))
+    texts = [json.loads(line)["turns"][0] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts[:8]]
+
+
+def submits(prompts: list[list[int]], sampling: Sampling, depth: int | None = None) -> list[Submit]:
+    return [
+        Submit(str(index), prompt, 40, sampling, stop_tokens=[0, 2], depth=depth)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.fixture(scope="module", params=[Sampling(), SAMPLED], ids=["greedy", "sampled"])
+def case(request, model, prompts) -> tuple[Sampling, dict[str, list[int]]]:
+    """A sampling, and what target-only decoding makes of each prompt alone."""
+    sampling = request.param
+    out, rounds = decode(loop_over(model, None, running=1), submits(prompts, sampling))
+    assert sum(done.drafted for done in rounds) == 0
+    return sampling, out
+
+
+@pytest.mark.parametrize("running", [1, 8])
+@pytest.mark.parametrize("depth", [1, 4, 8, None])
+def test_speculation_never_changes_a_token(model, prompts, case, running, depth):
+    sampling, expected = case
+    out, rounds = decode(loop_over(model, suffix(), running=running), submits(prompts, sampling, depth))
+    assert out == expected
+    assert sum(done.accepted for done in rounds) > 0
+
+
+def test_plain_decoding_in_a_batch_never_changes_a_token(model, prompts, case):
+    sampling, expected = case
+    out, _ = decode(loop_over(model, None, running=8), submits(prompts, sampling))
+    assert out == expected
+
+
+def test_losing_the_cache_half_way_never_changes_a_token(model, prompts, case):
+    sampling, expected = case
+    moved = [
+        Submit(s.request_id, s.prompt, s.max_tokens, s.sampling, expected[s.request_id][:13], s.stop_tokens)
+        for s in submits(prompts, sampling)
+        if len(expected[s.request_id]) > 13
+    ]
+    out, _ = decode(loop_over(model, suffix()), moved)
+    assert all(expected[key][:13] + tokens == expected[key] for key, tokens in out.items())
+
+
+def test_seeds_differ_and_each_is_reproducible(model, prompts):
+    def sample(seed: int) -> list[int]:
+        chosen = Sampling(1.0, seed=seed)
+        return decode(loop_over(model, suffix()), submits(prompts[7:8], chosen))[0]["0"]
+
+    assert sample(1) == sample(1)
+    assert sample(1) != sample(2)

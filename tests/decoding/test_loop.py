@@ -1,0 +1,185 @@
+"""The decode loop over the simulated model: same tokens whatever happens, and nothing left behind."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.contract import DeviceLost
+from orchestrator.cluster.port import Sampling, Submit
+from orchestrator.drafting.port import Draft
+from tests.support.loops import decode, loop_over, suffix, toy
+
+END = 256
+
+
+class WildDrafter:
+    """Proposes arbitrary tokens: from right to nonsense, at any length."""
+
+    name = "wild"
+
+    def __init__(self, guesses):
+        self._guesses = itertools.cycle(guesses or [()])
+
+    def begin(self, key, tokens): ...
+
+    def extend(self, key, tokens): ...
+
+    def end(self, key, *, keep): ...
+
+    def memory_bytes(self):
+        return 0
+
+    def propose(self, key, limit):
+        tokens = tuple(next(self._guesses))[:limit]
+        return Draft(tokens, tuple(1.0 for _ in tokens))
+
+
+def requests(count: int, *, max_tokens: int = 60, **fields) -> list[Submit]:
+    return [
+        Submit(
+            request_id=f"r{index}",
+            prompt=[60 + index, 32, 101] * (1 + index * 5),
+            max_tokens=max_tokens,
+            sampling=Sampling(0.9 if index % 2 else 0.0, top_p=0.95, seed=index),
+            stop_tokens=[END],
+            **fields,
+        )
+        for index in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[int]]:
+    """Target-only decoding, one request at a time."""
+    return {
+        s.request_id: decode(loop_over(toy(), None, running=1), [s])[0][s.request_id] for s in requests(10)
+    }
+
+
+@pytest.mark.parametrize("running", [1, 3, 8])
+@pytest.mark.parametrize("depth", [0, 1, 4, 16])
+@pytest.mark.parametrize("rows", [16, 256])
+def test_identity_with_target_only_decoding(expected, running, depth, rows):
+    model = toy(rows=rows)
+    out, rounds = decode(loop_over(model, suffix(), running=running, depth=depth), requests(10))
+    assert out == expected
+    assert model.free_blocks() == model.capabilities.total_blocks
+    assert all(done.rows <= rows for done in rounds)
+    if depth:
+        assert sum(done.accepted for done in rounds) > 0
+    else:
+        assert sum(done.drafted for done in rounds) == 0
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 271), max_size=6), max_size=8),
+    st.integers(1, 6),
+    st.integers(14, 80),
+    st.integers(16, 64),
+)
+@settings(max_examples=40, deadline=None)
+def test_identity_under_wild_drafts_preemption_and_small_batches(expected, guesses, running, blocks, rows):
+    model = toy(kv_blocks=blocks, rows=rows)
+    out, _ = decode(loop_over(model, WildDrafter(guesses), running=running), requests(6))
+    assert out == {key: expected[key] for key in out}
+    assert model.free_blocks() == model.capabilities.total_blocks
+
+
+def test_preemption_happens_and_changes_nothing(expected):
+    model = toy(kv_blocks=24)
+    loop = loop_over(model, suffix(), running=6)
+    out, _ = decode(loop, requests(10))
+    assert out == expected
+    assert loop.gauges(0).preemptions > 0
+
+
+def test_replay_from_committed_tokens_goes_on_with_the_very_next_token(expected):
+    """What a new worker does after a loss: history is the truth."""
+    for cut in (1, 17, 59):
+        moved = [
+            Submit(
+                s.request_id, s.prompt, s.max_tokens, s.sampling, expected[s.request_id][:cut], s.stop_tokens
+            )
+            for s in requests(4)
+            if len(expected[s.request_id]) > cut
+        ]
+        out, _ = decode(loop_over(toy(), suffix()), moved)
+        assert moved
+        assert all(expected[key][:cut] + tokens == expected[key] for key, tokens in out.items())
+
+
+def test_a_request_bounds_its_own_depth_and_off_reaches_every_drafter():
+    for depth in (0, 1, 3):
+        loop = loop_over(toy(), suffix())
+        _, rounds = decode(loop, requests(3, depth=depth))
+        assert max((done.drafted / max(1, done.drafts) for done in rounds), default=0) <= depth
+        if depth == 0:
+            assert sum(done.drafted for done in rounds) == 0
+            assert loop.gauges(0).drafter_bytes == 0
+    _, rounds = decode(loop_over(toy(), suffix(), depth=2), requests(3, depth=9))
+    assert max(len(done.accepted_per_position) for done in rounds) <= 2
+
+
+def test_counts_add_up():
+    out, rounds = decode(loop_over(toy(), suffix()), requests(8))
+    finals = [delta for done in rounds for delta in done.deltas if delta.finish]
+    assert sum(d.stats.drafted for d in finals) == sum(done.drafted for done in rounds)
+    assert sum(d.stats.accepted for d in finals) == sum(done.accepted for done in rounds)
+    assert sum(sum(done.accepted_per_position) for done in rounds) == sum(done.accepted for done in rounds)
+    for delta in finals:
+        stats = delta.stats
+        assert stats.generated == len(out[delta.request_id])
+        # Every step commits what was accepted and one token more; the last may be cut by a stop.
+        assert stats.generated <= stats.steps + stats.accepted
+        assert delta.finish == ("stop" if out[delta.request_id][-1] == END else "length")
+
+
+def test_a_cancelled_request_frees_its_place_at_once():
+    model = toy()
+    loop = loop_over(model, suffix(), running=2)
+    for submit in requests(4, max_tokens=200):
+        loop.submit(submit)
+    loop.run_round()
+    loop.cancel("r0")  # running
+    loop.cancel("r3")  # waiting
+    loop.cancel("unknown")
+    seen = set()
+    while not loop.idle:
+        seen |= {delta.request_id for delta in loop.run_round().deltas}
+    assert seen == {"r1", "r2"}
+    assert model.free_blocks() == model.capabilities.total_blocks
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": []}, "empty"),
+        ({"prompt": [5] * 4000, "max_tokens": 200}, "context"),
+        ({"prompt": [5, 272]}, "vocabulary"),
+        ({"prompt": [5, -1]}, "vocabulary"),
+        ({"prompt": [5], "max_tokens": 0}, "max_tokens"),
+        ({"prompt": [5] * 900}, "KV cache"),
+    ],
+)
+def test_what_can_never_be_served_is_refused_in_words(fields, message):
+    loop = loop_over(toy(kv_blocks=50), suffix())
+    refused = loop.submit(Submit(**({"request_id": "x", "prompt": [1], "max_tokens": 5} | fields)))
+    assert refused is not None
+    assert message in refused.message
+    assert loop.idle
+
+
+@pytest.mark.parametrize("fault", ["device_lost", "out_of_memory", "nan"])
+def test_a_lost_device_is_a_typed_failure_and_committed_tokens_stand(expected, fault):
+    loop = loop_over(toy(script=f"fault={fault}&at=20"), suffix())
+    out: dict[str, list[int]] = {s.request_id: [] for s in requests(4)}
+    for submit in requests(4):
+        loop.submit(submit)
+    with pytest.raises(DeviceLost):
+        while True:
+            for delta in loop.run_round().deltas:
+                out[delta.request_id].extend(delta.tokens)
+    assert any(out.values())
+    assert all(expected[key][: len(tokens)] == tokens for key, tokens in out.items())

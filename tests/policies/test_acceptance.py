@@ -1,0 +1,129 @@
+"""The verdict does not depend on the draft, and samples are distributed as the filtered softmax says."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from policies import noise
+from policies.acceptance import NotFinite, Sampling, choose, filtered, greedy, verdict
+
+VOCABULARY = 12
+
+
+def rows_of(seed: int, count: int, vocabulary: int = VOCABULARY) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 2, (count, vocabulary)).astype(np.float32)
+
+
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.3, 0.8, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 3, 7]),
+    top_p=st.sampled_from([0.1, 0.5, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5]),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+@given(SAMPLINGS, st.integers(0, 2**32), st.integers(0, 500), st.data())
+@settings(max_examples=300)
+def test_whatever_is_drafted_the_same_tokens_come_out(sampling, table, start, data):
+    """Decode 8 positions with arbitrary drafts of arbitrary depths; compare with one token at a time."""
+    rows = rows_of(table, 9)
+    plain = [choose(rows[i], sampling, start + i) for i in range(9)]
+    out: list[int] = []
+    while len(out) < 8:
+        depth = data.draw(st.integers(0, 8 - len(out)))
+        right = data.draw(st.integers(0, depth))
+        guesses = plain[len(out) : len(out) + right] + data.draw(
+            st.lists(st.integers(0, VOCABULARY - 1), min_size=depth - right, max_size=depth - right)
+        )
+        judged = verdict(rows[len(out) : len(out) + depth + 1], guesses, sampling, start + len(out))
+        assert judged.accepted >= right
+        assert len(judged.tokens) == judged.accepted + 1
+        assert list(judged.tokens[:-1]) == guesses[: judged.accepted]
+        out.extend(judged.tokens)
+    assert out == plain[: len(out)]
+
+
+def exact_probabilities(row: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """The filtered distribution, by the definitions: temperature, min-p, top-k, top-p."""
+    scaled = row.astype(np.float64) / sampling.temperature
+    p = np.exp(scaled - scaled.max())
+    p /= p.sum()
+    p[p < sampling.min_p * p.max()] = 0.0
+    if sampling.top_k:
+        p[np.argsort(-p, kind="stable")[sampling.top_k :]] = 0.0
+    p /= p.sum()
+    order = np.argsort(-p, kind="stable")
+    before = np.cumsum(p[order]) - p[order]
+    p[order[before >= sampling.top_p]] = 0.0
+    return p / p.sum()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(1.0),
+        Sampling(0.7),
+        Sampling(1.3, top_k=5),
+        Sampling(0.8, top_p=0.8),
+        Sampling(1.0, min_p=0.1),
+        Sampling(0.9, top_k=8, top_p=0.9, min_p=0.02),
+    ],
+    ids=str,
+)
+def test_chi_square_against_exact_probabilities(sampling):
+    """10,000 draws over positions and over seeds, with a draft that is right every other time."""
+    row = rows_of(3, 1)[0]
+    expected = exact_probabilities(row, sampling)
+    for over_seeds in (False, True):
+        counts = np.zeros(VOCABULARY)
+        for draw in range(10_000):
+            rule = Sampling(
+                sampling.temperature,
+                sampling.top_k,
+                sampling.top_p,
+                sampling.min_p,
+                seed=draw if over_seeds else 11,
+            )
+            draft = [int(expected.argmax())] if draw % 2 else []
+            judged = verdict(np.stack([row, row])[: len(draft) + 1], draft, rule, 5 if over_seeds else draw)
+            counts[judged.tokens[0]] += 1
+        kept = expected > 0
+        assert counts[~kept].sum() == 0
+        if kept.sum() > 1:
+            assert stats.chisquare(counts[kept], expected[kept] * counts.sum()).pvalue > 1e-4
+
+
+@given(st.integers(0, 2**32), SAMPLINGS.filter(lambda s: s.temperature > 0))
+def test_filters_keep_what_their_definitions_keep(table, sampling):
+    row = rows_of(table, 1, 3000)[0] * 2
+    kept = filtered(row, sampling)
+    assert sorted(kept.tolist()) == np.flatnonzero(exact_probabilities(row, sampling)).tolist()
+
+
+@given(st.integers(0, 2**32), st.integers(0, 2**20), st.sampled_from([0.2, 1.0, 2.0]))
+@settings(max_examples=50)
+def test_screening_by_hash_bits_never_misses_the_winner(table, position, temperature):
+    row = rows_of(table, 1, 20_000)[0]
+    sampling = Sampling(temperature, seed=table)
+    every = np.arange(len(row), dtype=np.uint32)
+    scores = (row.astype(np.float64) - row.max()) / temperature + noise.gumbel(table, position, every)
+    assert choose(row, sampling, position) == int(scores.argmax())
+
+
+def test_greedy_takes_the_lowest_of_equals():
+    row = np.zeros((1, 6), np.float32)
+    row[0, [2, 4]] = 1.0
+    assert greedy(row) == [2]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_garbage_is_refused(temperature, bad):
+    row = rows_of(1, 1)
+    row[0, 3] = bad
+    with pytest.raises(NotFinite):
+        verdict(row, [], Sampling(temperature), 0)

@@ -1,0 +1,51 @@
+"""Properties of the simple depth rule and of admission."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.admission import admitted, victims
+from policies.depth import depth, price
+
+CONFIDENCES = st.lists(st.floats(0.0, 1.0), max_size=20)
+BLOCKS = st.lists(st.integers(1, 50), max_size=20)
+
+
+@given(CONFIDENCES, st.integers(1, 64), st.integers(1, 3), st.integers(0, 20))
+def test_depth_is_bounded_and_uses_what_is_paid_for(confidences, sequences, paid_rows, bound):
+    chosen = depth(confidences, sequences=sequences, paid_rows=paid_rows, bound=bound)
+    assert 0 <= chosen <= min(len(confidences), bound)
+    assert chosen >= min(paid_rows - 1, len(confidences), bound)
+
+
+@given(CONFIDENCES, st.integers(1, 64))
+def test_more_sequences_never_deepen(confidences, sequences):
+    shallow = depth(confidences, sequences=sequences + 1, paid_rows=1, bound=20)
+    assert shallow <= depth(confidences, sequences=sequences, paid_rows=1, bound=20)
+    assert price(sequences) <= price(sequences + 1)
+
+
+@given(CONFIDENCES, st.integers(0, 19), st.floats(0.0, 1.0))
+def test_a_surer_draft_is_never_cut_shorter(confidences, index, other):
+    surer = [max(c, other) if i == index else c for i, c in enumerate(confidences)]
+    before = depth(confidences, sequences=1, paid_rows=2, bound=20)
+    assert depth(surer, sequences=1, paid_rows=2, bound=20) >= before
+
+
+@given(BLOCKS, st.integers(0, 200), st.integers(0, 8), st.integers(1, 8), st.integers(0, 10))
+def test_admission_never_promises_more_than_is_free(waiting, free, running, max_running, spare):
+    count = admitted(waiting, free_blocks=free, running=running, max_running=max_running, spare_blocks=spare)
+    assert sum(waiting[:count]) <= max(free, 0)
+    assert running + count <= max(max_running, running)
+    if waiting and not running and waiting[0] <= free:
+        assert count >= 1  # an idle engine always starts what fits
+
+
+@given(BLOCKS, st.integers(-5, 300))
+def test_the_oldest_never_gives_way_and_no_more_than_needed_do(held, missing):
+    count = victims(held, missing=missing)
+    assert count <= max(0, len(held) - 1)
+    freed = held[len(held) - count :]
+    if count:
+        assert sum(freed[1:]) < missing  # without the last victim chosen it would not be enough
+    if missing > 0 and count < len(held) - 1:
+        assert sum(freed) >= missing

@@ -1,0 +1,202 @@
+"""A scripted engine: no model, every token is a function of (prompt, position), and prompts can make it fail.
+
+A prompt that begins with one of the codes below misbehaves when as many tokens are committed as its second
+number says; every other prompt is decoded. Used through its entry, "tests.support.engines:scripted".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import signal
+import sys
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cluster.port import (
+    Cancel,
+    Command,
+    Delta,
+    Event,
+    Failed,
+    Gauges,
+    Progress,
+    Ready,
+    Refused,
+    RequestStats,
+    Round,
+    Stop,
+    Submit,
+    WorkerSpec,
+)
+
+ENTRY = "tests.support.engines:scripted"
+ROOT = Path(__file__).resolve().parents[2]
+
+ABORT, SEGFAULT, EXIT_3, RAISE, HANG, UNSUPPORTED, REFUSE = range(900_001, 900_008)
+
+
+def spec(**options: Any) -> WorkerSpec:
+    """Return a worker that runs the scripted engine. The checkout is importable where the tests run in it."""
+    return WorkerSpec("scripted", ENTRY, options, cpus=0.5)
+
+
+def token(prompt: list[int], position: int) -> int:
+    """Return the token behind `position` generated ones."""
+    return zlib.crc32(repr((prompt, position)).encode()) % 1000
+
+
+def tokens(prompt: list[int], count: int) -> list[int]:
+    """Return an undisturbed stream's first tokens."""
+    return [token(prompt, position) for position in range(count)]
+
+
+class _Over(Exception):
+    """The engine ends after the event it has emitted."""
+
+
+@dataclass(slots=True)
+class _Request:
+    submit: Submit
+    tokens: list[int] = field(default_factory=list)
+    steps: int = 0
+
+
+class ScriptedEngine:
+    """One token a round for each of the first `slots` requests; a round takes `step_s`.
+
+    `fail_start`: "" or what to do instead of becoming ready ("exit", "restartable", "final"). `ignore_stop`:
+    only a signal ends it.
+    """
+
+    def __init__(
+        self, *, slots: int = 4, step_s: float = 0.0, fail_start: str = "", ignore_stop: bool = False
+    ) -> None:
+        self._slots = slots
+        self._step_s = step_s
+        self._fail_start = fail_start
+        self._ignore_stop = ignore_stop
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._live: deque[_Request] = deque()
+        self._rounds = 0
+
+    def submit(self, command: Command) -> None:
+        self._commands.put(command)
+
+    def run(self, emit: Callable[[Event], None]) -> None:
+        emit(Progress("load", 0.5))
+        if self._fail_start == "exit":
+            os._exit(7)
+        if self._fail_start:
+            emit(Failed("no such device", restartable=self._fail_start == "restartable"))
+            return
+        emit(self._ready())
+        emit(self._gauges())
+        with suppress(_Over):
+            self._decode(emit)
+
+    def _decode(self, emit: Callable[[Event], None]) -> None:
+        while self._obey(emit):
+            if self._live:
+                emit(self._round(emit))
+                if not self._live:
+                    emit(self._gauges())
+
+    def _obey(self, emit: Callable[[Event], None]) -> bool:
+        wait = not self._live
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return True
+            wait = False
+            if isinstance(command, Stop) and not self._ignore_stop:
+                return False
+            if isinstance(command, Cancel):
+                self._live = deque(r for r in self._live if r.submit.request_id != command.request_id)
+            elif isinstance(command, Submit):
+                if not command.prompt or command.prompt[0] == REFUSE:
+                    emit(Refused(command.request_id, "the prompt is refused", "invalid"))
+                else:
+                    self._live.append(_Request(command, list(command.committed)))
+
+    def _round(self, emit: Callable[[Event], None]) -> Round:
+        time.sleep(self._step_s)
+        deltas = []
+        running = [self._live[index] for index in range(min(self._slots, len(self._live)))]
+        for request in running:
+            _misbehave(request, emit)
+            submit = request.submit
+            request.tokens.append(token(submit.prompt, len(request.tokens)))
+            request.steps += 1
+            if len(request.tokens) < submit.max_tokens:
+                deltas.append(Delta(submit.request_id, request.tokens[-1:]))
+                continue
+            self._live.remove(request)
+            stats = RequestStats(len(submit.prompt), len(request.tokens), request.steps, 0, 0, 0, 0.0, 0.0)
+            deltas.append(Delta(submit.request_id, request.tokens[-1:], "length", stats))
+        self._rounds += 1
+        return Round(
+            deltas, len(running), 2 * len(running), len(running), len(running), 0, [0], 1.0, 0.5, 0.1
+        )
+
+    def _gauges(self) -> Gauges:
+        return Gauges(min(len(self._live), self._slots), 0, 1, 1, 0, 0, self._rounds, 0)
+
+    def _ready(self) -> Ready:
+        return Ready(
+            model="scripted",
+            vocabulary_size=1000,
+            vocabulary_fingerprint="scripted",
+            context_tokens=4096,
+            adapter="scripted",
+            device="CPU",
+            device_name=os.environ.get("SCRIPTED_DEVICE", "none"),
+            weights="none",
+            activations="none",
+            kv_cache="none",
+            exactness="bit",
+            row_invariant=True,
+            slots=self._slots,
+            kv_blocks=1,
+            block_tokens=32,
+            drafters=[],
+            max_depth=0,
+            tokenizer_dir="",
+            pid=os.getpid(),
+            load_s=0.0,
+        )
+
+
+def _misbehave(request: _Request, emit: Callable[[Event], None]) -> None:
+    prompt = request.submit.prompt
+    if prompt[0] <= 900_000 or len(request.tokens) < (prompt[1] if len(prompt) > 1 else 0):
+        return
+    code = prompt[0]
+    sys.stderr.flush()
+    if code == ABORT:
+        os.abort()
+    elif code == SEGFAULT:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(10.0)  # the main thread may take it
+    elif code == EXIT_3:
+        os._exit(3)
+    elif code == RAISE:
+        raise RuntimeError("the script says so\nand a second line")
+    elif code == HANG:
+        ctypes.PyDLL(None).sleep(3600)  # like native code that never comes back, and keeps the GIL
+    elif code == UNSUPPORTED:
+        emit(Failed("the device cannot do this", restartable=False))
+        raise _Over
+
+
+def scripted(options: dict[str, Any]) -> ScriptedEngine:
+    """Return the engine; see ScriptedEngine for the options."""
+    return ScriptedEngine(**options)

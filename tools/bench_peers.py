@@ -1,0 +1,162 @@
+"""Outrider beside openvino_genai on the same model and prompts, in turn, in one process.
+
+    python tools/bench_peers.py --prompts FILE [--limit P] [--max-tokens N] [--json OUT]
+
+Every prompt is decoded greedily by each engine before the next prompt, so that a drift of the machine meets all
+of them. Outrider's modes run the decode loop in this process, as `outrider bench decode` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import openvino as ov
+import openvino_genai
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from adapters.model_source import resolve
+from orchestrator.bootstrap import Target, build_drafter, build_loop, engine_options, load_target
+from orchestrator.cli.bench_decode import read_prompts
+from orchestrator.cli.bench_record import Prompt, Record, Run, measure
+from orchestrator.cluster.port import Submit
+from orchestrator.config.load import load_config
+
+FORMULAS = {
+    "tok_s": "generated tokens / sum of latencies (prefill included)",
+    "tpot_ms": "sum(latency - TTFT) / sum(n - 1)",
+    "ttft_ms": "mean time to the first token",
+}
+Generate = Callable[[Prompt], Record]
+
+
+def genai(directory: Path, max_tokens: int, *, prompt_lookup: bool) -> Generate:
+    """Return openvino_genai's pipeline over the IR in `directory`; its own TTFT, our clock for the latency."""
+    extra: dict[str, Any] = {"prompt_lookup": True} if prompt_lookup else {}
+    pipe = openvino_genai.LLMPipeline(str(directory), "CPU", **extra)
+    config = openvino_genai.GenerationConfig(max_new_tokens=max_tokens)
+    if prompt_lookup:
+        config.num_assistant_tokens, config.max_ngram_size = 4, 3
+
+    def generate(prompt: Prompt) -> Record:
+        config.stop_token_ids = set(prompt.stop_tokens)
+        ids = ov.Tensor(np.array([prompt.tokens], dtype=np.int64))
+        started = time.perf_counter()
+        result = pipe.generate(ids, config)
+        latency_s = time.perf_counter() - started
+        first_s = result.perf_metrics.get_ttft().mean / 1000.0
+        return Record([int(token) for token in result.tokens[0]], first_s, latency_s)
+
+    return generate
+
+
+def outrider(target: Target, options: Any, max_tokens: int, *, speculate: bool) -> Generate:
+    """Return Outrider's loop; with `speculate`, one suffix drafter over all prompts, as in a server."""
+    drafter = build_drafter(options) if speculate else None
+
+    def generate(prompt: Prompt) -> Record:
+        outcome = Run("spec" if speculate else "plain")
+        submit = Submit(prompt.key, prompt.tokens, max_tokens, stop_tokens=prompt.stop_tokens)
+        measure(build_loop(target, options, drafter), [submit], outcome)
+        return outcome.records[prompt.key]
+
+    return generate
+
+
+def summarise(records: Sequence[Record]) -> dict[str, float]:
+    """Return one engine's figures."""
+    steps = sum(max(0, len(record.tokens) - 1) for record in records)
+    return {
+        "tok_s": sum(len(record.tokens) for record in records) / sum(record.last_s for record in records),
+        "tpot_ms": sum(record.last_s - record.first_s for record in records) * 1000.0 / max(1, steps),
+        "ttft_ms": sum(record.first_s for record in records) * 1000.0 / len(records),
+        "tokens": sum(len(record.tokens) for record in records),
+    }
+
+
+def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Load every engine, decode every prompt with each, return the result."""
+    config = load_config(arguments.config)
+    options = engine_options(config, arguments.config.resolve().parent)
+    source = work / "model.gguf"
+    source.symlink_to(resolve(config.model.source, arguments.config.parent).path.resolve())
+    console = Console(stderr=True)
+    with console.status("loading the engines"):
+        openvino_genai.LLMPipeline(str(source), "CPU", enable_save_ov_model=True)
+        targets = {
+            kind: load_target(msgspec.structs.replace(options, exactness=kind), lambda stage, fraction: None)
+            for kind in ("bit", "kernel")
+        }
+        engines: dict[str, Generate] = {
+            "openvino_genai": genai(work, arguments.max_tokens, prompt_lookup=False),
+            "openvino_genai prompt lookup": genai(work, arguments.max_tokens, prompt_lookup=True),
+            "outrider plain, kernel": outrider(
+                targets["kernel"], options, arguments.max_tokens, speculate=False
+            ),
+            "outrider plain, bit": outrider(targets["bit"], options, arguments.max_tokens, speculate=False),
+            "outrider speculative, bit": outrider(
+                targets["bit"], options, arguments.max_tokens, speculate=True
+            ),
+        }
+    prompts = read_prompts(arguments.prompts, targets["bit"], arguments.limit)
+    for engine in engines.values():  # warm: first shapes are compiled outside the measurement
+        engine(Prompt("warm", "", prompts[0].tokens[:64], prompts[0].stop_tokens))
+    records: dict[str, list[Record]] = {name: [] for name in engines}
+    for number, prompt in enumerate(track(prompts, "decoding", console=console, transient=True)):
+        names = list(engines)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            records[name].append(engines[name](prompt))
+    rows = {name: summarise(found) for name, found in records.items()}
+    return {"summary": _ratios(rows), "runs": rows, "formulas": FORMULAS, "prompts": len(prompts)}
+
+
+def _ratios(rows: dict[str, dict[str, float]]) -> dict[str, float]:
+    plain, lookup = rows["openvino_genai"], rows["openvino_genai prompt lookup"]
+    spec = rows["outrider speculative, bit"]
+    return {
+        "kernel_tpot_vs_genai": rows["outrider plain, kernel"]["tpot_ms"] / plain["tpot_ms"],
+        "bit_tpot_vs_genai": rows["outrider plain, bit"]["tpot_ms"] / plain["tpot_ms"],
+        "spec_tok_s_vs_genai": spec["tok_s"] / plain["tok_s"],
+        "spec_tok_s_vs_genai_prompt_lookup": spec["tok_s"] / lookup["tok_s"],
+        "spec_tpot_speed_up_vs_genai": plain["tpot_ms"] / spec["tpot_ms"],
+        "spec_tpot_speed_up_vs_own_bit_plain": rows["outrider plain, bit"]["tpot_ms"] / spec["tpot_ms"],
+    }
+
+
+def main() -> None:
+    """Parse arguments, run, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--config", type=Path, default=Path("cluster.yaml"))
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        result = run(arguments, Path(work))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    table = Table(title=f"{result['prompts']} prompts, {arguments.max_tokens} tokens, greedy, one at a time")
+    for name in ("engine", "tok/s", "TPOT ms", "TTFT ms"):
+        table.add_column(name, justify="left" if name == "engine" else "right")
+    for name, row in result["runs"].items():
+        table.add_row(name, f"{row['tok_s']:.1f}", f"{row['tpot_ms']:.2f}", f"{row['ttft_ms']:.0f}")
+    console = Console()
+    console.print(table)
+    for name, value in result["summary"].items():
+        console.print(f"{name}: {value:.3f}")
+
+
+if __name__ == "__main__":
+    main()
