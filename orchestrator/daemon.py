@@ -191,6 +191,7 @@ def _listen_unix(path: Path) -> Iterator[socket.socket]:
                 path.unlink()
             bound.bind(str(path))
             path.chmod(0o600)
+            bound.listen()  # whoever sees the socket may connect; the answer comes when the app serves
         except OSError as error:
             raise DaemonError(
                 f"cannot listen on the admin socket {path}: {error.strerror or error}; another daemon may be using "

@@ -1,6 +1,6 @@
-"""Losslessness at full size: target-only decoding against speculation, alone and in company, at several depths.
+"""Losslessness at full size: target-only decoding against speculation, alone and in company, at any depth.
 
-    python tools/check_identity.py --prompts FILE [--limit 40] [--max-tokens 128] [--concurrency 8] [--json OUT]
+    python tools/check_identity.py --prompts FILE [--limit P] [--max-tokens N] [--concurrency C] [--json OUT]
 
 Greedy and seeded sampling (temperature 0.8, top-p 0.95). Exits 1 when a single token differs.
 """

@@ -1,4 +1,4 @@
-"""`make demo`: the daemon from the shipped cluster.yaml, one streamed answer, ten prompts with and without speculation.
+"""`make demo`: the daemon from the shipped cluster.yaml, a streamed answer, prompts with and without speculation.
 
 Starts `outrider serve` on a free port, speaks to it with the `openai` client only, and stops it with SIGTERM.
 Exits 1 when an output differs or the daemon does not end cleanly.
@@ -32,7 +32,7 @@ console = Console()
 
 @dataclass
 class Answer:
-    """One streamed answer. Times are seconds from the request; `metrics` are the daemon's own figures for it."""
+    """One streamed answer. Times are seconds from the request; `metrics` are the daemon's own figures."""
 
     text: str = ""
     first_s: float = 0.0

@@ -125,7 +125,7 @@ class PagedModel:
             rows = self._pool.padded(segment)
             end = segment.start + rows
             tokens.extend(segment.tokens)
-            tokens.extend(segment.tokens[:1] * (rows - len(segment.tokens)))
+            tokens.extend([segment.tokens[0]] * (rows - len(segment.tokens)))
             positions.extend(range(segment.start, end))
             wanted.extend(range(first + segment.rows[0], first + segment.rows[1]))
             blocks.extend(self._pool.table(segment.slot, end))

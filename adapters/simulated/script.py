@@ -11,6 +11,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 from adapters.contract import DeviceLost, ModelRefused, OutOfMemory
@@ -35,7 +36,7 @@ class Script:
     @classmethod
     def parse(cls, text: str) -> Script:
         """Read `base_ms=5&fault=abort&at=3`. Raises ModelRefused naming the wrong part."""
-        kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
+        kinds: dict[str, Any] = {field.name: type(field.default) for field in dataclasses.fields(cls)}
         values: dict[str, float | int | str] = {}
         for key, value in parse_qsl(text, keep_blank_values=True):
             if key not in kinds:

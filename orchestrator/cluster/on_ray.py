@@ -27,8 +27,7 @@ from orchestrator.errors import WorkerError, WorkerLost, WorkerStartFailed
 NAMESPACE = "outrider"
 
 _START_TIMEOUT_S = 60.0
-_CLOSE_GRACE_S = 5.0
-_KILL_TIMEOUT_S = 5.0
+_CLOSE_GRACE_S = _KILL_TIMEOUT_S = 5.0
 _KILL_POLL_S = 0.02
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # our frames are small; Ray's least is 75 MiB
 _LOGICAL_CPUS = 64  # of an embedded Ray: its only tenants are our workers, so it is not to ration them
@@ -143,11 +142,10 @@ def _worth_saying(record: logging.LogRecord) -> bool:
 
 
 def _take_signals_back() -> None:
-    """Put the daemon's handlers back: Ray's native code takes over SIGTERM and prints a trace on it."""
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if (handler := signal.getsignal(number)) is not None:
-                signal.signal(number, handler)
+    """Put the daemon's handler back: Ray's native code takes over SIGTERM and prints a trace on it."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 class HostActor:
@@ -205,7 +203,8 @@ class RayWorker:
     async def appear(self, timeout_s: float) -> None:
         """Wait for the actor's process and begin to read its events. Raises WorkerStartFailed."""
         try:
-            ip, node, self._pid = await asyncio.wait_for(self._actor.place.remote(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                ip, node, self._pid = await self._actor.place.remote()
         except TimeoutError:
             raise WorkerStartFailed(
                 f"worker {self.name}: no Ray node had a place for it within {timeout_s:g} s (see ray status)"
@@ -215,8 +214,8 @@ class RayWorker:
         self.where = f"ray node {ip} pid {self._pid}"
         self._on_this_node = node == self._ray.get_runtime_context().get_node_id()
         stream = self._actor.events.options(num_returns="streaming", concurrency_group="events").remote()
-        arguments = (stream, asyncio.get_running_loop())
-        threading.Thread(target=self._pump, args=arguments, name=f"events {self.name}", daemon=True).start()
+        pump = (stream, asyncio.get_running_loop())
+        threading.Thread(target=self._pump, args=pump, name=f"events {self.name}", daemon=True).start()
 
     def send(self, command: Command) -> None:
         """See cluster.port.Worker."""
@@ -243,9 +242,9 @@ class RayWorker:
     async def stop(self, grace_s: float) -> None:
         """See cluster.port.Worker."""
         self.send(Stop())
-        if self._pid:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), grace_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s if self._pid else 0.0):
+                await self._ended.wait()
         await self._kill()
 
     def _pump(self, stream: Iterator[Any], loop: asyncio.AbstractEventLoop) -> None:
@@ -266,10 +265,10 @@ class RayWorker:
 
     async def _exit(self) -> str:
         try:
-            code = await asyncio.wait_for(self._actor.exit_code.remote(), _KILL_TIMEOUT_S)
+            async with asyncio.timeout(_KILL_TIMEOUT_S):
+                return f"exited with code {await self._actor.exit_code.remote()}"
         except (TimeoutError, self._ray.exceptions.RayError):
             return "ended"
-        return f"exited with code {code}"
 
     async def _kill(self) -> None:
         """End this actor's process, and wait until it is gone where that can be seen."""

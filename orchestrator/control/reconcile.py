@@ -131,8 +131,11 @@ class TargetControl:
         self._end_streams("the server is shutting down; send the request again")
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            while (
+                not task.done()
+            ):  # a cancellation can be swallowed where something else ends at that instant
+                task.cancel()
+                await asyncio.wait([task], timeout=2 * _STOP_GRACE_S)
         await self._cluster.close()
         self._settled.set()
 
@@ -160,7 +163,7 @@ class TargetControl:
     async def _reconcile(self) -> None:
         try:
             await self._cluster.open()
-            while True:
+            while not self._closed:
                 cause = await self._run_worker()
                 self._recall_streams(cause)
                 if not await self._back_off(cause):
@@ -184,7 +187,7 @@ class TargetControl:
             cause = str(error)
         finally:
             worker, self._worker = self._worker, None
-            self._state.worker_lost()
+            self._state.worker_lost(cause)
             if worker is not None:
                 await worker.stop(_STOP_GRACE_S if self._closed else 0.0)
         failure = self._state.failure
@@ -204,6 +207,8 @@ class TargetControl:
     async def _back_off(self, cause: str) -> bool:
         """Wait before the next start. False: there is none, and the phase is failed."""
         failure = self._state.failure
+        if self._closed:
+            return False
         if failure is not None and not failure.restartable:
             self._fail(failure.message)
             return False

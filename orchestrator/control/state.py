@@ -101,10 +101,11 @@ class TargetState:
             case _:
                 pass
 
-    def worker_lost(self) -> None:
+    def worker_lost(self, cause: str) -> None:
         """The worker ended. What it said about load is void; a first start goes on being one."""
         self.serving = False
         self.gauges = None
+        self.detail = cause
         if self.phase == READY:
             self.phase = RESTARTING
 

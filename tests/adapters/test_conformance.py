@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,11 +53,13 @@ def prepared(request, tmp_path_factory) -> tuple[str, Path]:
 
 def load(prepared: tuple[str, Path], **options) -> LoadedModel:
     name, path = prepared
-    chosen = LoadOptions(
-        **{"device": DEVICES[name], "slots": SLOTS, "max_batch_rows": ROWS, "kv_cache_bytes": 256 << 20}
-        | options
-    )
-    return registry.get(name).load(path, chosen, silent)
+    chosen: dict[str, Any] = {
+        "device": DEVICES[name],
+        "slots": SLOTS,
+        "max_batch_rows": ROWS,
+        "kv_cache_bytes": 256 << 20,
+    }
+    return registry.get(name).load(path, LoadOptions(**(chosen | options)), silent)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,8 @@ def _all_free(request) -> Iterator[None]:
 
 
 def text(model: LoadedModel, count: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(3, min(256, model.spec.vocabulary_size), count).tolist()
+    most = min(256, model.spec.vocabulary_size)
+    return [int(token) for token in np.random.default_rng(seed).integers(3, most, count)]
 
 
 def bits(rows: np.ndarray) -> np.ndarray:

@@ -265,9 +265,9 @@ async def test_requests_that_come_during_a_restart_wait() -> None:
 
     async with running(sleep=wait_for_gate) as control:
         kill(control)
-        await until(lambda: control.view().phase == "restarting")
+        await until(lambda: "restart 1 of 5" in control.view().detail)
         view = control.view()
-        assert "restart 1 of 5" in view.detail
+        assert view.phase == "restarting"
         assert view.ready is not None
         assert view.gauges is None
         task = asyncio.create_task(decode(control, "a", PROMPT, 5))
@@ -324,6 +324,15 @@ async def test_close_ends_streams_and_can_come_at_any_time() -> None:
         await asyncio.sleep(pause_s)
         await control.close()
         assert not psutil.Process().children()
+
+
+async def test_close_in_the_middle_of_a_restart_leaves_nothing() -> None:
+    for pause_s in (0.0, 0.002, 0.01):
+        async with running(sleep=asyncio.sleep) as control:
+            kill(control)
+            await until(lambda control=control: control.view().phase == "restarting")  # type: ignore[misc]
+            await asyncio.sleep(pause_s)
+            await asyncio.wait_for(control.close(), 5.0)
 
 
 async def test_observers_see_every_round_and_cannot_break_it(caplog: pytest.LogCaptureFixture) -> None:

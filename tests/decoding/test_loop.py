@@ -125,11 +125,12 @@ def test_a_request_bounds_its_own_depth_and_off_reaches_every_drafter():
 def test_counts_add_up():
     out, rounds = decode(loop_over(toy(), suffix()), requests(8))
     finals = [delta for done in rounds for delta in done.deltas if delta.finish]
-    assert sum(d.stats.drafted for d in finals) == sum(done.drafted for done in rounds)
-    assert sum(d.stats.accepted for d in finals) == sum(done.accepted for done in rounds)
+    ended = [delta.stats for delta in finals if delta.stats is not None]
+    assert len(ended) == len(finals) == 8
+    assert sum(stats.drafted for stats in ended) == sum(done.drafted for done in rounds)
+    assert sum(stats.accepted for stats in ended) == sum(done.accepted for done in rounds)
     assert sum(sum(done.accepted_per_position) for done in rounds) == sum(done.accepted for done in rounds)
-    for delta in finals:
-        stats = delta.stats
+    for delta, stats in zip(finals, ended, strict=True):
         assert stats.generated == len(out[delta.request_id])
         # Every step commits what was accepted and one token more; the last may be cut by a stop.
         assert stats.generated <= stats.steps + stats.accepted

