@@ -34,9 +34,7 @@ class DigestCache:
                 return str(known["digest"])
             digest = _hash(file, progress)
             if file_identity(file) != identity:
-                raise ModelRefused(
-                    f"{file.name}: it changed while it was read. Try again when it is complete."
-                )
+                raise ModelRefused(f"{file.name}: it changed while it was read. Try again when it is complete.")
         except OSError as error:
             raise ModelRefused(f"{file.name}: cannot be read ({error.strerror or error})") from error
         self._remember(key, {"file": identity, "digest": digest})

@@ -230,9 +230,7 @@ def _parse(path: Path, raw: bytes, file_bytes: int) -> GgufHeader:
     tensors = _parse_tensors(cursor, tensor_count, alignment)
     data_offset = -(-cursor.at // alignment) * alignment
     ends = [data_offset + tensor.offset + tensor.size for tensor in tensors]
-    needed = max(
-        ends, default=cursor.at
-    )  # a file without tensors need not be padded up to where they would be
+    needed = max(ends, default=cursor.at)  # a file without tensors need not be padded up to where they would be
     if needed > file_bytes:
         raise _Damaged(f"it is truncated: {file_bytes} bytes of at least {needed}")
     return GgufHeader(path, version, metadata, tensors, data_offset, raw)

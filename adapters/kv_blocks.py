@@ -43,17 +43,13 @@ class BlockPool:
 
     def needed(self, batch: Sequence[Segment]) -> int:
         """Return how many free blocks the batch takes."""
-        return sum(
-            max(0, self._blocks_for(segment) - len(self._tables.get(segment.slot, ()))) for segment in batch
-        )
+        return sum(max(0, self._blocks_for(segment) - len(self._tables.get(segment.slot, ()))) for segment in batch)
 
     def reserve(self, batch: Sequence[Segment]) -> None:
         """Give every segment its blocks and note what is held. Raises CapacityError; then nothing changed."""
         needed = self.needed(batch)
         if needed > len(self._free):
-            raise CapacityError(
-                f"{needed} KV blocks are needed and {len(self._free)} of {self.total} are free"
-            )
+            raise CapacityError(f"{needed} KV blocks are needed and {len(self._free)} of {self.total} are free")
         for segment in batch:
             table = self._tables.setdefault(segment.slot, [])
             while len(table) < self._blocks_for(segment):

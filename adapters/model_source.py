@@ -124,9 +124,7 @@ def _in_package(source: str) -> Path:
         if (root / inside).is_file():
             return root / inside
     carried = sorted(path.name for root in roots for path in root.glob("*.gguf"))
-    raise ModelRefused(
-        f"{source}: {module} carries no such file. GGUF files in it: {', '.join(carried) or 'none'}."
-    )
+    raise ModelRefused(f"{source}: {module} carries no such file. GGUF files in it: {', '.join(carried) or 'none'}.")
 
 
 def _package_roots(module: str) -> list[Path]:

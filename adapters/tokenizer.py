@@ -64,9 +64,7 @@ class Tokenizer:
         try:
             meta = TokenizerMeta(**json.loads((directory / META_FILE).read_text(encoding="utf-8")))
             if meta.format != FORMAT:
-                raise ModelRefused(
-                    f"{directory}: tokenizer format {meta.format} is not {FORMAT}; prepare again"
-                )
+                raise ModelRefused(f"{directory}: tokenizer format {meta.format} is not {FORMAT}; prepare again")
             library = Library.from_file(str(directory / TOKENIZER_FILE))
             texts = _texts_by_id(library, meta)
             source = directory / TEMPLATE_FILE
@@ -74,9 +72,7 @@ class Tokenizer:
         except ModelRefused:
             raise
         except Exception as error:  # the library raises bare Exception for a damaged file
-            raise ModelRefused(
-                f"{directory}: the prepared tokenizer is damaged ({error}); prepare it again"
-            ) from error
+            raise ModelRefused(f"{directory}: the prepared tokenizer is damaged ({error}); prepare it again") from error
         vocabulary = _Vocabulary(
             pieces=_pieces(texts, meta),
             controls={texts[index]: index for index in meta.control_ids},
@@ -168,9 +164,7 @@ class Tokenizer:
         Raises TemplateError, with the template's own words where it refused.
         """
         if self._template is None:
-            raise TemplateError(
-                "this model has no chat template; use the completions API, with the prompt as text"
-            )
+            raise TemplateError("this model has no chat template; use the completions API, with the prompt as text")
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:

@@ -107,9 +107,7 @@ class TokenizerRecipe:
 def _vocabulary(header: GgufHeader) -> tuple[list[str], list[int]]:
     model = header.text("tokenizer.ggml.model")
     if model != "gpt2":
-        raise _refused(
-            header, f"its tokenizer is of the kind {model!r}; supported is 'gpt2' (byte-level BPE)"
-        )
+        raise _refused(header, f"its tokenizer is of the kind {model!r}; supported is 'gpt2' (byte-level BPE)")
     tokens = header.texts("tokenizer.ggml.tokens")
     if not tokens:
         raise _refused(header, "it has no vocabulary (tokenizer.ggml.tokens)")
@@ -128,9 +126,7 @@ def _vocabulary(header: GgufHeader) -> tuple[list[str], list[int]]:
 def _meta(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> TokenizerMeta:
     pre = header.text("tokenizer.ggml.pre") or "default"
     if pre not in _PATTERNS:
-        raise _refused(
-            header, f"it cuts text in the way {pre!r}; supported are {', '.join(sorted(_PATTERNS))}"
-        )
+        raise _refused(header, f"it cuts text in the way {pre!r}; supported are {', '.join(sorted(_PATTERNS))}")
     eos = _token_id(header, "eos", len(tokens))
     ends = {eos, _token_id(header, "eot", len(tokens)), _token_id(header, "eom", len(tokens))} - {None}
     ends |= {index for index, token in enumerate(tokens) if token in END_OF_TURN}

@@ -111,9 +111,7 @@ class Daemon:
                     max_depth=ready.max_depth,
                 )
                 if ready.exactness == "bit" and not ready.row_invariant:
-                    _log.warning(
-                        "this device's kernels are not row-invariant: output may depend on the batch"
-                    )
+                    _log.warning("this device's kernels are not row-invariant: output may depend on the batch")
                 self._notifier.ready()
                 await self._stop.wait()
             self._notifier.stopping()

@@ -159,6 +159,4 @@ def _mass(row: Row, top: float, sampling: Sampling) -> float:
     floor = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
     scaled = (row - np.float32(top)) / np.float32(sampling.temperature)
     shares = np.exp(scaled)
-    return float(
-        shares.sum(dtype=np.float64) if floor == -math.inf else shares[scaled >= floor].sum(dtype=np.float64)
-    )
+    return float(shares.sum(dtype=np.float64) if floor == -math.inf else shares[scaled >= floor].sum(dtype=np.float64))

@@ -99,13 +99,9 @@ def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
         engines: dict[str, Generate] = {
             "openvino_genai": genai(work, arguments.max_tokens, prompt_lookup=False),
             "openvino_genai prompt lookup": genai(work, arguments.max_tokens, prompt_lookup=True),
-            "outrider plain, kernel": outrider(
-                targets["kernel"], options, arguments.max_tokens, speculate=False
-            ),
+            "outrider plain, kernel": outrider(targets["kernel"], options, arguments.max_tokens, speculate=False),
             "outrider plain, bit": outrider(targets["bit"], options, arguments.max_tokens, speculate=False),
-            "outrider speculative, bit": outrider(
-                targets["bit"], options, arguments.max_tokens, speculate=True
-            ),
+            "outrider speculative, bit": outrider(targets["bit"], options, arguments.max_tokens, speculate=True),
         }
     prompts = read_prompts(arguments.prompts, targets["bit"], arguments.limit)
     for engine in engines.values():  # warm: first shapes are compiled outside the measurement
@@ -134,9 +130,7 @@ def _ratios(rows: dict[str, dict[str, float]]) -> dict[str, float]:
 
 def main() -> None:
     """Parse arguments, run, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--max-tokens", type=int, default=128)

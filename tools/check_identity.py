@@ -37,9 +37,7 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=100
 DEPTHS: tuple[int | None, ...] = (0, 1, 4, 8, None)
 
 
-def submits(
-    prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int, depth: int | None
-) -> list[Submit]:
+def submits(prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int, depth: int | None) -> list[Submit]:
     """Return one request a prompt, each with its own seed."""
     return [
         Submit(
@@ -66,9 +64,7 @@ def outputs(
 
 def main() -> int:
     """Run every combination; print and return 0 when nothing differs."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=40)
     parser.add_argument("--max-tokens", type=int, default=128)
@@ -81,9 +77,7 @@ def main() -> int:
     with console.status("loading the target"):
         target = load_target(options, lambda stage, fraction: None)
     prompts = read_prompts(arguments.prompts, target, arguments.limit)
-    table = Table(
-        title=f"{len(prompts)} prompts, {arguments.max_tokens} tokens: outputs that differ from target-only"
-    )
+    table = Table(title=f"{len(prompts)} prompts, {arguments.max_tokens} tokens: outputs that differ from target-only")
     for name in ("sampling", "depth", "concurrency", "tokens", "differ"):
         table.add_column(name, justify="right")
     rows = []

@@ -109,9 +109,7 @@ def compare(client: OpenAI, model: str) -> bool:
     for name, a, b in _rows(plain, spec):
         table.add_row(name, a, b)
     console.print(table)
-    console.print(
-        f"identical output: {'yes' if identical else 'NO'}", style="bold green" if identical else "bold red"
-    )
+    console.print(f"identical output: {'yes' if identical else 'NO'}", style="bold green" if identical else "bold red")
     console.print(
         "TPOT = sum(latency - TTFT) / sum(n - 1); tokens/s = tokens / sum of latencies (prefill included)\n"
         "acceptance rate = accepted / drafted; mean acceptance length = 1 + accepted / verification steps",
@@ -150,9 +148,7 @@ def main() -> int:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "orchestrator.cli.main", "serve"]
-    daemon = subprocess.Popen(
-        [*command, "--config", str(ROOT / "cluster.yaml"), "--port", str(port)], cwd=ROOT
-    )
+    daemon = subprocess.Popen([*command, "--config", str(ROOT / "cluster.yaml"), "--port", str(port)], cwd=ROOT)
     try:
         wait_until_ready(daemon, url)
         client = OpenAI(base_url=f"{url}/v1", api_key="unused")

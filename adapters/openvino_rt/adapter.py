@@ -74,7 +74,8 @@ class OpenVinoAdapter:
 
     def recipe(self) -> str:
         """Name the conversion: its format and the versions of the libraries that write it."""
-        return f"stateful-ir, joined attention inputs 1; openvino-genai {version('openvino-genai')}; openvino {version('openvino')}"
+        libraries = "; ".join(f"{name} {version(name)}" for name in ("openvino", "openvino-genai"))
+        return f"stateful IR, joined attention inputs, 1; {libraries}"
 
     def prepare(self, source: Path, target: Path, progress: Progress) -> None:
         """Convert a GGUF file in a process of its own. Raises ModelRefused with the converter's reason."""
@@ -113,9 +114,7 @@ class OpenVinoAdapter:
         progress("load", 1.0)
         return model
 
-    def _compile(
-        self, core: Any, path: Path, options: LoadOptions, activations: Precision, kv_cache: Precision
-    ) -> Any:
+    def _compile(self, core: Any, path: Path, options: LoadOptions, activations: Precision, kv_cache: Precision) -> Any:
         from adapters.openvino_rt.graph import read_paged
 
         settings: dict[str, Any] = {
@@ -129,9 +128,7 @@ class OpenVinoAdapter:
             return core.compile_model(read_paged(path), options.device, settings)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
-            raise ModelRefused(
-                f"OpenVINO cannot run {path.parent.name} on {options.device}: {reason}"
-            ) from error
+            raise ModelRefused(f"OpenVINO cannot run {path.parent.name} on {options.device}: {reason}") from error
 
 
 def _spec(facts: dict[str, Any], compiled: Any) -> ModelSpec:

@@ -43,9 +43,7 @@ def _facts(source: Path) -> dict[str, str | int]:
         "layers": facts.layers,
         "context_length": facts.context_length,
         "vocabulary_size": facts.vocabulary_size,
-        "vocabulary_fingerprint": vocabulary_fingerprint(
-            read_header(source).texts("tokenizer.ggml.tokens") or ()
-        ),
+        "vocabulary_fingerprint": vocabulary_fingerprint(read_header(source).texts("tokenizer.ggml.tokens") or ()),
         "file_type": -1 if facts.file_type is None else facts.file_type,
     }
 

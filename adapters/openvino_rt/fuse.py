@@ -34,18 +34,14 @@ def fuse_attention_inputs(model: Any) -> int:
     for members in groups.values():
         if len(members) != _ATTENTION_INPUTS or not _same_kind([weights for _, weights in members]):
             continue
-        values, zeros, scales = (
-            _concatenate(ov, [weights[part] for _, weights in members]) for part in range(3)
-        )
+        values, zeros, scales = (_concatenate(ov, [weights[part] for _, weights in members]) for part in range(3))
         rows = [weights[0].get_output_shape(0)[0] for _, weights in members]
         columns = int(np.prod(_weights_shape(members[0][1])[1:]))
         plain = ops.multiply(ops.subtract(ops.convert(values, "f16"), ops.convert(zeros, "f16")), scales)
         shape = ops.constant(np.array([sum(rows), columns], np.int64))
         matrix = ops.convert(ops.reshape(plain, shape, False), "f32")
         product = ops.matmul(members[0][0].input_value(0), matrix, False, True)
-        parts = ops.variadic_split(
-            product, ops.constant(np.int64(-1)), ops.constant(np.array(rows, np.int64))
-        )
+        parts = ops.variadic_split(product, ops.constant(np.int64(-1)), ops.constant(np.array(rows, np.int64)))
         for index, (node, _) in enumerate(members):
             for reader in list(node.output(0).get_target_inputs()):
                 reader.replace_source_output(parts.output(index))
@@ -97,8 +93,6 @@ def _concatenate(ov: Any, constants: list[Any]) -> Any:
     shape = [int(size) for size in constants[0].get_output_shape(0)]
     shape[0] = sum(int(constant.get_output_shape(0)[0]) for constant in constants)
     whole = ov.Tensor(constants[0].get_element_type(), ov.Shape(shape))
-    raw = np.concatenate(
-        [np.ascontiguousarray(constant.data).reshape(-1).view(np.uint8) for constant in constants]
-    )
+    raw = np.concatenate([np.ascontiguousarray(constant.data).reshape(-1).view(np.uint8) for constant in constants])
     whole.data.reshape(-1).view(np.uint8)[:] = raw
     return ov.op.Constant(whole)

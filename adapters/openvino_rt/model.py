@@ -83,8 +83,7 @@ class PagedModel:
         caches = [port for port in self._compiled.inputs if port.any_name.startswith(_KV_PREFIXES)]
         shapes = [[port.get_partial_shape()[axis].get_length() for axis in (1, 2, 3)] for port in caches]
         block_bytes = sum(
-            int(np.prod(shape)) * port.get_element_type().size
-            for shape, port in zip(shapes, caches, strict=True)
+            int(np.prod(shape)) * port.get_element_type().size for shape, port in zip(shapes, caches, strict=True)
         )
         blocks = max(1, budget_bytes // block_bytes)
         try:

@@ -44,14 +44,10 @@ class Script:
             try:
                 values[key] = kinds[key](value)
             except ValueError:
-                raise ModelRefused(
-                    f"simulated: {key} must be a {kinds[key].__name__}, not {value!r}"
-                ) from None
+                raise ModelRefused(f"simulated: {key} must be a {kinds[key].__name__}, not {value!r}") from None
         script = cls(**values)  # type: ignore[arg-type]  # each value was converted to its field's type above
         if script.fault not in FAULTS:
-            raise ModelRefused(
-                f"simulated: no fault is called {script.fault!r}; there are {', '.join(FAULTS[1:])}"
-            )
+            raise ModelRefused(f"simulated: no fault is called {script.fault!r}; there are {', '.join(FAULTS[1:])}")
         return script
 
     def wait(self, rows: int) -> None:

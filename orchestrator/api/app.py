@@ -112,9 +112,7 @@ class Api:
     ) -> Response:
         answer = Answer(started_s=self._clock.monotonic_s())
         assembler = TextAssembler(tokenizer.decoder(), body.stops)
-        pieces = texts(
-            self.control.generate(submit), assembler, frozenset(submit.stop_tokens), answer, self._clock
-        )
+        pieces = texts(self.control.generate(submit), assembler, frozenset(submit.stop_tokens), answer, self._clock)
         created = int(self._clock.wall_s())
         envelope = Envelope(kind, submit.request_id, created, self.model_name(), len(submit.prompt))
         headers = {"X-Request-Id": request.headers.get("X-Request-Id", submit.request_id)}
@@ -178,9 +176,7 @@ def create_app(
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         if name != model_name():
-            raise RequestError(
-                f"there is no model '{name}' here", status=404, code="model_not_found", param="model"
-            )
+            raise RequestError(f"there is no model '{name}' here", status=404, code="model_not_found", param="model")
         return api.models()[0]
 
     _probes(app, api)

@@ -42,18 +42,14 @@ def _first(details: list[ErrorDetails]) -> RequestError:
         reason = detail.get("ctx", {}).get("error", detail["msg"])
         return RequestError(f"the body is not JSON: {reason}", code="invalid_json")
     context: dict[str, Any] = detail.get("ctx", {})
-    path = [
-        str(part) for part in detail["loc"] if not str(part).startswith(("list[", "function-", "constrained"))
-    ]
+    path = [str(part) for part in detail["loc"] if not str(part).startswith(("list[", "function-", "constrained"))]
     param = context.get("field") or ".".join(path) or None
     if detail["type"] in ("not_supported", "unknown_field", "stop"):
         return RequestError(detail["msg"], param=param, code=detail["type"])
     if detail["type"] == "missing":
         return RequestError(f"'{param}' is missing", param=param, code="missing_parameter")
     what = f"'{param}': " if param else "the body: "
-    return RequestError(
-        f"{what}{detail['msg'][:1].lower()}{detail['msg'][1:]}", param=param, code="invalid_value"
-    )
+    return RequestError(f"{what}{detail['msg'][:1].lower()}{detail['msg'][1:]}", param=param, code="invalid_value")
 
 
 def install(app: FastAPI) -> None:
@@ -80,9 +76,7 @@ def install(app: FastAPI) -> None:
     async def broken(request: Request, error: Exception) -> JSONResponse:
         _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return response_of(
-            RequestError(
-                "the server failed on this request; its log says why", status=500, kind="server_error"
-            )
+            RequestError("the server failed on this request; its log says why", status=500, kind="server_error")
         )
 
     app.add_exception_handler(RequestError, refused)

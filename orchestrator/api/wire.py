@@ -96,13 +96,9 @@ class Generation(Body):
                     kept[key] = value
             elif key in _NOT_SUPPORTED:
                 if value not in _NOT_SUPPORTED[key]:
-                    raise PydanticCustomError(
-                        "not_supported", "'{field}' is not supported yet", {"field": key}
-                    )
+                    raise PydanticCustomError("not_supported", "'{field}' is not supported yet", {"field": key})
             elif key not in _HARMLESS:
-                raise PydanticCustomError(
-                    "unknown_field", "{text}", {"field": key, "text": _unknown(key, cls)}
-                )
+                raise PydanticCustomError("unknown_field", "{text}", {"field": key, "text": _unknown(key, cls)})
         return kept
 
     @property

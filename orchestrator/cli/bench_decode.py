@@ -151,9 +151,7 @@ def _waves(submits: Sequence[Submit], concurrency: int) -> Iterator[list[Submit]
     from rich.progress import track
 
     size = 1 if concurrency == 1 else concurrency * 4
-    waves = (
-        list(itertools.batched(submits, size)) if hasattr(itertools, "batched") else _batched(submits, size)
-    )
+    waves = list(itertools.batched(submits, size)) if hasattr(itertools, "batched") else _batched(submits, size)
     for wave in track(waves, description="decoding", console=Console(stderr=True), transient=True):
         yield list(wave)
 

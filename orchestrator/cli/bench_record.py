@@ -159,7 +159,6 @@ def summarise(plain: Run, spec: Run, prompts: Sequence[Prompt]) -> dict[str, Any
         "overhead_share": 1.0 - _ratio(spec.device_ms, spec.round_ms),
         "plain_overhead_share": 1.0 - _ratio(plain.device_ms, plain.round_ms),
         "categories": {
-            name: figures([a for a, _ in found], [b for _, b in found])
-            for name, found in sorted(by_category.items())
+            name: figures([a for a, _ in found], [b for _, b in found]) for name, found in sorted(by_category.items())
         },
     }

@@ -49,6 +49,4 @@ def print_decode(result: dict[str, Any]) -> None:
     for name, formula in result["formulas"].items():
         console.print(f"[dim]{name} = {formula}[/dim]", highlight=False)
     same = summary["identical"]
-    console.print(
-        f"identical output: {'yes' if same else 'NO'} ({summary['prompts']} prompts, token for token)"
-    )
+    console.print(f"identical output: {'yes' if same else 'NO'} ({summary['prompts']} prompts, token for token)")

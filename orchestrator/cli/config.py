@@ -15,9 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Check a cluster.yaml; print its sc
 
 @app.command()
 def check(
-    file: Annotated[
-        Path | None, typer.Argument(help="Else ./cluster.yaml, /etc/outrider/cluster.yaml.")
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(help="Else ./cluster.yaml, /etc/outrider/cluster.yaml.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the effective values as JSON.")] = False,
 ) -> None:
     """Check keys, types, units, ranges and files; print the effective values."""

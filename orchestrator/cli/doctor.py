@@ -22,6 +22,7 @@ FRAMEWORKS = {
     "openvino-genai": ("fail", "pip install openvino-genai"),
     "ray": ("warn", "pip install ray, or cluster.runtime: local"),
 }
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # only its size is looked at
 LEAST_MEMORY_BYTES = 2 * GIB
 LEAST_DISK_BYTES = 2 * GIB
 
@@ -91,9 +92,7 @@ def _rooms() -> list[Check]:
     for room in ROOMS:
         strangers = sorted({owner for owner in owners.get(room, []) if owner != "outrider"})
         todo = f"pip uninstall {' '.join(strangers)}" if strangers else ""
-        checks.append(
-            Check(f"package {room}", "fail" if strangers else "ok", ", ".join(strangers) or "ours", todo)
-        )
+        checks.append(Check(f"package {room}", "fail" if strangers else "ok", ", ".join(strangers) or "ours", todo))
     return checks
 
 
@@ -105,13 +104,13 @@ def _machine() -> list[Check]:
     store = store_directory(ClusterConfig(model=Target(source="simulated:toy", adapter="simulated")))
     there = next(path for path in (store, *store.parents) if path.exists())
     disk = shutil.disk_usage(there).free
-    shm = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").exists() else 0  # noqa: S108  # only measured
+    shm = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.exists() else 0
     return [
         Check("cores", "ok", str(psutil.cpu_count(logical=False) or psutil.cpu_count())),
         _least("memory", memory.available, LEAST_MEMORY_BYTES, "free memory, or lower limits.kv_cache"),
         _least(f"disk of the store ({store})", disk, LEAST_DISK_BYTES, "free space, or set store.directory"),
         _least(
-            "/dev/shm", shm, GIB // 2, "enlarge it, or set cluster.runtime: local (Ray keeps objects there)"
+            str(SHARED_MEMORY), shm, GIB // 2, "enlarge it, or set cluster.runtime: local (Ray keeps objects there)"
         ),
     ]
 

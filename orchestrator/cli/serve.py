@@ -13,9 +13,7 @@ def serve(
         Path | None, typer.Option(help="cluster.yaml; else ./cluster.yaml, /etc/outrider/cluster.yaml.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Listen here instead of api.host.")] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Instead of api.port; 0 takes a free one.")
-    ] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Instead of api.port; 0 takes a free one.")] = None,
 ) -> None:
     """Serve the configured model through an OpenAI-compatible API; SIGTERM finishes running streams and exits 0."""
     import asyncio

@@ -18,9 +18,7 @@ class StatusError(OutriderError):
 
 
 def status(
-    config: Annotated[
-        Path | None, typer.Option(help="The daemon's cluster.yaml, to find its socket.")
-    ] = None,
+    config: Annotated[Path | None, typer.Option(help="The daemon's cluster.yaml, to find its socket.")] = None,
     port: Annotated[int | None, typer.Option(help="The daemon's API port, where it is not api.port.")] = None,
     socket: Annotated[Path | None, typer.Option(help="The admin socket itself.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what the daemon said.")] = False,

@@ -45,9 +45,7 @@ def load_engine(entry: str, options: dict[str, Any]) -> Engine:
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
-        raise WorkerStartFailed(
-            f"the worker cannot import {entry}: {error}; install outrider where it runs"
-        ) from error
+        raise WorkerStartFailed(f"the worker cannot import {entry}: {error}; install outrider where it runs") from error
     return cast(Callable[[dict[str, Any]], Engine], function)(options)
 
 

@@ -105,9 +105,7 @@ def _note_lines(node: yaml.Node, place: Place, lines: Lines, path: Path) -> None
             at = (*place, str(key.value))
             line = key.start_mark.line + 1
             if at in lines:
-                raise ConfigError(
-                    f"{path}:{line}: {_dotted(at)}: is set twice; the first is in line {lines[at]}"
-                )
+                raise ConfigError(f"{path}:{line}: {_dotted(at)}: is set twice; the first is in line {lines[at]}")
             lines[at] = line
             _note_lines(value, at, lines, path)
     elif isinstance(node, yaml.SequenceNode):
@@ -153,9 +151,7 @@ def _reason(error: ErrorDetails) -> str:
 
 
 def _nearest_value(value: object, expected: str) -> str:
-    return (
-        f"must be {expected}" if isinstance(value, (str, int, float, bool)) else f"must be one of {expected}"
-    )
+    return f"must be {expected}" if isinstance(value, (str, int, float, bool)) else f"must be one of {expected}"
 
 
 def _nearest(key: str, valid: list[str]) -> str:

@@ -135,9 +135,7 @@ class ClusterConfig(Section):
 
     model: Target
     """The target model."""
-    drafts: tuple[SuffixDraft, ...] = Field(
-        default=(SuffixDraft(method="suffix"),), max_length=1, strict=False
-    )
+    drafts: tuple[SuffixDraft, ...] = Field(default=(SuffixDraft(method="suffix"),), max_length=1, strict=False)
     """The drafter. An empty list is plain decoding."""
     speculation: Speculation = Speculation()
     """How speculation runs when a request does not say otherwise."""

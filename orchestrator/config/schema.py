@@ -29,9 +29,7 @@ def json_schema() -> dict[str, Any]:
 
 def size_text(count: int) -> str:
     """Return a number of bytes as cluster.yaml writes it ("64 MiB")."""
-    unit, scale = next(
-        (name, scale) for name, scale in _UNITS if count % scale == 0 and (count or scale == 1)
-    )
+    unit, scale = next((name, scale) for name, scale in _UNITS if count % scale == 0 and (count or scale == 1))
     return f"{count // scale} {unit}"
 
 

@@ -131,9 +131,7 @@ class TargetControl:
         self._end_streams("the server is shutting down; send the request again")
         task, self._task = self._task, None
         if task is not None:
-            while (
-                not task.done()
-            ):  # a cancellation can be swallowed where something else ends at that instant
+            while not task.done():  # a cancellation can be swallowed where something else ends at that instant
                 task.cancel()
                 await asyncio.wait([task], timeout=2 * _STOP_GRACE_S)
         await self._cluster.close()
@@ -200,9 +198,7 @@ class TargetControl:
         if guilty is not None:
             _log.error("request %s is ended: its worker died each time it ran; %s", guilty.key, cause)
             message = "the worker died each time it ran this request; it is not tried again"
-            self._streams.fail(
-                guilty.key, RequestError(message, status=500, kind="server_error", code="failed")
-            )
+            self._streams.fail(guilty.key, RequestError(message, status=500, kind="server_error", code="failed"))
 
     async def _back_off(self, cause: str) -> bool:
         """Wait before the next start. False: there is none, and the phase is failed."""
@@ -272,9 +268,7 @@ class TargetControl:
 
     def _end_streams(self, message: str) -> None:
         for key in self._streams.live():
-            error = RequestError(
-                message, status=503, kind="server_error", code="interrupted", retry_after_s=10
-            )
+            error = RequestError(message, status=503, kind="server_error", code="interrupted", retry_after_s=10)
             self._streams.fail(key, error)
             self._send(Cancel(key))
 

@@ -65,9 +65,7 @@ class Streams:
     def open(self, submit: Submit) -> Stream:
         """Take in a request. Raises RequestError 400 when its id is in use."""
         if submit.request_id in self._live:
-            raise RequestError(
-                f"a request with the id {submit.request_id} is running", code="duplicate_request"
-            )
+            raise RequestError(f"a request with the id {submit.request_id} is running", code="duplicate_request")
         stream = self._live[submit.request_id] = Stream(submit, list(submit.committed))
         self._readers += 1
         self._no_readers.clear()

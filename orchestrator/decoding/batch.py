@@ -52,6 +52,4 @@ def plan(running: Sequence[Session], *, max_rows: int, paid_rows: int) -> list[P
 
 def rows_of(parts: Sequence[Part], paid_rows: int) -> int:
     """Return the rows that a forward of these parts is charged for, drafts included."""
-    return sum(
-        max(paid_rows, part.known + (len(part.session.draft.tokens) if part.samples else 0)) for part in parts
-    )
+    return sum(max(paid_rows, part.known + (len(part.session.draft.tokens) if part.samples else 0)) for part in parts)

@@ -165,8 +165,7 @@ class DecodeLoop:
         """Blocks that running prefills have been admitted for and do not hold yet."""
         size = self._target.capabilities.block_tokens
         return sum(
-            max(0, ceil_div(len(s.tokens) + 1, size) - ceil_div(self._target.held(s.slot), size))
-            for s in self._running
+            max(0, ceil_div(len(s.tokens) + 1, size) - ceil_div(self._target.held(s.slot), size)) for s in self._running
         )
 
     def _preempt(self, missing: int) -> None:
@@ -222,17 +221,13 @@ class DecodeLoop:
             rows = result.logits[row : row + len(session.draft.tokens) + 1]
             row += len(rows)
             try:
-                verdicts.append(
-                    verdict(rows, session.draft.tokens, session.submit.sampling, len(session.tokens))
-                )
+                verdicts.append(verdict(rows, session.draft.tokens, session.submit.sampling, len(session.tokens)))
             except NotFinite as error:
                 device = self._target.capabilities.device
                 raise DeviceLost(f"{device} computed garbage: {error}") from error
         return verdicts
 
-    def _commit(
-        self, parts: Sequence[Part], verdicts: Sequence[Verdict | None]
-    ) -> tuple[list[Delta], _Tally]:
+    def _commit(self, parts: Sequence[Part], verdicts: Sequence[Verdict | None]) -> tuple[list[Delta], _Tally]:
         deltas: list[Delta] = []
         tally = _Tally()
         for part, judged in zip(parts, verdicts, strict=True):

@@ -24,9 +24,7 @@ from adapters.model_source import GgufFacts, check_gguf, resolve
 VOCABULARY = ["a", "b", "ab", "<|end|>"]
 
 
-def write_gguf(
-    path: Path, change: Callable[[GGUFWriter], None] = lambda _writer: None, tensors: int = 3
-) -> Path:
+def write_gguf(path: Path, change: Callable[[GGUFWriter], None] = lambda _writer: None, tensors: int = 3) -> Path:
     """Write a small model with the gguf library's own writer."""
     writer = GGUFWriter(path, "llama")
     writer.add_block_count(2)
@@ -136,9 +134,7 @@ def test_one_part_of_several_is_refused(tmp_path: Path) -> None:
         ("my_model.IQ2_XS.gguf", None, None, "my-model"),
     ],
 )
-def test_default_name(
-    tmp_path: Path, file: str, basename: str | None, name: str | None, expected: str
-) -> None:
+def test_default_name(tmp_path: Path, file: str, basename: str | None, name: str | None, expected: str) -> None:
     def describe(writer: GGUFWriter) -> None:
         if basename:
             writer.add_basename(basename)
@@ -162,9 +158,7 @@ def test_a_missing_package_names_its_install_command() -> None:
         resolve("package:some_models_9f3/x.gguf", Path())
 
 
-@pytest.mark.parametrize(
-    "source", ["package:os.path/x", "package:gguf", "package:gguf/../x", "package:gguf//x"]
-)
+@pytest.mark.parametrize("source", ["package:os.path/x", "package:gguf", "package:gguf/../x", "package:gguf//x"])
 def test_package_sources_stay_inside_their_package(source: str) -> None:
     with pytest.raises(ModelRefused, match="package:NAME/FILE"):
         resolve(source, Path())

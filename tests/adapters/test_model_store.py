@@ -136,9 +136,7 @@ def test_a_corrupt_digest_cache_is_ignored(store_root: Path, model: ModelFile, c
     assert store.prepare(model, CopyRecipe(), Said()) == made
 
 
-def test_two_processes_at_once_run_the_recipe_once(
-    tmp_path: Path, store_root: Path, model: ModelFile
-) -> None:
+def test_two_processes_at_once_run_the_recipe_once(tmp_path: Path, store_root: Path, model: ModelFile) -> None:
     children = {
         label: SPAWN.Process(target=prepare_in_process, args=(store_root, model, tmp_path, label))
         for label in ("first", "second")
@@ -157,9 +155,7 @@ def test_two_processes_at_once_run_the_recipe_once(
     assert leftovers(store_root) == []
 
 
-def test_after_a_sudden_death_the_next_run_succeeds(
-    tmp_path: Path, store_root: Path, model: ModelFile
-) -> None:
+def test_after_a_sudden_death_the_next_run_succeeds(tmp_path: Path, store_root: Path, model: ModelFile) -> None:
     child = SPAWN.Process(target=prepare_in_process, args=(store_root, model, tmp_path, "victim"))
     child.start()
     wait_for((tmp_path / "victim.ran").exists)
@@ -191,9 +187,7 @@ def empty_the_manifest(made: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [cut_a_file, remove_a_file, cut_the_manifest, empty_the_manifest])
-def test_a_damaged_artefact_is_made_again(
-    store_root: Path, model: ModelFile, harm: Callable[[Path], None]
-) -> None:
+def test_a_damaged_artefact_is_made_again(store_root: Path, model: ModelFile, harm: Callable[[Path], None]) -> None:
     store, recipe, said = ModelStore(store_root), CopyRecipe(), Said()
     made = store.prepare(model, recipe, Said())
     harm(made)

@@ -197,9 +197,7 @@ def test_pushed_in_any_pieces_the_text_is_the_whole_decode(ids: list[int], cuts:
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    text=st.text(), junk=st.lists(st.integers(0x80, 0xFF), max_size=3), cuts=st.lists(st.integers(0, 1000))
-)
+@given(text=st.text(), junk=st.lists(st.integers(0x80, 0xFF), max_size=3), cuts=st.lists(st.integers(0, 1000)))
 def test_broken_characters_in_text(text: str, junk: list[int], cuts: list[int]) -> None:
     toy = Tokenizer.bytes_only()
     ids = [*toy.encode(text, special=False), *junk, *toy.encode(text[::-1], special=False)]
@@ -245,11 +243,7 @@ def test_rendered_chat(small: Tokenizer) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    parts=st.lists(
-        st.sampled_from([*CONTROLS, "<|", "|>", "im_end", "\ufdd0", "\ufdd1", " é", "\n", "<think>"])
-    )
-)
+@given(parts=st.lists(st.sampled_from([*CONTROLS, "<|", "|>", "im_end", "\ufdd0", "\ufdd1", " é", "\n", "<think>"])))
 def test_messages_cannot_hold_control_tokens(small: Tokenizer, parts: list[str]) -> None:
     content = "".join(parts)
     ids = small.encode_chat([{"role": "user", "content": content}], add_generation_prompt=False)

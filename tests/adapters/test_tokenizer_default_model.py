@@ -57,9 +57,7 @@ def openvino_tokenizer(default_model_path: Path, tmp_path_factory: pytest.TempPa
 
 
 @pytest.mark.parametrize("text", SAMPLES)
-def test_the_default_model_agrees_with_openvino(
-    default: Tokenizer, openvino_tokenizer: Any, text: str
-) -> None:
+def test_the_default_model_agrees_with_openvino(default: Tokenizer, openvino_tokenizer: Any, text: str) -> None:
     ids = default.encode(text, special=True)
     assert ids == openvino_tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
     assert default.decode(ids) == openvino_tokenizer.decode(ids)

@@ -82,9 +82,7 @@ def test_seeds_are_reproducible_and_differ(daemon):
 
 
 def test_chat_stream_has_a_role_one_id_a_finish_and_usage_without_choices(daemon):
-    chunks = list(
-        daemon.client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True})
-    )
+    chunks = list(daemon.client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert len({chunk.id for chunk in chunks}) == len({chunk.created for chunk in chunks}) == 1
     assert [c.choices[0].finish_reason for c in chunks[:-1] if c.choices[0].finish_reason]
@@ -188,8 +186,8 @@ REFUSED: list[tuple[dict[str, Any], int, str | None]] = [
 
 @pytest.mark.parametrize(("fields", "status", "param"), REFUSED, ids=lambda value: str(value)[:40])
 def test_what_is_wrong_is_refused_in_openai_s_shape(daemon, fields, status, param):
+    body = ASK | fields
     with pytest.raises(openai.APIStatusError) as caught:
-        body = ASK | fields
         daemon.client.post("/completions", body=body, cast_to=httpx.Response)
     assert caught.value.status_code == status
     error = caught.value.response.json()["error"]

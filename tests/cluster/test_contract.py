@@ -64,9 +64,7 @@ async def cluster(request: pytest.FixtureRequest, handler_seen: list[int]) -> As
 
 
 @asynccontextmanager
-async def started(
-    cluster: Cluster, **options: Any
-) -> AsyncIterator[tuple[Worker, AsyncIterator[Event], Ready]]:
+async def started(cluster: Cluster, **options: Any) -> AsyncIterator[tuple[Worker, AsyncIterator[Event], Ready]]:
     """A worker that is ready, with its events; stopped in the end, whatever happened."""
     worker = await cluster.start(engines.spec(**options))
     events = worker.events()
@@ -315,9 +313,7 @@ async def test_the_event_loop_lives_while_a_worker_starts(cluster: Cluster) -> N
     assert longest < 0.25
 
 
-async def test_the_daemons_signal_handler_survives(
-    cluster: Cluster, handler_seen: list[int], capfd: Any
-) -> None:
+async def test_the_daemons_signal_handler_survives(cluster: Cluster, handler_seen: list[int], capfd: Any) -> None:
     handler_seen.clear()
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.sleep(0.05)

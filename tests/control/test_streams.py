@@ -129,9 +129,7 @@ def test_the_budget_backs_off_and_ends_within_its_window() -> None:
 def test_totals_add_up_over_rounds() -> None:
     round_ = Round([], 2, 8, 2, 6, 3, [2, 1], 1.0, 1.0, 1.0)
     totals = fold_round(fold_round(Totals(), round_, 5), Round([], 1, 2, 1, 1, 1, [1], 1.0, 1.0, 1.0), 2)
-    assert totals == Totals(
-        drafts=3, drafted=7, accepted=4, accepted_per_position=(3, 1), generated=7, rounds=2
-    )
+    assert totals == Totals(drafts=3, drafted=7, accepted=4, accepted_per_position=(3, 1), generated=7, rounds=2)
 
 
 def test_progress_is_told_with_its_share_where_it_is_known() -> None:

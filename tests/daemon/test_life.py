@@ -103,12 +103,12 @@ def test_sigterm_finishes_running_streams_refuses_new_ones_and_exits_0(tmp_path)
 
 def test_the_drain_is_bounded(tmp_path):
     config = configuration(tmp_path, script="base_ms=20", extra="limits: {drain_timeout_s: 0.5}")
-    with running(config) as daemon:
-        with daemon.client.completions.create(**(LONG | {"max_tokens": 3000}), stream=True) as stream:
-            next(iter(stream))
-            started_s = time.monotonic()
-            assert daemon.stop() == 0
-            assert time.monotonic() - started_s < 10
+    body = LONG | {"max_tokens": 3000, "stream": True}
+    with running(config) as daemon, daemon.client.completions.create(**body) as stream:
+        next(iter(stream))
+        started_s = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - started_s < 10
 
 
 def test_a_request_that_kills_workers_is_ended_and_the_daemon_serves_on(tmp_path):

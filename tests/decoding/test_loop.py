@@ -53,9 +53,7 @@ def requests(count: int, *, max_tokens: int = 60, **fields) -> list[Submit]:
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[int]]:
     """Target-only decoding, one request at a time."""
-    return {
-        s.request_id: decode(loop_over(toy(), None, running=1), [s])[0][s.request_id] for s in requests(10)
-    }
+    return {s.request_id: decode(loop_over(toy(), None, running=1), [s])[0][s.request_id] for s in requests(10)}
 
 
 @pytest.mark.parametrize("running", [1, 3, 8])
@@ -99,9 +97,7 @@ def test_replay_from_committed_tokens_goes_on_with_the_very_next_token(expected)
     """What a new worker does after a loss: history is the truth."""
     for cut in (1, 17, 59):
         moved = [
-            Submit(
-                s.request_id, s.prompt, s.max_tokens, s.sampling, expected[s.request_id][:cut], s.stop_tokens
-            )
+            Submit(s.request_id, s.prompt, s.max_tokens, s.sampling, expected[s.request_id][:cut], s.stop_tokens)
             for s in requests(4)
             if len(expected[s.request_id]) > cut
         ]
@@ -178,9 +174,13 @@ def test_a_lost_device_is_a_typed_failure_and_committed_tokens_stand(expected, f
     out: dict[str, list[int]] = {s.request_id: [] for s in requests(4)}
     for submit in requests(4):
         loop.submit(submit)
-    with pytest.raises(DeviceLost):
+
+    def run_until_it_fails() -> None:
         while True:
             for delta in loop.run_round().deltas:
                 out[delta.request_id].extend(delta.tokens)
+
+    with pytest.raises(DeviceLost):
+        run_until_it_fails()
     assert any(out.values())
     assert all(expected[key][: len(tokens)] == tokens for key, tokens in out.items())

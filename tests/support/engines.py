@@ -76,9 +76,7 @@ class ScriptedEngine:
     only a signal ends it.
     """
 
-    def __init__(
-        self, *, slots: int = 4, step_s: float = 0.0, fail_start: str = "", ignore_stop: bool = False
-    ) -> None:
+    def __init__(self, *, slots: int = 4, step_s: float = 0.0, fail_start: str = "", ignore_stop: bool = False) -> None:
         self._slots = slots
         self._step_s = step_s
         self._fail_start = fail_start
@@ -143,9 +141,7 @@ class ScriptedEngine:
             stats = RequestStats(len(submit.prompt), len(request.tokens), request.steps, 0, 0, 0, 0.0, 0.0)
             deltas.append(Delta(submit.request_id, request.tokens[-1:], "length", stats))
         self._rounds += 1
-        return Round(
-            deltas, len(running), 2 * len(running), len(running), len(running), 0, [0], 1.0, 0.5, 0.1
-        )
+        return Round(deltas, len(running), 2 * len(running), len(running), len(running), 0, [0], 1.0, 0.5, 0.1)
 
     def _gauges(self) -> Gauges:
         return Gauges(min(len(self._live), self._slots), 0, 1, 1, 0, 0, self._rounds, 0)

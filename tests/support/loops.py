@@ -16,9 +16,7 @@ from orchestrator.drafting.suffix import SuffixDrafter
 
 def toy(*, script: str = "", kv_blocks: int = 4096, rows: int = 256, slots: int = 16) -> ToyModel:
     """The simulated model; a KV block is 16 positions of 1 KiB."""
-    options = LoadOptions(
-        device="SIM", kv_cache_bytes=kv_blocks * 16 * 1024, max_batch_rows=rows, slots=slots
-    )
+    options = LoadOptions(device="SIM", kv_cache_bytes=kv_blocks * 16 * 1024, max_batch_rows=rows, slots=slots)
     return ToyModel(Script.parse(script), options)
 
 
@@ -27,9 +25,7 @@ def suffix() -> SuffixDrafter:
     return SuffixDrafter(max_match=16, memory_bytes=8 << 20)
 
 
-def loop_over(
-    model: LoadedModel, drafter: Drafter | None, *, running: int = 8, depth: int = 12
-) -> DecodeLoop:
+def loop_over(model: LoadedModel, drafter: Drafter | None, *, running: int = 8, depth: int = 12) -> DecodeLoop:
     """A decode loop."""
     return DecodeLoop(model, drafter, SystemClock(), max_running=running, max_depth=depth)
 
