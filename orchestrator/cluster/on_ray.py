@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import signal
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from orchestrator.errors import WorkerError, WorkerLost, WorkerStartFailed
 NAMESPACE = "outrider"
 
 _START_TIMEOUT_S = 60.0
+_PROBE_TIMEOUT_S = 5.0
 _CLOSE_GRACE_S = _KILL_TIMEOUT_S = 5.0
 _KILL_POLL_S = 0.02
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # our frames are small; Ray's least is 75 MiB
@@ -54,8 +56,7 @@ class RayCluster:
     async def open(self) -> None:
         """See cluster.port.Cluster. Takes seconds; the event loop goes on meanwhile."""
         if self._connected is None:
-            loop = asyncio.get_running_loop()
-            self._connected = loop.run_in_executor(self._thread, _connect, self._address)
+            self._connected = asyncio.wrap_future(self._thread.submit(_connect, self._address))
         try:
             await asyncio.shield(self._connected)  # cancelled: `close` waits for it and takes it down
         except WorkerError:
@@ -83,8 +84,7 @@ class RayCluster:
         connected, self._connected = self._connected, None
         if connected is not None:
             with suppress(WorkerError):
-                ray = await connected
-                await asyncio.get_running_loop().run_in_executor(self._thread, ray.shutdown)
+                await asyncio.wrap_future(self._thread.submit((await connected).shutdown))
         self._thread.shutdown()
 
 
@@ -101,6 +101,8 @@ def _connect(address: str) -> Any:
         # Ray listens on every interface, so whoever has no token must be refused. A token of its own is never
         # written to the home directory, which a service may not have.
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    elif address:
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # of 40 s each; Ray's own default is 20
     try:
         import ray
     except ImportError as error:
@@ -108,6 +110,7 @@ def _connect(address: str) -> Any:
     logging.getLogger("ray").setLevel(logging.WARNING)
     logging.getLogger("ray._private.worker").addFilter(_worth_saying)
     try:
+        _probe(address)
         ray.init(**_init_options(address))
     except Exception as error:
         if not address:
@@ -118,26 +121,29 @@ def _connect(address: str) -> Any:
     return ray
 
 
+def _probe(address: str) -> None:
+    """Raise OSError where nothing listens: at once, while Ray tries for 40 s."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S).close()
+
+
 def _init_options(address: str) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "namespace": NAMESPACE,
-        "log_to_driver": False,
-        "configure_logging": False,
-        "logging_level": logging.WARNING,
-    }
+    quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.WARNING}
     if address:
-        return options | {"address": address}
-    return options | {
+        return {"address": address, "namespace": NAMESPACE, **quiet}
+    return {
         "address": "local",  # whatever RAY_ADDRESS says: the configuration asked for our own
+        "namespace": NAMESPACE,
         "include_dashboard": False,
         "num_cpus": _LOGICAL_CPUS,
         "object_store_memory": _OBJECT_STORE_BYTES,
         "_system_config": {"prestart_worker_first_driver": False},  # no idle processes for CPUs we only claim
+        **quiet,
     }
 
 
-def _worth_saying(record: logging.LogRecord) -> bool:
-    """Drop Ray's warning that it leaves SIGTERM alone: that is what we want of it."""
+def _worth_saying(record: logging.LogRecord) -> bool:  # that Ray leaves SIGTERM alone is what we want
     return "SIGTERM handler is not set" not in record.getMessage()
 
 
@@ -167,11 +173,9 @@ class HostActor:
         return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), os.getpid()
 
     def submit(self, frame: bytes) -> None:
-        """Take a frame of commands."""
         self._host.deliver(frame)
 
     def events(self) -> Iterator[bytes]:
-        """Yield frames of events until the engine has ended."""
         yield from self._host.frames()
 
     def exit_code(self) -> int:
@@ -196,8 +200,8 @@ class RayWorker:
         options: dict[str, Any] = {"num_cpus": spec.cpus, "max_restarts": 0, "max_task_retries": 0}
         if spec.environment:
             options["runtime_env"] = {"env_vars": dict(spec.environment)}
-        actor_class = ray.remote(concurrency_groups=_GROUPS, **options)(HostActor)
-        self._actor = actor_class.remote(spec.entry, spec.options)
+        actor = ray.remote(concurrency_groups=_GROUPS, **options)(HostActor)
+        self._actor = actor.remote(spec.entry, spec.options)
         self._submit = self._actor.submit.options(num_returns=0, concurrency_group="commands")
 
     async def appear(self, timeout_s: float) -> None:
@@ -284,16 +288,14 @@ class RayWorker:
 
 
 def _exists(pid: int) -> bool:
-    try:
+    with suppress(OSError):
         os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def reason(error: Exception) -> str:
     """Return what a Ray error says, in one line; its texts run over a page and hide the cause."""
-    text = str(error)
-    if found := _EXIT_DETAIL.search(text):
+    if found := _EXIT_DETAIL.search(text := str(error)):
         return found[1].strip()
     return ([type(error).__name__] + [line.strip() for line in text.splitlines() if line.strip()])[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -405,6 +406,15 @@ async def test_without_ray_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch)
         await cluster.open()
     with pytest.raises(WorkerStartFailed):
         await cluster.start(engines.spec())
+    await cluster.close()
+
+
+async def test_an_address_where_nothing_listens_is_told_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    cluster = RayCluster(address)
+    with pytest.raises(WorkerError, match=rf"cannot join Ray at {address}: ConnectionRefusedError.*ray start"):
+        await cluster.open()
     await cluster.close()
 
 
