@@ -54,6 +54,7 @@ class PagedModel:
         self._tensor = ov.Tensor
         self._compiled = compiled
         self._request = compiled.create_infer_request()
+        self._bound: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
         block_tokens, blocks = self._allocate_cache(options.kv_cache_bytes)
         pad_to = paid_rows(options.exactness)
         self._pool = BlockPool(blocks, block_tokens, options.slots, pad_to=pad_to)
@@ -143,7 +144,15 @@ class PagedModel:
         self._set(ROWS_INPUT, wanted, np.int64)
 
     def _set(self, name: str, values: Sequence[int] | int, kind: type[np.int32] | type[np.int64]) -> None:
-        self._request.set_tensor(name, self._tensor(np.array(values, dtype=kind)))
+        """Write an input. The request keeps a tensor that is only overwritten while its shape stays the same:
+        binding one takes longer than filling it."""
+        bound = self._bound.get(name)
+        fresh = np.array(values, dtype=kind)
+        if bound is not None and bound.shape == fresh.shape:
+            bound[...] = fresh
+            return
+        self._bound[name] = fresh
+        self._request.set_tensor(name, self._tensor(fresh, shared_memory=True))
 
     def held(self, slot: int) -> int:
         """See the contract."""

@@ -54,7 +54,6 @@ class RayCluster:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
 
     async def open(self) -> None:
-        """See cluster.port.Cluster. Takes seconds; the event loop goes on meanwhile."""
         if self._connected is None:
             self._connected = asyncio.wrap_future(self._thread.submit(_connect, self._address))
         try:
@@ -79,7 +78,6 @@ class RayCluster:
         return worker
 
     async def close(self) -> None:
-        """See cluster.port.Cluster."""
         await asyncio.gather(*(worker.stop(_CLOSE_GRACE_S) for worker in tuple(self._workers)))
         connected, self._connected = self._connected, None
         if connected is not None:
@@ -167,7 +165,7 @@ class HostActor:
         self._code = self._host.run()
 
     def place(self) -> tuple[str, str, int]:
-        """Return the node's address and id, and this process's id."""
+        """Return the node's address and id, and the process's."""
         import ray
 
         return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), os.getpid()

@@ -128,9 +128,11 @@ class SuffixDrafter:
         voters: list[tuple[float, list[int], int]] = []
         longest = 0
         for source, index in enumerate((own, *self._store.generations)):
-            for length, place in index.candidates(context, self._max_match):
+            found = index.candidates(context, self._max_match)
+            for age, (length, place) in enumerate(found, start=1):
                 longest = max(longest, length)
-                voters.append((_weight(length, own=source == 0), index.tokens, place))
+                recency = 1.0 + 3.0 * age / len(found)  # the latest occurrence counts up to four times the oldest
+                voters.append((_weight(length, own=source == 0) * recency, index.tokens, place))
         return _vote(voters, longest, limit) if voters else NOTHING
 
 
