@@ -8,9 +8,14 @@ from rich.console import Console
 from rich.table import Table
 
 
+_FILE_COLUMNS = 120
+
+
 def print_decode(result: dict[str, Any]) -> None:
     """Print the table by category, the totals, the formulas, and whether outputs were identical."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_COLUMNS)  # in a file or a pipe nothing has to be cut
     summary, environment = result["summary"], result["environment"]
     table = Table(
         title=f"{environment['model']} on {environment['adapter']} {environment['device']}, "
