@@ -173,10 +173,11 @@ def build_loop(target: Target, options: EngineOptions, drafter: Drafter | None) 
 def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
     target = load_target(options, lambda stage, fraction: emit(Progress(stage, fraction)))
     drafter = build_drafter(options)
-    return Loaded(build_loop(target, options, drafter), _ready(target, options), target.model.close)
+    loop = build_loop(target, options, drafter)
+    return Loaded(loop, _ready(target, options, loop.max_running), target.model.close)
 
 
-def _ready(target: Target, options: EngineOptions) -> Ready:
+def _ready(target: Target, options: EngineOptions, slots: int) -> Ready:
     caps, spec = target.model.capabilities, target.model.spec
     adapter = registry.get(options.adapter)
     names = {device.name: device.full_name for device in adapter.devices()}
@@ -193,7 +194,7 @@ def _ready(target: Target, options: EngineOptions) -> Ready:
         kv_cache=caps.kv_cache.value,
         exactness=caps.exactness.value,
         row_invariant=target.row_invariant,
-        slots=min(options.max_running, caps.slots),
+        slots=slots,
         kv_blocks=caps.total_blocks,
         block_tokens=caps.block_tokens,
         drafters=[draft.method for draft in options.drafters],

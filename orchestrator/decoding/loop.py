@@ -59,6 +59,11 @@ class DecodeLoop:
         self._rounds = 0
 
     @property
+    def max_running(self) -> int:
+        """How many requests run at the same time, after every bound."""
+        return self._max_running
+
+    @property
     def idle(self) -> bool:
         """True when no request runs or waits."""
         return not self._running and not self._waiting
