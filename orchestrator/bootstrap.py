@@ -57,6 +57,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     kv_cache_bytes: int
     max_running: int
     max_batch_rows: int
+    prefill_rows: int
     max_depth: int
     drafters: list[DraftOptions]
 
@@ -77,6 +78,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         kv_cache_bytes=int(config.limits.kv_cache),
         max_running=config.limits.max_running,
         max_batch_rows=config.limits.max_batch_rows,
+        prefill_rows=config.limits.prefill_chunk,
         max_depth=0 if off else config.speculation.num_speculative_tokens,
         drafters=[]
         if off
@@ -166,7 +168,12 @@ def build_drafter(options: EngineOptions) -> Drafter | None:
 def build_loop(target: Target, options: EngineOptions, drafter: Drafter | None) -> DecodeLoop:
     """Return a decode loop over a loaded target."""
     return DecodeLoop(
-        target.model, drafter, SystemClock(), max_running=options.max_running, max_depth=options.max_depth
+        target.model,
+        drafter,
+        SystemClock(),
+        max_running=options.max_running,
+        max_depth=options.max_depth,
+        prefill_rows=options.prefill_rows,
     )
 
 

@@ -102,6 +102,7 @@ def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
             "outrider plain, kernel": outrider(targets["kernel"], options, arguments.max_tokens, speculate=False),
             "outrider plain, bit": outrider(targets["bit"], options, arguments.max_tokens, speculate=False),
             "outrider speculative, bit": outrider(targets["bit"], options, arguments.max_tokens, speculate=True),
+            "outrider speculative, kernel": outrider(targets["kernel"], options, arguments.max_tokens, speculate=True),
         }
     prompts = read_prompts(arguments.prompts, targets["bit"], arguments.limit)
     for engine in engines.values():  # warm: first shapes are compiled outside the measurement

@@ -84,8 +84,11 @@ class Limits(Section):
     """Sequences decoded at the same time."""
     max_waiting: int = Field(default=256, ge=0, le=100_000)
     """Requests that may wait for a place; one more is answered 429."""
-    max_batch_rows: int = Field(default=256, ge=16, le=8192)
+    max_batch_rows: int = Field(default=1024, ge=16, le=8192)
     """Rows of one forward; longer prompts are prefilled in chunks."""
+    prefill_chunk: int = Field(default=256, ge=16, le=8192)
+    """Rows of prefill in one forward while other requests decode: larger is sooner for the prompt, and a longer
+    gap in the running streams."""
     max_body: Size = Field(default=ByteSize(8 * 1024 * 1024))
     """The largest request body."""
     drain_timeout_s: float = Field(default=30.0, ge=0, le=3600, strict=False)

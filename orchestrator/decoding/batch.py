@@ -30,10 +30,11 @@ class Part:
         return Segment(session.slot, start, tokens, rows)
 
 
-def plan(running: Sequence[Session], *, max_rows: int, paid_rows: int) -> list[Part]:
+def plan(running: Sequence[Session], *, max_rows: int, prefill_rows: int, paid_rows: int) -> list[Part]:
     """Share the rows of one forward: first every decoding session, then prefills in order of admission.
 
-    Drafts are added later, into rows that are left; a session for which no row is left waits a round.
+    Drafts are added later, into rows that are left; a session for which no row is left waits a round. Prefills
+    get `prefill_rows` beside decoding sessions, all rows where there are none.
     """
     parts: list[Part] = []
     left = max_rows
@@ -42,6 +43,8 @@ def plan(running: Sequence[Session], *, max_rows: int, paid_rows: int) -> list[P
         if left >= paid_rows:
             parts.append(Part(session, 1, samples=True))
             left -= paid_rows
+    if parts:
+        left = min(left, prefill_rows)
     for session in running:
         known = min(session.uncached, left)
         if session.uncached > 1 and left >= paid_rows:

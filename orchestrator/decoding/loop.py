@@ -40,17 +40,26 @@ class _Tally:
 class DecodeLoop:
     """Continuous batching over one target. Not thread-safe: the engine's thread owns it.
 
-    `max_depth` bounds every request's depth; a request may ask for less, never for more.
+    `max_depth` bounds every request's depth; a request may ask for less, never for more. `prefill_rows` bounds
+    the prefill in a forward that also decodes.
     """
 
     def __init__(
-        self, target: LoadedModel, drafter: Drafter | None, clock: Clock, *, max_running: int, max_depth: int
+        self,
+        target: LoadedModel,
+        drafter: Drafter | None,
+        clock: Clock,
+        *,
+        max_running: int,
+        max_depth: int,
+        prefill_rows: int,
     ) -> None:
         self._target = target
         self._drafter = drafter
         self._clock = clock
         caps = target.capabilities
         self._max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.paid_rows)
+        self._prefill_rows = prefill_rows
         self._max_depth = max_depth if drafter is not None else 0
         self._free_slots = list(range(target.capabilities.slots - 1, -1, -1))
         self._waiting: deque[Session] = deque()
@@ -136,7 +145,12 @@ class DecodeLoop:
         while True:
             for session in self._running:
                 session.draft = NOTHING
-            parts = plan(self._running, max_rows=caps.max_batch_rows, paid_rows=caps.paid_rows)
+            parts = plan(
+                self._running,
+                max_rows=caps.max_batch_rows,
+                prefill_rows=self._prefill_rows,
+                paid_rows=caps.paid_rows,
+            )
             batch = [part.segment() for part in parts]
             missing = self._target.blocks_needed(batch) - self._target.free_blocks()
             if missing <= 0:

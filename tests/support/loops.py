@@ -27,7 +27,7 @@ def suffix() -> SuffixDrafter:
 
 def loop_over(model: LoadedModel, drafter: Drafter | None, *, running: int = 8, depth: int = 12) -> DecodeLoop:
     """A decode loop."""
-    return DecodeLoop(model, drafter, SystemClock(), max_running=running, max_depth=depth)
+    return DecodeLoop(model, drafter, SystemClock(), max_running=running, max_depth=depth, prefill_rows=32)
 
 
 def decode(loop: DecodeLoop, submits: Sequence[Submit]) -> tuple[dict[str, list[int]], list[Round]]:
