@@ -17,6 +17,7 @@ from orchestrator.api import errors, translate
 from orchestrator.api.metrics import Metrics
 from orchestrator.api.openapi import describe, request_body
 from orchestrator.api.port import TokenizerPort
+from orchestrator.api.request_ids import RequestIds
 from orchestrator.api.responses import DONE, Envelope, EventStream, Kind, event, json_response, unless_gone
 from orchestrator.api.streaming import Answer, TextAssembler, texts
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation
@@ -26,7 +27,6 @@ from orchestrator.control.port import Control
 from orchestrator.errors import RequestError
 
 _NOT_READY_RETRY_S = 5
-_CLIENT_CLOSED = 499  # nginx's code; nobody is left to read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +115,18 @@ class Api:
         pieces = texts(self.control.generate(submit), assembler, frozenset(submit.stop_tokens), answer, self._clock)
         created = int(self._clock.wall_s())
         envelope = Envelope(kind, submit.request_id, created, self.model_name(), len(submit.prompt))
-        headers = {"X-Request-Id": request.headers.get("X-Request-Id", submit.request_id)}
+        headers = {errors.REQUEST_ID: request.headers.get(errors.REQUEST_ID) or submit.request_id}
         if body.stream:
             # The first piece is awaited before the headers go, so that a refusal still has its own status.
             first = await unless_gone(request.receive, anext(pieces, ""))
             if first is None:
                 await pieces.aclose()
-                return Response(status_code=_CLIENT_CLOSED)
+                return Response(status_code=errors.CLIENT_CLOSED)
             usage = body.stream_options is not None and body.stream_options.include_usage
-            return EventStream(self._events(envelope, first, pieces, answer, submit, usage), headers)
+            return EventStream(self._events(envelope, first, pieces, answer, submit, usage), pieces, headers)
         text = await unless_gone(request.receive, _collect(pieces))
         if text is None:
-            return Response(status_code=_CLIENT_CLOSED)
+            return Response(status_code=errors.CLIENT_CLOSED)
         self.metrics.observe_answer(answer, len(submit.prompt))
         response = json_response(envelope.whole(text, answer))
         response.headers.update(headers)
@@ -147,8 +147,9 @@ class Api:
             try:
                 async for piece in pieces:
                     yield envelope.piece(piece)
-            except RequestError as error:
-                yield event(errors.body_of(error)) + DONE
+            except Exception as error:  # the status is out: whatever it is, the client can only be told here
+                known = error if isinstance(error, RequestError) else errors.unforeseen(error, submit.request_id)
+                yield event(errors.body_of(known)) + DONE
                 return
             self.metrics.observe_answer(answer, len(submit.prompt))
             yield envelope.ending(answer.finish) + (envelope.usage(answer) if usage else b"") + DONE
@@ -166,6 +167,7 @@ def create_app(
     api = Api(control, tokenizer, model_name, settings, clock)
     app.state.metrics = api.metrics
     errors.install(app)
+    app.add_middleware(RequestIds)
     app.post("/v1/completions", openapi_extra=request_body(CompletionRequest))(api.completions)
     app.post("/v1/chat/completions", openapi_extra=request_body(ChatRequest))(api.chat)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,10 +12,23 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 from orchestrator.errors import RequestError
 
 _log = logging.getLogger(__name__)
+
+CLIENT_CLOSED = 499  # nginx's code; nobody is left to read it
+REQUEST_ID = "X-Request-Id"
+
+# pydantic puts the alternatives of a union into an error's path; a client sent none of these names.
+_ALTERNATIVES = ("list[", "function-", "constrained-")
+
+
+def new_request_id() -> str:
+    """Return an id for a request that brought none."""
+    return f"req-{secrets.token_hex(12)}"
 
 
 def body_of(error: RequestError) -> dict[str, Any]:
@@ -37,19 +51,35 @@ def parse(model: type[BaseModel], raw: bytes) -> Any:
 
 
 def _first(details: list[ErrorDetails]) -> RequestError:
-    detail = details[0]
+    detail = _deepest(details)
     if detail["type"] == "json_invalid":
         reason = detail.get("ctx", {}).get("error", detail["msg"])
         return RequestError(f"the body is not JSON: {reason}", code="invalid_json")
     context: dict[str, Any] = detail.get("ctx", {})
-    path = [str(part) for part in detail["loc"] if not str(part).startswith(("list[", "function-", "constrained"))]
-    param = context.get("field") or ".".join(path) or None
+    param = context.get("field") or ".".join(_path(detail)) or None
     if detail["type"] in ("not_supported", "unknown_field", "stop"):
         return RequestError(detail["msg"], param=param, code=detail["type"])
     if detail["type"] == "missing":
         return RequestError(f"'{param}' is missing", param=param, code="missing_parameter")
     what = f"'{param}': " if param else "the body: "
     return RequestError(f"{what}{detail['msg'][:1].lower()}{detail['msg'][1:]}", param=param, code="invalid_value")
+
+
+def _path(detail: ErrorDetails) -> list[str]:
+    # Only a whole tag is an alternative: "stream" begins with "str" and is a field.
+    return [str(part) for part in detail["loc"] if part != "str" and not str(part).startswith(_ALTERNATIVES)]
+
+
+def _deepest(details: list[ErrorDetails]) -> ErrorDetails:
+    """Return the first parameter's error, of a union's alternatives the one that got furthest into the value."""
+    first = _path(details[0])
+    return max((detail for detail in details if _path(detail)[: len(first)] == first), key=lambda d: len(_path(d)))
+
+
+def unforeseen(error: Exception, request: str) -> RequestError:
+    """Log a bug with its traceback; return what the client is told of it."""
+    _log.error("%s failed", request, exc_info=error)
+    return RequestError("the server failed on this request; its log says why", status=500, kind="server_error")
 
 
 def install(app: FastAPI) -> None:
@@ -74,11 +104,15 @@ def install(app: FastAPI) -> None:
         return response_of(_first(list(error.errors())))
 
     async def broken(request: Request, error: Exception) -> JSONResponse:
-        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return response_of(
-            RequestError("the server failed on this request; its log says why", status=500, kind="server_error")
-        )
+        response = response_of(unforeseen(error, f"{request.method} {request.url.path}"))
+        # Starlette answers bugs outside of every middleware, so the one that adds the id does not see this.
+        response.headers[REQUEST_ID] = request.headers.get(REQUEST_ID) or new_request_id()
+        return response
 
+    async def gone(_: Request, __: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED)
+
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(RequestError, refused)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from orchestrator.api.streaming import Answer
 from orchestrator.cluster.port import Round
-from orchestrator.control.port import Control
+from orchestrator.control.port import Control, StateView
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -38,7 +38,8 @@ class Metrics:
         self._prompt = counter("prompt_tokens", "Prompt tokens of finished requests.")
         self._generated = counter("generation_tokens", "Tokens generated.")
         self._success = counter("request_success", "Requests that ended well.", "finished_reason")
-        self._restarts = gauge("worker_restarts", "Restarts of the worker since the daemon started.")
+        self._restarts = counter("worker_restarts", "Restarts of the worker since the daemon started.")
+        self._restarts_counted = 0
         self._running = gauge("num_requests_running", "Requests in the decode loop.")
         self._waiting = gauge("num_requests_waiting", "Requests that wait for a place.")
         self._kv_usage = gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
@@ -78,10 +79,14 @@ class Metrics:
             self._tpot.labels(model).observe((answer.last_s - answer.first_s) / (answer.tokens - 1))
 
     def render(self) -> bytes:
-        """Return the exposition text, with gauges as they are now."""
-        view = self._control.view()
-        model = self._model
-        self._restarts.labels(model).set(view.totals.restarts)
+        """Return the exposition text, with control's own figures as they are now."""
+        if self._control.view().ready is not None:  # before that no series could be named after its model
+            self._refresh(self._control.view(), self._model)
+        return generate_latest(self.registry)
+
+    def _refresh(self, view: StateView, model: str) -> None:
+        self._restarts.labels(model).inc(view.totals.restarts - self._restarts_counted)
+        self._restarts_counted = view.totals.restarts
         if view.gauges is not None:
             used = view.gauges.total_blocks - view.gauges.free_blocks
             self._running.labels(model).set(view.gauges.running)
@@ -89,4 +94,3 @@ class Metrics:
             self._kv_usage.labels(model).set(used / max(1, view.gauges.total_blocks))
         if view.totals.drafted:
             self._rate.labels(model).set(view.totals.accepted / view.totals.drafted)
-        return generate_latest(self.registry)

@@ -106,16 +106,23 @@ def json_response(body: dict[str, Any]) -> Response:
 
 
 class EventStream(Response):
-    """Sends events as they come. When the client goes away, the generator is closed at once."""
+    """Sends events as they come. When the client goes away, `events` and the `source` they are made of are
+    closed at once."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], source: AsyncGenerator[str, None], headers: dict[str, str]
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", **headers}, media_type="text/event-stream")
         del self.headers["content-length"]
         self._events = events
+        self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
-        await unless_gone(receive, self._send(send))
+        # Closing a generator that never began runs none of its cleanup: a client that goes away before the
+        # headers are out would otherwise leave the source, which holds a slot, to the garbage collector.
+        async with aclosing(self._source):
+            await unless_gone(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._events) as events:

@@ -14,7 +14,9 @@ from orchestrator.cluster.port import Delta, RequestStats
 class TextAssembler:
     """Pushes tokens through a decoder and cuts the text before the first stop string.
 
-    Text that could still become a stop string is held back, so nothing that was given out is ever retracted.
+    The first is the one that is complete first (the longest of those that end together): which one that is
+    does not depend on how the text was split into tokens. Text that could still become a stop string is held
+    back, so nothing that was given out is ever retracted.
     """
 
     def __init__(self, decoder: StreamDecoder, stops: Sequence[str]) -> None:
@@ -33,10 +35,11 @@ class TextAssembler:
 
     def _take(self, text: str, *, last: bool) -> str:
         text = self._held + text
-        found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        found = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
         if found:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            _, start = min(found)
+            return text[:start]
         keep = 0 if last else self._unsure(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -91,7 +91,8 @@ def _submit(
         max_tokens=max_tokens,
         sampling=Sampling(
             temperature=request.temperature,
-            top_k=max(request.top_k, 0),
+            # At the vocabulary it keeps every token already, and a larger number may not fit on the wire.
+            top_k=min(max(request.top_k, 0), tokenizer.vocabulary_size),
             top_p=request.top_p,
             min_p=request.min_p,
             seed=seed & _MASK64,

@@ -55,9 +55,10 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """`include_usage`: a last chunk carries the usage."""
+    """`include_usage`: a last chunk carries the usage. `include_obfuscation` is accepted and not used."""
 
     include_usage: bool = False
+    include_obfuscation: bool = False
 
 
 class SpeculativeConfig(Body):
@@ -71,10 +72,10 @@ class Generation(Body):
     """What both routes share."""
 
     model: str
-    temperature: float = Field(default=1.0, ge=0.0, le=2.0, strict=False)
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0, strict=False)
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=-1)
-    min_p: float = Field(default=0.0, ge=0.0, le=1.0, strict=False)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     seed: int | None = None
     stop: StopText | list[StopText] | None = None
     stop_token_ids: list[int] = Field(default=[], max_length=64)
@@ -95,7 +96,7 @@ class Generation(Body):
                 if value is not None:
                     kept[key] = value
             elif key in _NOT_SUPPORTED:
-                if value not in _NOT_SUPPORTED[key]:
+                if not _asks_for_nothing(key, value):
                     raise PydanticCustomError("not_supported", "'{field}' is not supported yet", {"field": key})
             elif key not in _HARMLESS:
                 raise PydanticCustomError("unknown_field", "{text}", {"field": key, "text": _unknown(key, cls)})
@@ -117,9 +118,14 @@ class Generation(Body):
         return self
 
 
+def _asks_for_nothing(key: str, value: Any) -> bool:
+    # To Python 0 is False, but `logprobs: 0` asks for the log-probability of each chosen token.
+    return any(isinstance(value, bool) == isinstance(idle, bool) and value == idle for idle in _NOT_SUPPORTED[key])
+
+
 def _unknown(key: str, cls: type[BaseModel]) -> str:
     close = difflib.get_close_matches(key, [*cls.model_fields, *_NOT_SUPPORTED, *_HARMLESS], n=1)
-    return f"unknown field '{key}'" + (f"; did you mean '{close[0]}'?" if close else "")
+    return f"unknown field {key!r}" + (f"; did you mean '{close[0]}'?" if close else "")
 
 
 class CompletionRequest(Generation):

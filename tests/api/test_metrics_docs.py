@@ -7,7 +7,8 @@ from pathlib import Path
 
 from orchestrator.api.metrics import Metrics
 from orchestrator.cluster.port import Delta, Gauges, Ready, Submit
-from orchestrator.control.port import StateView
+from orchestrator.control.port import StateView, Totals
+from tests.api.support import READY
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -22,6 +23,25 @@ class Idle:
 
     async def generate(self, submit: Submit):
         yield Delta(submit.request_id, [])
+
+
+class Restarted(Idle):
+    """A control whose worker was restarted; `restarts` None: it was never ready."""
+
+    restarts: int | None = None
+
+    def view(self) -> StateView:
+        ready = None if self.restarts is None else READY
+        return StateView("ready", "", "", "local", ready, None, Totals(restarts=self.restarts or 0))
+
+
+def test_restarts_are_counted_once_however_often_they_are_read():
+    control = Restarted()
+    metrics = Metrics(control)
+    assert b"model_name" not in metrics.render()  # no series without a model: it would stay for ever
+    for restarts in (0, 1, 1, 3):
+        control.restarts = restarts
+        assert f'outrider_worker_restarts_total{{model_name="toy"}} {restarts}.0'.encode() in metrics.render()
 
 
 def test_docs_and_registry_agree():

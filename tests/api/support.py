@@ -1,0 +1,129 @@
+"""The API over a scripted control: what it is asked and when it is let go can be seen, and it fails on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+import uvicorn
+from fastapi import FastAPI
+from openai import AsyncOpenAI
+
+from adapters.tokenizer import Tokenizer
+from orchestrator.api.app import ApiSettings, create_app
+from orchestrator.clock import SystemClock
+from orchestrator.cluster.port import Delta, Gauges, Ready, RequestStats, Submit
+from orchestrator.control.port import StateView, Totals
+
+CONTEXT_TOKENS = 64
+EOS = 256
+TOKENIZER = Tokenizer.bytes_only()
+READY = Ready(
+    model="toy",
+    vocabulary_size=TOKENIZER.vocabulary_size,
+    vocabulary_fingerprint=TOKENIZER.vocabulary_fingerprint,
+    context_tokens=CONTEXT_TOKENS,
+    adapter="scripted",
+    device="CPU",
+    device_name="none",
+    weights="none",
+    activations="none",
+    kv_cache="none",
+    exactness="bit",
+    row_invariant=True,
+    slots=4,
+    kv_blocks=8,
+    block_tokens=16,
+    drafters=[],
+    max_depth=4,
+    tokenizer_dir="",
+    pid=1,
+    load_s=0.0,
+)
+
+
+@dataclass
+class ScriptedControl:
+    """Answers every request with `steps` (the tokens of each delta), then `finish`.
+
+    `error` is raised before step `error_at`; `hang_at` is the step that never comes. `submits` holds what was
+    asked, `ended` the ids whose iterator has run its cleanup, however it ended.
+    """
+
+    steps: list[list[int]] = field(default_factory=lambda: [list(b"hel"), list(b"lo")])
+    finish: str = "length"
+    error: Exception | None = None
+    error_at: int = 0
+    hang_at: int | None = None
+    phase: str = "ready"
+    ready: Ready | None = READY
+    gauges: Gauges | None = None
+    totals: Totals = field(default_factory=Totals)
+    submits: list[Submit] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def view(self) -> StateView:
+        return StateView(
+            self.phase, "so says the script", "scripted", "local", self.ready, self.gauges, self.totals, uptime_s=1.0
+        )
+
+    async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
+        self.submits.append(submit)
+        self._idle.clear()
+        try:
+            for index, tokens in enumerate(self.steps):
+                if self.error is not None and index == self.error_at:
+                    raise self.error
+                if index == self.hang_at:
+                    await asyncio.Event().wait()
+                last = index == len(self.steps) - 1
+                stats = RequestStats(len(submit.prompt), 5, 4, 2, 6, 3, 1.0, 2.0) if last else None
+                yield Delta(submit.request_id, tokens, self.finish if last else "", stats)
+        finally:
+            self.ended.append(submit.request_id)
+            if len(self.ended) == len(self.submits):
+                self._idle.set()
+
+    async def until_all_ended(self) -> None:
+        """Wait until something was asked and nothing of it is still running."""
+        async with asyncio.timeout(3.0):
+            await self._idle.wait()
+
+
+def app_over(
+    control: ScriptedControl, *, max_body_bytes: int = 65_536, tokenizer: Tokenizer | None = TOKENIZER
+) -> FastAPI:
+    """Return the public app over a scripted control."""
+    return create_app(control, lambda: tokenizer, lambda: "toy", ApiSettings(max_body_bytes), SystemClock())
+
+
+@contextmanager
+def _bound() -> Iterator[socket.socket]:
+    with socket.socket() as tcp:
+        tcp.bind(("127.0.0.1", 0))
+        tcp.listen()  # whoever connects before the server runs waits for it
+        yield tcp
+
+
+@asynccontextmanager
+async def serving(app: FastAPI) -> AsyncIterator[str]:
+    """Serve an app on a free port; gives its URL."""
+    with _bound() as tcp:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+        task = asyncio.create_task(server.serve(sockets=[tcp]))
+        try:
+            yield f"http://127.0.0.1:{tcp.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
+
+
+@asynccontextmanager
+async def client_of(app: FastAPI) -> AsyncIterator[AsyncOpenAI]:
+    """Serve an app and give the real client for it, which never retries."""
+    async with serving(app) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
