@@ -17,7 +17,8 @@ class Notifier:
 
     def status(self, text: str) -> None:
         """Show one line in `systemctl status`."""
-        self._notifier.notify(f"STATUS={text}")
+        # One line only: behind a line break a text could say READY=1.
+        self._notifier.notify(f"STATUS={' '.join(text.split())}")
 
     def stopping(self) -> None:
         """The daemon drains and ends."""

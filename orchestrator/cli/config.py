@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel, ByteSize
 
 from orchestrator.config.load import default_config_path, load_config
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.schema import size_text
 
 app = typer.Typer(no_args_is_help=True, help="Check a cluster.yaml; print its schema.")
 
@@ -20,11 +24,11 @@ def check(
 ) -> None:
     """Check keys, types, units, ranges and files; print the effective values."""
     path = file or default_config_path()
-    values = load_config(path).model_dump(mode="json")
+    config = load_config(path)
     if as_json:
-        print(json.dumps(values, indent=1))
+        print(config.model_dump_json(indent=1))
         return
-    _print(path, values)
+    _print(path, config)
 
 
 @app.command()
@@ -35,22 +39,28 @@ def schema() -> None:
     print(json.dumps(json_schema(), indent=1))
 
 
-def _print(path: Path, values: dict[str, Any]) -> None:
+def _print(path: Path, config: ClusterConfig) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from orchestrator.cli.plain_table import add_row
 
     table = Table("key", "value")
-    for section, content in values.items():
+    for section, content in config:
         for name, row in _flat(section, content):
-            table.add_row(name, row)
+            add_row(table, name, row)
     console = Console()
     console.print(table)
-    console.print(f"{path}: ok", style="green", highlight=False)
+    console.print(Text(f"{path}: ok", style="green"), soft_wrap=True)
 
 
 def _flat(name: str, content: Any) -> list[tuple[str, str]]:
-    if isinstance(content, dict):
-        return [row for key, value in content.items() for row in _flat(f"{name}.{key}", value)]
-    if isinstance(content, list):
-        return [row for index, value in enumerate(content) for row in _flat(f"{name}[{index}]", value)]
-    return [(name, str(content))]
+    if isinstance(content, BaseModel):
+        return [row for key, value in content for row in _flat(f"{name}.{key}", value)]
+    if isinstance(content, tuple):
+        rows = [row for index, value in enumerate(content) for row in _flat(f"{name}[{index}]", value)]
+        return rows or [(name, "[]")]
+    if isinstance(content, ByteSize):
+        return [(name, size_text(content))]
+    return [(name, str(content.value if isinstance(content, Enum) else content))]

@@ -124,8 +124,10 @@ def _print(checks: list[Check]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from orchestrator.cli.plain_table import add_row
+
     table = Table("", "check", "found", "what to do")
     colours = {"ok": "green", "warn": "yellow", "fail": "red"}
     for check in checks:
-        table.add_row(f"[{colours[check.verdict]}]{check.verdict}[/]", check.name, check.found, check.todo)
+        add_row(table, check.verdict, check.name, check.found, check.todo, style=colours[check.verdict])
     Console().print(table)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 
 from device_profiles.units import human_bytes
@@ -33,6 +32,8 @@ def status(
 
 def ask(path: Path) -> dict[str, Any]:
     """Return the daemon's status. Raises StatusError when none answers on the socket."""
+    import httpx
+
     try:
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=10.0) as client:
             response = client.get("http://outrider/admin/status")
@@ -46,10 +47,9 @@ def ask(path: Path) -> dict[str, Any]:
 
 
 def _socket(config: Path | None, port: int | None) -> Path:
-    from orchestrator.config.load import admin_socket_path, default_config_path, parse_config
+    from orchestrator.config.load import admin_socket_path, default_config_path, load_config
 
-    path = config or default_config_path()
-    loaded = parse_config(path.read_text(encoding="utf-8"), path)
+    loaded = load_config(config or default_config_path(), sources=False)
     return admin_socket_path(loaded, loaded.api.port if port is None else port)
 
 
@@ -57,9 +57,11 @@ def _print(answer: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from orchestrator.cli.plain_table import add_row
+
     table = Table(show_header=False, title=f"outrider {answer['version']}")
     for name, value in _rows(answer):
-        table.add_row(name, value)
+        add_row(table, name, value)
     Console().print(table)
 
 

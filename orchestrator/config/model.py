@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from device_profiles.profile import Exactness
 
+SIZE_EXAMPLES = ["512 MiB", "2 GiB"]
+SIZE_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*([KkMmGgTtPp][Ii]?)?[Bb]\s*$"
 
-def _plain_number_is_no_size(value: object) -> object:
-    if isinstance(value, (int, float)):
+
+def _with_a_unit(value: object) -> object:
+    """Hold back what pydantic would take: numbers without a unit, bits, and text behind the size."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         raise ValueError(f"needs a unit, as in '{value} MiB' or '{value} GiB'")
+    if not isinstance(value, str) or not re.fullmatch(SIZE_PATTERN, value):
+        raise PydanticCustomError("byte_size", "is no size")
     return value
 
 
-SIZE_EXAMPLES = ["512 MiB", "2 GiB"]
 Size = Annotated[
     ByteSize,
-    BeforeValidator(_plain_number_is_no_size),
+    BeforeValidator(_with_a_unit),
     Field(json_schema_extra={"examples": list(SIZE_EXAMPLES)}),
 ]
 
@@ -32,7 +39,7 @@ class Section(BaseModel):
 class Target(Section):
     """The target model: what is served, and on which runtime it runs."""
 
-    source: str
+    source: str = Field(min_length=1)
     """Where the weights are: `package:NAME/FILE` (a file inside an installed Python package), the path of a GGUF
     file (relative to this configuration file), or `simulated:toy` (no weights)."""
     name: str = Field(default="", max_length=128)
@@ -91,7 +98,7 @@ class Limits(Section):
     gap in the running streams."""
     max_body: Size = Field(default=ByteSize(8 * 1024 * 1024))
     """The largest request body."""
-    drain_timeout_s: float = Field(default=30.0, ge=0, le=3600, strict=False)
+    drain_timeout_s: float = Field(default=30.0, ge=0, le=3600)
     """How long running streams may go on after SIGTERM."""
 
 

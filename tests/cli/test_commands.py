@@ -38,6 +38,48 @@ def test_config_check_shows_effective_values(tmp_path):
     assert values["limits"]["max_running"] == 16
 
 
+def test_config_check_shows_every_value_as_it_would_be_written(tmp_path):
+    path = tmp_path / "[bold]c.yaml"
+    long = "/store/" + "x" * 120
+    path.write_text(
+        "model: {source: 'simulated:toy', adapter: simulated, name: '[red]n[/red]'}\n"
+        f"limits: {{kv_cache: 64 MiB}}\ndrafts: []\nstore: {{directory: {long}}}\n"
+    )
+    shown = outrider("config", "check", str(path)).stdout
+    cells = "".join(line.split("│")[2].strip() for line in shown.splitlines() if line.count("│") == 3)
+    assert "[red]n[/red]" in cells
+    assert "64 MiB" in cells
+    assert long in cells
+    assert shown.splitlines()[-1] == f"{path}: ok"
+
+
+@pytest.mark.parametrize("command", [("config", "check"), ("serve", "--config"), ("status", "--config")])
+@pytest.mark.parametrize("kind", ["missing", "directory", "binary"])
+def test_an_unreadable_configuration_is_one_line_and_exit_1(tmp_path, command, kind):
+    path = tmp_path / "c.yaml"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "binary":
+        path.write_bytes(b"\xff\xfe")
+    done = outrider(*command, str(path))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"outrider: {path}: ")
+
+
+def test_status_needs_no_model_file_only_the_socket(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"model: {{source: gone.gguf}}\napi: {{admin_socket: {tmp_path}/a.sock}}\n")
+    done = outrider("status", "--config", str(path))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"outrider: no daemon answers on {tmp_path}/a.sock")
+
+
+def test_a_traceback_is_there_for_those_who_ask(tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_TRACEBACK", "1")
+    assert "Traceback" in outrider("config", "check", str(tmp_path / "missing")).stderr
+
+
 @pytest.mark.parametrize("command", [("config", "check"), ("serve", "--config")])
 def test_a_wrong_configuration_is_one_line_and_exit_1(tmp_path, command):
     path = tmp_path / "c.yaml"

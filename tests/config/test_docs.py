@@ -11,16 +11,51 @@ import jsonschema
 import pytest
 import yaml
 
+from orchestrator.config.load import parse_config
 from orchestrator.config.schema import json_schema
+from orchestrator.config.source_text import parse_text
+from orchestrator.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-ROW = re.compile(r"^\| `(?P<key>[^`]+)` \| (?P<kind>[^|]+) \| (?P<default>[^|]+) \|", re.MULTILINE)
+ROW = re.compile(
+    r"^\| `(?P<key>[^`]+)` \| (?P<kind>[^|]+) \| (?P<default>[^|]+) \| [^|]+ \| `(?P<example>[^`|]+)` \|$", re.MULTILINE
+)
 
 
 def documented() -> dict[str, str]:
     """Key -> default, from the tables of docs/configuration.md."""
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     return {row["key"]: row["default"].strip().strip("`") for row in ROW.finditer(text)}
+
+
+def example_of(key: str, value: str) -> str:
+    """A whole cluster.yaml in which `key` has this value, written as it stands in the documentation."""
+    section, name = key.split(".")
+    if section == "model":
+        written = {"source": "x.gguf"} | {name: value}
+        return "model:\n" + "".join(f"  {one}: {text}\n" for one, text in written.items())
+    if section == "drafts[]":
+        written = {"method": "suffix"} | {name: value}
+        items = ", ".join(f"{one}: {text}" for one, text in written.items())
+        return f"model: {{source: x.gguf}}\ndrafts: [{{{items}}}]\n"
+    return f"model: {{source: x.gguf}}\n{section}:\n  {name}: {value}\n"
+
+
+EXAMPLES = {
+    row["key"]: row["example"] for row in ROW.finditer((ROOT / "docs" / "configuration.md").read_text(encoding="utf-8"))
+}
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_every_example_is_accepted_by_the_daemon_and_by_the_schema(key):
+    text = example_of(key, EXAMPLES[key])
+    parse_config(text, Path("example.yaml"))
+    jsonschema.validate(yaml_1_2(text), json_schema())
+
+
+def yaml_1_2(text: str) -> Any:
+    """The values as an editor reads them."""
+    return parse_text(text, Path("example.yaml"))[0]
 
 
 def described() -> dict[str, str]:
@@ -55,8 +90,10 @@ def test_the_shipped_schema_is_current_and_accepts_the_shipped_configuration():
     jsonschema.validate(yaml.safe_load((ROOT / "cluster.yaml").read_text(encoding="utf-8")), shipped)
 
 
-@pytest.mark.parametrize("wrong", ["2", "2 GX", "GiB", "-1 GiB"])
-def test_the_schema_refuses_sizes_that_the_daemon_refuses(wrong):
+@pytest.mark.parametrize("wrong", ["2", "2 GX", "GiB", "-1 GiB", "2 Gibit", "2 GiB or so", ""])
+def test_the_schema_and_the_daemon_refuse_the_same_sizes(wrong):
     config = {"model": {"source": "x"}, "limits": {"kv_cache": wrong}}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(config, json_schema())
+    with pytest.raises(ConfigError, match="is no size"):
+        parse_config(json.dumps(config), Path("c.yaml"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,9 +27,9 @@ WRONG = [
     ("limits:\n  kv_cache: 2\n", 5, ["needs a unit", "2 GiB"]),
     ("limits:\n  kv_cache: [1]\n", 5, ["limits.kv_cache"]),
     ("\napi:\n\n  port: abc\n", 7, ["api.port", "integer", "'abc'"]),
-    ("api:\n  port: 99999\n", 5, ["api.port", "65535"]),
+    ("api:\n  port: 99999\n", 5, ["api.port: must be 0 to 65535, not 99999"]),
     ("api:\n  port: '8000'\n", 5, ["api.port", "integer"]),
-    ("limits:\n  max_running: 0\n", 5, ["limits.max_running", "greater than or equal to 1"]),
+    ("limits:\n  max_running: 0\n", 5, ["limits.max_running: must be 1 to 1024, not 0"]),
     ("api: 3\n", 4, ["api", "mapping"]),
     ("drafts:\n  - method: suffx\n", 5, ["drafts[0].method", "'suffix'"]),
     ("drafts:\n  - method: suffix\n    max_mach: 3\n", 6, ["drafts[0].max_mach", "did you mean 'max_match'"]),
@@ -34,6 +37,27 @@ WRONG = [
     ("api:\n  port: 1\napi:\n  port: 2\n", 6, ["api", "set twice", "line 4"]),
     ("api: [\n", 5, ["not YAML"]),
     ("api:\n\tport: 1\n", 5, ["not YAML"]),
+    ("api:\n  port:\n", 5, ["api.port: has no value", "leave the key out"]),
+    ("api:\n", 4, ["api: has no value"]),
+    ("api:\n  host: 1\n", 5, ["api.host: must be text, not 1", "quotes"]),
+    ("api:\n  port: true\n", 5, ["api.port: must be an integer, not true"]),
+    ("drafts: 3\n", 4, ["drafts: must be a list, not 3"]),
+    ("drafts: [{method: suffix}, {method: suffix}]\n", 4, ["drafts: must have at most 1 item(s), not 2"]),
+    ("limits:\n  kv_cache: '2048'\n", 5, ["limits.kv_cache: '2048' is no size"]),
+    ("limits:\n  kv_cache: 2 GiB or so\n", 5, ["limits.kv_cache: '2 GiB or so' is no size"]),
+    ("limits:\n  kv_cache: true\n", 5, ["limits.kv_cache: true is no size"]),
+    ("limits:\n  drain_timeout_s: '30'\n", 5, ["limits.drain_timeout_s: must be a number, not '30'"]),
+    ("limits:\n  drain_timeout_s: .nan\n", 5, ["limits.drain_timeout_s: must be 0 to 3600, not nan"]),
+    ("api:\n  1: x\n", 5, ["the key '1' in api", "no text"]),
+    ("? [a]\n: x\n", 4, ["a list or mapping", "no text"]),
+    ('"a\\nb": 1\n', 4, [r"'a\nb': unknown key"]),
+    ("api:\n  port: " + "x" * 500 + "\n", 5, ["api.port: must be an integer, not 'xxx", "..."]),
+    ("api: &a\n  host: *a\n", 5, ["api.host: contains itself"]),
+    ("api:\n  host: '\x01'\n", 5, ["not YAML", r"'\x01'"]),
+    ("api: {port: " + "9" * 5000 + "}\n", 4, ["not YAML", "cannot be read as int"]),
+    ("api: {port: !!int ''}\n", 4, ["not YAML", "'' cannot be read as int"]),
+    ("api: {port: !!timestamp x}\n", 4, ["not YAML", "cannot be read as timestamp"]),
+    ("api: *nothing\n", 4, ["not YAML", "undefined alias"]),
     ("api: !!python/object:os.system {}\n", 4, ["not YAML"]),
 ]
 
@@ -57,9 +81,42 @@ def test_all_mistakes_are_told_in_the_order_of_their_lines():
     assert [line.split(":")[1] for line in found] == ["5", "7", "8"]
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "[]", "3", "model: {}"])
+@pytest.mark.parametrize("text", ["", "# nothing\n", "[]", "3", "model: {}", "model: {source: ''}", "[" * 3000])
 def test_what_is_no_configuration(text):
     assert message(text).startswith("c.yaml:1: ")
+
+
+def test_aliases_that_unfold_without_end_are_refused():
+    levels = "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij"))
+    assert "once its aliases are unfolded" in message(f"a: &a [x]\n{levels}")
+
+
+def test_a_mistyped_key_goes_before_the_key_that_is_therefore_missing():
+    first, second = message("modle:\n  source: x\n").splitlines()
+    assert "did you mean 'model'" in first
+    assert "model: is missing" in second
+
+
+@pytest.mark.parametrize("word", ["off", "auto"])
+def test_words_that_older_yaml_takes_for_booleans_are_text(word):
+    assert parse_config(f"{HEAD}speculation:\n  method: {word}\n", Path("c.yaml")).speculation.method == word
+    assert parse_config(HEAD + "  name: no\n", Path("c.yaml")).model.name == "no"
+    assert parse_config(HEAD + "  name: 2026-01-31\n", Path("c.yaml")).model.name == "2026-01-31"
+
+
+def test_anchors_are_fine():
+    config = parse_config(HEAD + "api: {port: &number 9}\nlimits: {max_running: *number}\n", Path("c.yaml"))
+    assert (config.api.port, config.limits.max_running) == (9, 9)
+
+
+@given(st.text(alphabet=st.sampled_from("ab:[]{}&*!|>-?'\"#%@ \n\t1.~<=,"), max_size=60))
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_is_written_is_a_configuration_or_a_told_mistake(text):
+    with contextlib.suppress(ConfigError):
+        parse_config(HEAD + text, Path("c.yaml"))
+        return
+    told = message(HEAD + text).splitlines()
+    assert all(re.match(r"c\.yaml:\d+: \S", line) for line in told), told
 
 
 SECTIONS: dict[str, list[str]] = {

@@ -58,7 +58,8 @@ def exact_probabilities(row: np.ndarray, sampling: Sampling) -> np.ndarray:
     p /= p.sum()
     order = np.argsort(-p, kind="stable")
     before = np.cumsum(p[order]) - p[order]
-    p[order[before >= sampling.top_p]] = 0.0
+    if sampling.top_p < 1.0:  # off at 1: a sum of many shares reaches 1 by rounding before the last one
+        p[order[before >= sampling.top_p]] = 0.0
     return np.asarray(p / p.sum())
 
 

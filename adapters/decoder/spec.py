@@ -1,0 +1,107 @@
+"""The shape of a decoder-only model, and its weights by canonical name. Readers fill it in, builders read it.
+
+Readers (GGUF, safetensors) translate a file's names and conventions; builders (ONNX, OpenVINO) turn the result
+into a runtime's graph. Neither knows the other. Canonical names, with `L` the layer's index:
+
+    embedding                                     (vocabulary, hidden)
+    L.attention_norm  L.mlp_norm                  (hidden,)
+    L.query  L.key  L.value                       (heads or kv_heads * head_dim, hidden)
+    L.query_bias  L.key_bias  L.value_bias        where spec.qkv_bias
+    L.query_norm  L.key_norm                      (head_dim,), where spec.qk_norm
+    L.output                                      (hidden, heads * head_dim)
+    L.gate  L.up                                  (mlp, hidden)
+    L.down                                        (hidden, mlp)
+    L.post_attention_norm  L.post_mlp_norm        (hidden,), where spec.post_norms
+    final_norm                                    (hidden,)
+    head                                          (vocabulary, hidden), unless spec.tied_embeddings
+
+Norm weights are what the normalised value is multiplied with (Gemma's stored w means 1 + w here). Query and key
+rows are in the order of rotate-half (NeoX) position embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding (arXiv 2104.09864): `inverse_frequencies` has head_dim / 2 entries, scaling
+    (linear, Llama 3) already applied; `magnitude` multiplies cos and sin (1 unless YaRN)."""
+
+    inverse_frequencies: tuple[float, ...]
+    magnitude: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """Sizes in elements. `windows[L]` is the layer's sliding window in tokens, 0 for full attention; `ropes[L]`
+    the layer's rope. `query_scale` multiplies query-key products. Soft caps are 0 where there is none."""
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    vocabulary_size: int
+    context_length: int
+    norm_epsilon: float
+    activation: Literal["silu", "gelu_tanh"]
+    query_scale: float
+    ropes: tuple[Rope, ...]
+    windows: tuple[int, ...]
+    tied_embeddings: bool
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+    embedding_scale: float = 1.0
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A tensor in full: float32, float16, or bfloat16 as uint16 bit patterns (`bfloat16` True)."""
+
+    values: NDArray[Any]
+    bfloat16: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """A matrix quantised by groups along its rows: (values - zeros) * scales.
+
+    `values`: uint8, shape (rows, columns), each below 2**bits. `scales`: float16, shape (rows, groups).
+    `zeros`: uint8, shape (rows, groups). groups = columns / group_size.
+    """
+
+    values: NDArray[np.uint8]
+    scales: NDArray[np.float16]
+    zeros: NDArray[np.uint8]
+    bits: Literal[4, 8]
+    group_size: int
+
+
+Tensor = Dense | Grouped
+
+
+class Weights(Protocol):
+    """A model's tensors, read when asked for, so that a builder never holds two copies of all."""
+
+    @property
+    def spec(self) -> DecoderSpec: ...
+
+    @property
+    def label(self) -> str:
+        """Name the weight format for people ("int4 (Q4_1)", "bf16")."""
+        ...
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the tensor of a canonical name. Raises ModelRefused when the file lacks it."""
+        ...

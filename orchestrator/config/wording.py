@@ -1,0 +1,88 @@
+"""pydantic's findings in the words of someone who edits cluster.yaml: the key, what is wrong, the way out."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.source_text import Place, dotted, shown
+
+_KINDS = {
+    "int_type": "must be an integer",
+    "int_parsing_size": "must be an integer",
+    "float_type": "must be a number",
+    "tuple_type": "must be a list",
+    "model_type": "must be a mapping of keys to values",
+    "bool_type": "must be true or false",
+}
+_RANGE_ERRORS = ("greater_than_equal", "less_than_equal")
+
+
+def described(error: ErrorDetails) -> str:
+    """Return one line that names the key, what is wrong with its value, and the way out."""
+    place: Place = tuple(error["loc"])
+    name = dotted(place)
+    if error["type"] == "extra_forbidden":
+        return f"{name}: unknown key; {_nearest(str(place[-1]), sorted(_model_at(place[:-1]).model_fields))}"
+    if error["type"] == "missing":
+        return f"{name}: is missing"
+    if error["input"] is None:
+        return f"{name}: has no value; write one, or leave the key out"
+    return f"{name}: {_reason(error, place)}"
+
+
+def _reason(error: ErrorDetails, place: Place) -> str:
+    value, kind = error["input"], error["type"]
+    context: dict[str, Any] = error.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    if kind.startswith("byte_size"):
+        return f"{shown(value)} is no size; write a number and a unit, as in '2 GiB'"
+    if kind in ("literal_error", "enum"):
+        return f"must be {context['expected']}, not {shown(value)}"
+    if kind == "string_type":
+        return f"must be text, not {shown(value)}" + ("" if isinstance(value, (dict, list)) else "; put it in quotes")
+    if kind == "string_too_short":
+        return "must not be empty"
+    if kind == "string_too_long":
+        return f"must have at most {context['max_length']} characters, not {len(str(value))}"
+    if kind == "too_long":
+        return f"must have at most {context['max_length']} item(s), not {context['actual_length']}"
+    if kind in _RANGE_ERRORS:
+        return f"must be {_range_of(place)}, not {shown(value)}"
+    wanted = _KINDS.get(kind) or f"must be {error['msg'].removeprefix('Input should be ')}"
+    return f"{wanted}, not {shown(value)}"
+
+
+def _range_of(place: Place) -> str:
+    """Return the whole range of the key, not only the end that the value missed."""
+    bounds: dict[str, Any] = {}
+    for rule in _model_at(place[:-1]).model_fields[str(place[-1])].metadata:
+        bounds |= {end: getattr(rule, end) for end in ("ge", "le") if hasattr(rule, end)}
+    if len(bounds) == 2:  # both ends
+        return f"{bounds['ge']} to {bounds['le']}"
+    return f"at least {bounds['ge']}" if "ge" in bounds else f"at most {bounds['le']}"
+
+
+def _nearest(key: str, valid: list[str]) -> str:
+    close = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"valid keys are {', '.join(valid)}"
+
+
+def _model_at(place: Place) -> type[BaseModel]:
+    """Return the model whose keys stand at `place`."""
+    model: type[BaseModel] = ClusterConfig
+    for part in place:
+        if isinstance(part, str):
+            model = _section_of(model.model_fields[part]) or model
+    return model
+
+
+def _section_of(field: FieldInfo) -> type[BaseModel] | None:
+    candidates = (field.annotation, *getattr(field.annotation, "__args__", ()))
+    return next((one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)), None)
