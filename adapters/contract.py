@@ -65,14 +65,16 @@ class Segment:
     """Consecutive tokens of one sequence, written at `start`, and the rows of logits wanted from them.
 
     `slot` names the sequence (0 <= slot < capabilities.slots). `start` is the position of the first token: at
-    most what the slot holds; less than that rolls the slot back to `start` first. Row i predicts the token at
-    position start + i + 1. `rows` is the half-open range of offsets into `tokens` whose logits come back.
+    most what the slot holds; less than that rolls the slot back to `start` first, but never into positions that it
+    shares. Row i predicts the token at position start + i + 1. `rows` is the half-open range of offsets into
+    `tokens` whose logits come back. `apart`: the numerical class of the rows (see Capabilities.apart_tokens).
     """
 
     slot: int
     start: int
     tokens: Sequence[int]
     rows: tuple[int, int]
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,11 @@ class Capabilities:
     `row_invariant`: a row's logits are the same to the bit whatever else is in the batch (measured by the
     conformance suite). `paid_rows`: the rows that every segment is charged for at least (2 where exactness
     needs a second row: then the first draft token is free). `ragged`: several sequences in one forward.
+
+    `apart_tokens`: a runtime may compute a row faster alone than as one of several of its segment, with other last
+    bits. The class of a row must then follow from the request alone: rows behind a prompt of at most `apart_tokens`
+    tokens are run with `Segment.apart`, all others without. Apart rows are charged one by one, but a forward of a
+    single row is charged `paid_rows`.
     """
 
     slots: int
@@ -108,6 +115,7 @@ class Capabilities:
     kv_cache: Precision
     exactness: Exactness
     device: str
+    apart_tokens: int = 0
 
 
 class LoadedModel(Protocol):
@@ -137,6 +145,23 @@ class LoadedModel(Protocol):
 
     def blocks_needed(self, batch: Sequence[Segment]) -> int:
         """Return how many free blocks a forward of this batch would take."""
+        ...
+
+    def attach(self, slot: int, tokens: Sequence[int]) -> int:
+        """Let a free slot begin with what is remembered of a prefix of `tokens`; nothing is computed.
+
+        Returns how many positions the slot holds then, less than len(tokens): 0 where nothing is remembered. A later
+        segment may not start below them. Raises Unsupported when the slot holds something.
+        """
+        ...
+
+    def share(self, slot: int, tokens: Sequence[int]) -> None:
+        """Remember the slot's leading positions, which hold `tokens`, for `attach`, also after its release.
+
+        To be called with rows of one numerical class only (Segment.apart). The slot may not be rolled back below
+        them. What is remembered of released slots counts as free, and goes when the room is needed, the least
+        recently used first.
+        """
         ...
 
     def release(self, slot: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adapters.contract import CapacityError, Segment, Unsupported
+from adapters.prefix_index import PrefixIndex
 from device_profiles.units import ceil_div
 
 
@@ -12,7 +13,8 @@ class BlockPool:
     """`blocks` blocks of `block_tokens` positions, shared by `slots` sequences. No I/O, no tensors.
 
     `pad_to` is the number of rows that a segment is padded to; the padding is written behind the segment and
-    is not counted as held, so the next segment overwrites it.
+    is not counted as held, so the next segment overwrites it. Several slots may hold one block of a common
+    prefix: nobody writes to it then.
     """
 
     def __init__(self, blocks: int, block_tokens: int, slots: int, *, pad_to: int = 1) -> None:
@@ -23,11 +25,14 @@ class BlockPool:
         self._free = list(range(blocks - 1, -1, -1))
         self._tables: dict[int, list[int]] = {}
         self._held: dict[int, int] = {}
+        self._fixed: dict[int, int] = {}  # leading positions of a slot that others may hold too
+        self._users = [0] * blocks
+        self._prefixes = PrefixIndex(block_tokens)
 
     @property
     def free(self) -> int:
-        """How many blocks are free."""
-        return len(self._free)
+        """How many blocks are free, those with a remembered prefix among them."""
+        return len(self._free) + self._prefixes.idle
 
     def held(self, slot: int) -> int:
         """How many positions a slot holds."""
@@ -38,7 +43,7 @@ class BlockPool:
         return self._tables[slot][: ceil_div(tokens, self.block_tokens)]
 
     def padded(self, segment: Segment) -> int:
-        """Return how many rows the segment is run with."""
+        """Return how many rows the segment has room for."""
         return max(len(segment.tokens), self._pad_to)
 
     def needed(self, batch: Sequence[Segment]) -> int:
@@ -48,18 +53,64 @@ class BlockPool:
     def reserve(self, batch: Sequence[Segment]) -> None:
         """Give every segment its blocks and note what is held. Raises CapacityError; then nothing changed."""
         needed = self.needed(batch)
-        if needed > len(self._free):
-            raise CapacityError(f"{needed} KV blocks are needed and {len(self._free)} of {self.total} are free")
+        if needed > self.free:
+            raise CapacityError(f"{needed} KV blocks are needed and {self.free} of {self.total} are free")
         for segment in batch:
             table = self._tables.setdefault(segment.slot, [])
             while len(table) < self._blocks_for(segment):
-                table.append(self._free.pop())
+                block = self._free.pop() if self._free else self._prefixes.evict()
+                self._users[block] = 1
+                table.append(block)
             self._held[segment.slot] = segment.start + len(segment.tokens)
 
+    def attach(self, slot: int, tokens: Sequence[int]) -> int:
+        """See adapters.contract.LoadedModel.attach."""
+        self._check_slot(slot)
+        if self.held(slot):
+            raise Unsupported(f"slot {slot} holds {self.held(slot)} positions; a prefix is attached to a free one")
+        blocks = self._prefixes.find(tokens, (len(tokens) - 1) // self.block_tokens)
+        if not blocks:
+            return 0
+        for block in blocks:
+            self._use(block)
+        self._tables[slot] = blocks
+        self._held[slot] = self._fixed[slot] = len(blocks) * self.block_tokens
+        return self._held[slot]
+
+    def share(self, slot: int, tokens: Sequence[int]) -> None:
+        """See adapters.contract.LoadedModel.share."""
+        count = len(tokens) // self.block_tokens
+        if count * self.block_tokens > self.held(slot):
+            raise Unsupported(f"slot {slot} holds {self.held(slot)} positions, fewer than the {len(tokens)} to share")
+        if count * self.block_tokens <= self._fixed.get(slot, 0):
+            return
+        table = self._tables[slot]
+        for index, block in enumerate(self._prefixes.add(table[:count], tokens)):
+            own = table[index]
+            if block != own:  # the same content is there already: one copy is enough
+                self._use(block)
+                self._drop(own)
+                table[index] = block
+        self._fixed[slot] = count * self.block_tokens
+
     def release(self, slot: int) -> None:
-        """Free a slot's blocks."""
-        self._free.extend(reversed(self._tables.pop(slot, ())))
+        """Free a slot's blocks; what others may ask for again is remembered until the room is needed."""
+        for block in reversed(self._tables.pop(slot, ())):
+            self._drop(block)
         self._held.pop(slot, None)
+        self._fixed.pop(slot, None)
+
+    def _use(self, block: int) -> None:
+        self._prefixes.wake(block)
+        self._users[block] += 1
+
+    def _drop(self, block: int) -> None:
+        self._users[block] -= 1
+        if self._users[block] == 0:
+            if block in self._prefixes:
+                self._prefixes.rest(block)
+            else:
+                self._free.append(block)
 
     def check(self, batch: Sequence[Segment], *, max_rows: int, max_context: int) -> None:
         """Raise Unsupported when the batch breaks the contract."""
@@ -70,21 +121,24 @@ class BlockPool:
             if segment.slot in seen:
                 raise Unsupported(f"slot {segment.slot} stands twice in one batch")
             seen.add(segment.slot)
-            rows += self.padded(segment)
+            rows += len(segment.tokens) if segment.apart else self.padded(segment)
         if not batch:
             raise Unsupported("the batch is empty")
         if rows > max_rows:
             raise Unsupported(f"{rows} rows are more than the {max_rows} of one forward")
 
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self._slots:
+            raise Unsupported(f"slot {slot} is not one of {self._slots}")
+
     def _check_segment(self, segment: Segment, max_context: int) -> None:
-        if not 0 <= segment.slot < self._slots:
-            raise Unsupported(f"slot {segment.slot} is not one of {self._slots}")
+        self._check_slot(segment.slot)
         if not segment.tokens:
             raise Unsupported(f"slot {segment.slot}: a segment needs at least one token")
-        if not 0 <= segment.start <= self.held(segment.slot):
+        if not self._fixed.get(segment.slot, 0) <= segment.start <= self.held(segment.slot):
             raise Unsupported(
-                f"slot {segment.slot}: start {segment.start} is not within the {self.held(segment.slot)} "
-                "positions it holds"
+                f"slot {segment.slot}: start {segment.start} is not between the {self._fixed.get(segment.slot, 0)} "
+                f"positions it shares and the {self.held(segment.slot)} it holds"
             )
         if segment.start + len(segment.tokens) > max_context:
             raise Unsupported(

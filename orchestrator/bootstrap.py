@@ -58,6 +58,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     max_running: int
     max_batch_rows: int
     prefill_rows: int
+    prefix_reuse: bool
     max_depth: int
     drafters: list[DraftOptions]
 
@@ -79,6 +80,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         max_running=config.limits.max_running,
         max_batch_rows=config.limits.max_batch_rows,
         prefill_rows=config.limits.prefill_chunk,
+        prefix_reuse=config.limits.prefix_reuse,
         max_depth=0 if off else config.speculation.num_speculative_tokens,
         drafters=[]
         if off
@@ -174,6 +176,7 @@ def build_loop(target: Target, options: EngineOptions, drafter: Drafter | None) 
         max_running=options.max_running,
         max_depth=options.max_depth,
         prefill_rows=options.prefill_rows,
+        prefix_reuse=options.prefix_reuse,
     )
 
 

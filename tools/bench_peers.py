@@ -87,6 +87,7 @@ def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Load every engine, decode every prompt with each, return the result."""
     config = load_config(arguments.config)
     options = engine_options(config, arguments.config.resolve().parent)
+    options = msgspec.structs.replace(options, prefix_reuse=False)  # every mode computes its own prefill
     source = work / "model.gguf"
     source.symlink_to(resolve(config.model.source, arguments.config.parent).path.resolve())
     console = Console(stderr=True)

@@ -27,6 +27,9 @@ from adapters.openvino_rt.graph import ROWS_INPUT
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
 
+# Up to here a row alone is the cheaper one (measured, docs/benchmarks.md).
+APART_TOKENS = 512
+
 _KV_PREFIXES = ("key_cache.", "value_cache.")
 _OUT_OF_MEMORY_WORDS = ("bad_alloc", "out of memory", "cannot allocate", "failed to allocate")
 
@@ -75,6 +78,7 @@ class PagedModel:
             kv_cache=kv_cache,
             exactness=options.exactness,
             device=options.device,
+            apart_tokens=APART_TOKENS if options.exactness is Exactness.BIT else 0,
         )
 
     def _allocate_cache(self, budget_bytes: int) -> tuple[int, int]:
@@ -117,26 +121,31 @@ class PagedModel:
         tokens: list[int] = []
         positions: list[int] = []
         begins, block_begins = [0], [0]
+        pasts: list[int] = []
         blocks: list[int] = []
         wanted: list[int] = []
         longest = 0
+        lone = len(batch) == 1 and batch[0].apart and len(batch[0].tokens) == 1
         for segment in batch:
             first = len(tokens)
-            rows = self._pool.padded(segment)
+            rows = len(segment.tokens) if segment.apart and not lone else self._pool.padded(segment)
             end = segment.start + rows
             tokens.extend(segment.tokens)
             tokens.extend([segment.tokens[0]] * (rows - len(segment.tokens)))
             positions.extend(range(segment.start, end))
             wanted.extend(range(first + segment.rows[0], first + segment.rows[1]))
-            blocks.extend(self._pool.table(segment.slot, end))
-            begins.append(len(tokens))
-            block_begins.append(len(blocks))
+            # Rows that are apart are sequences of their own over the same blocks.
+            for start, stop in _pieces(segment, end):
+                pasts.append(start)
+                begins.append(begins[-1] + stop - start)
+                blocks.extend(self._pool.table(segment.slot, stop))
+                block_begins.append(len(blocks))
             longest = max(longest, end)
         if not wanted:
             wanted.append(0)  # a gather of nothing leaves the output layer without a shape it knows
         self._set("input_ids", tokens, np.int64)
         self._set("position_ids", positions, np.int64)
-        self._set("past_lens", [segment.start for segment in batch], np.int32)
+        self._set("past_lens", pasts, np.int32)
         self._set("subsequence_begins", begins, np.int32)
         self._set("block_indices", blocks, np.int32)
         self._set("block_indices_begins", block_begins, np.int32)
@@ -166,6 +175,14 @@ class PagedModel:
         """See the contract."""
         return self._pool.needed(batch)
 
+    def attach(self, slot: int, tokens: Sequence[int]) -> int:
+        """See the contract."""
+        return self._pool.attach(slot, tokens)
+
+    def share(self, slot: int, tokens: Sequence[int]) -> None:
+        """See the contract."""
+        self._pool.share(slot, tokens)
+
     def release(self, slot: int) -> None:
         """See the contract."""
         self._pool.release(slot)
@@ -174,6 +191,13 @@ class PagedModel:
         """See the contract."""
         self._request = None
         self._compiled = None
+
+
+def _pieces(segment: Segment, end: int) -> list[tuple[int, int]]:
+    """Return the (first position, position behind) of each sequence that a segment is run as."""
+    if segment.apart:
+        return [(position, position + 1) for position in range(segment.start, end)]
+    return [(segment.start, end)]
 
 
 def _typed(error: RuntimeError) -> DeviceLost:

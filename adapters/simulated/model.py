@@ -1,7 +1,7 @@
 """A deterministic toy language model over bytes, with real KV bookkeeping.
 
-Each position's logits depend on *every* token before it through a hash that the slot keeps per position, as a
-KV cache would: a wrong rollback, a mixed-up slot or a stale position changes the output. Most of the weight
+Each position's logits depend on *every* token before it through a hash that is kept per position in the blocks of
+a KV cache: a wrong rollback, a mixed-up slot or block, or a stale position changes the output. Most of the weight
 comes from the last two tokens, so that its text repeats itself and drafts can be right.
 """
 
@@ -29,6 +29,7 @@ VOCABULARY = 272
 END_TOKEN = 256
 CONTEXT_TOKENS = 4096
 BLOCK_TOKENS = 16
+APART_TOKENS = 32
 BYTES_PER_TOKEN = 1024
 _MASK = (1 << 64) - 1
 _LETTERS = frozenset(b"etaoin shrdlu,.\n")
@@ -53,8 +54,8 @@ class ToyModel:
         self._script = script
         self._pool = BlockPool(blocks, BLOCK_TOKENS, options.slots)
         self._context, self._history = _tables()
-        self._tokens: dict[int, list[int]] = {}
-        self._hashes: dict[int, list[int]] = {}
+        # What a KV cache holds, by block: each position's token, and the hash of everything up to it.
+        self._cache = np.zeros((blocks, BLOCK_TOKENS, 2), np.uint64)
         self._forwards = 0
         self._dead = False
         self.spec = ModelSpec(
@@ -82,6 +83,7 @@ class ToyModel:
             kv_cache=Precision.FP32,
             exactness=Exactness.BIT,
             device="SIM",
+            apart_tokens=APART_TOKENS,
         )
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
@@ -110,20 +112,26 @@ class ToyModel:
         return ForwardResult(logits, self._script.base_ms + self._script.row_ms * rows)
 
     def _run(self, segment: Segment) -> NDArray[np.float32]:
-        tokens = self._tokens.setdefault(segment.slot, [])
-        hashes = self._hashes.setdefault(segment.slot, [])
-        del tokens[segment.start :], hashes[segment.start :]
-        for token in segment.tokens:
-            before = hashes[-1] if hashes else 0
-            hashes.append(((before ^ (token + 1)) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) & _MASK)
-            tokens.append(token)
-        first, last = segment.rows
-        out = np.empty((last - first, VOCABULARY), np.float32)
-        for index in range(first, last):
+        table = self._pool.table(segment.slot, segment.start + len(segment.tokens))
+        before, last = self._at(table, segment.start - 1)
+        first, end = segment.rows
+        out = np.empty((end - first, VOCABULARY), np.float32)
+        for index, token in enumerate(segment.tokens):
             position = segment.start + index
-            last_two = tokens[position] * 31 + (tokens[position - 1] if position else 7)
-            out[index - first] = self._context[last_two % _CONTEXTS] + self._history[hashes[position] >> 58]
+            # Apart rows are a numerical class of their own, as on real runtimes: mixing them up shows.
+            before = ((before ^ (token + 1 + VOCABULARY * segment.apart)) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) & _MASK
+            self._cache[table[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = before, token
+            if first <= index < end:
+                out[index - first] = self._context[(token * 31 + last) % _CONTEXTS] + self._history[before >> 58]
+            last = token
         return out
+
+    def _at(self, table: Sequence[int], position: int) -> tuple[int, int]:
+        """Return (hash, token) of a cached position; the beginning has its own."""
+        if position < 0:
+            return 0, 7
+        before, token = self._cache[table[position // BLOCK_TOKENS], position % BLOCK_TOKENS]
+        return int(before), int(token)
 
     def held(self, slot: int) -> int:
         """See the contract."""
@@ -137,11 +145,17 @@ class ToyModel:
         """See the contract."""
         return self._pool.needed(batch)
 
+    def attach(self, slot: int, tokens: Sequence[int]) -> int:
+        """See the contract."""
+        return self._pool.attach(slot, tokens)
+
+    def share(self, slot: int, tokens: Sequence[int]) -> None:
+        """See the contract."""
+        self._pool.share(slot, tokens)
+
     def release(self, slot: int) -> None:
         """See the contract."""
         self._pool.release(slot)
-        self._tokens.pop(slot, None)
-        self._hashes.pop(slot, None)
 
     def close(self) -> None:
         """See the contract."""

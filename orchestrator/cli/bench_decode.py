@@ -65,7 +65,8 @@ def _options(config: Path | None, exactness: str, concurrency: int) -> EngineOpt
 
     path = config or default_config_path()
     options = engine_options(load_config(path), path.resolve().parent)
-    changes: dict[str, Any] = {"max_running": max(concurrency, options.max_running)}
+    # Both modes decode the same prompts in turn: neither may find the other's prefill done.
+    changes: dict[str, Any] = {"max_running": max(concurrency, options.max_running), "prefix_reuse": False}
     if exactness:
         if exactness not in ("bit", "kernel"):
             raise BenchError(f"--exactness is bit or kernel, not {exactness!r}")

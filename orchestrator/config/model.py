@@ -96,6 +96,8 @@ class Limits(Section):
     prefill_chunk: int = Field(default=256, ge=16, le=8192)
     """Rows of prefill in one forward while other requests decode: larger is sooner for the prompt, and a longer
     gap in the running streams."""
+    prefix_reuse: bool = True
+    """Keep the KV cache of prompts while there is room, and begin later requests with it where they begin alike."""
     max_body: Size = Field(default=ByteSize(8 * 1024 * 1024))
     """The largest request body."""
     drain_timeout_s: float = Field(default=30.0, ge=0, le=3600)

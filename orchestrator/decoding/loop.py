@@ -11,7 +11,7 @@ from adapters.contract import DeviceLost, ForwardResult, LoadedModel
 from device_profiles.units import MS_PER_S, ceil_div
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Delta, Gauges, Refused, Round, Submit
-from orchestrator.decoding.batch import Part, plan, rows_of
+from orchestrator.decoding.batch import Part, paid, plan, rows_of
 from orchestrator.decoding.session import NO_SLOT, Session
 from orchestrator.drafting.port import NOTHING, Draft, Drafter
 from policies.acceptance import NotFinite, Verdict, verdict
@@ -41,7 +41,7 @@ class DecodeLoop:
     """Continuous batching over one target. Not thread-safe: the engine's thread owns it.
 
     `max_depth` bounds every request's depth; a request may ask for less, never for more. `prefill_rows` bounds
-    the prefill in a forward that also decodes.
+    the prefill in a forward that also decodes. `prefix_reuse`: requests begin with what earlier ones computed.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class DecodeLoop:
         max_running: int,
         max_depth: int,
         prefill_rows: int,
+        prefix_reuse: bool,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -60,6 +61,7 @@ class DecodeLoop:
         caps = target.capabilities
         self._max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.paid_rows)
         self._prefill_rows = prefill_rows
+        self._prefix_reuse = prefix_reuse
         self._max_depth = max_depth if drafter is not None else 0
         self._free_slots = list(range(target.capabilities.slots - 1, -1, -1))
         self._waiting: deque[Session] = deque()
@@ -82,7 +84,7 @@ class DecodeLoop:
         problem = self._problem(request)
         if problem:
             return Refused(request.request_id, problem, "invalid")
-        self._waiting.append(Session.open(request, self._clock.monotonic_s()))
+        self._waiting.append(Session.open(request, self._clock.monotonic_s(), self._target.capabilities))
         return None
 
     def _problem(self, request: Submit) -> str:
@@ -145,6 +147,8 @@ class DecodeLoop:
         while True:
             for session in self._running:
                 session.draft = NOTHING
+                if session.cached == 0 and self._prefix_reuse:
+                    self._reuse_prefix(session)
             parts = plan(
                 self._running,
                 max_rows=caps.max_batch_rows,
@@ -180,6 +184,16 @@ class DecodeLoop:
             if self._drafter is not None and self._bound(session) > 0:
                 self._drafter.begin(session.key, session.tokens)
 
+    def _reuse_prefix(self, session: Session) -> None:
+        """Begin with what is remembered of the request's tokens: asked each round until its first row is computed,
+        because a request in front of it may compute that very prefix."""
+        session.cached = session.reused = self._target.attach(session.slot, session.tokens[: session.shared_limit])
+
+    def _remember(self, session: Session) -> None:
+        """Let later requests begin with what this one has computed."""
+        if self._prefix_reuse:
+            self._target.share(session.slot, session.tokens[: min(session.cached, session.shared_limit)])
+
     def _promised_blocks(self) -> int:
         """Blocks that running prefills have been admitted for and do not hold yet."""
         size = self._target.capabilities.block_tokens
@@ -207,27 +221,28 @@ class DecodeLoop:
         if self._drafter is None:
             return
         caps = self._target.capabilities
-        sampling = [part for part in parts if part.samples]
+        alone = len(parts) == 1
+        drafting = [part for part in parts if part.drafts]
         left = caps.max_batch_rows - rows_of(parts, caps.paid_rows)
-        for part in sampling:
+        for part in drafting:
             session = part.session
-            bound = min(self._bound(session), left + max(0, caps.paid_rows - part.known))
+            free = max(0, paid(part, alone, caps.paid_rows) - part.known)
+            bound = min(self._bound(session), left + free)
             if bound <= 0:
                 continue
             draft = self._drafter.propose(session.key, bound)
-            count = self._depth(session, part, draft, len(sampling), bound)
+            count = self._depth(session, draft, len(drafting), bound, free)
             session.draft = Draft(draft.tokens[:count], draft.confidences[:count])
-            left -= max(0, part.known + count - caps.paid_rows)
+            left -= max(0, count - free)
         batch = [part.segment() for part in parts]
         if self._target.blocks_needed(batch) > self._target.free_blocks():
-            for part in sampling:  # drafts never cost a running sequence its place
+            for part in drafting:  # drafts never cost a running sequence its place
                 part.session.draft = NOTHING
 
-    def _depth(self, session: Session, part: Part, draft: Draft, sequences: int, bound: int) -> int:
+    def _depth(self, session: Session, draft: Draft, sequences: int, bound: int, free: int) -> int:
         if session.submit.depth is not None:
             return min(len(draft.tokens), bound)  # the request fixed its depth
-        free = max(1, self._target.capabilities.paid_rows - part.known + 1)
-        return depth(draft.confidences, sequences=sequences, paid_rows=free, bound=bound)
+        return depth(draft.confidences, sequences=sequences, paid_rows=free + 1, bound=bound)
 
     def _accept(self, parts: Sequence[Part], result: ForwardResult) -> list[Verdict | None]:
         verdicts: list[Verdict | None] = []
@@ -251,7 +266,10 @@ class DecodeLoop:
         tally = _Tally()
         for part, judged in zip(parts, verdicts, strict=True):
             session = part.session
+            filling = session.prompt_left > 0
             session.cached += part.known
+            if filling:
+                self._remember(session)
             if judged is None:
                 continue
             session.cached += judged.accepted
@@ -275,6 +293,7 @@ class DecodeLoop:
         tally.add(drafted, judged.accepted)
 
     def _retire(self, session: Session, *, keep: bool) -> None:
+        self._remember(session)
         self._target.release(session.slot)
         if self._drafter is not None:
             self._drafter.end(session.key, keep=keep)

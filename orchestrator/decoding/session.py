@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from adapters.contract import Capabilities
 from orchestrator.cluster.port import RequestStats, Submit
 from orchestrator.drafting.port import NOTHING, Draft
 
@@ -13,14 +14,18 @@ NO_SLOT = -1
 @dataclass(slots=True, eq=False)
 class Session:
     """`tokens` is the prompt and all committed tokens. `cached` counts the leading positions whose KV the slot
-    holds and may be trusted; the rest is (re)computed. Times are seconds of the loop's clock."""
+    holds and may be trusted; the rest is (re)computed. `apart`: rows behind the prompt are of a numerical class of
+    their own (see adapters.contract.Capabilities.apart_tokens). Times are seconds of the loop's clock."""
 
     submit: Submit
     tokens: list[int]
     stop_tokens: frozenset[int]
     submitted_s: float
+    apart: bool = False
+    block_tokens: int = 1
     slot: int = NO_SLOT
     cached: int = 0
+    reused: int = 0
     admitted_s: float = 0.0
     first_token_s: float = 0.0
     steps: int = 0
@@ -30,9 +35,16 @@ class Session:
     draft: Draft = field(default=NOTHING)
 
     @classmethod
-    def open(cls, submit: Submit, now_s: float) -> Session:
+    def open(cls, submit: Submit, now_s: float, capabilities: Capabilities) -> Session:
         """Start from the prompt and what an earlier worker committed."""
-        return cls(submit, [*submit.prompt, *submit.committed], frozenset(submit.stop_tokens), now_s)
+        return cls(
+            submit,
+            [*submit.prompt, *submit.committed],
+            frozenset(submit.stop_tokens),
+            now_s,
+            apart=len(submit.prompt) <= capabilities.apart_tokens,
+            block_tokens=capabilities.block_tokens,
+        )
 
     @property
     def key(self) -> str:
@@ -48,6 +60,16 @@ class Session:
     def uncached(self) -> int:
         """Committed tokens that the next forward still has to see; 1 while decoding."""
         return len(self.tokens) - self.cached
+
+    @property
+    def prompt_left(self) -> int:
+        """Tokens of the prompt that the next forward still has to see."""
+        return max(0, len(self.submit.prompt) - self.cached)
+
+    @property
+    def shared_limit(self) -> int:
+        """How many leading tokens have the rows that any other request computes for them: the prompt's class."""
+        return len(self.submit.prompt) if self.apart else len(self.tokens)
 
     @property
     def depth_bound(self) -> int:

@@ -244,6 +244,102 @@ def test_row_invariance_beside_other_sequences(model, sequences):
         assert np.array_equal(bits(np.concatenate(got[s])), bits(alone[s])), s
 
 
+def test_row_invariance_of_rows_that_stand_apart(model):
+    """Behind a prompt: any number at a time, alone, beside others and beside a prefill of the other class."""
+    if not model.capabilities.apart_tokens:
+        pytest.skip("this runtime has one numerical class")
+    tokens, prompt = text(model, 60), 23
+    run(model, 0, tokens[:prompt], [prompt])
+    expected = apart(model, tokens, prompt, [37])
+    for chunks in ([1] * 37, [2] * 18 + [1], [5, 1, 16, 8, 7], [30, 7]):
+        assert np.array_equal(bits(apart(model, tokens, prompt, chunks)), bits(expected)), chunks
+        assert np.array_equal(bits(apart(model, tokens, prompt, chunks, beside=3)), bits(expected)), chunks
+    got, bulk = [], text(model, 100, seed=5)
+    alone = run(model, 1, bulk, [100])
+    for index, start in enumerate(range(prompt, 60, 8)):
+        part = tokens[start : start + 8]
+        batch = [
+            Segment(0, start, part, (0, len(part)), apart=True),
+            Segment(2, index * 20, bulk[index * 20 :][:20], (0, 20)),
+        ]
+        rows = model.forward(batch).logits.copy()
+        got.append(rows[: len(part)])
+        assert np.array_equal(bits(rows[len(part) :]), bits(alone[index * 20 :][:20]))
+    assert np.array_equal(bits(np.concatenate(got)), bits(expected))
+
+
+def apart(model: LoadedModel, tokens: list[int], start: int, chunks: list[int], *, beside: int = 0) -> np.ndarray:
+    """All rows from `start` on, apart; `beside` other sequences decode one apart row each."""
+    others = text(model, 80, seed=1)
+    for slot in range(3, 3 + beside):
+        model.release(slot)
+        model.forward([Segment(slot, 0, others[: 2 * slot], (0, 0))])
+    rows = []
+    for count in chunks:
+        batch = [Segment(0, start, tokens[start : start + count], (0, count), apart=True)]
+        for slot in range(3, 3 + beside):
+            held = model.held(slot)
+            batch.append(Segment(slot, held, others[held : held + 1], (0, 0), apart=True))
+        rows.append(model.forward(batch).logits.copy())
+        start += count
+    return np.concatenate(rows)
+
+
+def test_a_remembered_prefix_is_as_good_as_a_computed_one(model):
+    size = model.capabilities.block_tokens
+    tokens = text(model, 3 * size + 5)
+    expected = run(model, 0, tokens, [len(tokens)])
+    assert model.attach(1, tokens) == 0  # nothing is remembered before it is shared
+    model.share(0, tokens)
+    free = model.free_blocks()
+    assert model.attach(1, tokens) == 3 * size
+    assert model.held(1) == 3 * size
+    assert model.free_blocks() == free  # two slots, one copy
+    again = run(model, 1, tokens, [2, 3], start=3 * size)
+    assert np.array_equal(bits(again), bits(expected[3 * size :]))
+    other = [*tokens[: 2 * size], *text(model, size, seed=4)]
+    assert model.attach(2, other) == 2 * size
+    rest = run(model, 2, other, [size], start=2 * size)
+    model.release(0)
+    model.release(1)
+    assert np.array_equal(bits(rest), bits(run(model, 3, other, [len(other)])[2 * size :]))
+    assert model.attach(4, tokens[: 3 * size]) == 2 * size  # the last token is always computed
+    with pytest.raises(Unsupported):
+        model.attach(4, tokens)
+    with pytest.raises(Unsupported):
+        model.forward([Segment(4, size, tokens[:2], (0, 1))])  # it would write into what others read
+
+
+def test_a_prefix_outlives_its_slot_until_the_room_is_needed(prepared, model):
+    caps = model.capabilities
+    small = load(prepared, kv_cache_bytes=12 * caps.block_tokens * model.spec.bytes_per_token)
+    caps = small.capabilities
+    size, room = caps.block_tokens, caps.total_blocks
+    first, second = text(small, 2 * size + 1, seed=1), text(small, 2 * size + 1, seed=2)
+    expected = run(small, 0, first, [len(first)])
+    small.share(0, first)
+    small.release(0)
+    run(small, 0, second, [len(second)])
+    small.share(0, second)
+    small.release(0)
+    assert small.free_blocks() == room  # remembered blocks are free blocks
+    assert small.attach(1, first) == 2 * size  # and used again, they are the younger ones
+    assert np.array_equal(bits(run(small, 1, first, [1], start=2 * size)), bits(expected[2 * size :]))
+    small.release(1)
+    filler = text(small, size, seed=3)
+    slot, taken = 2, 0
+    while taken < room - 2:  # all but the two blocks of the younger prefix
+        held = small.held(slot)
+        if held >= 4 * size and slot < SLOTS - 1:
+            slot, held = slot + 1, 0
+        small.forward([Segment(slot, held, filler[: size - 2], (0, 0))])
+        small.forward([Segment(slot, held + size - 2, filler[:2], (0, 0))])
+        taken += 1
+    assert small.attach(0, second) == 0
+    assert small.attach(1, first) == 2 * size
+    small.close()
+
+
 def test_a_long_prefill_beside_a_decoding_sequence_changes_neither(model):
     short, long = text(model, 30), text(model, 140, seed=3)
     expected_short, expected_long = run(model, 0, short, [30]), run(model, 1, long, [140])

@@ -25,9 +25,13 @@ def suffix() -> SuffixDrafter:
     return SuffixDrafter(max_match=16, memory_bytes=8 << 20)
 
 
-def loop_over(model: LoadedModel, drafter: Drafter | None, *, running: int = 8, depth: int = 12) -> DecodeLoop:
+def loop_over(
+    model: LoadedModel, drafter: Drafter | None, *, running: int = 8, depth: int = 12, prefix_reuse: bool = True
+) -> DecodeLoop:
     """A decode loop."""
-    return DecodeLoop(model, drafter, SystemClock(), max_running=running, max_depth=depth, prefill_rows=32)
+    return DecodeLoop(
+        model, drafter, SystemClock(), max_running=running, max_depth=depth, prefill_rows=32, prefix_reuse=prefix_reuse
+    )
 
 
 def decode(loop: DecodeLoop, submits: Sequence[Submit]) -> tuple[dict[str, list[int]], list[Round]]:
