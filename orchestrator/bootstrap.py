@@ -57,7 +57,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     kv_cache_bytes: int
     max_running: int
     max_batch_rows: int
-    prefill_rows: int
+    max_itl_ms: float
     prefix_reuse: bool
     max_depth: int
     drafters: list[DraftOptions]
@@ -79,7 +79,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         kv_cache_bytes=int(config.limits.kv_cache),
         max_running=config.limits.max_running,
         max_batch_rows=config.limits.max_batch_rows,
-        prefill_rows=config.limits.prefill_chunk,
+        max_itl_ms=config.limits.max_itl_ms,
         prefix_reuse=config.limits.prefix_reuse,
         max_depth=0 if off else config.speculation.num_speculative_tokens,
         drafters=[]
@@ -175,7 +175,7 @@ def build_loop(target: Target, options: EngineOptions, drafter: Drafter | None) 
         SystemClock(),
         max_running=options.max_running,
         max_depth=options.max_depth,
-        prefill_rows=options.prefill_rows,
+        max_itl_ms=options.max_itl_ms,
         prefix_reuse=options.prefix_reuse,
     )
 

@@ -93,9 +93,9 @@ class Limits(Section):
     """Requests that may wait for a place; one more is answered 429."""
     max_batch_rows: int = Field(default=1024, ge=16, le=8192)
     """Rows of one forward; longer prompts are prefilled in chunks."""
-    prefill_chunk: int = Field(default=256, ge=16, le=8192)
-    """Rows of prefill in one forward while other requests decode: larger is sooner for the prompt, and a longer
-    gap in the running streams."""
+    max_itl_ms: float = Field(default=200.0, ge=1, le=60_000)
+    """The longest forward that decodes and prefills, so the longest wait for a next token that a new prompt may
+    cause to running streams: longer is sooner for the prompt. What a row of prefill costs is measured."""
     prefix_reuse: bool = True
     """Keep the KV cache of prompts while there is room, and begin later requests with it where they begin alike."""
     max_body: Size = Field(default=ByteSize(8 * 1024 * 1024))

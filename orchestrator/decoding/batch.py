@@ -29,6 +29,11 @@ class Part:
         return self.samples and (self.apart or not self.session.apart)
 
     @property
+    def fills(self) -> bool:
+        """True for a prefill, of a prompt or of tokens that are replayed."""
+        return self.known > 1 or not self.samples
+
+    @property
     def rows(self) -> int:
         """Rows that are run, drafts included, padding not."""
         return self.known + (len(self.session.draft.tokens) if self.samples else 0)
@@ -49,8 +54,7 @@ def plan(running: Sequence[Session], *, max_rows: int, prefill_rows: int, paid_r
     """Share the rows of one forward: first every decoding session, then prefills.
 
     Drafts are added later, into rows that are left; a session for which no row is left waits a round. Prefills
-    get `prefill_rows` beside decoding sessions, all rows where there are none. A prefill whose next rows another
-    one computes in this forward waits for them.
+    get `prefill_rows` beside decoding sessions, all rows where there are none.
     """
     parts: list[Part] = []
     left = max_rows
@@ -60,16 +64,42 @@ def plan(running: Sequence[Session], *, max_rows: int, prefill_rows: int, paid_r
             left -= paid_rows
     if parts:
         left = min(left, prefill_rows)
-    filling = [session for session in running if session.uncached > 1]
+    filling = _computing_what_no_other_does([session for session in running if session.uncached > 1])
+    for session, known in _shared_out(filling, left, paid_rows):
+        parts.append(Part(session, known, samples=known == session.uncached))
+    return parts
+
+
+def _computing_what_no_other_does(filling: Sequence[Session]) -> list[Session]:
+    """Leave out whoever waits for rows that one in front of it computes in this forward."""
+    kept: list[Session] = []
     for session in filling:
+        if not any(_same_rows(ahead, session) for ahead in kept):
+            kept.append(session)
+    return kept
+
+
+def _shared_out(filling: Sequence[Session], rows: int, paid_rows: int) -> list[tuple[Session, int]]:
+    """Return (session, rows) of the prefills that get rows: half for the oldest, so that it always gets on, the
+    rest for the shortest, so that a long prompt does not hold up short ones; what they leave is the oldest's."""
+    if not filling or rows < paid_rows:
+        return []
+    oldest, others = filling[0], sorted(filling[1:], key=_wanted)
+    half = min(_wanted(oldest), rows if not others else max(rows // 2, paid_rows))
+    left = rows - max(half, paid_rows)
+    given: list[tuple[Session, int]] = []
+    for session in others:
         if left < paid_rows:
             break
-        if any(_same_rows(part.session, session) for part in parts):
-            continue
-        known = min(session.prompt_left or session.uncached, left)
-        parts.append(Part(session, known, samples=known == session.uncached))
+        known = min(_wanted(session), left)
+        given.append((session, known))
         left -= max(known, paid_rows)
-    return parts
+    return [(oldest, min(_wanted(oldest), half + max(0, left))), *given]
+
+
+def _wanted(session: Session) -> int:
+    """Return the rows that a prefill can use in one forward: none of them reaches over the prompt's end."""
+    return session.prompt_left or session.uncached
 
 
 def _same_rows(ahead: Session, behind: Session) -> bool:

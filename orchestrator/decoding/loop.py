@@ -17,6 +17,9 @@ from orchestrator.drafting.port import NOTHING, Draft, Drafter
 from policies.acceptance import NotFinite, Verdict, verdict
 from policies.admission import admitted, victims
 from policies.depth import depth
+from policies.prefill import PrefillCost, observed, rows_within
+
+_LEAST_PREFILL_ROWS = 16
 
 
 @dataclass(slots=True)
@@ -40,8 +43,8 @@ class _Tally:
 class DecodeLoop:
     """Continuous batching over one target. Not thread-safe: the engine's thread owns it.
 
-    `max_depth` bounds every request's depth; a request may ask for less, never for more. `prefill_rows` bounds
-    the prefill in a forward that also decodes. `prefix_reuse`: requests begin with what earlier ones computed.
+    `max_depth` bounds every request's depth; a request may ask for less, never for more. `max_itl_ms` bounds
+    a forward that decodes and prefills. `prefix_reuse`: requests begin with what earlier ones computed.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class DecodeLoop:
         *,
         max_running: int,
         max_depth: int,
-        prefill_rows: int,
+        max_itl_ms: float,
         prefix_reuse: bool,
     ) -> None:
         self._target = target
@@ -60,7 +63,8 @@ class DecodeLoop:
         self._clock = clock
         caps = target.capabilities
         self._max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.paid_rows)
-        self._prefill_rows = prefill_rows
+        self._max_itl_ms = max_itl_ms
+        self._cost = PrefillCost()
         self._prefix_reuse = prefix_reuse
         self._max_depth = max_depth if drafter is not None else 0
         self._free_slots = list(range(target.capabilities.slots - 1, -1, -1))
@@ -125,6 +129,12 @@ class DecodeLoop:
         self._propose(parts)
         draft_ms = (self._clock.monotonic_s() - proposed) * MS_PER_S
         result = self._target.forward([part.segment() for part in parts])
+        self._cost = observed(
+            self._cost,
+            prefill_rows=sum(part.known for part in parts if part.fills),
+            decoding=not all(part.fills for part in parts),
+            forward_ms=result.device_ms,
+        )
         verdicts = self._accept(parts, result)
         deltas, tally = self._commit(parts, verdicts)
         self._rounds += 1
@@ -152,7 +162,9 @@ class DecodeLoop:
             parts = plan(
                 self._running,
                 max_rows=caps.max_batch_rows,
-                prefill_rows=self._prefill_rows,
+                prefill_rows=rows_within(
+                    self._cost, bound_ms=self._max_itl_ms, most=caps.max_batch_rows, least=_LEAST_PREFILL_ROWS
+                ),
                 paid_rows=caps.paid_rows,
             )
             batch = [part.segment() for part in parts]

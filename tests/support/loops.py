@@ -30,7 +30,7 @@ def loop_over(
 ) -> DecodeLoop:
     """A decode loop."""
     return DecodeLoop(
-        model, drafter, SystemClock(), max_running=running, max_depth=depth, prefill_rows=32, prefix_reuse=prefix_reuse
+        model, drafter, SystemClock(), max_running=running, max_depth=depth, max_itl_ms=0.1, prefix_reuse=prefix_reuse
     )
 
 

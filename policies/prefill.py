@@ -1,0 +1,50 @@
+"""How many rows of prefill a forward may carry beside sequences that decode, so that their tokens keep coming.
+
+A prefill makes every running stream wait for the whole forward. The wait is bounded by a time, not by a number of
+rows: what a row costs depends on the device, the model and the context, so it is measured as the loop runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+_KEEP = 0.8  # weight of what was known before, in an exponential mean
+_MARGIN = 1.15  # costs grow along a prompt: each row attends to more positions than the last
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCost:
+    """`decode_ms`: a forward that only decodes. `row_ms`: what one row of prefill adds. None where not measured yet."""
+
+    decode_ms: float | None = None
+    row_ms: float | None = None
+
+
+def observed(cost: PrefillCost, *, prefill_rows: int, decoding: bool, forward_ms: float) -> PrefillCost:
+    """Return the cost with one forward taken into account.
+
+    `prefill_rows` of it were prefill, and `decoding` says whether sequences decoded in it too. A cost that rises is
+    believed at once, one that falls only slowly: the bound is a promise.
+    """
+    if not prefill_rows:
+        return replace(cost, decode_ms=_mean(cost.decode_ms, forward_ms)) if decoding else cost
+    base_ms = (cost.decode_ms or 0.0) if decoding else 0.0
+    found_ms = max(0.0, forward_ms - base_ms) / prefill_rows
+    return replace(cost, row_ms=max(found_ms, _mean(cost.row_ms, found_ms)))
+
+
+def rows_within(cost: PrefillCost, *, bound_ms: float, most: int, least: int) -> int:
+    """Return how many rows keep the forward within `bound_ms`, from `least` (so that a prompt always gets on) to
+    `most`. Before the first measurement it is `least`."""
+    if cost.row_ms is None:
+        return least
+    room_ms = bound_ms - (cost.decode_ms or 0.0)
+    if room_ms <= 0.0:
+        return least
+    if room_ms >= most * cost.row_ms * _MARGIN:
+        return most
+    return max(least, int(room_ms / (cost.row_ms * _MARGIN)))
+
+
+def _mean(before: float | None, now: float) -> float:
+    return now if before is None else _KEEP * before + (1.0 - _KEEP) * now
