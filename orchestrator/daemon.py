@@ -79,7 +79,7 @@ class Daemon:
                     self._control,
                     lambda: self._tokenizer,
                     self._model_name,
-                    ApiSettings(max_body_bytes=int(self._config.limits.max_body)),
+                    ApiSettings(int(self._config.limits.max_body), log_words=self._config.logging.prompts),
                     self._clock,
                 )
                 admin = create_admin_app(self._control, f"{url}/v1", version("outrider"))

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
@@ -14,10 +15,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.api import errors, translate
+from orchestrator.api.follow import Follow
 from orchestrator.api.metrics import Metrics
 from orchestrator.api.openapi import describe, request_body
 from orchestrator.api.port import TokenizerPort
-from orchestrator.api.request_ids import RequestIds
+from orchestrator.api.request_scope import RequestScope, followed
 from orchestrator.api.responses import DONE, Envelope, EventStream, Kind, event, json_response, unless_gone
 from orchestrator.api.streaming import Answer, TextAssembler, texts
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation
@@ -31,9 +33,10 @@ _NOT_READY_RETRY_S = 5
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Bounds of the API."""
+    """Bounds of the API. `log_words`: the log has requests' and answers' text, and what bugs say."""
 
     max_body_bytes: int
+    log_words: bool = False
 
 
 class Api:
@@ -49,7 +52,7 @@ class Api:
     ) -> None:
         self.control = control
         self.model_name = model_name
-        self.metrics = Metrics(control)
+        self.metrics = Metrics(control, clock)
         self._tokenizer = tokenizer
         self._settings = settings
         self._clock = clock
@@ -111,26 +114,30 @@ class Api:
         self, kind: Kind, request: Request, body: Generation, submit: Submit, tokenizer: TokenizerPort
     ) -> Response:
         answer = Answer(started_s=self._clock.monotonic_s())
+        follow = Follow(self.metrics, self._clock, keep_words=self._settings.log_words)
+        followed(request.scope)
+        follow.accepted(request.url.path, submit, body)
         assembler = TextAssembler(tokenizer.decoder(), body.stops)
-        pieces = texts(self.control.generate(submit), assembler, frozenset(submit.stop_tokens), answer, self._clock)
+        source = follow.deltas(submit, self.control.generate(submit))
+        pieces = texts(source, assembler, frozenset(submit.stop_tokens), answer, self._clock)
         created = int(self._clock.wall_s())
         envelope = Envelope(kind, submit.request_id, created, self.model_name(), len(submit.prompt))
-        headers = {errors.REQUEST_ID: request.headers.get(errors.REQUEST_ID) or submit.request_id}
-        if body.stream:
-            # The first piece is awaited before the headers go, so that a refusal still has its own status.
-            first = await unless_gone(request.receive, anext(pieces, ""))
-            if first is None:
-                await pieces.aclose()
-                return Response(status_code=errors.CLIENT_CLOSED)
-            usage = body.stream_options is not None and body.stream_options.include_usage
-            return EventStream(self._events(envelope, first, pieces, answer, submit, usage), pieces, headers)
-        text = await unless_gone(request.receive, _collect(pieces))
-        if text is None:
-            return Response(status_code=errors.CLIENT_CLOSED)
-        self.metrics.observe_answer(answer, len(submit.prompt))
-        response = json_response(envelope.whole(text, answer))
-        response.headers.update(headers)
-        return response
+        with follow.to_the_headers():
+            if body.stream:
+                # The first piece is awaited before the headers go, so that a refusal still has its own status.
+                first = await unless_gone(request.receive, anext(pieces, ""))
+                if first is None:
+                    await pieces.aclose()
+                    return follow.gone()
+                usage = body.stream_options is not None and body.stream_options.include_usage
+                events = self._events(envelope, first, pieces, answer, follow, usage)
+                return EventStream(events, pieces, follow.gone)
+            text = await unless_gone(request.receive, _collect(pieces))
+            if text is None:
+                return follow.gone()
+        follow.wrote(text)
+        follow.ended(HTTPStatus.OK)
+        return json_response(envelope.whole(text, answer))
 
     async def _events(
         self,
@@ -138,20 +145,23 @@ class Api:
         first: str,
         pieces: AsyncGenerator[str, None],
         answer: Answer,
-        submit: Submit,
+        follow: Follow,
         usage: bool,
     ) -> AsyncGenerator[bytes, None]:
         async with aclosing(pieces):
             opening = envelope.opening()
+            follow.wrote(first)
             yield opening + envelope.piece(first) if first else opening
             try:
                 async for piece in pieces:
+                    follow.wrote(piece)
                     yield envelope.piece(piece)
             except Exception as error:  # the status is out: whatever it is, the client can only be told here
-                known = error if isinstance(error, RequestError) else errors.unforeseen(error, submit.request_id)
+                known = error if isinstance(error, RequestError) else follow.bug(error)
+                follow.ended(known.status, reason=known.code)
                 yield event(errors.body_of(known)) + DONE
                 return
-            self.metrics.observe_answer(answer, len(submit.prompt))
+            follow.ended(HTTPStatus.OK)
             yield envelope.ending(answer.finish) + (envelope.usage(answer) if usage else b"") + DONE
 
 
@@ -167,7 +177,7 @@ def create_app(
     api = Api(control, tokenizer, model_name, settings, clock)
     app.state.metrics = api.metrics
     errors.install(app)
-    app.add_middleware(RequestIds)
+    app.add_middleware(RequestScope, log_words=settings.log_words)
     app.post("/v1/completions", openapi_extra=request_body(CompletionRequest))(api.completions)
     app.post("/v1/chat/completions", openapi_extra=request_body(ChatRequest))(api.chat)
 

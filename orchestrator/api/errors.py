@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from typing import Any
 
@@ -16,8 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from orchestrator.errors import RequestError
+from orchestrator.telemetry import get_logger, where_it_broke
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 CLIENT_CLOSED = 499  # nginx's code; nobody is left to read it
 REQUEST_ID = "X-Request-Id"
@@ -76,14 +76,17 @@ def _deepest(details: list[ErrorDetails]) -> ErrorDetails:
     return max((detail for detail in details if _path(detail)[: len(first)] == first), key=lambda d: len(_path(d)))
 
 
-def unforeseen(error: Exception, request: str) -> RequestError:
-    """Log a bug with its traceback; return what the client is told of it."""
-    _log.error("%s failed", request, exc_info=error)
+def unforeseen(error: Exception, request: str, *, words: bool = False) -> RequestError:
+    """Log a bug and where it is; return what the client is told of it.
+
+    `words`: the exceptions' messages are logged too. They may hold a request's text.
+    """
+    _log.error("request failed", request=request, exception=where_it_broke(error, words=words))
     return RequestError("the server failed on this request; its log says why", status=500, kind="server_error")
 
 
 def install(app: FastAPI) -> None:
-    """Answer everything that goes wrong in OpenAI's shape; a bug is logged here and told without its traceback."""
+    """Answer everything that goes wrong in OpenAI's shape; bugs are request_scope's."""
 
     async def refused(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestError)  # noqa: S101  # registered for this type
@@ -103,12 +106,6 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for this type
         return response_of(_first(list(error.errors())))
 
-    async def broken(request: Request, error: Exception) -> JSONResponse:
-        response = response_of(unforeseen(error, f"{request.method} {request.url.path}"))
-        # Starlette answers bugs outside of every middleware, so the one that adds the id does not see this.
-        response.headers[REQUEST_ID] = request.headers.get(REQUEST_ID) or new_request_id()
-        return response
-
     async def gone(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED)
 
@@ -116,4 +113,3 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestError, refused)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(Exception, broken)

@@ -123,7 +123,11 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
 
 
 class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
-    """State after a round, sent at most a few times a second and whenever the worker becomes idle."""
+    """State after a round, sent at most a few times a second and whenever the worker becomes idle.
+
+    `preemptions`, `rounds`, `prefix_queries` and `prefix_hits` (tokens looked up and found in the prefix cache)
+    are counts since the worker started.
+    """
 
     running: int
     waiting: int
@@ -133,6 +137,8 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     drafter_bytes: int
     rounds: int
     rss_bytes: int
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -140,6 +140,8 @@ class Logging(Section):
     """The least severe entry that is written."""
     format: Literal["auto", "json", "console"] = "auto"
     """`auto`: for people on a terminal, JSON lines elsewhere."""
+    prompts: bool = False
+    """`true`: the log also has each request's and answer's text, and what a bug's exception says."""
 
 
 class ClusterConfig(Section):

@@ -95,10 +95,14 @@ class ScriptedControl:
 
 
 def app_over(
-    control: ScriptedControl, *, max_body_bytes: int = 65_536, tokenizer: Tokenizer | None = TOKENIZER
+    control: ScriptedControl,
+    *,
+    max_body_bytes: int = 65_536,
+    tokenizer: Tokenizer | None = TOKENIZER,
+    log_words: bool = False,
 ) -> FastAPI:
     """Return the public app over a scripted control."""
-    return create_app(control, lambda: tokenizer, lambda: "toy", ApiSettings(max_body_bytes), SystemClock())
+    return create_app(control, lambda: tokenizer, lambda: "toy", ApiSettings(max_body_bytes, log_words), SystemClock())
 
 
 @contextmanager
