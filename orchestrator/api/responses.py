@@ -28,9 +28,11 @@ _encode = msgspec.json.Encoder().encode
 class Envelope:
     """What every chunk of one answer repeats: id, time and model; builds bodies and events of either kind."""
 
-    def __init__(self, kind: Kind, request_id: str, created_s: int, model: str, prompt_tokens: int) -> None:
+    def __init__(
+        self, kind: Kind, request_id: str, created_s: int, model: str, prompt_tokens: int, fingerprint: str | None
+    ) -> None:
         self._kind = kind
-        self._head = {"id": request_id, "created": created_s, "model": model}
+        self._head = {"id": request_id, "created": created_s, "model": model, "system_fingerprint": fingerprint}
         self._prompt_tokens = prompt_tokens
 
     def whole(self, text: str, answer: Answer) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The worker serves. All fields are effective, not configured, state."""
+    """The worker serves. All fields are effective, not configured, state. `model_digest`: of the model's file."""
 
     model: str
     vocabulary_size: int
@@ -74,6 +74,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     tokenizer_dir: str
     pid: int
     load_s: float
+    model_digest: str = ""
 
 
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):

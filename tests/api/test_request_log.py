@@ -46,7 +46,7 @@ def entries(log: io.StringIO, event: str = "") -> list[dict[str, Any]]:
 
 
 async def ask(
-    control: ScriptedControl, path: str, body: Any, log_words: bool = False, **headers: str
+    control: ScriptedControl, path: str, body: Any, *, log_words: bool = False, headers: dict[str, str] | None = None
 ) -> httpx.Response:
     async with serving(app_over(control, log_words=log_words)) as url, httpx.AsyncClient(base_url=url) as client:
         return await client.post(path, json=body, headers=headers)
@@ -56,7 +56,7 @@ async def ask(
 @pytest.mark.parametrize("path", PLACES)
 async def test_two_lines_with_one_id_and_the_figures(log, path, stream):
     control = ScriptedControl(steps=[list(WORD.encode()), list(b"!!")])
-    response = await ask(control, path, PLACES[path] | {"stream": stream}, **{"X-Request-Id": "mine"})
+    response = await ask(control, path, PLACES[path] | {"stream": stream}, headers={"X-Request-Id": "mine"})
     assert response.headers["X-Request-Id"] == "mine"
     assert WORD in response.text
     first, last = entries(log)
