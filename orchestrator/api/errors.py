@@ -40,7 +40,7 @@ _NOT_SERVED = {
 }
 
 # pydantic puts the alternatives of a union into an error's path; a client sent none of these names.
-_ALTERNATIVES = ("list[", "function-", "constrained-")
+_ALTERNATIVES = ("list[", "function-", "constrained-", "literal[", "NamedChoice")
 
 
 def new_request_id() -> str:
@@ -76,7 +76,7 @@ def _first(details: list[ErrorDetails]) -> RequestError:
         return RequestError(f"the body is not JSON: {reason}", code="invalid_json")
     context: dict[str, Any] = detail.get("ctx", {})
     param = context.get("field") or ".".join(_path(detail)) or None
-    if detail["type"] in ("not_supported", "unknown_field", "stop", "either"):
+    if detail["type"] in ("not_supported", "unknown_field", "stop", "either", "tools"):
         return RequestError(detail["msg"], param=param, code=detail["type"])
     if detail["type"] == "missing":
         return RequestError(f"'{param}' is missing", param=param, code="missing_parameter")

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.api import errors
 from orchestrator.api.openapi import operation
 from orchestrator.api.port import TokenizerPort
+from orchestrator.api.tool_wire import MAX_TOOLS, Tool
 from orchestrator.api.translate import chat_prompt
 from orchestrator.api.wire import Body, Message
 from orchestrator.errors import RequestError
@@ -26,6 +27,7 @@ class TokenizeRequest(Body):
     add_special_tokens: bool | None = None
     """A text's begin token, where the model has one. Templates bring their own, so messages take only false."""
     add_generation_prompt: bool = True
+    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
     return_token_strs: bool | None = False
 
     @model_validator(mode="after")
@@ -92,7 +94,7 @@ def install(app: FastAPI, served: Served) -> None:
 
 def _tokens(body: TokenizeRequest, tokenizer: TokenizerPort) -> list[int]:
     if body.messages is not None:
-        return chat_prompt(body.messages, tokenizer, add_generation_prompt=body.add_generation_prompt)
+        return chat_prompt(body.messages, tokenizer, body.tools, add_generation_prompt=body.add_generation_prompt)
     text = body.prompt or ""
     if body.add_special_tokens is False:
         return tokenizer.encode(text, special=True)

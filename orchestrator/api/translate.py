@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from adapters.contract import AdapterError
 from orchestrator.api.port import TokenizerPort
+from orchestrator.api.tool_wire import Tool, told
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message
 from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.errors import RequestError
@@ -34,21 +35,29 @@ def chat(
     request: ChatRequest, request_id: str, tokenizer: TokenizerPort, context_tokens: int, make_seed: MakeSeed
 ) -> Submit:
     """Translate `/v1/chat/completions`; without a limit the answer may fill the context. Raises RequestError."""
-    prompt = chat_prompt(request.messages, tokenizer)
+    prompt = chat_prompt(request.messages, tokenizer, request.offered)
     asked = request.max_completion_tokens or request.max_tokens
     _check_fits(len(prompt), asked or 1, context_tokens, "messages")
     return _submit(request, request_id, prompt, asked or context_tokens - len(prompt), tokenizer, make_seed)
 
 
 def chat_prompt(
-    messages: Sequence[Message], tokenizer: TokenizerPort, *, add_generation_prompt: bool = True
+    messages: Sequence[Message],
+    tokenizer: TokenizerPort,
+    tools: Sequence[Tool] = (),
+    *,
+    add_generation_prompt: bool = True,
 ) -> list[int]:
-    """Return messages as the tokens that the model's chat template makes of them. Raises RequestError."""
+    """Return messages as the tokens that the model's chat template makes of them. A template that does not tell of
+    tools itself gets them in the messages. Raises RequestError."""
     if not tokenizer.has_chat_template:
         raise RequestError("this model has no chat template: use /v1/completions", param="messages")
     plain = [message.plain() for message in messages]
+    native = [tool.plain() for tool in tools] if tools and tokenizer.template_takes_tools else None
+    if not tokenizer.template_takes_tools:
+        plain = told(plain, tools)
     try:
-        return tokenizer.encode_chat(plain, add_generation_prompt=add_generation_prompt)
+        return tokenizer.encode_chat(plain, add_generation_prompt=add_generation_prompt, tools=native)
     except AdapterError as error:
         raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from error
 
