@@ -52,13 +52,21 @@ class ChatTemplate:
         self._source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template tells the model of tools, and of calls as `<tool_call>{...}</tool_call>` (Hermes'
+        form, which Qwen and others are trained on)."""
+        return re.search(r"\btools\b", self._source) is not None and "<tool_call>" in self._source
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, tools: Sequence[Message] | None = None
+    ) -> str:
         """Return the text that the model is given. Raises TemplateError."""
         try:
             return self._compiled.render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=None if tools is None else [dict(tool) for tool in tools],
                 documents=None,
                 **self._tokens,
             )
@@ -82,7 +90,7 @@ class ChatTemplate:
 
 
 def guarded(messages: Sequence[Message], controls: re.Pattern[str]) -> tuple[list[Message], str]:
-    """Return the messages with a guard character between the letters of every control token, and the guard.
+    """Return the messages (or tools) with a guard character between the letters of every control token, and the guard.
 
     The guard occurs nowhere in the messages, so removing it from the rendered text restores what was written.
     Raises TemplateError when every possible guard occurs.
@@ -100,11 +108,11 @@ def _guard(text: str, controls: re.Pattern[str], guard: str) -> str:
 
 
 def _mapped(value: Any, change: Any) -> Any:
-    """Return nested messages with every string value changed; keys stay."""
+    """Return nested messages with every string changed, keys too: those of a tool's parameters are its caller's."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _mapped(item, change) for key, item in value.items()}
+        return {change(key): _mapped(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_mapped(item, change) for item in value]
     return value

@@ -150,14 +150,32 @@ class Tokenizer:
         begin = [vocabulary.bos_id] if vocabulary.add_bos and vocabulary.bos_id is not None else []
         return begin + self.encode(text, special=special)
 
-    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+    @property
+    def template_takes_tools(self) -> bool:
+        """Whether the chat template itself tells the model of tools; see ChatTemplate."""
+        return self._template is not None and self._template.takes_tools
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Message] | None = None,
+    ) -> list[int]:
         """Return the ids of rendered messages, in which only the template's own control tokens are control
-        tokens: one written inside a message is plain text to the model. Raises TemplateError."""
-        shielded, guard = guarded(messages, self._controls)
-        text = self.render_chat(shielded, add_generation_prompt=add_generation_prompt)
+        tokens: one written inside a message or a tool is plain text to the model. Raises TemplateError."""
+        shielded, guard = guarded([*messages, *(tools or ())], self._controls)
+        text = self.render_chat(
+            shielded[: len(messages)], add_generation_prompt, None if tools is None else shielded[len(messages) :]
+        )
         return self._split_and_encode(_well_formed(text), guard)
 
-    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Message] | None = None,
+    ) -> str:
         """Return messages as the one text that the chat template makes of them.
 
         To get ids use `encode_chat`: in this text a user's control token looks like the template's.
@@ -165,7 +183,7 @@ class Tokenizer:
         """
         if self._template is None:
             raise TemplateError("this model has no chat template; use the completions API, with the prompt as text")
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD. Raises Unsupported for an id

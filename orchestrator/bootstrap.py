@@ -212,6 +212,8 @@ def _ready(target: Target, options: EngineOptions, slots: int) -> Ready:
         tokenizer_dir=target.tokenizer_dir,
         pid=os.getpid(),
         load_s=target.load_s,
+        # The store keeps what is prepared from a file in a directory that is named after the file's content.
+        model_digest=Path(target.tokenizer_dir).parent.name or options.source,
     )
 
 

@@ -19,13 +19,15 @@ from adapters.contract import AdapterError
 from adapters.tokenizer import Tokenizer
 from orchestrator.api.admin import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
+from orchestrator.api.keys import Keys
 from orchestrator.bootstrap import build_cluster, engine_options, load_tokenizer, worker_spec
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Progress
+from orchestrator.config.keys_file import keys_path
 from orchestrator.config.load import admin_socket_path
 from orchestrator.config.model import ClusterConfig
 from orchestrator.control.reconcile import ControlLimits, TargetControl
-from orchestrator.errors import OutriderError
+from orchestrator.errors import ConfigError, OutriderError
 from orchestrator.systemd import Notifier
 from orchestrator.telemetry import get_logger
 
@@ -56,6 +58,8 @@ class Daemon:
         self._tokenizer: Tokenizer | None = None
         self._stop = asyncio.Event()
         self._stage = ""
+        keys_file = config.api.keys_file
+        self._keys = Keys(keys_path(keys_file, base)) if keys_file else None
         limits = config.limits
         self._control = TargetControl(
             build_cluster(config),
@@ -70,6 +74,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reread_keys)
         with _listen(self._config.api.host, self._config.api.port) as tcp:
             host, port = tcp.getsockname()[:2]
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -79,13 +84,32 @@ class Daemon:
                     self._control,
                     lambda: self._tokenizer,
                     self._model_name,
-                    ApiSettings(max_body_bytes=int(self._config.limits.max_body)),
+                    self._api_settings(),
                     self._clock,
                 )
                 admin = create_admin_app(self._control, f"{url}/v1", version("outrider"))
-                self._control.on_round.append(api.state.metrics.observe_round)
+                self._control.on_round.extend(api.state.on_round)
                 async with _serving(api, tcp), _serving(admin, unix):
                     await self._serve(url, admin_path)
+
+    def _api_settings(self) -> ApiSettings:
+        return ApiSettings(
+            max_body_bytes=int(self._config.limits.max_body),
+            log_words=self._config.logging.prompts,
+            keys=self._keys,
+            stalled_after_s=self._config.api.stalled_after_s,
+        )
+
+    def _reread_keys(self) -> None:
+        """SIGHUP: take the keys as they are now; a file that cannot be used leaves them as they were."""
+        if self._keys is None:
+            _log.info("nothing to read again: api.keys_file is not set")
+            return
+        try:
+            self._keys.reread()
+            _log.info("keys read", keys=len(self._keys))
+        except ConfigError as error:
+            _log.error("the keys stay as they were", reason=str(error))
 
     def _model_name(self) -> str:
         ready = self._control.view().ready

@@ -11,6 +11,8 @@ OutriderError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class OutriderError(Exception):
     """Root of Outrider's own errors."""
@@ -48,6 +50,7 @@ class RequestError(OutriderError):
         code: str | None = None,
         param: str | None = None,
         retry_after_s: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -56,3 +59,4 @@ class RequestError(OutriderError):
         self.code = code
         self.param = param
         self.retry_after_s = retry_after_s
+        self.headers = headers or {}

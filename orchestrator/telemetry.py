@@ -1,15 +1,18 @@
 """The daemon's log: structlog over the standard library, so that libraries' records look the same.
 
-Entries carry request ids, never prompt text.
+Entries carry request ids; a request's text only where the operator asked for it (`logging.prompts`).
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from typing import Any, TextIO
 
 import structlog
+
+_MOST_CAUSES = 8
 
 
 def setup_logging(level: str, style: str, stream: TextIO | None = None) -> None:
@@ -53,3 +56,16 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """Return a logger that takes an event and key-value pairs."""
     logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
     return logger
+
+
+def where_it_broke(error: BaseException, *, words: bool) -> str:
+    """Return a traceback; without `words` it has the exceptions' types and places, and not what they say."""
+    if words:
+        return "".join(traceback.format_exception(error)).rstrip()
+    causes: list[str] = []
+    found: BaseException | None = error
+    while found is not None and len(causes) < _MOST_CAUSES:
+        frames = "".join(traceback.format_tb(found.__traceback__))
+        causes.append(f"{frames}{type(found).__name__} (logging.prompts: true shows what it says)")
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    return "\n\nraised from:\n".join(causes)

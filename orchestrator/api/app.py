@@ -6,18 +6,22 @@ import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
-from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from orchestrator.api import errors, translate
+from orchestrator.api import errors, probes, tokenize, translate
+from orchestrator.api.fingerprint import system_fingerprint
+from orchestrator.api.follow import Follow
+from orchestrator.api.keys import KeyGate, Keys
+from orchestrator.api.liveness import Liveness
 from orchestrator.api.metrics import Metrics
-from orchestrator.api.openapi import describe, request_body
+from orchestrator.api.openapi import describe, operation
 from orchestrator.api.port import TokenizerPort
-from orchestrator.api.request_ids import RequestIds
+from orchestrator.api.request_scope import RequestScope, followed
 from orchestrator.api.responses import DONE, Envelope, EventStream, Kind, event, json_response, unless_gone
 from orchestrator.api.streaming import Answer, TextAssembler, texts
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation
@@ -26,14 +30,16 @@ from orchestrator.cluster.port import Submit
 from orchestrator.control.port import Control
 from orchestrator.errors import RequestError
 
-_NOT_READY_RETRY_S = 5
-
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Bounds of the API."""
+    """Bounds of the API. `log_words`: the log has requests' and answers' text, and what bugs say. `keys`: None asks
+    for none. `stalled_after_s`: see liveness."""
 
     max_body_bytes: int
+    log_words: bool = False
+    keys: Keys | None = None
+    stalled_after_s: float = 30.0
 
 
 class Api:
@@ -49,22 +55,23 @@ class Api:
     ) -> None:
         self.control = control
         self.model_name = model_name
-        self.metrics = Metrics(control)
-        self._tokenizer = tokenizer
+        self.metrics = Metrics(control, clock)
+        self.liveness = Liveness(control, clock, settings.stalled_after_s)
+        self.tokenizer = tokenizer
         self._settings = settings
         self._clock = clock
 
     async def completions(self, request: Request) -> Response:
         """Serve `/v1/completions`."""
-        body = errors.parse(CompletionRequest, await self._read(request))
-        tokenizer, context = self._loaded(body.model)
+        body = errors.parse(CompletionRequest, await self.read(request))
+        tokenizer, context = self.loaded(body.model)
         submit = translate.completion(body, _request_id("cmpl"), tokenizer, context, _seed)
         return await self._answer("completion", request, body, submit, tokenizer)
 
     async def chat(self, request: Request) -> Response:
         """Serve `/v1/chat/completions`."""
-        body = errors.parse(ChatRequest, await self._read(request))
-        tokenizer, context = self._loaded(body.model)
+        body = errors.parse(ChatRequest, await self.read(request))
+        tokenizer, context = self.loaded(body.model)
         submit = translate.chat(body, _request_id("chatcmpl"), tokenizer, context, _seed)
         return await self._answer("chat", request, body, submit, tokenizer)
 
@@ -82,23 +89,30 @@ class Api:
             entry["max_model_len"] = view.ready.context_tokens
         return [entry]
 
-    def _loaded(self, model: str) -> tuple[TokenizerPort, int]:
-        """Return the tokenizer and the context length. Raises RequestError 404 or 503."""
+    def loaded(self, model: str | None) -> tuple[TokenizerPort, int]:
+        """Return the tokenizer and the context length; `model` None is the served one. Raises RequestError 404, 503."""
         view = self.control.view()
-        if self.model_name() and model != self.model_name():
+        if self.model_name() and model is not None and model != self.model_name():
             raise RequestError(
                 f"there is no model '{model}' here; there is '{self.model_name()}'",
                 status=404,
                 code="model_not_found",
                 param="model",
             )
-        tokenizer = self._tokenizer()
+        tokenizer = self.tokenizer()
         if tokenizer is None or view.ready is None:
-            raise not_ready(self.control)
+            raise probes.not_ready(self.control)
         return tokenizer, view.ready.context_tokens
 
-    async def _read(self, request: Request) -> bytes:
-        """Read the body, stopping at the limit. Raises RequestError 413."""
+    async def read(self, request: Request) -> bytes:
+        """Read the body, stopping at the limit. Raises RequestError 413, or 415 for a body that is no JSON."""
+        kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if kind and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+            raise RequestError(
+                f"the body is declared as {kind!r}: send JSON, with 'Content-Type: application/json'",
+                status=415,
+                code="unsupported_media_type",
+            )
         most = self._settings.max_body_bytes
         body = bytearray()
         async for chunk in request.stream():
@@ -111,26 +125,32 @@ class Api:
         self, kind: Kind, request: Request, body: Generation, submit: Submit, tokenizer: TokenizerPort
     ) -> Response:
         answer = Answer(started_s=self._clock.monotonic_s())
+        follow = Follow(self.metrics, self._clock, keep_words=self._settings.log_words)
+        followed(request.scope)
+        follow.accepted(request.url.path, submit, body)
         assembler = TextAssembler(tokenizer.decoder(), body.stops)
-        pieces = texts(self.control.generate(submit), assembler, frozenset(submit.stop_tokens), answer, self._clock)
+        self.liveness.observe_request()
+        source = follow.deltas(submit, self.control.generate(submit))
+        pieces = texts(source, assembler, frozenset(submit.stop_tokens), answer, self._clock)
         created = int(self._clock.wall_s())
-        envelope = Envelope(kind, submit.request_id, created, self.model_name(), len(submit.prompt))
-        headers = {errors.REQUEST_ID: request.headers.get(errors.REQUEST_ID) or submit.request_id}
-        if body.stream:
-            # The first piece is awaited before the headers go, so that a refusal still has its own status.
-            first = await unless_gone(request.receive, anext(pieces, ""))
-            if first is None:
-                await pieces.aclose()
-                return Response(status_code=errors.CLIENT_CLOSED)
-            usage = body.stream_options is not None and body.stream_options.include_usage
-            return EventStream(self._events(envelope, first, pieces, answer, submit, usage), pieces, headers)
-        text = await unless_gone(request.receive, _collect(pieces))
-        if text is None:
-            return Response(status_code=errors.CLIENT_CLOSED)
-        self.metrics.observe_answer(answer, len(submit.prompt))
-        response = json_response(envelope.whole(text, answer))
-        response.headers.update(headers)
-        return response
+        fingerprint = system_fingerprint(self.control.view().ready)
+        envelope = Envelope(kind, submit.request_id, created, self.model_name(), len(submit.prompt), fingerprint)
+        with follow.to_the_headers():
+            if body.stream:
+                # The first piece is awaited before the headers go, so that a refusal still has its own status.
+                first = await unless_gone(request.receive, anext(pieces, ""))
+                if first is None:
+                    await pieces.aclose()
+                    return follow.gone()
+                usage = body.stream_options is not None and body.stream_options.include_usage
+                events = self._events(envelope, first, pieces, answer, follow, usage)
+                return EventStream(events, pieces, follow.gone)
+            text = await unless_gone(request.receive, _collect(pieces))
+            if text is None:
+                return follow.gone()
+        follow.wrote(text)
+        follow.ended(HTTPStatus.OK)
+        return json_response(envelope.whole(text, answer))
 
     async def _events(
         self,
@@ -138,20 +158,23 @@ class Api:
         first: str,
         pieces: AsyncGenerator[str, None],
         answer: Answer,
-        submit: Submit,
+        follow: Follow,
         usage: bool,
     ) -> AsyncGenerator[bytes, None]:
         async with aclosing(pieces):
             opening = envelope.opening()
+            follow.wrote(first)
             yield opening + envelope.piece(first) if first else opening
             try:
                 async for piece in pieces:
+                    follow.wrote(piece)
                     yield envelope.piece(piece)
             except Exception as error:  # the status is out: whatever it is, the client can only be told here
-                known = error if isinstance(error, RequestError) else errors.unforeseen(error, submit.request_id)
+                known = error if isinstance(error, RequestError) else follow.bug(error)
+                follow.ended(known.status, reason=known.code)
                 yield event(errors.body_of(known)) + DONE
                 return
-            self.metrics.observe_answer(answer, len(submit.prompt))
+            follow.ended(HTTPStatus.OK)
             yield envelope.ending(answer.finish) + (envelope.usage(answer) if usage else b"") + DONE
 
 
@@ -165,62 +188,29 @@ def create_app(
     """Return the app. `tokenizer` gives None, and `model_name` may give "", until the worker is ready."""
     app = FastAPI(title="Outrider", version=version("outrider"), docs_url="/docs", redoc_url=None)
     api = Api(control, tokenizer, model_name, settings, clock)
-    app.state.metrics = api.metrics
+    app.state.on_round = [api.metrics.observe_round, api.liveness.observe_round]
     errors.install(app)
-    app.add_middleware(RequestIds)
-    app.post("/v1/completions", openapi_extra=request_body(CompletionRequest))(api.completions)
-    app.post("/v1/chat/completions", openapi_extra=request_body(ChatRequest))(api.chat)
+    if settings.keys is not None:
+        app.add_middleware(KeyGate, keys=settings.keys)
+    app.add_middleware(RequestScope, log_words=settings.log_words)
+    generate = (400, 401, 404, 413, 415, 429, 500, 503)
+    app.post("/v1/completions", **operation(CompletionRequest, None, statuses=generate))(api.completions)
+    app.post("/v1/chat/completions", **operation(ChatRequest, None, statuses=generate))(api.chat)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", **operation(None, None, statuses=(401,)))
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": api.models()}
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", **operation(None, None, statuses=(401, 404)))
     async def model(name: str) -> dict[str, Any]:
         if name != model_name():
             raise RequestError(f"there is no model '{name}' here", status=404, code="model_not_found", param="model")
         return api.models()[0]
 
-    _probes(app, api)
-    describe(app, [CompletionRequest, ChatRequest])
+    tokenize.install(app, api)
+    probes.install(app, api)
+    describe(app, keys=settings.keys is not None)
     return app
-
-
-def _probes(app: FastAPI, api: Api) -> None:
-    @app.get("/health")
-    async def health() -> Response:
-        view = api.control.view()
-        if view.phase == "failed":
-            return errors.response_of(not_ready(api.control))
-        return JSONResponse({"status": "ok", "phase": view.phase, "detail": view.detail})
-
-    @app.get("/ready")
-    async def ready() -> Response:
-        view = api.control.view()
-        if view.phase != "ready" or api._tokenizer() is None:
-            return errors.response_of(not_ready(api.control))
-        return JSONResponse({"status": "ready", "model": api.model_name()})
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(api.metrics.render(), media_type=CONTENT_TYPE_LATEST)
-
-    @app.get("/version")
-    async def served_version() -> dict[str, str]:
-        return {"version": version("outrider")}
-
-
-def not_ready(control: Control) -> RequestError:
-    """Return the 503 that says what the daemon is doing."""
-    view = control.view()
-    detail = f": {view.detail}" if view.detail else ""
-    return RequestError(
-        f"the model is {view.phase}{detail}",
-        status=503,
-        kind="server_error",
-        code="model_not_ready",
-        retry_after_s=_NOT_READY_RETRY_S,
-    )
 
 
 async def _collect(pieces: AsyncGenerator[str, None]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from typing import Any
 
@@ -16,14 +15,32 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from orchestrator.errors import RequestError
+from orchestrator.telemetry import get_logger, where_it_broke
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 CLIENT_CLOSED = 499  # nginx's code; nobody is left to read it
 REQUEST_ID = "X-Request-Id"
 
+# OpenAI's and vLLM's routes that clients may look for here.
+_NOT_SERVED = {
+    "/v1/embeddings": "the served model generates text; ask a server that runs an embedding model",
+    "/v1/responses": "use /v1/chat/completions, with the whole conversation in each request",
+    "/v1/assistants": "use /v1/chat/completions",
+    "/v1/threads": "use /v1/chat/completions, with the whole conversation in each request",
+    "/v1/audio": "the served model takes and generates text only",
+    "/v1/images": "the served model takes and generates text only",
+    "/v1/moderations": "the served model generates text; ask a server that runs a moderation model",
+    "/v1/rerank": "the served model generates text; ask a server that runs a reranking model",
+    "/v1/score": "the served model generates text; ask a server that runs a reranking model",
+    "/v1/files": "nothing is stored here; send each request to /v1/chat/completions",
+    "/v1/batches": "nothing is stored here; send each request to /v1/chat/completions",
+    "/v1/fine_tuning": "models are served here, not trained",
+    "/v1/messages": "use /v1/chat/completions, in OpenAI's format",
+}
+
 # pydantic puts the alternatives of a union into an error's path; a client sent none of these names.
-_ALTERNATIVES = ("list[", "function-", "constrained-")
+_ALTERNATIVES = ("list[", "function-", "constrained-", "literal[", "NamedChoice")
 
 
 def new_request_id() -> str:
@@ -38,7 +55,9 @@ def body_of(error: RequestError) -> dict[str, Any]:
 
 def response_of(error: RequestError) -> JSONResponse:
     """Return the error as a response."""
-    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    headers = dict(error.headers)
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
     return JSONResponse(body_of(error), status_code=error.status, headers=headers)
 
 
@@ -57,7 +76,7 @@ def _first(details: list[ErrorDetails]) -> RequestError:
         return RequestError(f"the body is not JSON: {reason}", code="invalid_json")
     context: dict[str, Any] = detail.get("ctx", {})
     param = context.get("field") or ".".join(_path(detail)) or None
-    if detail["type"] in ("not_supported", "unknown_field", "stop"):
+    if detail["type"] in ("not_supported", "unknown_field", "stop", "either", "tools"):
         return RequestError(detail["msg"], param=param, code=detail["type"])
     if detail["type"] == "missing":
         return RequestError(f"'{param}' is missing", param=param, code="missing_parameter")
@@ -76,14 +95,22 @@ def _deepest(details: list[ErrorDetails]) -> ErrorDetails:
     return max((detail for detail in details if _path(detail)[: len(first)] == first), key=lambda d: len(_path(d)))
 
 
-def unforeseen(error: Exception, request: str) -> RequestError:
-    """Log a bug with its traceback; return what the client is told of it."""
-    _log.error("%s failed", request, exc_info=error)
+def unforeseen(error: Exception, request: str, *, words: bool = False) -> RequestError:
+    """Log a bug and where it is; return what the client is told of it.
+
+    `words`: the exceptions' messages are logged too. They may hold a request's text.
+    """
+    _log.error("request failed", request=request, exception=where_it_broke(error, words=words))
     return RequestError("the server failed on this request; its log says why", status=500, kind="server_error")
 
 
+def _instead(path: str) -> str:
+    """Return what to use where OpenAI has a route and we have none."""
+    return next((f": {way_out}" for known, way_out in _NOT_SERVED.items() if path.startswith(known)), "")
+
+
 def install(app: FastAPI) -> None:
-    """Answer everything that goes wrong in OpenAI's shape; a bug is logged here and told without its traceback."""
+    """Answer everything that goes wrong in OpenAI's shape; bugs are request_scope's."""
 
     async def refused(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestError)  # noqa: S101  # registered for this type
@@ -91,23 +118,19 @@ def install(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)  # noqa: S101  # registered for this type
+        path = request.url.path
         message = {
-            404: f"there is no route {request.method} {request.url.path}",
-            405: f"{request.url.path} does not take {request.method}",
+            404: f"there is no route {request.method} {path}{_instead(path)}",
+            405: f"{path} does not take {request.method}",
         }.get(error.status_code, str(error.detail))
-        response = response_of(RequestError(message, status=error.status_code, code="http_error"))
+        code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+        response = response_of(RequestError(message, status=error.status_code, code=code))
         response.headers.update(error.headers or {})
         return response
 
     async def invalid(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for this type
         return response_of(_first(list(error.errors())))
-
-    async def broken(request: Request, error: Exception) -> JSONResponse:
-        response = response_of(unforeseen(error, f"{request.method} {request.url.path}"))
-        # Starlette answers bugs outside of every middleware, so the one that adds the id does not see this.
-        response.headers[REQUEST_ID] = request.headers.get(REQUEST_ID) or new_request_id()
-        return response
 
     async def gone(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED)
@@ -116,4 +139,3 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestError, refused)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(Exception, broken)

@@ -2,53 +2,184 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from orchestrator.api.streaming import Answer
-from orchestrator.cluster.port import Round
+from orchestrator.api.measured import Measured, Recent
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import Gauges, Round
 from orchestrator.control.port import Control, StateView
+
+WINDOW_S = 30.0
+"""The time that `acceptance_rate` and `tokens_per_second` look back."""
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_ROUND_MS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0)
+_TOKENS = tuple(float(2**power) for power in range(18))
+
+
+@dataclass(slots=True)
+class _PerWorker:
+    """A count that each worker begins at 0, made one that only grows."""
+
+    counter: Counter
+    _pid: int = 0
+    _seen: int = 0
+
+    def update(self, model: str, pid: int, count: int) -> None:
+        """Take what the worker with this pid has counted so far."""
+        if pid != self._pid:
+            self._pid, self._seen = pid, 0
+        self.counter.labels(model).inc(max(0, count - self._seen))
+        self._seen = max(self._seen, count)
+
+
+@dataclass(slots=True)
+class _Registered:
+    """Makes metrics of one registry; every one has the label `model_name`."""
+
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+
+    def counter(self, name: str, text: str, *more: str) -> Counter:
+        return Counter(f"outrider_{name}", text, ["model_name", *more], registry=self.registry)
+
+    def gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"outrider_{name}", text, ["model_name"], registry=self.registry)
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"outrider_{name}", text, ["model_name"], registry=self.registry, buckets=buckets)
+
+
+class _Rounds:
+    """What rounds of the decode loop add up to."""
+
+    def __init__(self, make: _Registered, clock: Clock) -> None:
+        self._clock = clock
+        self._recent = Recent(WINDOW_S)
+        self._drafts = make.counter("spec_decode_num_drafts", "Drafts verified, one a sequence and round.")
+        self._drafted = make.counter("spec_decode_num_draft_tokens", "Draft tokens verified.")
+        self._accepted = make.counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
+        self._positions = make.counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted at a position.", "position"
+        )
+        self._prompt = make.counter("prompt_tokens", "Prompt tokens of requests that got their first token.")
+        self._generated = make.counter("generation_tokens", "Tokens generated.")
+        self._iteration = make.histogram("iteration_tokens_total", "Tokens of a round, prompts included.", _TOKENS)
+        self._round = make.histogram("round_seconds", "Time of a round.", _TOKEN_S)
+        self._draft_ms = make.histogram("draft_latency_ms", "Drafting in a round that had a draft.", _ROUND_MS)
+        self._verify_ms = make.histogram("verifier_latency_ms", "The target's forward in a round.", _ROUND_MS)
+        self._rate = make.gauge("acceptance_rate", f"Accepted by drafted tokens, last {WINDOW_S:g} s.")
+        self._speed = make.gauge("tokens_per_second", f"Tokens generated a second, last {WINDOW_S:g} s.")
+
+    def observe(self, model: str, done: Round) -> None:
+        generated = sum(len(delta.tokens) for delta in done.deltas)
+        # A request's first delta is the one that makes all that was ever generated; a resumed one has more behind it.
+        prompts = sum(
+            delta.stats.prompt_tokens
+            for delta in done.deltas
+            if delta.stats is not None and delta.tokens and delta.stats.generated == len(delta.tokens)
+        )
+        self._drafts.labels(model).inc(done.drafts)
+        self._drafted.labels(model).inc(done.drafted)
+        self._accepted.labels(model).inc(done.accepted)
+        for position, count in enumerate(done.accepted_per_position):
+            self._positions.labels(model, str(position)).inc(count)
+        self._prompt.labels(model).inc(prompts)
+        self._generated.labels(model).inc(generated)
+        self._iteration.labels(model).observe(generated + prompts)
+        self._round.labels(model).observe(done.round_ms / 1000.0)
+        self._verify_ms.labels(model).observe(done.device_ms)
+        if done.drafts:
+            self._draft_ms.labels(model).observe(done.draft_ms)
+        self._recent.add(self._clock.monotonic_s(), done.drafted, done.accepted, generated)
+
+    def refresh(self, model: str) -> None:
+        now_s = self._clock.monotonic_s()
+        self._speed.labels(model).set(self._recent.rate(now_s, 2))
+        if drafted := self._recent.sum(now_s, 0):
+            self._rate.labels(model).set(self._recent.sum(now_s, 1) / drafted)
+        else:
+            self._rate.clear()  # nothing was drafted: there is no rate, and the last one would be a lie
+
+
+class _Requests:
+    """What requests that ended add up to."""
+
+    def __init__(self, make: _Registered) -> None:
+        self._success = make.counter("request_success", "Requests by how they ended.", "finished_reason")
+        self._ttft = make.histogram("time_to_first_token_seconds", "Time to the first token.", _LATENCY_S)
+        self._itl = make.histogram("inter_token_latency_seconds", "Gap between two deltas.", _TOKEN_S)
+        self._tpot = make.histogram("request_time_per_output_token_seconds", "TPOT of a request.", _TOKEN_S)
+        self._e2e = make.histogram("e2e_request_latency_seconds", "Latency of a request.", _LATENCY_S)
+        self._queue = make.histogram("request_queue_time_seconds", "Time in the queue.", _LATENCY_S)
+        self._prefill = make.histogram("request_prefill_time_seconds", "Time in prefill.", _LATENCY_S)
+        self._decode = make.histogram("request_decode_time_seconds", "Time in decode.", _LATENCY_S)
+        self._prompt = make.histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self._generated = make.histogram("request_generation_tokens", "Tokens generated for a request.", _TOKENS)
+        self._asked = make.histogram("request_params_max_tokens", "max_tokens of a request.", _TOKENS)
+
+    def first_token(self, model: str, ttft_s: float) -> None:
+        self._ttft.labels(model).observe(ttft_s)
+
+    def gap(self, model: str, gap_s: float) -> None:
+        self._itl.labels(model).observe(gap_s)
+
+    def end(self, model: str, done: Measured, started_s: float) -> None:
+        self._success.labels(model, done.finish).inc()
+        self._prompt.labels(model).observe(done.prompt_tokens)
+        self._generated.labels(model).observe(done.tokens)
+        self._asked.labels(model).observe(done.max_tokens)
+        if not done.tokens:
+            return
+        self._e2e.labels(model).observe(done.last_s - started_s)
+        self._decode.labels(model).observe(done.last_s - done.first_s)
+        if done.first is not None:
+            self._queue.labels(model).observe(done.first.queue_ms / 1000.0)
+            self._prefill.labels(model).observe(done.first.prefill_ms / 1000.0)
+        if done.tpot_s is not None:
+            self._tpot.labels(model).observe(done.tpot_s)
+
+
+class _State:
+    """What the worker says of itself."""
+
+    def __init__(self, make: _Registered) -> None:
+        self._running = make.gauge("num_requests_running", "Requests in the decode loop.")
+        self._waiting = make.gauge("num_requests_waiting", "Requests that wait for a place.")
+        self._kv_usage = make.gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
+        self._preemptions = _PerWorker(make.counter("num_preemptions", "Requests sent back to the queue."))
+        self._queries = _PerWorker(make.counter("prefix_cache_queries", "Tokens looked up in the prefix cache."))
+        self._hits = _PerWorker(make.counter("prefix_cache_hits", "Tokens found in the prefix cache."))
+        self._restarts = make.counter("worker_restarts", "Restarts of the worker since the daemon started.")
+        self._restarts_counted = 0
+
+    def count(self, model: str, pid: int, gauges: Gauges) -> None:
+        self._preemptions.update(model, pid, gauges.preemptions)
+        self._queries.update(model, pid, gauges.prefix_queries)
+        self._hits.update(model, pid, gauges.prefix_hits)
+
+    def refresh(self, model: str, view: StateView) -> None:
+        self._restarts.labels(model).inc(view.totals.restarts - self._restarts_counted)
+        self._restarts_counted = view.totals.restarts
+        if view.gauges is not None:
+            used = view.gauges.total_blocks - view.gauges.free_blocks
+            self._running.labels(model).set(view.gauges.running)
+            self._waiting.labels(model).set(view.gauges.waiting)
+            self._kv_usage.labels(model).set(used / max(1, view.gauges.total_blocks))
 
 
 class Metrics:
-    """One registry a daemon; every metric has the label `model_name`."""
+    """One registry a daemon. Until the first worker is ready nothing is counted: no series could be named."""
 
-    def __init__(self, control: Control) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, control: Control, clock: Clock) -> None:
+        make = _Registered()
+        self.registry = make.registry
         self._control = control
-        label = ["model_name"]
-
-        def counter(name: str, text: str, *more: str) -> Counter:
-            return Counter(f"outrider_{name}", text, [*label, *more], registry=self.registry)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"outrider_{name}", text, label, registry=self.registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"outrider_{name}", text, label, registry=self.registry, buckets=buckets)
-
-        self._drafts = counter("spec_decode_num_drafts", "Drafts verified, one a sequence and round.")
-        self._drafted = counter("spec_decode_num_draft_tokens", "Draft tokens verified.")
-        self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
-        self._positions = counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted at a position.", "position"
-        )
-        self._prompt = counter("prompt_tokens", "Prompt tokens of finished requests.")
-        self._generated = counter("generation_tokens", "Tokens generated.")
-        self._success = counter("request_success", "Requests that ended well.", "finished_reason")
-        self._restarts = counter("worker_restarts", "Restarts of the worker since the daemon started.")
-        self._restarts_counted = 0
-        self._running = gauge("num_requests_running", "Requests in the decode loop.")
-        self._waiting = gauge("num_requests_waiting", "Requests that wait for a place.")
-        self._kv_usage = gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
-        self._rate = gauge("acceptance_rate", "Accepted by drafted tokens since the daemon started.")
-        self._ttft = histogram("time_to_first_token_seconds", "Time to the first token.", _LATENCY_S)
-        self._tpot = histogram("request_time_per_output_token_seconds", "TPOT of a request.", _TOKEN_S)
-        self._itl = histogram("inter_token_latency_seconds", "Gap between two deltas.", _TOKEN_S)
-        self._e2e = histogram("e2e_request_latency_seconds", "Latency of a request.", _LATENCY_S)
-        self._round = histogram("round_seconds", "Time of a round.", _TOKEN_S)
+        self._rounds = _Rounds(make, clock)
+        self._requests = _Requests(make)
+        self._state = _State(make)
 
     @property
     def _model(self) -> str:
@@ -57,40 +188,33 @@ class Metrics:
 
     def observe_round(self, done: Round) -> None:
         """Count a round of the worker."""
-        model = self._model
-        self._drafts.labels(model).inc(done.drafts)
-        self._drafted.labels(model).inc(done.drafted)
-        self._accepted.labels(model).inc(done.accepted)
-        for position, count in enumerate(done.accepted_per_position):
-            self._positions.labels(model, str(position)).inc(count)
-        self._generated.labels(model).inc(sum(len(delta.tokens) for delta in done.deltas))
-        self._round.labels(model).observe(done.round_ms / 1000.0)
+        view = self._control.view()
+        if view.ready is None:
+            return
+        self._rounds.observe(view.ready.model, done)
+        self._count_worker(view)
 
-    def observe_answer(self, answer: Answer, prompt_tokens: int) -> None:
-        """Count a request that ended well."""
-        model = self._model
-        self._success.labels(model, answer.finish).inc()
-        self._prompt.labels(model).inc(prompt_tokens)
-        self._ttft.labels(model).observe(answer.first_s - answer.started_s)
-        self._e2e.labels(model).observe(answer.last_s - answer.started_s)
-        for gap_s in answer.gaps_s:
-            self._itl.labels(model).observe(gap_s)
-        if answer.tokens > 1:
-            self._tpot.labels(model).observe((answer.last_s - answer.first_s) / (answer.tokens - 1))
+    def observe_first_token(self, ttft_s: float) -> None:
+        """A sequence got its first token, so long after its request came."""
+        self._requests.first_token(self._model, ttft_s)
+
+    def observe_gap(self, gap_s: float) -> None:
+        """A sequence got more tokens, so long after the last ones."""
+        self._requests.gap(self._model, gap_s)
+
+    def observe_end(self, done: Measured, started_s: float) -> None:
+        """A sequence of a request that came at `started_s` (seconds of the clock) has ended."""
+        self._requests.end(self._model, done, started_s)
 
     def render(self) -> bytes:
         """Return the exposition text, with control's own figures as they are now."""
-        if self._control.view().ready is not None:  # before that no series could be named after its model
-            self._refresh(self._control.view(), self._model)
+        view = self._control.view()
+        if view.ready is not None:
+            self._count_worker(view)
+            self._rounds.refresh(view.ready.model)
+            self._state.refresh(view.ready.model, view)
         return generate_latest(self.registry)
 
-    def _refresh(self, view: StateView, model: str) -> None:
-        self._restarts.labels(model).inc(view.totals.restarts - self._restarts_counted)
-        self._restarts_counted = view.totals.restarts
-        if view.gauges is not None:
-            used = view.gauges.total_blocks - view.gauges.free_blocks
-            self._running.labels(model).set(view.gauges.running)
-            self._waiting.labels(model).set(view.gauges.waiting)
-            self._kv_usage.labels(model).set(used / max(1, view.gauges.total_blocks))
-        if view.totals.drafted:
-            self._rate.labels(model).set(view.totals.accepted / view.totals.drafted)
+    def _count_worker(self, view: StateView) -> None:
+        if view.ready is not None and view.gauges is not None:
+            self._state.count(view.ready.model, view.ready.pid, view.gauges)

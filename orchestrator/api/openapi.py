@@ -1,33 +1,104 @@
-"""Describes the request bodies in the served OpenAPI document; the routes read them themselves."""
+"""Describes requests, answers and errors in the served OpenAPI document; the routes read their bodies themselves."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 _REFERENCE = "#/components/schemas/{model}"
+_MODELS: dict[str, type[BaseModel]] = {}
 
 
-def request_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Return what a route adds to the document for its JSON body."""
-    reference = {"$ref": _REFERENCE.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
+class ErrorFields(BaseModel):
+    """`param` is the path of the wrong parameter, where there is one; `code` is for programs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
 
 
-def describe(app: FastAPI, models: list[type[BaseModel]]) -> None:
-    """Put the models' schemas into the app's document."""
+class ErrorBody(BaseModel):
+    """Every answer that is none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    error: ErrorFields
+
+
+_STATUSES = {
+    400: "A parameter, the prompt's length or the JSON is wrong.",
+    401: "No API key, or one that is not known here.",
+    404: "There is no such model.",
+    413: "The body is larger than limits.max_body.",
+    415: "The body is declared as something else than JSON.",
+    429: "The queue is full; Retry-After says when to come back.",
+    500: "The worker died each time it ran this request, or a bug; the log says more.",
+    503: "Starting, draining or failed; Retry-After says when to come back.",
+}
+_WITH_RETRY = (429, 503)
+
+
+def operation(
+    request: type[BaseModel] | None,
+    answer: type[BaseModel] | None,
+    *,
+    events: type[BaseModel] | None = None,
+    statuses: tuple[int, ...] = (400, 401, 404, 413, 415, 500, 503),
+) -> dict[str, Any]:
+    """Return what a route adds to the document: its body, its answer (`events`: or the data of server-sent events)
+    and the statuses it may have."""
+    content: dict[str, Any] = {}
+    if answer is not None:
+        content["application/json"] = {"schema": _reference(answer)}
+    if events is not None:
+        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event-data": _reference(events)}
+    responses: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}
+    responses |= {status: _failure(status) for status in statuses}
+    described: dict[str, Any] = {"responses": responses, "response_model": None}
+    if request is not None:
+        body = {"required": True, "content": {"application/json": {"schema": _reference(request)}}}
+        described["openapi_extra"] = {"requestBody": body}
+    return described
+
+
+def _failure(status: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "description": _STATUSES[status],
+        "content": {"application/json": {"schema": _reference(ErrorBody)}},
+    }
+    if status in _WITH_RETRY:
+        found["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}, "required": True}}
+    if status == 401:
+        found["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}, "required": True}}
+    return found
+
+
+def _reference(model: type[BaseModel]) -> dict[str, str]:
+    _MODELS[model.__name__] = model
+    return {"$ref": _REFERENCE.format(model=model.__name__)}
+
+
+def describe(app: FastAPI, *, keys: bool) -> None:
+    """Put the models' schemas into the app's document; `keys` says that the routes ask for one."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = generate()
-            schemas = document.setdefault("components", {}).setdefault("schemas", {})
-            for model in models:
+            components = document.setdefault("components", {})
+            schemas = components.setdefault("schemas", {})
+            for model in _MODELS.values():
                 schema = model.model_json_schema(ref_template=_REFERENCE)
                 schemas.update(schema.pop("$defs", {}))
                 schemas[model.__name__] = schema
+            if keys:
+                components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+                document["security"] = [{"bearer": []}]
             app.openapi_schema = document
         return app.openapi_schema
 

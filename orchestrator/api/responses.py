@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, Literal, TypeVar
 
@@ -28,9 +28,11 @@ _encode = msgspec.json.Encoder().encode
 class Envelope:
     """What every chunk of one answer repeats: id, time and model; builds bodies and events of either kind."""
 
-    def __init__(self, kind: Kind, request_id: str, created_s: int, model: str, prompt_tokens: int) -> None:
+    def __init__(
+        self, kind: Kind, request_id: str, created_s: int, model: str, prompt_tokens: int, fingerprint: str | None
+    ) -> None:
         self._kind = kind
-        self._head = {"id": request_id, "created": created_s, "model": model}
+        self._head = {"id": request_id, "created": created_s, "model": model, "system_fingerprint": fingerprint}
         self._prompt_tokens = prompt_tokens
 
     def whole(self, text: str, answer: Answer) -> dict[str, Any]:
@@ -107,22 +109,29 @@ def json_response(body: dict[str, Any]) -> Response:
 
 class EventStream(Response):
     """Sends events as they come. When the client goes away, `events` and the `source` they are made of are
-    closed at once."""
+    closed at once. `closed` is called in the end, however it came."""
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], source: AsyncGenerator[str, None], headers: dict[str, str]
+        self,
+        events: AsyncGenerator[bytes, None],
+        source: AsyncGenerator[str, None],
+        closed: Callable[[], object],
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", **headers}, media_type="text/event-stream")
+        super().__init__(headers={"Cache-Control": "no-cache"}, media_type="text/event-stream")
         del self.headers["content-length"]
         self._events = events
         self._source = source
+        self._closed = closed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         # Closing a generator that never began runs none of its cleanup: a client that goes away before the
         # headers are out would otherwise leave the source, which holds a slot, to the garbage collector.
-        async with aclosing(self._source):
-            await unless_gone(receive, self._send(send))
+        try:
+            async with aclosing(self._source):
+                await unless_gone(receive, self._send(send))
+        finally:
+            self._closed()
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._events) as events:

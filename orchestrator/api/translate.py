@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from adapters.contract import AdapterError
 from orchestrator.api.port import TokenizerPort
-from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation
+from orchestrator.api.tool_wire import Tool, told
+from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message
 from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.errors import RequestError
 
@@ -23,23 +24,42 @@ def completion(
 ) -> Submit:
     """Translate `/v1/completions`. Special tokens in the prompt are parsed. Raises RequestError."""
     prompt = _completion_prompt(request, tokenizer)
-    _check_fits(len(prompt), request.max_tokens, context_tokens, "prompt")
-    return _submit(request, request_id, prompt, request.max_tokens, tokenizer, make_seed)
+    wanted = request.max_tokens
+    if "max_tokens" not in request.model_fields_set:  # a limit that nobody asked for gives way to the context's
+        wanted = min(wanted, max(1, context_tokens - len(prompt)))
+    _check_fits(len(prompt), wanted, context_tokens, "prompt")
+    return _submit(request, request_id, prompt, wanted, tokenizer, make_seed)
 
 
 def chat(
     request: ChatRequest, request_id: str, tokenizer: TokenizerPort, context_tokens: int, make_seed: MakeSeed
 ) -> Submit:
     """Translate `/v1/chat/completions`; without a limit the answer may fill the context. Raises RequestError."""
-    if not tokenizer.has_chat_template:
-        raise RequestError("this model has no chat template: use /v1/completions", param="messages")
-    try:
-        prompt = tokenizer.encode_chat([message.plain() for message in request.messages])
-    except AdapterError as error:
-        raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from error
+    prompt = chat_prompt(request.messages, tokenizer, request.offered)
     asked = request.max_completion_tokens or request.max_tokens
     _check_fits(len(prompt), asked or 1, context_tokens, "messages")
     return _submit(request, request_id, prompt, asked or context_tokens - len(prompt), tokenizer, make_seed)
+
+
+def chat_prompt(
+    messages: Sequence[Message],
+    tokenizer: TokenizerPort,
+    tools: Sequence[Tool] = (),
+    *,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """Return messages as the tokens that the model's chat template makes of them. A template that does not tell of
+    tools itself gets them in the messages. Raises RequestError."""
+    if not tokenizer.has_chat_template:
+        raise RequestError("this model has no chat template: use /v1/completions", param="messages")
+    plain = [message.plain() for message in messages]
+    native = [tool.plain() for tool in tools] if tools and tokenizer.template_takes_tools else None
+    if not tokenizer.template_takes_tools:
+        plain = told(plain, tools)
+    try:
+        return tokenizer.encode_chat(plain, add_generation_prompt=add_generation_prompt, tools=native)
+    except AdapterError as error:
+        raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from error
 
 
 def _completion_prompt(request: CompletionRequest, tokenizer: TokenizerPort) -> list[int]:

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.api.tool_wire import MAX_TOOLS, NamedChoice, Tool, ToolCall, ToolChoice
+
 MAX_STOPS = 16
 
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -143,19 +145,35 @@ class TextPart(Body):
 
 
 class Message(BaseModel):
-    """One chat message. Unknown fields (tool calls, names) are handed to the chat template."""
+    """One chat message. `tool_calls` are the assistant's, `tool_call_id` says which of them a tool answers. Unknown
+    fields (names) are handed to the chat template."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Return what chat templates expect: content as one string, "developer" as the "system" that it replaced."""
+        """Return what chat templates expect: content as one string, "developer" as the "system" that it replaced,
+        the arguments of calls as objects."""
         content = self.content
         text = content if isinstance(content, str) else "".join(part.text for part in content or [])
         role = "system" if self.role == "developer" else self.role
-        return {**(self.model_extra or {}), "role": role, "content": text}
+        found = {**(self.model_extra or {}), "role": role, "content": text}
+        if self.tool_calls:
+            found["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            found["tool_call_id"] = self.tool_call_id
+        return found
+
+    @model_validator(mode="after")
+    def _calls_are_the_assistants(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            text = "'tool_calls' are the assistant's, not those of a message with the role '{role}'"
+            raise PydanticCustomError("tools", text, {"role": self.role})
+        return self
 
 
 class ChatRequest(Generation):
@@ -164,3 +182,23 @@ class ChatRequest(Generation):
     messages: list[Message] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the model may call; none where `tool_choice` says so."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    @model_validator(mode="after")
+    def _a_choice_among_the_tools(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise PydanticCustomError("tools", "two of the tools have one name", {"field": "tools"})
+        if self.tool_choice == "required" and not names:
+            raise PydanticCustomError("tools", "'tool_choice' needs 'tools' to choose from", {"field": "tool_choice"})
+        if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.function.name not in names:
+            text = "'tool_choice' names a function that is not among the tools"
+            raise PydanticCustomError("tools", text, {"field": "tool_choice"})
+        return self

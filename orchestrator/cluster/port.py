@@ -52,7 +52,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The worker serves. All fields are effective, not configured, state."""
+    """The worker serves. All fields are effective, not configured, state. `model_digest`: of the model's file."""
 
     model: str
     vocabulary_size: int
@@ -74,6 +74,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     tokenizer_dir: str
     pid: int
     load_s: float
+    model_digest: str = ""
 
 
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):
@@ -123,7 +124,11 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
 
 
 class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
-    """State after a round, sent at most a few times a second and whenever the worker becomes idle."""
+    """State after a round, sent at most a few times a second and whenever the worker becomes idle.
+
+    `preemptions`, `rounds`, `prefix_queries` and `prefix_hits` (tokens looked up and found in the prefix cache)
+    are counts since the worker started.
+    """
 
     running: int
     waiting: int
@@ -133,6 +138,8 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     drafter_bytes: int
     rounds: int
     rss_bytes: int
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

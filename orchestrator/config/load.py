@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from adapters.contract import ModelRefused
 from adapters.model_source import resolve
+from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, parse_text, read_text
 from orchestrator.config.wording import described
@@ -25,11 +26,12 @@ _USUAL_PLACES = (Path("cluster.yaml"), Path("/etc/outrider/cluster.yaml"))
 def load_config(path: Path, *, sources: bool = True) -> ClusterConfig:
     """Read and check a cluster.yaml. Raises ConfigError, one line a problem.
 
-    `sources=False` leaves out the model's files: whoever asks a running daemon does not need them.
+    `sources=False` leaves out the model's files and the keys: whoever asks a running daemon does not need them.
     """
     config, lines = _parse(read_text(path), path)
     if sources:
         _check_source(config, path, lines)
+        _check_keys(config, path, lines)
     return config
 
 
@@ -120,3 +122,11 @@ def _check_source(config: ClusterConfig, path: Path, lines: Lines) -> None:
         resolve(source, path.resolve().parent)
     except ModelRefused as error:
         raise ConfigError(f"{path}:{line}: model.source: {error}") from error
+
+
+def _check_keys(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    if config.api.keys_file:
+        try:
+            read_keys(keys_path(config.api.keys_file, path.resolve().parent))
+        except ConfigError as error:
+            raise ConfigError(f"{path}:{lines.get(('api', 'keys_file'), 1)}: api.keys_file: {error}") from error

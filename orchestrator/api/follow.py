@@ -1,0 +1,137 @@
+"""Follows one request: its log line when it is taken in, its line at the end, and what it adds to the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import Response
+
+from orchestrator.api.errors import CLIENT_CLOSED, unforeseen
+from orchestrator.api.measured import Measured
+from orchestrator.api.metrics import Metrics
+from orchestrator.api.wire import Generation
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import Delta, Submit
+from orchestrator.errors import RequestError
+from orchestrator.telemetry import get_logger
+
+_MS_PER_S = 1000.0
+
+_log = get_logger(__name__)
+
+
+class Follow:
+    """One request, from the moment it is known to be well formed. `keep_words`: its lines have the text of request
+    and answer, and a bug's the exception's message."""
+
+    def __init__(self, metrics: Metrics, clock: Clock, *, keep_words: bool = False) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._keep_words = keep_words
+        self._started_s = clock.monotonic_s()
+        self._sequences: list[Measured] = []
+        self._head: dict[str, Any] = {}
+        self._written: list[str] = []
+        self._over = False
+
+    def accepted(self, route: str, submit: Submit, body: Generation) -> None:
+        """Write the line of a request that goes to the decode loop."""
+        self._head = {"id": submit.request_id, "route": route}
+        words = body.model_dump(include={"prompt", "messages"}) if self._keep_words else {}
+        counts = {"prompt_tokens": len(submit.prompt), "max_tokens": submit.max_tokens}
+        _log.info("request accepted", **self._head, stream=body.stream, **counts, **words)
+
+    async def deltas(self, submit: Submit, source: AsyncIterator[Delta]) -> AsyncGenerator[Delta, None]:
+        """Pass a sequence's deltas on and measure them. Closing it closes `source`."""
+        sequence = Measured(len(submit.prompt), submit.max_tokens)
+        self._sequences.append(sequence)
+        async with aclosing(source) as deltas:  # type: ignore[type-var]  # generate() is an async generator
+            async for delta in deltas:
+                self._note(sequence, delta)
+                yield delta
+
+    def _note(self, sequence: Measured, delta: Delta) -> None:
+        now_s = self._clock.monotonic_s()
+        if delta.tokens:
+            if sequence.tokens == 0:
+                sequence.first_s = now_s
+                self._metrics.observe_first_token(now_s - self._started_s)
+            else:
+                self._metrics.observe_gap(now_s - sequence.last_s)
+            sequence.last_s = now_s
+            sequence.tokens += len(delta.tokens)
+        sequence.first = sequence.first or delta.stats
+        sequence.stats = delta.stats or sequence.stats
+        sequence.finish = delta.finish
+
+    def wrote(self, text: str) -> None:
+        """Remember what the client was sent, where the log is to have it."""
+        if self._keep_words:
+            self._written.append(text)
+
+    @contextmanager
+    def to_the_headers(self) -> Iterator[None]:
+        """Write the last line of a request that fails before its answer begins."""
+        try:
+            yield
+        except RequestError as error:
+            self.ended(error.status, reason=error.code)
+            raise
+        except Exception:
+            self.ended(HTTPStatus.INTERNAL_SERVER_ERROR)
+            raise
+
+    def bug(self, error: Exception) -> RequestError:
+        """Log a bug met behind the headers; return what the client is told of it."""
+        return unforeseen(error, self._head["id"], words=self._keep_words)
+
+    def gone(self) -> Response:
+        """The client has left, if the request is not over yet."""
+        self.ended(CLIENT_CLOSED)
+        return Response(status_code=CLIENT_CLOSED)
+
+    def ended(self, status: int, *, reason: str | None = None) -> None:
+        """Write the last line and count the request; only the first call does. `reason` is an error's code."""
+        if self._over:
+            return
+        self._over = True
+        for sequence in self._sequences:
+            sequence.finish = sequence.finish or _cut(status)
+            if sequence.tokens or sequence.finish != "error":  # what was never begun is no request that ended
+                self._metrics.observe_end(sequence, self._started_s)
+        write = _log.warning if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _log.info
+        more = {} if reason is None else {"reason": reason}
+        if self._keep_words:
+            more["output"] = "".join(self._written)
+        write("request ended", **self._head, status=int(status), **self._figures(), **more)
+
+    def _figures(self) -> dict[str, Any]:
+        begun = [sequence for sequence in self._sequences if sequence.tokens]
+        drafted = sum(sequence.stats.drafted for sequence in begun if sequence.stats)
+        accepted = sum(sequence.stats.accepted for sequence in begun if sequence.stats)
+        tpots = [sequence.tpot_s for sequence in begun if sequence.tpot_s is not None]
+        first_s = min((sequence.first_s for sequence in begun), default=None)
+        last_s = max((sequence.last_s for sequence in begun), default=None)
+        return {
+            "prompt_tokens": max((sequence.prompt_tokens for sequence in self._sequences), default=0),
+            "generated": sum(sequence.tokens for sequence in self._sequences),
+            "ttft_ms": None if first_s is None else _ms(first_s - self._started_s),
+            "tpot_ms": _ms(sum(tpots) / len(tpots)) if tpots else None,
+            "latency_ms": _ms((self._clock.monotonic_s() if last_s is None else last_s) - self._started_s),
+            "acceptance": round(accepted / drafted, 4) if drafted else None,
+            "finish": ",".join(dict.fromkeys(sequence.finish for sequence in self._sequences)),
+        }
+
+
+def _cut(status: int) -> str:
+    """Why a sequence has no finish of its own: a stop string, a client that went away, or an error."""
+    if status == CLIENT_CLOSED:
+        return "abort"
+    return "stop" if status < HTTPStatus.BAD_REQUEST else "error"
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * _MS_PER_S, 3)

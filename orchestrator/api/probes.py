@@ -1,0 +1,91 @@
+"""What operators and their tools ask: does it live, does it serve, does it decode, how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+
+from orchestrator.api import errors
+from orchestrator.api.answers import DecodeHealth, Health, Readiness, Version
+from orchestrator.api.liveness import Liveness
+from orchestrator.api.metrics import Metrics
+from orchestrator.api.openapi import operation
+from orchestrator.api.port import TokenizerPort
+from orchestrator.control.port import Control
+from orchestrator.errors import RequestError
+
+_NOT_READY_RETRY_S = 5
+
+
+class Probed(Protocol):
+    """What these routes need of the API."""
+
+    control: Control
+    metrics: Metrics
+    liveness: Liveness
+    tokenizer: Callable[[], TokenizerPort | None]
+    model_name: Callable[[], str]
+
+
+def install(app: FastAPI, api: Probed) -> None:
+    """Add the routes. None of them asks for a key."""
+
+    @app.get("/health", **operation(None, Health, statuses=(503,)))
+    async def health() -> Response:
+        view = api.control.view()
+        if view.phase == "failed":
+            return errors.response_of(not_ready(api.control))
+        decode = api.liveness.described()
+        return JSONResponse({"status": "ok", "phase": view.phase, "detail": view.detail, "decode": decode})
+
+    @app.get("/health/decode", **operation(None, DecodeHealth, statuses=(503,)))
+    async def decode_health() -> Response:
+        decode = api.liveness.described()
+        if decode["status"] == "stalled":
+            return errors.response_of(_stalled(decode))
+        return JSONResponse(decode)
+
+    @app.get("/ready", **operation(None, Readiness, statuses=(503,)))
+    async def ready() -> Response:
+        view = api.control.view()
+        if view.phase != "ready" or api.tokenizer() is None:
+            return errors.response_of(not_ready(api.control))
+        return JSONResponse({"status": "ready", "model": api.model_name()})
+
+    @app.get("/metrics", responses={200: {"description": "Prometheus text.", "content": {CONTENT_TYPE_LATEST: {}}}})
+    async def metrics() -> Response:
+        return Response(api.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/version", **operation(None, Version, statuses=()))
+    async def served_version() -> dict[str, str]:
+        return {"version": version("outrider")}
+
+
+def not_ready(control: Control) -> RequestError:
+    """Return the 503 that says what the daemon is doing."""
+    view = control.view()
+    detail = f": {view.detail}" if view.detail else ""
+    return RequestError(
+        f"the model is {view.phase}{detail}",
+        status=503,
+        kind="server_error",
+        code="model_not_ready",
+        retry_after_s=_NOT_READY_RETRY_S,
+    )
+
+
+def _stalled(decode: dict[str, Any]) -> RequestError:
+    age = decode["last_token_age_s"]
+    last = "no token yet" if age is None else f"the last token is {age:g} s old"
+    return RequestError(
+        f"decoding is stalled: {decode['streams']} requests are live and {last}",
+        status=503,
+        kind="server_error",
+        code="decode_stalled",
+        retry_after_s=_NOT_READY_RETRY_S,
+    )

@@ -1,0 +1,240 @@
+"""Finds tool calls in an answer's text as it comes: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, Hermes'
+form. What the text is split into does not change what is found.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+
+_TEXT = r'"(?:[^"\\]|\\.)*"'
+# A call written in this order can be passed on while it comes.
+_HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_TEXT})\s*,\s*"arguments"\s*:\s*(?=\{{)')
+_SPECIAL = re.compile(r'["{}\[\]]')
+_INSIDE_TEXT = re.compile(r'"|\\.', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text outside of calls."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegins:
+    """Call `index` is one of `name`; its arguments follow."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of the JSON text of call `index`'s arguments."""
+
+    index: int
+    text: str
+
+
+Piece = Text | CallBegins | CallArguments
+
+
+class _Depth:
+    """Follows JSON text to where a value closes. It knows strings and brackets, and looks at nothing between them."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
+        self._in_text = False
+
+    def until(self, text: str, start: int, depth: int) -> tuple[int, bool]:
+        """Read `text` from `start` up to behind the bracket that closes down to `depth`; (place, whether it came).
+
+        Where it did not, reading goes on at the place returned: a backslash at the end is not read yet.
+        """
+        place = start
+        while (found := (_INSIDE_TEXT if self._in_text else _SPECIAL).search(text, place)) is not None:
+            place = found.end()
+            mark = found[0]
+            if mark == '"':
+                self._in_text = not self._in_text
+            elif mark in "{[":
+                self._depth += 1
+            elif mark in "}]":
+                self._depth -= 1
+                if self._depth <= depth:
+                    return place, True
+        return len(text) - text.endswith("\\") if len(text) > place else place, False
+
+
+class ToolCallParser:
+    """Splits an answer into text and calls. White space around calls is dropped; what looks like a call and is none
+    (no JSON object, a name that was not offered) stays text, to the letter.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = frozenset(names)
+        self._held = ""
+        self._read = 0  # of `held`, where the object is being followed
+        self._gap = ""  # white space in front of a call that is not certain yet
+        self._step = self._in_text
+        self._depth = _Depth()
+        self._behind_call = False
+        self.begun = 0
+        self.ended = 0
+
+    def push(self, text: str) -> list[Piece]:
+        """Return what this text makes certain."""
+        self._held += text
+        return _joined(self._steps(last=False))
+
+    def finish(self) -> list[Piece]:
+        """Return what is left at the end of the answer. Arguments that were cut off stay cut off."""
+        return _joined(self._steps(last=True))
+
+    def _steps(self, *, last: bool) -> Iterator[Piece]:
+        """Run steps until one needs more text."""
+        while True:
+            step = self._step
+            yield from step(last)
+            if self._step == step:
+                return
+
+    def _in_text(self, last: bool) -> Iterator[Piece]:
+        place = self._held.find(OPEN)
+        if place >= 0:
+            text = self._held[:place]
+            kept = text.rstrip()
+            yield from self._text(kept)
+            self._gap = text[len(kept) :]
+            self._held, self._read, self._depth = self._held[place + len(OPEN) :], 0, _Depth()
+            self._step = self._in_head
+            return
+        sure = len(self._held) if last else _sure(self._held)
+        text, self._held = self._held[:sure], self._held[sure:]
+        yield from self._text(text)
+
+    def _text(self, text: str) -> Iterator[Piece]:
+        if self._behind_call:
+            text = text.lstrip()
+        if text:
+            self._behind_call = False
+            yield Text(text)
+
+    def _in_head(self, last: bool) -> Iterator[Piece]:
+        """Between the opening tag and the arguments: it is not certain yet that this is a call."""
+        begun = self._held.lstrip()
+        head = _HEAD.match(self._held)
+        if head is not None:
+            name = _loaded(head[1])
+            if name not in self._names:
+                yield from self._no_call()
+                return
+            yield CallBegins(self.begun, name)
+            self._held, self._depth = self._held[head.end() :], _Depth(1)
+            self._step = self._in_arguments
+            self.begun += 1
+            return
+        if begun and not begun.startswith("{"):
+            yield from self._no_call()
+            return
+        self._read, closed = self._depth.until(self._held, self._read, 0)
+        if closed:
+            yield from self._whole()
+        elif last:
+            yield from self._no_call()
+
+    def _whole(self) -> Iterator[Piece]:
+        """Take a call that is not written in the usual order."""
+        name, arguments = _call(_loaded(self._held[: self._read]))
+        if name not in self._names or arguments is None:
+            yield from self._no_call()
+            return
+        yield CallBegins(self.begun, name)
+        yield CallArguments(self.begun, arguments)
+        self.begun += 1
+        self._held = self._held[self._read :]
+        self._end_call()
+
+    def _in_arguments(self, last: bool) -> Iterator[Piece]:
+        place, closed = self._depth.until(self._held, 0, 1)
+        place = len(self._held) if last and not closed else place
+        if place:
+            yield CallArguments(self.begun - 1, self._held[:place])
+        self._held = self._held[place:]
+        if closed:
+            self._read = 0
+            self._step = self._behind_arguments
+
+    def _behind_arguments(self, last: bool) -> Iterator[Piece]:
+        """Skip what else the call's object holds."""
+        yield from ()
+        place, closed = self._depth.until(self._held, 0, 0)
+        self._held = self._held[place:]
+        if closed or last:
+            self._end_call()
+
+    def _end_call(self) -> None:
+        self.ended += 1
+        self._behind_call = True
+        self._gap = ""
+        self._step = self._before_close
+
+    def _before_close(self, last: bool) -> Iterator[Piece]:
+        """Skip the closing tag, which models forget."""
+        yield from ()
+        begun = self._held.lstrip()
+        if begun.startswith(CLOSE):
+            self._held = begun[len(CLOSE) :]
+        elif CLOSE.startswith(begun) and not last:
+            return
+        self._step = self._in_text
+
+    def _no_call(self) -> Iterator[Piece]:
+        """Give back what looked like a call."""
+        yield from self._text(self._gap + OPEN)
+        self._gap = ""
+        self._step = self._in_text
+
+
+def _sure(text: str) -> int:
+    """Return how much of the text can be no part of an opening tag, nor of the white space before one."""
+    size = next((size for size in range(min(len(OPEN) - 1, len(text)), 0, -1) if OPEN.startswith(text[-size:])), 0)
+    return len(text[: len(text) - size].rstrip())
+
+
+def _call(value: Any) -> tuple[str, str | None]:
+    """Return a call's name and the JSON text of its arguments; None where it has no usable ones."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return "", None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # JSON inside of JSON
+        arguments = _loaded(arguments)
+    return value["name"], json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else None
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text, strict=False)
+    except ValueError:
+        return None
+
+
+def _joined(pieces: Iterator[Piece]) -> list[Piece]:
+    """Put neighbours of one kind together."""
+    found: list[Piece] = []
+    for piece in pieces:
+        match (found[-1] if found else None), piece:
+            case Text(before), Text(text):
+                found[-1] = Text(before + text)
+            case CallArguments(index, before), CallArguments(same, text) if index == same:
+                found[-1] = CallArguments(index, before + text)
+            case _:
+                found.append(piece)
+    return found

@@ -1,0 +1,137 @@
+"""Tools in a request: what may be called, what was called, and the form in which the model is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from orchestrator.api.tool_calls import CLOSE, OPEN
+
+MAX_TOOLS = 128
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+_HOW_TO_CALL = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Function(_Part):
+    """A function that the model may call. `parameters` is a JSON schema; none takes no arguments.
+
+    `strict` is kept where a call is forced (`tool_choice` "required" or a name): arguments then follow the schema.
+    """
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @property
+    def schema_of_arguments(self) -> dict[str, Any]:
+        """The JSON schema of the arguments."""
+        return self.parameters or {"type": "object", "properties": {}}
+
+
+class Tool(_Part):
+    """One entry of `tools`."""
+
+    type: Literal["function"]
+    function: Function
+
+    def plain(self) -> dict[str, Any]:
+        """Return what the model is told."""
+        function = self.function.model_dump(include={"name", "description"}, exclude_none=True)
+        return {"type": "function", "function": {**function, "parameters": self.function.schema_of_arguments}}
+
+
+class _ChosenFunction(_Part):
+    name: str
+
+
+class NamedChoice(_Part):
+    """A `tool_choice` that names the function to call."""
+
+    type: Literal["function"]
+    function: _ChosenFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+
+
+class CalledFunction(_Part):
+    """`arguments` is JSON text, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+    def plain(self) -> dict[str, Any]:
+        """Return it with its arguments as an object, where the model wrote one: templates print them as JSON."""
+        try:
+            arguments = json.loads(self.arguments)
+        except ValueError:
+            arguments = self.arguments
+        return {"name": self.name, "arguments": arguments if isinstance(arguments, dict) else self.arguments}
+
+
+class ToolCall(_Part):
+    """A call in a message of the assistant."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def plain(self) -> dict[str, Any]:
+        """Return what chat templates expect."""
+        return {"id": self.id, "type": self.type, "function": self.function.plain()}
+
+
+def told(messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Return messages for a template that knows no tools: they are described in the system message, calls are written
+    in Hermes' form, and results come as messages of the user, between `<tool_response>` tags.
+    """
+    found: list[dict[str, Any]] = []
+    if tools:
+        described = "\n".join(json.dumps(tool.plain(), ensure_ascii=False) for tool in tools)
+        found.append({"role": "system", "content": _HOW_TO_CALL.format(tools=described)})
+    in_results = False
+    for message in messages:
+        is_result = message["role"] == "tool"
+        if is_result:
+            result = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if in_results:
+                found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n{result}"}
+            else:
+                found.append({"role": "user", "content": result})
+        elif tools and message["role"] == "system" and message is messages[0]:
+            found[0] = {**found[0], "content": f"{message['content']}\n\n{found[0]['content']}"}
+        else:
+            found.append(_with_calls_written(message))
+        in_results = is_result
+    return found
+
+
+def _with_calls_written(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    written = [f"{OPEN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{CLOSE}" for call in calls]
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": "\n".join([message["content"], *written] if message["content"] else written)}

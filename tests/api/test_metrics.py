@@ -1,0 +1,170 @@
+"""What the metrics say, from rounds and requests whose figures are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from orchestrator.api.measured import Recent
+from orchestrator.api.metrics import WINDOW_S, Metrics
+from orchestrator.cluster.port import Delta, Gauges, RequestStats, Round
+from orchestrator.errors import RequestError
+from tests.api.support import READY, ScriptedControl, app_over, serving
+
+ASK: dict[str, Any] = {"model": "toy", "prompt": "four"}
+STATS = RequestStats(
+    prompt_tokens=7, generated=3, steps=1, draft_steps=1, drafted=4, accepted=2, queue_ms=1.0, prefill_ms=2.0
+)
+ROUND = Round(
+    deltas=[Delta("a", [1, 2, 3], "", STATS)],
+    sequences=1,
+    rows=5,
+    drafts=1,
+    drafted=4,
+    accepted=2,
+    accepted_per_position=[1, 1],
+    round_ms=9.0,
+    device_ms=7.0,
+    draft_ms=0.5,
+)
+
+
+class HandClock:
+    """Time that moves when the test says so."""
+
+    now_s = 100.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+
+def value(text: str | bytes, name: str, **labels: str) -> float | None:
+    """The value of one series, None where there is none."""
+    text = text.decode() if isinstance(text, bytes) else text
+    written = ",".join(f'{key}="{one}"' for key, one in sorted({"model_name": "toy", **labels}.items()))
+    found = [line.split(" ")[1] for line in text.splitlines() if line.startswith(f"outrider_{name}{{{written}}} ")]
+    return float(found[0]) if found else None
+
+
+def test_a_round_is_counted_as_vllm_counts_it():
+    metrics = Metrics(ScriptedControl(), HandClock())
+    metrics.observe_round(ROUND)
+    text = metrics.render()
+    assert value(text, "spec_decode_num_drafts_total") == 1
+    assert value(text, "spec_decode_num_draft_tokens_total") == 4
+    assert value(text, "spec_decode_num_accepted_tokens_total") == 2
+    assert [value(text, "spec_decode_num_accepted_tokens_per_pos_total", position=p) for p in "012"] == [1, 1, None]
+    assert value(text, "draft_latency_ms_sum") == 0.5
+    assert value(text, "verifier_latency_ms_sum") == 7.0
+    assert value(text, "generation_tokens_total") == 3
+    assert value(text, "prompt_tokens_total") == 7
+    assert value(text, "iteration_tokens_total_sum") == 10
+
+
+def test_a_prompt_is_counted_once_even_when_the_request_goes_on_in_another_worker():
+    metrics = Metrics(ScriptedControl(), HandClock())
+    metrics.observe_round(ROUND)
+    for generated in (4, 5):
+        later = Delta("a", [9], "", msgspec.structs.replace(STATS, generated=generated))
+        metrics.observe_round(msgspec.structs.replace(ROUND, deltas=[later]))
+    assert value(metrics.render(), "prompt_tokens_total") == 7
+
+
+def test_rates_look_back_a_stated_time_and_are_not_told_without_drafts():
+    clock = HandClock()
+    metrics = Metrics(ScriptedControl(), clock)
+    assert value(metrics.render(), "tokens_per_second") == 0.0
+    assert value(metrics.render(), "acceptance_rate") is None
+    metrics.observe_round(ROUND)
+    clock.now_s += 10.0
+    metrics.observe_round(msgspec.structs.replace(ROUND, accepted=4))
+    assert value(metrics.render(), "tokens_per_second") == pytest.approx(6 / 10)
+    assert value(metrics.render(), "acceptance_rate") == pytest.approx(6 / 8)
+    clock.now_s += WINDOW_S - 5.0
+    assert value(metrics.render(), "tokens_per_second") == pytest.approx(3 / WINDOW_S)
+    assert value(metrics.render(), "acceptance_rate") == pytest.approx(4 / 4)
+    clock.now_s += WINDOW_S
+    assert value(metrics.render(), "tokens_per_second") == 0.0
+    assert value(metrics.render(), "acceptance_rate") is None
+
+
+def test_recent_sums_stay_small():
+    recent = Recent(30.0)
+    for step in range(10_000):
+        recent.add(step * 0.05, 1)
+    assert recent.sum(500.0, 0) == pytest.approx(30 / 0.05, rel=0.05)
+    assert len(recent._buckets) <= 32
+
+
+def test_counts_of_a_worker_go_on_growing_when_it_is_replaced():
+    control = ScriptedControl(gauges=Gauges(0, 0, 8, 8, 3, 0, 9, 0, prefix_queries=50, prefix_hits=20))
+    metrics = Metrics(control, HandClock())
+    metrics.render()
+    control.ready = msgspec.structs.replace(READY, pid=2)
+    control.gauges = Gauges(0, 0, 8, 8, 4, 0, 9, 0, prefix_queries=10, prefix_hits=5)
+    text = metrics.render()
+    assert value(text, "num_preemptions_total") == 7
+    assert value(text, "prefix_cache_queries_total") == 60
+    assert value(text, "prefix_cache_hits_total") == 25
+    assert metrics.render() == text
+
+
+async def after(control: ScriptedControl, **fields: Any) -> str:
+    """The metrics after one request."""
+    app = app_over(control)
+    async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+        await client.post("/v1/completions", json=ASK | fields)
+        return (await client.get("/metrics")).text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_ends_well(stream):
+    text = await after(ScriptedControl(), stream=stream, max_tokens=9)
+    assert value(text, "request_success_total", finished_reason="length") == 1
+    assert value(text, "request_prompt_tokens_sum") == 4
+    assert value(text, "request_generation_tokens_sum") == 5
+    assert value(text, "request_params_max_tokens_sum") == 9
+    assert value(text, "request_queue_time_seconds_sum") == pytest.approx(0.001)
+    assert value(text, "request_prefill_time_seconds_sum") == pytest.approx(0.002)
+    for name in ("time_to_first_token", "inter_token_latency", "request_time_per_output_token", "e2e_request_latency"):
+        assert value(text, f"{name}_seconds_count") == 1, name
+    assert value(text, "request_decode_time_seconds_count") == 1
+
+
+async def test_a_stop_string_ends_it_as_stop():
+    text = await after(ScriptedControl(steps=[list(b"one EN"), list(b"D two"), list(b"never")], hang_at=2), stop="END")
+    assert value(text, "request_success_total", finished_reason="stop") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_is_refused_is_no_latency(stream):
+    full = RequestError("full", status=429, code="queue_full", retry_after_s=1)
+    text = await after(ScriptedControl(error=full), stream=stream)
+    assert "request_success_total{" not in text
+    assert "_seconds_count{" not in text
+
+
+async def test_a_client_that_leaves_is_an_abort_and_a_failure_behind_the_first_token_an_error():
+    control = ScriptedControl(hang_at=1)
+    async with serving(app_over(control)) as url, httpx.AsyncClient(base_url=url) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post("/v1/completions", json=ASK | {"stream": True}, timeout=0.2)
+        await control.until_all_ended()
+        control.hang_at, control.error, control.error_at = None, RequestError("lost", status=500), 1
+        await client.post("/v1/completions", json=ASK | {"stream": True})
+        text = (await client.get("/metrics")).text
+    assert value(text, "request_success_total", finished_reason="abort") == 1
+    assert value(text, "request_success_total", finished_reason="error") == 1
+
+
+async def test_nothing_is_named_before_the_model_is_known():
+    control = ScriptedControl(ready=None, phase="starting")
+    metrics = Metrics(control, HandClock())
+    metrics.observe_round(ROUND)
+    assert b"model_name" not in metrics.render()
