@@ -81,7 +81,8 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     """What one request cost, counted since it was (re)submitted.
 
     `drafted`/`accepted`: draft tokens verified/accepted. `steps`: verification forwards of this request after
-    its prompt. `draft_steps`: those of them that carried at least one draft token.
+    its prompt. `draft_steps`: those of them that carried at least one draft token. `reused`: tokens of the prompt whose
+    KV cache was there already.
     """
 
     prompt_tokens: int
@@ -92,6 +93,7 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     accepted: int
     queue_ms: float
     prefill_ms: float
+    reused: int = 0
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

@@ -71,6 +71,8 @@ class DecodeLoop:
         self._waiting: deque[Session] = deque()
         self._running: list[Session] = []
         self._preemptions = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
         self._rounds = 0
 
     @property
@@ -157,7 +159,7 @@ class DecodeLoop:
         while True:
             for session in self._running:
                 session.draft = NOTHING
-                if session.cached == 0 and self._prefix_reuse:
+                if self._prefix_reuse and not session.begun:
                     self._reuse_prefix(session)
             parts = plan(
                 self._running,
@@ -198,8 +200,15 @@ class DecodeLoop:
 
     def _reuse_prefix(self, session: Session) -> None:
         """Begin with what is remembered of the request's tokens: asked each round until its first row is computed,
-        because a request in front of it may compute that very prefix."""
+        because a request in front of it may compute more of that very prefix."""
+        self._target.release(session.slot)
         session.cached = session.reused = self._target.attach(session.slot, session.tokens[: session.shared_limit])
+
+    def _count_prefix(self, session: Session) -> None:
+        """Count, once a stay, what the prefix of a request was good for."""
+        session.begun = True
+        self._prefix_queries += len(session.tokens)
+        self._prefix_hits += session.reused
 
     def _remember(self, session: Session) -> None:
         """Let later requests begin with what this one has computed."""
@@ -279,6 +288,8 @@ class DecodeLoop:
         for part, judged in zip(parts, verdicts, strict=True):
             session = part.session
             filling = session.prompt_left > 0
+            if not session.begun:
+                self._count_prefix(session)
             session.cached += part.known
             if filling:
                 self._remember(session)
@@ -312,7 +323,8 @@ class DecodeLoop:
         self._running.remove(session)
         self._free_slots.append(session.slot)
         session.slot = NO_SLOT
-        session.cached = 0
+        session.cached = session.reused = 0
+        session.begun = False
 
     def gauges(self, rss_bytes: int) -> Gauges:
         """Return the state between rounds."""
@@ -325,4 +337,6 @@ class DecodeLoop:
             drafter_bytes=self._drafter.memory_bytes() if self._drafter is not None else 0,
             rounds=self._rounds,
             rss_bytes=rss_bytes,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
         )

@@ -26,6 +26,7 @@ class Session:
     slot: int = NO_SLOT
     cached: int = 0
     reused: int = 0
+    begun: bool = False
     admitted_s: float = 0.0
     first_token_s: float = 0.0
     steps: int = 0
@@ -102,4 +103,5 @@ class Session:
             accepted=self.accepted,
             queue_ms=(self.admitted_s - self.submitted_s) * 1000.0,
             prefill_ms=(self.first_token_s - self.admitted_s) * 1000.0,
+            reused=self.reused,
         )

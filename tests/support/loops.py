@@ -26,11 +26,23 @@ def suffix() -> SuffixDrafter:
 
 
 def loop_over(
-    model: LoadedModel, drafter: Drafter | None, *, running: int = 8, depth: int = 12, prefix_reuse: bool = True
+    model: LoadedModel,
+    drafter: Drafter | None,
+    *,
+    running: int = 8,
+    depth: int = 12,
+    prefix_reuse: bool = True,
+    max_itl_ms: float = 0.1,
 ) -> DecodeLoop:
     """A decode loop."""
     return DecodeLoop(
-        model, drafter, SystemClock(), max_running=running, max_depth=depth, max_itl_ms=0.1, prefix_reuse=prefix_reuse
+        model,
+        drafter,
+        SystemClock(),
+        max_running=running,
+        max_depth=depth,
+        max_itl_ms=max_itl_ms,
+        prefix_reuse=prefix_reuse,
     )
 
 
