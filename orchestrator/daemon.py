@@ -64,7 +64,9 @@ class Daemon:
         self._control = TargetControl(
             build_cluster(config),
             worker_spec(engine_options(config, base)),
-            ControlLimits(limits.max_running, limits.max_waiting, config.cluster.max_restarts),
+            ControlLimits(
+                limits.max_running, limits.max_waiting, config.cluster.max_restarts, limits.request_timeout_s
+            ),
             self._clock,
         )
         self._control.on_progress.append(self._say)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.api.port import StreamDecoder
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Delta, RequestStats
+from orchestrator.cluster.port import DEADLINE, Delta, RequestStats
 
 
 class TextAssembler:
@@ -62,6 +62,7 @@ class Answer:
     last_s: float = 0.0
     tokens: int = 0
     finish: str = ""
+    stop_reason: str | None = None
     stats: RequestStats | None = None
     gaps_s: list[float] = field(default_factory=list)
 
@@ -95,6 +96,8 @@ async def texts(
             piece, used = _push(assembler, shown, len(delta.tokens))
             answer.note(now_s, used)
             answer.finish, answer.stats = delta.finish, delta.stats
+            if delta.finish == DEADLINE:  # OpenAI has no word for it: the answer is cut, as by max_tokens
+                answer.finish, answer.stop_reason = "length", DEADLINE
             if delta.finish and not assembler.stopped:
                 piece += assembler.finish()
             if assembler.stopped:

@@ -119,6 +119,7 @@ def _submit(
         ),
         stop_tokens=sorted({*ends, *request.stop_token_ids}),
         depth=_depth(request),
+        timeout_s=request.timeout_s or 0.0,
     )
 
 

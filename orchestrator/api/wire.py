@@ -82,6 +82,7 @@ class Generation(Body):
     stop: StopText | list[StopText] | None = None
     stop_token_ids: list[int] = Field(default=[], max_length=64)
     ignore_eos: bool = False
+    timeout_s: float | None = Field(default=None, gt=0.0, le=86_400.0)
     stream: bool = False
     stream_options: StreamOptions | None = None
     speculative_config: SpeculativeConfig | None = None

@@ -15,11 +15,14 @@ import msgspec
 
 from policies.acceptance import Sampling as Sampling
 
+DEADLINE = "deadline"
+
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Decode from `prompt + committed` until a stop token or `max_tokens` (committed ones included).
 
-    `depth`: None lets the policy choose, 0 switches every drafter off, k bounds the depth.
+    `depth`: None lets the policy choose, 0 switches every drafter off, k bounds the depth. `timeout_s` bounds the whole
+    request, its waiting included; 0 is no bound. Control keeps it, workers do not look at it.
     """
 
     request_id: str
@@ -29,6 +32,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     committed: list[int] = []
     stop_tokens: list[int] = []
     depth: int | None = None
+    timeout_s: float = 0.0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -97,7 +101,8 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens that one round committed to one request. `finish`: "" while it runs, else "stop" or "length".
+    """Tokens that one round committed to one request. `finish`: "" while it runs, else "stop" or "length", or
+    "deadline" from control where the request's time was over.
     `stats` counts up to and with this delta."""
 
     request_id: str

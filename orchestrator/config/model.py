@@ -98,6 +98,8 @@ class Limits(Section):
     cause to running streams: longer is sooner for the prompt. What a row of prefill costs is measured."""
     prefix_reuse: bool = True
     """Keep the KV cache of prompts while there is room, and begin later requests with it where they begin alike."""
+    request_timeout_s: float = Field(default=0.0, ge=0, le=86_400)
+    """The longest time for one request, its waiting included; 0 is no limit. A request may ask for less."""
     max_body: Size = Field(default=ByteSize(8 * 1024 * 1024))
     """The largest request body."""
     drain_timeout_s: float = Field(default=30.0, ge=0, le=3600)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import (
+    DEADLINE,
     Cancel,
     Cluster,
     Command,
@@ -31,7 +33,7 @@ from orchestrator.cluster.port import (
 )
 from orchestrator.control.port import StateView
 from orchestrator.control.state import FAILED, STARTING, RestartBudget, TargetState
-from orchestrator.control.streams import Streams
+from orchestrator.control.streams import Stream, Streams
 from orchestrator.errors import RequestError, WorkerError
 
 _STOP_GRACE_S = 5.0
@@ -43,11 +45,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class ControlLimits:
-    """`max_running` + `max_waiting` live streams; one more is answered 429. `max_restarts` in ten minutes."""
+    """`max_running` + `max_waiting` live streams; one more is answered 429. `max_restarts` in ten minutes.
+    `request_timeout_s` bounds every request; 0 is no bound."""
 
     max_running: int
     max_waiting: int
     max_restarts: int
+    request_timeout_s: float = 0.0
 
 
 class TargetControl:
@@ -99,11 +103,12 @@ class TargetControl:
     async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """See control.port.Control. A request is taken in (or refused) when its first token is asked for."""
         self._refuse_or_pass()
+        deadline_s = self._deadline_s(submit)
         stream = self._streams.open(submit)
         try:
             self._feed()
             while True:
-                item = await stream.items.get()
+                item = await self._next(stream, deadline_s)
                 if isinstance(item, RequestError):
                     raise item
                 yield item
@@ -113,6 +118,24 @@ class TargetControl:
             if self._streams.close(stream):
                 self._send(Cancel(stream.key))
             self._feed()  # a trial may be over
+
+    def _deadline_s(self, submit: Submit) -> float:
+        """Return when the request's time is over, by the clock."""
+        bounds = [bound for bound in (submit.timeout_s, self._limits.request_timeout_s) if bound > 0.0]
+        return self._clock.monotonic_s() + min(bounds, default=math.inf)
+
+    async def _next(self, stream: Stream, deadline_s: float) -> Delta | RequestError:
+        """Return what comes next; at the deadline the end of what there is, or an error where there is nothing."""
+        if deadline_s == math.inf:
+            return await stream.items.get()
+        try:
+            async with asyncio.timeout(deadline_s - self._clock.monotonic_s()):
+                return await stream.items.get()
+        except TimeoutError:
+            if stream.committed:
+                return Delta(stream.key, [], DEADLINE, stream.last_stats)
+            message = "the request's time was over before its first token came; give it longer, or try again later"
+            return RequestError(message, status=504, kind="server_error", code="deadline_exceeded", param="timeout_s")
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the live streams end for up to `timeout_s`, then end the rest with 503."""

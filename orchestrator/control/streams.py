@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from orchestrator.cluster.port import Delta, Submit
+from orchestrator.cluster.port import Delta, RequestStats, Submit
 from orchestrator.errors import RequestError
 
 STRIKES_OUT = 2
@@ -33,6 +33,7 @@ class Stream:
     sent: bool = False
     strikes: int = 0
     progressed: bool = False
+    last_stats: RequestStats | None = None
 
     @property
     def key(self) -> str:
@@ -88,6 +89,7 @@ class Streams:
         if stream is None:
             return 0
         stream.committed.extend(delta.tokens)
+        stream.last_stats = delta.stats or stream.last_stats
         if delta.tokens:
             stream.progressed, stream.strikes = True, 0
         if delta.finish:
