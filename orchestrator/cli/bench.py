@@ -1,10 +1,12 @@
-"""`outrider bench`: measurements, each as a ratio inside one run."""
+"""`outrider bench`: what decoding and serving cost on this machine, with the formula beside each figure."""
 
 from __future__ import annotations
 
 import typer
 
 from orchestrator.cli.bench_decode import decode
+from orchestrator.cli.bench_serve import serve
 
-app = typer.Typer(no_args_is_help=True, help="Measure: plain against speculative, in one process, warm.")
+app = typer.Typer(no_args_is_help=True, help="Measure decoding in one process, or a server under load.")
 app.command("decode")(decode)
+app.command("serve")(serve)

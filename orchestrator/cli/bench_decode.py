@@ -22,14 +22,10 @@ from orchestrator.bootstrap import (
     load_target,
     load_tokenizer,
 )
+from orchestrator.cli.bench_prompts import BenchError, read_texts, spread
 from orchestrator.cli.bench_record import FORMULAS, Mode, Prompt, Run, measure, summarise
 from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.port import Drafter
-from orchestrator.errors import OutriderError
-
-
-class BenchError(OutriderError):
-    """The benchmark cannot run as asked."""
 
 
 def decode(
@@ -93,22 +89,12 @@ def _load(options: EngineOptions) -> Target:
 def read_prompts(path: Path, target: Target, limit: int) -> list[Prompt]:
     """Read prompts and encode them as the chat API does. Raises BenchError naming file and line."""
     tokenizer = load_tokenizer(target.tokenizer_dir)
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except OSError as error:
-        raise BenchError(f"{path}: cannot be read: {error.strerror}") from error
-    found: list[Prompt] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            text = row["turns"][0] if "turns" in row else row["prompt"]
-        except (ValueError, KeyError, IndexError, TypeError):
-            raise BenchError(f"{path}:{number}: not a JSON object with `turns` or `prompt`") from None
-        ids = tokenizer.encode_chat([{"role": "user", "content": text}])
-        found.append(Prompt(str(row.get("question_id", number)), str(row.get("category", "all")), ids))
-    if limit and limit < len(found):
-        found = [found[index * len(found) // limit] for index in range(limit)]
-    return [dataclasses.replace(prompt, stop_tokens=sorted(tokenizer.eos_ids)) for prompt in found]
+    texts = read_texts(path)
+    stop_tokens = sorted(tokenizer.eos_ids)
+    return [
+        Prompt(text.key, text.category, tokenizer.encode_chat([{"role": "user", "content": text.text}]), stop_tokens)
+        for text in spread(texts, min(limit, len(texts)) or len(texts))
+    ]
 
 
 def run(

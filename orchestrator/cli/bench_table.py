@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-_FILE_COLUMNS = 120
+from orchestrator.cli.plain_table import wide_console
 
 
 def print_decode(result: dict[str, Any]) -> None:
     """Print the table by category, the totals, the formulas, and whether outputs were identical."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_FILE_COLUMNS)  # in a file or a pipe nothing has to be cut
+    console = wide_console()
     summary, environment = result["summary"], result["environment"]
     table = Table(
         title=f"{environment['model']} on {environment['adapter']} {environment['device']}, "

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # rich is loaded only where something is printed
+    from rich.console import Console
     from rich.table import Table
+
+_FILE_COLUMNS = 120
+
+
+def wide_console() -> Console:
+    """Return the console of standard output; in a file or a pipe nothing has to be cut to a terminal's width."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=_FILE_COLUMNS)
 
 
 def add_row(table: Table, *cells: str, style: str = "") -> None:

@@ -1,0 +1,1 @@
+"""Load for any OpenAI-compatible endpoint: arrivals, one streamed request, the figures made of many."""
