@@ -27,6 +27,7 @@ SPEC_FILE = "spec.json"
 INSTALL = "pip install 'outrider[onnx]'"
 _PROVIDER = "ExecutionProvider"
 _NO_DEVICES = ("Azure",)  # a client of remote endpoints, present in every build
+_SPIN_US = 20  # ADR 0008
 _FATAL = 4  # log severity: failures reach us as exceptions, and a copy on standard error only confuses
 
 
@@ -117,6 +118,9 @@ class OnnxRuntimeAdapter:
         settings = runtime.SessionOptions()
         settings.log_severity_level = _FATAL
         settings.intra_op_num_threads = options.threads
+        # Threads that spin for long take the core from the one they wait for, as soon as anything else runs here.
+        settings.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
+        settings.add_session_config_entry("session.force_spinning_stop", "1")
         provider = f"{options.device}{_PROVIDER}"
         if options.device != "CPU":  # a node that the provider cannot run is an error, not a detour over the CPU
             settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
