@@ -7,6 +7,7 @@ import importlib
 from adapters.contract import Adapter, AdapterUnavailable
 
 _MODULES = {
+    "onnx_rt": "adapters.onnx_rt.adapter:OnnxRuntimeAdapter",
     "openvino_rt": "adapters.openvino_rt.adapter:OpenVinoAdapter",
     "simulated": "adapters.simulated.adapter:SimulatedAdapter",
 }

@@ -44,7 +44,7 @@ class Target(Section):
     file (relative to this configuration file), or `simulated:toy` (no weights)."""
     name: str = Field(default="", max_length=128)
     """The model's name in the API. Empty: taken from the source."""
-    adapter: Literal["openvino_rt", "simulated"] = "openvino_rt"
+    adapter: Literal["openvino_rt", "onnx_rt", "simulated"] = "openvino_rt"
     """The runtime that runs it."""
     device: str = "CPU"
     """The device, as the runtime names it."""

@@ -1,0 +1,212 @@
+"""Reads a GGUF file of a Llama, Qwen2 or Qwen3 model as `Weights`. Formats: adapters/decoder/gguf_blocks.py.
+
+Llama files store query and key rows interleaved, for llama.cpp's rope; they are put back in rotate-half order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.contract import ModelRefused
+from adapters.decoder.gguf_blocks import KEPT, matrix, type_name, vector
+from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, Tensor
+from adapters.gguf_header import GgufHeader, GgufTensor, read_header
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_WHOLE = {"embedding": "token_embd.weight", "final_norm": "output_norm.weight", "head": "output.weight"}
+_IN_LAYER = {
+    "attention_norm": "attn_norm.weight",
+    "mlp_norm": "ffn_norm.weight",
+    "query": "attn_q.weight",
+    "key": "attn_k.weight",
+    "value": "attn_v.weight",
+    "query_bias": "attn_q.bias",
+    "key_bias": "attn_k.bias",
+    "value_bias": "attn_v.bias",
+    "query_norm": "attn_q_norm.weight",
+    "key_norm": "attn_k_norm.weight",
+    "output": "attn_output.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+}
+_ROPE_FACTORS = "rope_freqs.weight"  # Llama 3: what every frequency is divided by
+_INTERLEAVED = ("query", "key", "query_bias", "key_bias")
+
+
+class GgufWeights:
+    """The weights of one file; a tensor is read when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the head. Raises ModelRefused for a damaged file, or a model that the spec cannot describe."""
+        self._header = read_header(path)
+        self._tensors = {tensor.name: tensor for tensor in self._header.tensors}
+        self._data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r", self._header.data_offset)
+        self.spec = self._read_spec()
+        self._refuse_unread()
+        self.label = _label(self._header)
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the tensor of a canonical name. Raises ModelRefused when the file lacks it or its shape is off."""
+        layer, _, rest = name.rpartition(".")
+        stored = self._stored(f"blk.{layer}.{_IN_LAYER[rest]}" if layer else _WHOLE[rest])
+        expected = shape_of(self.spec, rest)
+        if stored.shape[::-1] != expected:
+            raise self._refused(f"{stored.name} has the shape {stored.shape[::-1]}, not {expected}")
+        found = self._decoded(stored)
+        if self.spec.family == "llama" and rest in _INTERLEAVED:
+            return _rotate_half(found, self.spec.heads if "query" in rest else self.spec.kv_heads)
+        return found
+
+    def _decoded(self, stored: GgufTensor) -> Tensor:
+        raw = self._data[stored.offset : stored.offset + stored.size]
+        try:
+            if len(stored.shape) == 1:
+                return Dense(vector(stored.kind, raw))
+            return matrix(stored.kind, raw, stored.shape[1])
+        except (ModelRefused, KeyError) as error:
+            raise self._refused(f"{stored.name}: {error}") from error
+
+    def _stored(self, name: str) -> GgufTensor:
+        if name not in self._tensors:
+            raise self._refused(f"it lacks the tensor {name}")
+        return self._tensors[name]
+
+    def _refused(self, reason: str) -> ModelRefused:
+        return ModelRefused(f"{self._header.path.name}: {reason}. Convert the model again, or choose another one.")
+
+    def _read_spec(self) -> DecoderSpec:
+        header = self._header
+        family = header.text("general.architecture") or ""
+        if family not in ARCHITECTURES:
+            raise self._refused(f"the architecture {family!r} is not one of {', '.join(ARCHITECTURES)}")
+        self._refuse_variants(family)
+        layers, hidden = self._count(f"{family}.block_count"), self._count(f"{family}.embedding_length")
+        heads = self._count(f"{family}.attention.head_count")
+        head_dim = header.integer(f"{family}.attention.key_length") or hidden // heads
+        rope = self._rope(family, head_dim)
+        return DecoderSpec(
+            family=family,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=header.integer(f"{family}.attention.head_count_kv") or heads,
+            head_dim=head_dim,
+            mlp=self._count(f"{family}.feed_forward_length"),
+            vocabulary_size=self._stored("token_embd.weight").shape[-1],
+            context_length=self._count(f"{family}.context_length"),
+            norm_epsilon=self._number(f"{family}.attention.layer_norm_rms_epsilon", 0.0) or 1e-5,
+            activation="silu",
+            query_scale=1.0 / math.sqrt(head_dim),
+            ropes=(rope,) * layers,
+            windows=(header.integer(f"{family}.attention.sliding_window") or 0,) * layers,
+            tied_embeddings="output.weight" not in self._tensors,
+            qkv_bias="blk.0.attn_q.bias" in self._tensors,
+            qk_norm="blk.0.attn_q_norm.weight" in self._tensors,
+        )
+
+    def _refuse_variants(self, family: str) -> None:
+        """Refuse what the spec has no words for: experts, a rope over a part of the head, unequal heads."""
+        header = self._header
+        if (header.integer(f"{family}.expert_count") or 0) > 0:
+            raise self._refused("it is a mixture of experts, which is not supported")
+        width = header.integer(f"{family}.attention.key_length")
+        turned = header.integer(f"{family}.rope.dimension_count")
+        if width != header.integer(f"{family}.attention.value_length"):
+            raise self._refused("its key and value heads differ in size, which is not supported")
+        hidden, heads = self._count(f"{family}.embedding_length"), self._count(f"{family}.attention.head_count")
+        if turned not in (None, width or hidden // heads):
+            raise self._refused(f"its rope turns {turned} dimensions, not the whole head")
+
+    def _refuse_unread(self) -> None:
+        """A tensor that nobody would read changes what the model computes: refuse the file by the tensor's name."""
+        known = {*_WHOLE.values(), _ROPE_FACTORS}
+        known.update(f"blk.{layer}.{name}" for layer in range(self.spec.layers) for name in _IN_LAYER.values())
+        unread = [name for name in self._tensors if name not in known]
+        if unread:
+            raise self._refused(f"it has the tensor {unread[0]}, which a {self.spec.family} model does not have here")
+
+    def _rope(self, family: str, head_dim: int) -> Rope:
+        base = self._number(f"{family}.rope.freq_base", 10000.0)
+        kind = self._header.text(f"{family}.rope.scaling.type") or "none"
+        if kind not in ("none", "linear"):
+            raise self._refused(f"its rope is scaled by {kind!r}; supported are none, linear and Llama 3's factors")
+        frequencies = base ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        if kind == "linear":
+            frequencies /= self._number(f"{family}.rope.scaling.factor", 1.0)
+        if _ROPE_FACTORS in self._tensors:
+            factors = self._decoded(self._tensors[_ROPE_FACTORS])
+            assert isinstance(factors, Dense)  # noqa: S101  # one axis is never grouped
+            frequencies /= factors.values
+        return Rope(tuple(float(value) for value in frequencies))
+
+    def _count(self, key: str) -> int:
+        value = self._header.integer(key)
+        if value is None or value < 1:
+            raise self._refused(f"it lacks a positive {key}")
+        return value
+
+    def _number(self, key: str, default: float) -> float:
+        value = self._header.metadata.get(key, default)
+        if (isinstance(value, (int, float)) and value > 0) or value == default:
+            return float(value)
+        raise self._refused(f"{key} is no positive number")
+
+
+def shape_of(spec: DecoderSpec, name: str) -> tuple[int, ...]:
+    """Return the shape that a canonical name (without its layer) has in a model of this spec."""
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding": (spec.vocabulary_size, spec.hidden),
+        "head": (spec.vocabulary_size, spec.hidden),
+        "query": (queries, spec.hidden),
+        "key": (keys, spec.hidden),
+        "value": (keys, spec.hidden),
+        "query_bias": (queries,),
+        "key_bias": (keys,),
+        "value_bias": (keys,),
+        "query_norm": (spec.head_dim,),
+        "key_norm": (spec.head_dim,),
+        "output": (spec.hidden, queries),
+        "gate": (spec.mlp, spec.hidden),
+        "up": (spec.mlp, spec.hidden),
+        "down": (spec.hidden, spec.mlp),
+    }
+    return shapes.get(name, (spec.hidden,))
+
+
+def _rotate_half(tensor: Tensor, heads: int) -> Tensor:
+    """Reorder the rows of each head from interleaved pairs (0, half, 1, half + 1, ...) to halves."""
+
+    def turned(rows: NDArray[Any]) -> NDArray[Any]:
+        split = rows.reshape(heads, -1, 2, *rows.shape[1:])
+        return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows.shape)
+
+    if isinstance(tensor, Dense):
+        return Dense(turned(tensor.values), tensor.bfloat16)
+    values, scales, zeros = (turned(part) for part in (tensor.values, tensor.scales, tensor.zeros))
+    return Grouped(values, scales, zeros, tensor.bits, tensor.group_size)
+
+
+def _label(header: GgufHeader) -> str:
+    """Name the format that holds most of the matrices' elements."""
+    sizes: dict[int, int] = {}
+    for kind, elements in _matrices(header):
+        sizes[kind] = sizes.get(kind, 0) + elements
+    if not sizes:
+        raise ModelRefused(f"{header.path.name}: it holds no matrices. Choose the model's file.")
+    largest = max(sizes, key=sizes.__getitem__)
+    return KEPT.get(largest) or f"int8 (requantised from {type_name(largest)})"
+
+
+def _matrices(header: GgufHeader) -> Iterator[tuple[int, int]]:
+    """Yield (type, elements) of the layers' matrices; of all matrices where there are no layers'."""
+    for tensor in header.tensors:
+        if len(tensor.shape) == 2 and tensor.name.startswith("blk."):
+            yield tensor.kind, math.prod(tensor.shape)

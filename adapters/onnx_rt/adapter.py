@@ -1,0 +1,151 @@
+"""ONNX Runtime: prepare a GGUF file as a graph of ours, load it onto the execution provider that was asked for."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from adapters.contract import (
+    AdapterUnavailable,
+    LoadOptions,
+    ModelRefused,
+    OutOfMemory,
+    Precision,
+    Progress,
+    Unsupported,
+)
+from adapters.onnx_rt.graph import MODEL_FILE, write_graph
+from adapters.onnx_rt.model import CacheShape, OrtModel
+from device_profiles.profile import DeviceProfile
+from device_profiles.workload import ModelSpec, vocabulary_fingerprint
+
+SPEC_FILE = "spec.json"
+INSTALL = "pip install 'outrider[onnx]'"
+_PROVIDER = "ExecutionProvider"
+_NO_DEVICES = ("Azure",)  # a client of remote endpoints, present in every build
+_SPIN_US = 20  # ADR 0008
+_FATAL = 4  # log severity: failures reach us as exceptions, and a copy on standard error only confuses
+
+
+def _runtime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise AdapterUnavailable(f"ONNX Runtime is not installed: {INSTALL}") from None
+    return onnxruntime
+
+
+def _installed(name: str) -> str:
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        raise AdapterUnavailable(f"{name} is not installed: {INSTALL}") from None
+
+
+class OnnxRuntimeAdapter:
+    """See the module and the contract. A device is an execution provider without its last word: CPU, CUDA, ..."""
+
+    name = "onnx_rt"
+
+    def devices(self) -> list[DeviceProfile]:
+        """List the execution providers of the installed ONNX Runtime. Raises AdapterUnavailable."""
+        names = [name.removesuffix(_PROVIDER) for name in _runtime().get_available_providers()]
+        return [self._device(name) for name in names if name not in _NO_DEVICES]
+
+    def _device(self, name: str) -> DeviceProfile:
+        return DeviceProfile(
+            adapter=self.name,
+            name=name,
+            kind=name.lower(),
+            full_name=f"{name}{_PROVIDER} of {_installed('onnxruntime')}",
+            memory_bytes=psutil.virtual_memory().total if name == "CPU" else 0,
+            precisions=(Precision.FP32,),
+        )
+
+    def recipe(self) -> str:
+        """Name the graph's format and the library that writes it."""
+        return f"decoder graph, int8 activations, 1; {_installed('onnx')}; {_installed('gguf')}"
+
+    def prepare(self, source: Path, target: Path, progress: Progress) -> None:
+        """Write the graph and its weights, tensor by tensor. Raises ModelRefused, AdapterUnavailable."""
+        from adapters.decoder.from_gguf import GgufWeights
+        from adapters.gguf_header import read_header
+        from adapters.model_source import check_gguf
+
+        _installed("onnx")
+        progress(f"convert {source.name}", -1.0)
+        check_gguf(source)
+        weights = GgufWeights(source)
+        write_graph(weights, target)
+        spec = weights.spec
+        facts = {
+            "architecture": spec.family,
+            "layers": spec.layers,
+            "kv_heads": spec.kv_heads,
+            "head_dim": spec.head_dim,
+            "vocabulary_size": spec.vocabulary_size,
+            "context_length": spec.context_length,
+            "vocabulary_fingerprint": vocabulary_fingerprint(read_header(source).texts("tokenizer.ggml.tokens") or ()),
+            "weights": weights.label,
+        }
+        (target / SPEC_FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        progress(f"convert {source.name}", 1.0)
+
+    def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> OrtModel:
+        """See the contract."""
+        names = [device.name for device in self.devices()]
+        if options.device not in names:
+            raise Unsupported(
+                f"this ONNX Runtime has no execution provider for {options.device!r}; it has {', '.join(names)}"
+            )
+        if options.activations not in (None, Precision.FP32):
+            raise Unsupported(f"activations {options.activations}: on ONNX Runtime they are fp32; leave them at auto")
+        facts = json.loads((prepared / SPEC_FILE).read_text(encoding="utf-8"))
+        progress("load", 0.0)
+        session = self._session(prepared / MODEL_FILE, options)
+        progress("load", 0.9)
+        cache = CacheShape(facts["layers"], facts["kv_heads"], facts["head_dim"])
+        model = OrtModel(session, _spec(facts, cache), options, cache=cache, weights=facts["weights"])
+        progress("load", 1.0)
+        return model
+
+    def _session(self, path: Path, options: LoadOptions) -> Any:
+        runtime = _runtime()
+        settings = runtime.SessionOptions()
+        settings.log_severity_level = _FATAL
+        settings.intra_op_num_threads = options.threads
+        # Threads that spin for long take the core from the one they wait for, as soon as anything else runs here.
+        settings.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
+        settings.add_session_config_entry("session.force_spinning_stop", "1")
+        provider = f"{options.device}{_PROVIDER}"
+        if options.device != "CPU":  # a node that the provider cannot run is an error, not a detour over the CPU
+            settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        try:
+            session = runtime.InferenceSession(str(path), settings, providers=[provider])
+        except MemoryError as error:
+            raise OutOfMemory(f"there is no memory for {path.parent.name}") from error
+        except Exception as error:  # the runtime's errors have no other root
+            reason = str(error).strip().splitlines()[-1]
+            raise ModelRefused(f"ONNX Runtime cannot run {path.parent.name} on {options.device}: {reason}") from error
+        if session.get_providers()[0] != provider:
+            raise Unsupported(
+                f"ONNX Runtime took {session.get_providers()[0]} where {provider} was asked for; "
+                "its log says what that provider is missing"
+            )
+        return session
+
+
+def _spec(facts: dict[str, Any], cache: CacheShape) -> ModelSpec:
+    return ModelSpec(
+        name="",
+        architecture=facts["architecture"],
+        layers=facts["layers"],
+        vocabulary_size=facts["vocabulary_size"],
+        context_length=facts["context_length"],
+        bytes_per_token=cache.bytes_per_token,
+        vocabulary_fingerprint=facts["vocabulary_fingerprint"],
+    )

@@ -1,0 +1,264 @@
+"""Builds the ONNX graph of a decoder: its own shape, ONNX Runtime's fused operators.
+
+Inputs: `input_ids` (batch, sequence); `seqlens_k` (batch,), each sequence's length behind this forward less one;
+`total_sequence_length`, the longest of them; `wanted_rows`, which rows of batch * sequence get logits; and for each
+layer `past.L.key` and `past.L.value`, (batch, kv_heads, capacity, head_dim). Outputs: `logits` (wanted, vocabulary),
+`present.L.key` and `present.L.value`, to be bound to the same memory as the past: new positions are written in place.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adapters.contract import ModelRefused
+from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Tensor, Weights
+from adapters.onnx_rt.initializers import WeightFile, dense, joined, packed, packed_zeros
+
+MODEL_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"
+MICROSOFT = "com.microsoft"
+OPSET = 21
+INT8_ACTIVATIONS = 4
+"""MatMulNBits' accuracy level: activations are quantised to 8 bits by groups, as llama.cpp and OpenVINO do."""
+ROPE_MARGIN = 64
+"""Positions behind the context that padding may be turned to."""
+
+
+def write_graph(weights: Weights, target: Path) -> None:
+    """Write model.onnx and weights.bin. Raises ModelRefused for a model that these operators cannot compute."""
+    import onnx
+    from onnx import helper
+
+    spec = weights.spec
+    refuse_unsupported(spec)
+    with WeightFile(target / WEIGHTS_FILE) as file:
+        builder = _Builder(weights, file)
+        builder.decoder()
+        graph = helper.make_graph(
+            builder.nodes, "decoder", _inputs(spec), _outputs(spec), file.protos, doc_string=weights.label
+        )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)], ir_version=10
+    )
+    onnx.save_model(model, target / MODEL_FILE)
+
+
+def refuse_unsupported(spec: DecoderSpec) -> None:
+    """Raise ModelRefused, naming what this graph has no operators for."""
+    reasons = {
+        f"activation {spec.activation}": spec.activation != "silu",
+        "norms behind attention and MLP": spec.post_norms,
+        "scaled embeddings": spec.embedding_scale != 1.0,
+        "sliding windows": any(spec.windows),
+        "soft-capped attention": spec.attention_softcap > 0,
+        "soft-capped logits": spec.logit_softcap > 0,
+        "ropes that differ by layer": len(set(spec.ropes)) != 1,
+        f"heads of {spec.head_dim} (a multiple of 16 is needed)": spec.head_dim % 16 != 0,
+    }
+    found = [reason for reason, present in reasons.items() if present]
+    if found:
+        raise ModelRefused(f"{spec.family} with {', '.join(found)} is not supported on ONNX Runtime")
+
+
+def _inputs(spec: DecoderSpec) -> list[Any]:
+    from onnx import TensorProto, helper
+
+    def value(name: str, kind: int, shape: list[Any]) -> Any:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    return [
+        value("input_ids", TensorProto.INT64, ["batch", "sequence"]),
+        value("seqlens_k", TensorProto.INT32, ["batch"]),
+        value("total_sequence_length", TensorProto.INT32, []),
+        value("wanted_rows", TensorProto.INT64, ["wanted"]),
+        *_caches(spec, "past"),
+    ]
+
+
+def _outputs(spec: DecoderSpec) -> list[Any]:
+    from onnx import TensorProto, helper
+
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["wanted", spec.vocabulary_size])
+    return [logits, *_caches(spec, "present")]
+
+
+def _caches(spec: DecoderSpec, prefix: str) -> list[Any]:
+    from onnx import TensorProto, helper
+
+    shape = ["batch", spec.kv_heads, "capacity", spec.head_dim]
+    return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in cache_names(spec.layers, prefix)]
+
+
+def cache_names(layers: int, prefix: str) -> list[str]:
+    """Return the names of all layers' caches, `prefix` being past or present."""
+    return [f"{prefix}.{layer}.{kind}" for layer in range(layers) for kind in ("key", "value")]
+
+
+class _Builder:
+    """Emits nodes in order. Methods return the name of what they compute."""
+
+    def __init__(self, weights: Weights, file: WeightFile) -> None:
+        self.nodes: list[Any] = []
+        self._weights = weights
+        self._spec = weights.spec
+        self._file = file
+
+    def decoder(self) -> None:
+        """The whole model."""
+        spec = self._spec
+        self._rope_tables()
+        residual, change = self._embedding(), ""
+        for layer in range(spec.layers):
+            normed, residual = self._norm(residual, change, f"{layer}.attention_norm")
+            normed, residual = self._norm(residual, self._attention(layer, normed), f"{layer}.mlp_norm")
+            change = self._mlp(layer, normed)
+        normed, _ = self._norm(residual, change, "final_norm", last=True)
+        flat = self._node("Reshape", [normed, self._constant("flat", [-1, spec.hidden])], "rows")
+        wanted = self._node("Gather", [flat, "wanted_rows"], "wanted", axis=0)
+        head = "embedding" if spec.tied_embeddings else "head"
+        self._product(wanted, self._weights.tensor(head), "head", out="logits")
+
+    def _rope_tables(self) -> None:
+        rope, rows = self._spec.ropes[0], self._spec.context_length + ROPE_MARGIN
+        angles = np.arange(rows, dtype=np.float64)[:, None] * np.asarray(rope.inverse_frequencies)
+        for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles))):
+            self._file.add(name, (table * rope.magnitude).astype(np.float32))
+
+    def _embedding(self) -> str:
+        table = self._weights.tensor("embedding")
+        if isinstance(table, Dense):
+            return self._node("Gather", [self._file.add("embedding", dense(table)), "input_ids"], "embedded", axis=0)
+        inputs = [self._file.add("embedding", packed(table)), "input_ids"]
+        inputs.append(self._file.add("embedding.scales", table.scales.astype(np.float32)[:, :, None]))
+        if (table.zeros != 1 << (table.bits - 1)).any():
+            zeros = table.zeros if table.bits == 8 else table.zeros | (table.zeros << 4)
+            inputs.append(self._file.add("embedding.zeros", zeros[:, :, None]))
+        groups = self._node(
+            "GatherBlockQuantized",
+            inputs,
+            "embedded.groups",
+            domain=MICROSOFT,
+            bits=table.bits,
+            block_size=table.group_size,
+            gather_axis=0,
+            quantize_axis=2,
+        )
+        return self._node("Reshape", [groups, self._constant("embedded.shape", [0, 0, self._spec.hidden])], "embedded")
+
+    def _norm(self, residual: str, change: str, weight: str, *, last: bool = False) -> tuple[str, str]:
+        """Add `change` (where there is one) to the residual and norm the sum: (normed, sum)."""
+        tensor = self._weights.tensor(weight)
+        assert isinstance(tensor, Dense)  # noqa: S101  # one axis is never grouped
+        gamma, epsilon = self._file.add(weight, dense(tensor)), self._spec.norm_epsilon
+        if not change:
+            normed = self._node("SimplifiedLayerNormalization", [residual, gamma], f"{weight}.out", epsilon=epsilon)
+            return normed, residual
+        total = "" if last else f"{weight}.sum"
+        normed = self._node(
+            "SkipSimplifiedLayerNormalization",
+            [residual, change, gamma],
+            f"{weight}.out",
+            *((("", "", total)) if total else ()),
+            domain=MICROSOFT,
+            epsilon=epsilon,
+        )
+        return normed, total
+
+    def _attention(self, layer: int, normed: str) -> str:
+        spec = self._spec
+        parts = ("query", "key", "value")
+        bias = [f"{layer}.{part}_bias" for part in parts] if spec.qkv_bias else []
+        qkv = self._products(normed, [f"{layer}.{part}" for part in parts], f"{layer}.qkv", bias)
+        extra: dict[str, Any] = {}
+        inputs = [qkv, "", "", *(f"past.{layer}.{kind}" for kind in ("key", "value"))]
+        inputs += ["seqlens_k", "total_sequence_length", "cos", "sin"]
+        if spec.qk_norm:
+            inputs += [""] * 5 + [self._vector(f"{layer}.{name}_norm") for name in ("query", "key")]
+            extra["qk_norm_epsilon"] = spec.norm_epsilon
+        attended = self._node(
+            "GroupQueryAttention",
+            inputs,
+            f"{layer}.attended",
+            *(f"present.{layer}.{kind}" for kind in ("key", "value")),
+            domain=MICROSOFT,
+            num_heads=spec.heads,
+            kv_num_heads=spec.kv_heads,
+            scale=spec.query_scale,
+            do_rotary=1,
+            rotary_interleaved=0,
+            **extra,
+        )
+        return self._products(attended, [f"{layer}.output"], f"{layer}.output")
+
+    def _mlp(self, layer: int, normed: str) -> str:
+        gate_up = self._products(normed, [f"{layer}.gate", f"{layer}.up"], f"{layer}.gate_up")
+        gate, up = f"{layer}.gate.out", f"{layer}.up.out"
+        self._node("Split", [gate_up], gate, up, axis=-1, num_outputs=2)
+        active = self._node("QuickGelu", [gate], f"{layer}.silu", domain=MICROSOFT, alpha=1.0)
+        return self._products(self._node("Mul", [active, up], f"{layer}.mlp"), [f"{layer}.down"], f"{layer}.down")
+
+    def _products(self, source: str, matrices: list[str], name: str, biases: list[str] | None = None) -> str:
+        """Multiply with matrices that read the same input, joined into one product where their formats allow."""
+        tensors = [self._weights.tensor(matrix) for matrix in matrices]
+        bias = self._joined_bias(biases, name) if biases else ""
+        whole = joined(tensors)
+        if whole is not None:
+            return self._product(source, whole, name, bias=bias)
+        parts = [self._product(source, tensor, part) for tensor, part in zip(tensors, matrices, strict=True)]
+        product = self._node("Concat", parts, f"{name}.parts", axis=-1)
+        return self._node("Add", [product, bias], f"{name}.out") if bias else product
+
+    def _joined_bias(self, names: list[str], name: str) -> str:
+        vectors = [self._weights.tensor(bias) for bias in names]
+        return self._file.add(f"{name}.bias", np.concatenate([dense(part) for part in vectors]))  # type: ignore[arg-type]
+
+    def _product(self, source: str, tensor: Tensor, name: str, *, bias: str = "", out: str = "") -> str:
+        out = out or f"{name}.out"
+        if isinstance(tensor, Dense):
+            matrix = self._file.add(name, dense(tensor).T)
+            product = self._node("MatMul", [source, matrix], f"{name}.product" if bias else out)
+            return self._node("Add", [product, bias], out) if bias else product
+        zeros = packed_zeros(tensor)
+        inputs = [source, self._matrix(name, tensor)]
+        inputs.append(self._file.add(f"{name}.scales", tensor.scales.astype(np.float32)))
+        inputs.append("" if zeros is None else self._file.add(f"{name}.zeros", zeros))
+        inputs += ["", bias] if bias else []
+        return self._node(
+            "MatMulNBits",
+            inputs,
+            out,
+            domain=MICROSOFT,
+            K=tensor.values.shape[1],
+            N=tensor.values.shape[0],
+            bits=tensor.bits,
+            block_size=tensor.group_size,
+            accuracy_level=INT8_ACTIVATIONS,
+        )
+
+    def _matrix(self, name: str, tensor: Grouped) -> str:
+        """A tied head reads the embedding's bytes."""
+        if name == "head" and self._spec.tied_embeddings:
+            return "embedding"
+        return self._file.add(name, packed(tensor))
+
+    def _vector(self, name: str) -> str:
+        tensor = self._weights.tensor(name)
+        assert isinstance(tensor, Dense)  # noqa: S101  # one axis is never grouped
+        return self._file.add(name, dense(tensor))
+
+    def _constant(self, name: str, values: list[int]) -> str:
+        """A shape: inside the graph, because shape inference reads it."""
+        from onnx import numpy_helper
+
+        self._file.protos.append(numpy_helper.from_array(np.array(values, np.int64), name))
+        return name
+
+    def _node(self, kind: str, inputs: list[str], *outputs: str, **attributes: Any) -> str:
+        from onnx import helper
+
+        while inputs and not inputs[-1]:
+            inputs = inputs[:-1]
+        self.nodes.append(helper.make_node(kind, inputs, list(outputs), name=outputs[0], **attributes))
+        return outputs[0]

@@ -1,0 +1,192 @@
+"""A decoder on an ONNX Runtime execution provider: one call for each sequence of the batch, caches bound once.
+
+Exactness (measured, docs/adr/0008-onnx-runtime-beside-openvino.md): a row's logits are the same to the bit in every
+call of two rows or more. One-row calls take other kernels. So `bit` pads a one-row segment with a second row whose
+result nobody reads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.contract import (
+    Capabilities,
+    DeviceLost,
+    ForwardResult,
+    LoadOptions,
+    OutOfMemory,
+    Precision,
+    Segment,
+)
+from adapters.kv_blocks import BlockPool
+from adapters.onnx_rt.graph import cache_names
+from adapters.onnx_rt.kv_memory import KvMemory, block_tokens, capacity_of
+from device_profiles.profile import Exactness
+from device_profiles.workload import ModelSpec
+
+_OUT_OF_MEMORY_WORDS = ("bad_alloc", "out of memory", "failed to allocate", "bfcarena")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The KV cache of one position: `layers` times keys and values, (kv_heads, head_dim) in float32."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of a position over all layers."""
+        return self.layers * 2 * self.kv_heads * self.head_dim * 4
+
+
+class OrtModel:
+    """See the module and the contract. One thread calls it."""
+
+    def __init__(self, session: Any, spec: ModelSpec, options: LoadOptions, *, cache: CacheShape, weights: str) -> None:
+        self._session = session
+        self._layers = cache.layers
+        self._vocabulary = spec.vocabulary_size
+        pad_to = 2 if options.exactness is Exactness.BIT else 1
+        block = block_tokens(cache.head_dim * 4)
+        blocks = max(1, options.kv_cache_bytes // (block * cache.bytes_per_token))
+        self._pool = BlockPool(blocks, block, options.slots, pad_to=pad_to)
+        capacity = min(capacity_of(spec.context_length + pad_to, block), blocks * block)
+        self._memory = KvMemory(2 * cache.layers, options.slots, cache.kv_heads, capacity, cache.head_dim)
+        self._calls: dict[int, _Call] = {}
+        self._logits = np.empty((0, spec.vocabulary_size), np.float32)
+        self.spec = spec
+        self.capabilities = Capabilities(
+            slots=options.slots,
+            max_context_tokens=spec.context_length,
+            max_batch_rows=options.max_batch_rows,
+            block_tokens=block,
+            total_blocks=blocks,
+            row_invariant=options.exactness is Exactness.BIT,
+            paid_rows=pad_to,
+            ragged=True,
+            static_shapes=False,
+            tree_masks=False,
+            weights=weights,
+            activations=Precision.FP32,
+            kv_cache=Precision.FP32,
+            exactness=options.exactness,
+            device=session.get_providers()[0].removesuffix("ExecutionProvider"),
+        )
+
+    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        """See the contract."""
+        if self._session is None:
+            raise DeviceLost("the model was closed")
+        caps = self.capabilities
+        self._pool.check(batch, max_rows=caps.max_batch_rows, max_context=caps.max_context_tokens)
+        self._pool.reserve(batch)
+        logits = self._room(sum(segment.rows[1] - segment.rows[0] for segment in batch))
+        started = time.perf_counter()
+        done = 0
+        for segment in batch:
+            wanted = segment.rows[1] - segment.rows[0]
+            call = self._calls.get(segment.slot) or self._open(segment.slot)
+            call.set_inputs(segment, self._pool.padded(segment))
+            call.bind_logits(logits[done : done + wanted])
+            self._run(call)
+            done += wanted
+        return ForwardResult(logits, (time.perf_counter() - started) * 1000.0)
+
+    def _room(self, rows: int) -> NDArray[np.float32]:
+        """Return rows of a buffer that is kept: a fresh one would be zeroed by the kernel page by page."""
+        if len(self._logits) < rows:
+            self._logits = np.empty((rows, self._vocabulary), np.float32)
+        return self._logits[:rows]
+
+    def _open(self, slot: int) -> _Call:
+        call = self._calls[slot] = _Call(self._session.io_binding(), self._layers, self._memory, slot)
+        return call
+
+    def _run(self, call: _Call) -> None:
+        try:
+            self._session.run_with_iobinding(call.binding)
+        except Exception as error:  # the runtime's errors have no other root
+            self.close()
+            raise _typed(error) from error
+
+    def held(self, slot: int) -> int:
+        """See the contract."""
+        return self._pool.held(slot)
+
+    def free_blocks(self) -> int:
+        """See the contract."""
+        return self._pool.free
+
+    def blocks_needed(self, batch: Sequence[Segment]) -> int:
+        """See the contract."""
+        return self._pool.needed(batch)
+
+    def release(self, slot: int) -> None:
+        """See the contract."""
+        written = self._pool.reserved(slot)
+        self._pool.release(slot)
+        if written and self._session is not None:
+            self._memory.drop(slot, written * self._pool.block_tokens)
+
+    def close(self) -> None:
+        """See the contract."""
+        self._calls.clear()
+        self._session = None
+        self._memory.close()
+
+
+class _Call:
+    """One slot's binding: its caches once, inputs again only where their shape changes."""
+
+    def __init__(self, binding: Any, layers: int, memory: KvMemory, slot: int) -> None:
+        self.binding = binding
+        self._kept: dict[str, NDArray[Any]] = {}  # the runtime borrows their memory
+        self._seqlens = np.zeros(1, np.int32)
+        self._total = np.zeros((), np.int32)
+        self._ids = np.zeros((1, 0), np.int64)
+        self._wanted: tuple[int, int] | None = None
+        shape = (1, *memory.shape)
+        for cache, (past, present) in enumerate(
+            zip(cache_names(layers, "past"), cache_names(layers, "present"), strict=True)
+        ):
+            address = memory.address(cache, slot)
+            binding.bind_input(past, "cpu", 0, np.float32, shape, address)
+            binding.bind_output(present, "cpu", 0, np.float32, shape, address)
+        self._bind("seqlens_k", self._seqlens)
+        self._bind("total_sequence_length", self._total)
+
+    def set_inputs(self, segment: Segment, rows: int) -> None:
+        """Write the segment's tokens, padded to `rows`."""
+        if self._ids.shape[1] != rows:
+            self._ids = np.zeros((1, rows), np.int64)
+            self._bind("input_ids", self._ids)
+        self._ids[0, : len(segment.tokens)] = segment.tokens
+        self._ids[0, len(segment.tokens) :] = segment.tokens[0]
+        self._total[...] = segment.start + rows
+        self._seqlens[0] = segment.start + rows - 1
+        if self._wanted != segment.rows:
+            self._wanted = segment.rows
+            self._bind("wanted_rows", np.arange(*segment.rows, dtype=np.int64))
+
+    def bind_logits(self, rows: NDArray[np.float32]) -> None:
+        """Have the logits written to `rows`."""
+        self.binding.bind_output("logits", "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
+
+    def _bind(self, name: str, values: NDArray[Any]) -> None:
+        self._kept[name] = values
+        self.binding.bind_input(name, "cpu", 0, values.dtype.type, values.shape, values.ctypes.data)
+
+
+def _typed(error: Exception) -> DeviceLost:
+    text = str(error).strip().splitlines()[-1] if str(error).strip() else "no reason given"
+    if isinstance(error, MemoryError) or any(word in str(error).lower() for word in _OUT_OF_MEMORY_WORDS):
+        return OutOfMemory(f"ONNX Runtime ran out of memory: {text}")
+    return DeviceLost(f"ONNX Runtime failed: {text}")
