@@ -23,7 +23,7 @@ def logits(weights: Weights, tokens: Sequence[int]) -> Rows:
     def w(name: str) -> Rows:
         return plain(weights, name)
 
-    hidden = w("embedding")[list(tokens)] * np.float32(spec.embedding_scale)
+    hidden: Rows = w("embedding")[list(tokens)] * np.float32(spec.embedding_scale)
     for layer in range(spec.layers):
         attended = _attention(weights, _norm(hidden, w(f"{layer}.attention_norm"), spec), layer)
         hidden = hidden + (_norm(attended, w(f"{layer}.post_attention_norm"), spec) if spec.post_norms else attended)
@@ -51,7 +51,7 @@ def _attention(weights: Weights, hidden: Rows, layer: int) -> Rows:
     spec, count = weights.spec, len(hidden)
 
     def heads(role: str, number: int) -> Rows:
-        rows = hidden @ plain(weights, f"{layer}.{role}").T
+        rows: Rows = hidden @ plain(weights, f"{layer}.{role}").T
         if spec.qkv_bias:
             rows = rows + plain(weights, f"{layer}.{role}_bias")
         rows = rows.reshape(count, number, spec.head_dim)
@@ -64,7 +64,7 @@ def _attention(weights: Weights, hidden: Rows, layer: int) -> Rows:
     scores = _capped(query @ key.transpose(0, 2, 1) * np.float32(spec.query_scale), spec.attention_softcap)
     behind = np.arange(count)[:, None] - np.arange(count)[None, :]
     window = spec.windows[layer]
-    seen = (behind >= 0) & ((behind < window) if window else True)
+    seen: NDArray[np.bool_] = (behind >= 0) & ((behind < window) if window else True)
     scores[:, ~seen] = -np.inf
     share = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = (share / share.sum(-1, keepdims=True)) @ value

@@ -47,7 +47,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "num_key_value_heads": 4},
     "llama3": {"architectures": ["LlamaForCausalLM"], "rope_scaling": LLAMA3_ROPE, "tie_word_embeddings": True},
     "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": 16},
-    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "head_dim": None, "hidden_size": 128},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "head_dim": ..., "hidden_size": 128},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"]},
     "gemma": {"architectures": ["GemmaForCausalLM"], "num_key_value_heads": 1} | _GEMMA,
     "gemma2": {"architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 5.0, "final_logit_softcapping": 6.0}
@@ -70,10 +70,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def config_of(name: str, **changes: Any) -> dict[str, Any]:
-    """Return the config.json of a tiny model; a change of None leaves nothing out, it is written as null."""
-    family = name.split("-")[0].removesuffix("3") if name == "llama3" else name.split("-")[0]
+    """Return the config.json of a tiny model; `...` as a value leaves a key out."""
+    family = "llama" if name == "llama3" else name.split("-")[0]
     types = {"gemma3": "gemma3_text"}
-    return BASE | {"model_type": types.get(family, family)} | CONFIGS[name] | changes
+    written = BASE | {"model_type": types.get(family, family)} | CONFIGS[name] | changes
+    return {key: value for key, value in written.items() if value is not ...}
 
 
 def tensors_of(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
