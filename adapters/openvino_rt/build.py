@@ -17,7 +17,7 @@ import numpy as np
 
 from adapters.contract import ModelRefused
 from adapters.decoder.spec import Rope, Weights
-from adapters.openvino_rt.constants import Constants
+from adapters.openvino_rt.constants import Constants, keep_compressed
 
 _MASKED = -65504.0  # the lowest f16: what exported graphs use for "not to be seen"
 
@@ -38,6 +38,7 @@ def write_model(weights: Weights, path: Path) -> None:
         )
     constants = Constants()
     ov.save_model(_Builder(weights, constants).model(), path, compress_to_fp16=False)
+    keep_compressed(path)
 
 
 class _Builder:

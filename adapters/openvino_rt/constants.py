@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,3 +82,23 @@ def _packed(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
     flat = values.reshape(-1)
     pairs = np.append(flat, np.zeros(flat.size % 2, np.uint8)).reshape(-1, 2)
     return (pairs[:, 0] | (pairs[:, 1] << 4)).astype(np.uint8)
+
+
+def keep_compressed(path: Path) -> None:
+    """Mark in a saved IR that 16-bit matrices are stored weights, as OpenVINO's own compression marks them.
+
+    Without the mark, loading first widens every one of them to float32: four times the file in memory at once. The
+    mark can be written in the file only: Python has no way to set it on a node. Raises OSError.
+    """
+    tree = ElementTree.parse(path)  # noqa: S314  # we have just written it
+    layers = {layer.get("id"): layer for layer in tree.iter("layer")}
+    for edge in tree.iter("edge"):
+        source, target = layers[edge.get("from-layer")], layers[edge.get("to-layer")]
+        if source.get("type") != "Const" or target.get("type") != "Convert":
+            continue
+        port = target.find("input/port")
+        if port is not None and port.get("precision") in ("BF16", "FP16") and len(port.findall("dim")) > 1:
+            marks = ElementTree.Element("rt_info")
+            ElementTree.SubElement(marks, "attribute", name="decompression", version="0")
+            target.insert(1, marks)
+    tree.write(path)
