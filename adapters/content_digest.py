@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,16 @@ class DigestCache:
             raise ModelRefused(f"{file.name}: cannot be read ({error.strerror or error})") from error
         self._remember(key, {"file": identity, "digest": digest})
         return digest
+
+    def digest_of(self, files: Sequence[Path], progress: Progress) -> str:
+        """Return one digest for several files, by their names and contents; one file's digest is its own.
+
+        Raises ModelRefused as `digest` does.
+        """
+        digests = {file.name: self.digest(file, progress) for file in files}
+        if len(digests) == 1:
+            return digests.popitem()[1]
+        return hashlib.blake2b(json.dumps(digests, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -1,6 +1,7 @@
-"""From what an operator writes in cluster.yaml to a model file, and the first look at that file.
+"""From what an operator writes in cluster.yaml to a model on disk, and the first look at it.
 
-A source is `package:NAME/FILE` (a file that an installed Python package carries) or a path to a GGUF file.
+A source is `package:NAME/FILE` (a file that an installed Python package carries), `hf:ORG/NAME[@REVISION]` (a
+model of the Hugging Face hub), or a path: a GGUF file, or a directory with config.json and safetensors.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.contract import ModelRefused
+from adapters.contract import ModelRefused, Progress
 from adapters.gguf_header import GgufHeader, read_header
+from adapters.hf_directory import PICKLES, model_files
+from adapters.hf_hub import HUB_ID, HUB_PREFIX, fetch, parse_id
 
 PACKAGE_PREFIX = "package:"
 INSTALL_COMMANDS = {
@@ -22,12 +25,20 @@ _QUANTISATION = re.compile(r"[-._](?:i?q\d\w*|tq\d\w*|mxfp\d\w*|b?f16|f32|fp16|f
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFile:
-    """A model file that exists. `name` is its default name in the API, `source` what the operator wrote."""
+class ModelSource:
+    """A model that exists. `path` is a GGUF file or a Hugging Face directory, `name` its default name in the API,
+    `source` what the operator wrote (with the commit, for a model of the hub), and `files` what the model
+    consists of where that is more than `path` itself."""
 
     path: Path
     name: str
     source: str
+    files: tuple[Path, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Path, ...]:
+        """The files whose content is the model, in a fixed order."""
+        return self.files or (self.path,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +57,48 @@ class GgufFacts:
     tensor_bytes: int
 
 
-def resolve(source: str, base: Path) -> ModelFile:
-    """Find the file that `source` names; a relative path is relative to `base`.
+def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fraction: None) -> ModelSource:
+    """Find what `source` names, downloading a model of the hub; a relative path is relative to `base`.
 
-    Raises ModelRefused when there is no such package or file (the message names the way out), or when the
-    file is no whole GGUF file.
+    Raises ModelRefused when there is no such package, file or model (the message names the way out), or when it
+    is damaged or of a kind that is not supported; DownloadFailed when the hub cannot be reached.
     """
-    if source.startswith(PACKAGE_PREFIX):
-        path = _in_package(source)
+    if source.startswith(HUB_PREFIX):
+        hub_id = parse_id(source)
+        directory, pinned = fetch(hub_id, progress)
+        name = _dashed(hub_id.repo.rpartition("/")[2])
+        return ModelSource(directory, name, str(pinned), model_files(directory))
+    in_package = source.startswith(PACKAGE_PREFIX)
+    path = _in_package(source) if in_package else (base / Path(source).expanduser()).absolute()
+    if path.is_dir():
+        return ModelSource(path, _dashed(path.resolve().name) or "model", source, model_files(path))
+    if not path.is_file():
+        raise ModelRefused(f"{source}: {path} is not there. {_way_out(source)}")
+    if path.suffix in PICKLES:
+        raise ModelRefused(f"{source}: {path.name} is a pickle, which can run code and is never opened. {_SOURCES}")
+    if path.suffix == ".safetensors":
+        raise ModelRefused(f"{source}: {path.name} holds weights only. Give the directory, with its config.json.")
+    return ModelSource(path, default_name(read_header(path)), source)
+
+
+def check(source: str, base: Path) -> None:
+    """Look at what `source` names as far as that needs no network. Raises ModelRefused as `resolve` does."""
+    if source.startswith(HUB_PREFIX):
+        parse_id(source)
     else:
-        path = (base / Path(source).expanduser()).absolute()
-        if not path.is_file():
-            kind = "a directory, not a file" if path.is_dir() else "not there"
-            raise ModelRefused(
-                f"{source}: {path} is {kind}. Give the path of a GGUF file, or package:NAME/FILE for a file "
-                "that an installed Python package carries."
-            )
-    return ModelFile(path=path, name=default_name(read_header(path)), source=source)
+        resolve(source, base)
+
+
+_SOURCES = (
+    "Give the path of a GGUF file or of a directory with config.json and safetensors, package:NAME/FILE for a file "
+    "that an installed Python package carries, or hf:ORG/NAME for a model of the Hugging Face hub."
+)
+
+
+def _way_out(source: str) -> str:
+    if HUB_ID.fullmatch(source):
+        return f"For the model of the Hugging Face hub write {HUB_PREFIX}{source}"
+    return _SOURCES
 
 
 def default_name(header: GgufHeader) -> str:

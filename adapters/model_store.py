@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from adapters.artefact import Origin, changed_files, damage, publish, write_manifest
 from adapters.content_digest import DigestCache, file_identity
 from adapters.contract import AdapterError, ModelRefused, Progress
-from adapters.model_source import ModelFile
+from adapters.model_source import ModelSource
 from device_profiles.units import human_bytes
 
 SPACE_FACTOR = 2
@@ -76,7 +76,7 @@ class ModelStore:
         self._disk_free = disk_free
         self._digests = DigestCache(root / "digests.json")
 
-    def prepare(self, file: ModelFile, recipe: Recipe, progress: Progress, *, thorough: bool = False) -> Path:
+    def prepare(self, file: ModelSource, recipe: Recipe, progress: Progress, *, thorough: bool = False) -> Path:
         """Return the directory of what `recipe` makes from `file`, making it if it is not there or damaged.
 
         Damage shows in names and sizes; `thorough` compares every byte too. While another process makes the
@@ -86,7 +86,7 @@ class ModelStore:
         what the recipe raises.
         """
         identity = _identity(file)
-        digest = self._digests.digest(file.path, progress)
+        digest = self._digests.digest_of(file.parts, progress)
         origin = Origin(file.source, digest, recipe.name, recipe.recipe())
         artefact = self.root / digest[:16] / f"{recipe.name}-{_short_hash(origin.recipe)}"
         if _problem(artefact, origin, thorough) is None:
@@ -142,7 +142,7 @@ class ModelStore:
     def _demand_space(self, job: _Job) -> None:
         with _explained(self.root):
             free = self._disk_free(self.root)
-        needed = SPACE_FACTOR * job.identity[0]
+        needed = SPACE_FACTOR * sum(size for size, _, _ in job.identity)
         if free < needed:
             raise StoreFull(
                 f"{self.root}: preparing {job.file.path.name} needs {needed} bytes ({human_bytes(needed)}), "
@@ -152,20 +152,23 @@ class ModelStore:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One artefact to make. `identity` is the file's as it was before its digest was taken."""
+    """One artefact to make. `identity` is the files' as it was before their digest was taken."""
 
-    file: ModelFile
+    file: ModelSource
     recipe: Recipe
     origin: Origin
     artefact: Path
-    identity: list[int]
+    identity: list[list[int]]
 
 
-def _identity(file: ModelFile) -> list[int]:
-    try:
-        return file_identity(file.path)
-    except OSError as error:
-        raise ModelRefused(f"{file.path.name}: cannot be read ({error.strerror or error})") from error
+def _identity(file: ModelSource) -> list[list[int]]:
+    found = []
+    for path in file.parts:
+        try:
+            found.append(file_identity(path))
+        except OSError as error:
+            raise ModelRefused(f"{path.name}: cannot be read ({error.strerror or error})") from error
+    return found
 
 
 def _problem(artefact: Path, origin: Origin, thorough: bool) -> str | None:

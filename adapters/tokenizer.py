@@ -17,11 +17,12 @@ from typing import Any
 
 from adapters.chat_template import ChatTemplate, Message, TemplateError, guarded
 from adapters.contract import ModelRefused, Unsupported
-from adapters.tokenizer_gguf import FORMAT, META_FILE, TEMPLATE_FILE, TOKENIZER_FILE, TokenizerMeta
+from adapters.tokenizer_files import FORMAT, META_FILE, TEMPLATE_FILE, TOKENIZER_FILE, TokenizerMeta
 from device_profiles.workload import vocabulary_fingerprint
 
 __all__ = ["Message", "StreamDecoder", "TemplateError", "Tokenizer"]
 
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _BYTE_VOCABULARY_SIZE = 272
 _BYTE_CONTROLS = {256: "<|end|>", 257: "<|start|>"}
 _BYTE_TEMPLATE = (
@@ -266,6 +267,8 @@ def _plain_encoder(library: Any) -> Callable[[str], list[int]]:
 
 def _texts_by_id(library: Any, meta: TokenizerMeta) -> list[str]:
     texts = [""] * meta.vocabulary_size
+    for index in meta.unused_ids:
+        texts[index] = f"[PAD{index}]"  # ids that tokenizer.json leaves out; a GGUF file names them so
     for text, index in library.get_vocab(with_added_tokens=True).items():
         texts[index] = text
     if vocabulary_fingerprint(texts) != meta.vocabulary_fingerprint:
@@ -274,20 +277,28 @@ def _texts_by_id(library: Any, meta: TokenizerMeta) -> list[str]:
 
 
 def _pieces(texts: list[str], meta: TokenizerMeta) -> list[bytes]:
-    alphabet = _byte_alphabet()
+    spell = _from_letters(_byte_alphabet()) if meta.alphabet == "bytes" else _from_metaspace
     verbatim, unused = {*meta.control_ids, *meta.user_defined_ids}, set(meta.unused_ids)
-    pieces = []
-    for index, text in enumerate(texts):
+    return [
+        b"" if index in unused else text.encode() if index in verbatim else spell(text)
+        for index, text in enumerate(texts)
+    ]
+
+
+def _from_letters(alphabet: dict[str, int]) -> Callable[[str], bytes]:
+    def spell(text: str) -> bytes:
         try:
-            piece = b"" if index in unused else text.encode() if index in verbatim else _unmap(text, alphabet)
+            return bytes([alphabet[letter] for letter in text])
         except KeyError:  # not written in the byte alphabet: an added token that the file calls a normal one
-            piece = text.encode()
-        pieces.append(piece)
-    return pieces
+            return text.encode()
+
+    return spell
 
 
-def _unmap(text: str, alphabet: dict[str, int]) -> bytes:
-    return bytes([alphabet[letter] for letter in text])
+def _from_metaspace(text: str) -> bytes:
+    if _BYTE_TOKEN.fullmatch(text):
+        return bytes([int(text[3:5], 16)])
+    return text.replace("\u2581", " ").encode()
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -7,32 +7,16 @@ what a GGUF file means.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from adapters.contract import ModelRefused, Progress
 from adapters.gguf_header import GgufHeader, read_header
+from adapters.tokenizer_files import END_OF_TURN, FORMAT, TOKENIZER_FILE, TokenizerMeta, write_meta
 from device_profiles.workload import vocabulary_fingerprint
 
-TOKENIZER_FILE = "tokenizer.json"
-META_FILE = "tokenizer.meta.json"
-TEMPLATE_FILE = "chat_template.jinja"
-FORMAT = 1
-
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
-
-END_OF_TURN = frozenset(
-    {
-        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"),
-        *("<|end_of_text|>", "<|return|>", "<|call|>", "<EOT>", "_<EOT>"),
-        "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek writes its bars and spaces so
-    }
-)
-"""Control tokens that end an answer in the model families at hand, whatever the file calls its eos token."""
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _SINGLE_DIGITS = (r"\p{N}", _GPT2)
@@ -56,52 +40,17 @@ _LLAMA3_NAMES = {"llama-bpe", "llama3"}  # a word that is a token is taken as it
 _COMPOSED = {"qwen2"}  # its authors normalise text to NFC; llama.cpp does not
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerMeta:
-    """What tokenizer.json does not say. Ids of control tokens and of tokens that stand for nothing; the
-    fingerprint is `device_profiles.workload.vocabulary_fingerprint` over the token texts in id order."""
-
-    format: int
-    pre: str
-    bos_id: int | None
-    eos_id: int | None
-    eos_ids: list[int]
-    add_bos: bool
-    control_ids: list[int]
-    user_defined_ids: list[int]
-    unused_ids: list[int]
-    vocabulary_size: int
-    vocabulary_fingerprint: str
-
-
-class TokenizerRecipe:
-    """Makes tokenizer.json, tokenizer.meta.json and, if the model has one, chat_template.jinja."""
-
-    name = "tokenizer"
-
-    def recipe(self) -> str:
-        """Return the format and the version of the library that writes tokenizer.json."""
-        return f"tokenizer format {FORMAT}; tokenizers {version('tokenizers')}"
-
-    def prepare(self, source: Path, target: Path, progress: Progress) -> None:
-        """Write the tokenizer of the GGUF file `source` into the directory `target`.
-
-        Raises ModelRefused for a vocabulary of another kind, an unknown way to cut text (the message lists
-        ones that are), or damage; OSError when `target` cannot be written.
-        """
-        progress("reading the vocabulary", 0.0)
-        header = read_header(source)
-        tokens, kinds = _vocabulary(header)
-        meta = _meta(header, tokens, kinds)
-        tokenizer = _build(header, tokens, meta)
-        progress("writing the tokenizer", 0.8)
-        tokenizer.save(str(target / TOKENIZER_FILE), pretty=False)
-        (target / META_FILE).write_text(json.dumps(asdict(meta), indent=1), encoding="utf-8")
-        template = header.text("tokenizer.chat_template")
-        if template:
-            # Bytes, because text mode would translate line ends on some systems.
-            (target / TEMPLATE_FILE).write_bytes(template.encode())
-        progress("writing the tokenizer", 1.0)
+def write_tokenizer(source: Path, target: Path, progress: Progress) -> None:
+    """See `adapters.tokenizer_recipe.TokenizerRecipe`."""
+    progress("reading the vocabulary", 0.0)
+    header = read_header(source)
+    tokens, kinds = _vocabulary(header)
+    meta = _meta(header, tokens, kinds)
+    tokenizer = _build(header, tokens, meta)
+    progress("writing the tokenizer", 0.8)
+    tokenizer.save(str(target / TOKENIZER_FILE), pretty=False)
+    write_meta(meta, header.text("tokenizer.chat_template"), target)
+    progress("writing the tokenizer", 1.0)
 
 
 def _vocabulary(header: GgufHeader) -> tuple[list[str], list[int]]:

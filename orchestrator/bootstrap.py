@@ -18,7 +18,7 @@ from adapters.invariance import measure_row_invariance
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from adapters.tokenizer import Tokenizer
-from adapters.tokenizer_gguf import TokenizerRecipe
+from adapters.tokenizer_recipe import TokenizerRecipe
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Cluster, Event, Progress, Ready, WorkerSpec
 from orchestrator.config.load import store_directory
@@ -133,7 +133,7 @@ def load_target(options: EngineOptions, progress: Callable[[str, float], None]) 
         name, tokenizer_dir = options.name or "simulated-toy", ""
         prepared = _simulated_source(options, store.root)
     else:
-        file = resolve(options.source, Path(options.base))
+        file = resolve(options.source, Path(options.base), progress)
         name = options.name or file.name
         tokenizer_dir = str(store.prepare(file, TokenizerRecipe(), progress))
         prepared = store.prepare(file, adapter, progress)

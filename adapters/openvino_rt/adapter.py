@@ -1,4 +1,4 @@
-"""The OpenVINO runtime: prepare a GGUF file, load it as a paged-attention model."""
+"""The OpenVINO runtime: prepare a GGUF file or a Hugging Face directory, load it as a paged-attention model."""
 
 from __future__ import annotations
 
@@ -24,15 +24,6 @@ from adapters.openvino_rt.model import PagedModel
 from device_profiles.profile import DeviceProfile
 from device_profiles.workload import ModelSpec
 
-# general.file_type of llama.cpp's GGUF files (llama.h, enum llama_ftype); the reader keeps these weights.
-_GGUF_WEIGHTS = {
-    0: "fp32",
-    1: "fp16",
-    2: "int4 (Q4_0)",
-    3: "int4 (Q4_1)",
-    7: "int8 (Q8_0)",
-    15: "int4 (Q4_K)",
-}
 _HINTS = {Precision.BF16: "bf16", Precision.FP16: "f16", Precision.FP32: "f32"}
 
 
@@ -75,10 +66,10 @@ class OpenVinoAdapter:
     def recipe(self) -> str:
         """Name the conversion: its format and the versions of the libraries that write it."""
         libraries = "; ".join(f"{name} {version(name)}" for name in ("openvino", "openvino-genai"))
-        return f"stateful IR, joined attention inputs, 1; {libraries}"
+        return f"stateful IR, joined attention inputs, 2; {libraries}"
 
     def prepare(self, source: Path, target: Path, progress: Progress) -> None:
-        """Convert a GGUF file in a process of its own. Raises ModelRefused with the converter's reason."""
+        """Convert a model in a process of its own. Raises ModelRefused with the converter's reason."""
         progress(f"convert {source.name}", -1.0)
         command = [sys.executable, "-m", "adapters.openvino_rt.convert", str(source), str(target)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -107,7 +98,7 @@ class OpenVinoAdapter:
             compiled,
             _spec(facts, compiled),
             options,
-            weights=_GGUF_WEIGHTS.get(facts["file_type"], f"gguf type {facts['file_type']}"),
+            weights=facts["weights"],
             activations=activations,
             kv_cache=kv_cache,
         )

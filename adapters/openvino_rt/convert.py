@@ -1,4 +1,6 @@
-"""Converts a GGUF file to the IR that the adapter loads. Runs as a process of its own.
+"""Converts a model to the IR that the adapter loads. Runs as a process of its own.
+
+A GGUF file goes through openvino_genai's reader, a Hugging Face directory through our own builder.
 
 `python -m adapters.openvino_rt.convert SOURCE TARGET_DIR`: a file that makes the native reader crash takes
 this process down and nothing else. The last line on standard error says why it failed.
@@ -11,17 +13,53 @@ import sys
 import tempfile
 from pathlib import Path
 
+from adapters.contract import ModelRefused
 from adapters.gguf_header import read_header
+from adapters.hf_directory import open_weights
 from adapters.model_source import check_gguf
+from adapters.openvino_rt.build import write_model
 from adapters.openvino_rt.fuse import fuse_attention_inputs
+from adapters.tokenizer_hf import vocabulary_texts
 from device_profiles.workload import vocabulary_fingerprint
 
 MODEL_FILE = "model.xml"
 SPEC_FILE = "spec.json"
 
+# general.file_type of llama.cpp's GGUF files (llama.h, enum llama_ftype); the reader keeps these weights.
+_GGUF_WEIGHTS = {
+    0: "fp32",
+    1: "fp16",
+    2: "int4 (Q4_0)",
+    3: "int4 (Q4_1)",
+    7: "int8 (Q8_0)",
+    15: "int4 (Q4_K)",
+}
+
 
 def convert(source: Path, target: Path) -> None:
-    """Write model.xml, model.bin and spec.json. Raises RuntimeError or ValueError from the libraries."""
+    """Write model.xml, model.bin and spec.json.
+
+    Raises ModelRefused for a model that cannot be run, RuntimeError or ValueError from the libraries.
+    """
+    facts = _from_directory(source, target) if source.is_dir() else _from_gguf(source, target)
+    (target / SPEC_FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+def _from_directory(source: Path, target: Path) -> dict[str, str | int]:
+    weights = open_weights(source)
+    write_model(weights, target / MODEL_FILE)
+    spec = weights.spec
+    return {
+        "architecture": spec.family,
+        "layers": spec.layers,
+        "context_length": spec.context_length,
+        "vocabulary_size": spec.vocabulary_size,
+        "vocabulary_fingerprint": vocabulary_fingerprint(vocabulary_texts(source, spec.vocabulary_size)),
+        "weights": weights.label,
+    }
+
+
+def _from_gguf(source: Path, target: Path) -> dict[str, str | int]:
     import openvino as ov
     import openvino_genai
 
@@ -33,10 +71,6 @@ def convert(source: Path, target: Path) -> None:
         model = ov.Core().read_model(Path(work) / "openvino_model.xml")
         fuse_attention_inputs(model)
         ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
-    (target / SPEC_FILE).write_text(json.dumps(_facts(source), indent=1), encoding="utf-8")
-
-
-def _facts(source: Path) -> dict[str, str | int]:
     facts = check_gguf(source)
     return {
         "architecture": facts.architecture,
@@ -44,7 +78,7 @@ def _facts(source: Path) -> dict[str, str | int]:
         "context_length": facts.context_length,
         "vocabulary_size": facts.vocabulary_size,
         "vocabulary_fingerprint": vocabulary_fingerprint(read_header(source).texts("tokenizer.ggml.tokens") or ()),
-        "file_type": -1 if facts.file_type is None else facts.file_type,
+        "weights": _GGUF_WEIGHTS.get(facts.file_type or 0, f"gguf type {facts.file_type}"),
     }
 
 
@@ -53,6 +87,9 @@ def main() -> int:
     source, target = Path(sys.argv[1]), Path(sys.argv[2])
     try:
         convert(source, target)
+    except ModelRefused as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     except (RuntimeError, ValueError, KeyError, OSError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1

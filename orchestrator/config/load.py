@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from adapters.contract import ModelRefused
-from adapters.model_source import resolve
+from adapters.model_source import check
 from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, parse_text, read_text
@@ -119,7 +119,7 @@ def _check_source(config: ClusterConfig, path: Path, lines: Lines) -> None:
     if source.startswith(SIMULATED_PREFIX):
         return
     try:
-        resolve(source, path.resolve().parent)
+        check(source, path.resolve().parent)
     except ModelRefused as error:
         raise ConfigError(f"{path}:{line}: model.source: {error}") from error
 

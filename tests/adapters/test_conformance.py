@@ -20,7 +20,7 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.invariance import measure_row_invariance
-from adapters.model_source import ModelFile
+from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from device_profiles.profile import Exactness
 
@@ -48,7 +48,7 @@ def prepared(request, tmp_path_factory) -> tuple[str, Path]:
         source.write_text("")
     else:
         source = request.getfixturevalue("default_model_path")
-    file = ModelFile(path=source, name="conformance", source=str(source))
+    file = ModelSource(path=source, name="conformance", source=str(source))
     return name, ModelStore(root / "store").prepare(file, registry.get(name), silent)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from adapters.contract import ModelRefused, Progress
-from adapters.model_source import ModelFile
+from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore, StoreFull, StoreUnwritable
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -54,10 +54,10 @@ class Said:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> ModelFile:
+def model(tmp_path: Path) -> ModelSource:
     path = tmp_path / "model.gguf"
     path.write_bytes(CONTENT)
-    return ModelFile(path=path, name="model", source="model.gguf")
+    return ModelSource(path=path, name="model", source="model.gguf")
 
 
 def leftovers(root: Path) -> list[Path]:
@@ -71,7 +71,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def prepare_in_process(root: Path, model: ModelFile, scratch: Path, label: str) -> None:
+def prepare_in_process(root: Path, model: ModelSource, scratch: Path, label: str) -> None:
     """Run in a child: notes each run and each progress stage in files; goes on when `scratch/go` appears."""
 
     def during(_source: Path, _target: Path) -> None:
@@ -86,7 +86,7 @@ def prepare_in_process(root: Path, model: ModelFile, scratch: Path, label: str) 
     (scratch / f"{label}.result").write_text(str(found))
 
 
-def test_an_artefact_is_made_once_and_described(store_root: Path, model: ModelFile) -> None:
+def test_an_artefact_is_made_once_and_described(store_root: Path, model: ModelSource) -> None:
     recipe, store = CopyRecipe(), ModelStore(store_root)
     made = store.prepare(model, recipe, Said())
     assert store.prepare(model, recipe, Said()) == made
@@ -106,7 +106,7 @@ def test_an_artefact_is_made_once_and_described(store_root: Path, model: ModelFi
     assert leftovers(store_root) == []
 
 
-def test_another_recipe_or_content_is_another_artefact(store_root: Path, model: ModelFile) -> None:
+def test_another_recipe_or_content_is_another_artefact(store_root: Path, model: ModelSource) -> None:
     store = ModelStore(store_root)
     first = store.prepare(model, CopyRecipe("copy 1"), Said())
     second = store.prepare(model, CopyRecipe("copy 2"), Said())
@@ -117,7 +117,7 @@ def test_another_recipe_or_content_is_another_artefact(store_root: Path, model: 
     assert first.exists()
 
 
-def test_a_second_start_does_not_hash_again(store_root: Path, model: ModelFile) -> None:
+def test_a_second_start_does_not_hash_again(store_root: Path, model: ModelSource) -> None:
     first, second, third = Said(), Said(), Said()
     ModelStore(store_root).prepare(model, CopyRecipe(), first)
     ModelStore(store_root).prepare(model, CopyRecipe(), second)
@@ -129,14 +129,14 @@ def test_a_second_start_does_not_hash_again(store_root: Path, model: ModelFile) 
 
 
 @pytest.mark.parametrize("cache", ["[]", '{"PATH": 3}', '{"PATH": {"file": null}}', "\x00", "[" * 100_000])
-def test_a_corrupt_digest_cache_is_ignored(store_root: Path, model: ModelFile, cache: str) -> None:
+def test_a_corrupt_digest_cache_is_ignored(store_root: Path, model: ModelSource, cache: str) -> None:
     store = ModelStore(store_root)
     made = store.prepare(model, CopyRecipe(), Said())
     (store_root / "digests.json").write_text(cache.replace("PATH", str(model.path)))
     assert store.prepare(model, CopyRecipe(), Said()) == made
 
 
-def test_two_processes_at_once_run_the_recipe_once(tmp_path: Path, store_root: Path, model: ModelFile) -> None:
+def test_two_processes_at_once_run_the_recipe_once(tmp_path: Path, store_root: Path, model: ModelSource) -> None:
     children = {
         label: SPAWN.Process(target=prepare_in_process, args=(store_root, model, tmp_path, label))
         for label in ("first", "second")
@@ -155,7 +155,7 @@ def test_two_processes_at_once_run_the_recipe_once(tmp_path: Path, store_root: P
     assert leftovers(store_root) == []
 
 
-def test_after_a_sudden_death_the_next_run_succeeds(tmp_path: Path, store_root: Path, model: ModelFile) -> None:
+def test_after_a_sudden_death_the_next_run_succeeds(tmp_path: Path, store_root: Path, model: ModelSource) -> None:
     child = SPAWN.Process(target=prepare_in_process, args=(store_root, model, tmp_path, "victim"))
     child.start()
     wait_for((tmp_path / "victim.ran").exists)
@@ -187,7 +187,7 @@ def empty_the_manifest(made: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [cut_a_file, remove_a_file, cut_the_manifest, empty_the_manifest])
-def test_a_damaged_artefact_is_made_again(store_root: Path, model: ModelFile, harm: Callable[[Path], None]) -> None:
+def test_a_damaged_artefact_is_made_again(store_root: Path, model: ModelSource, harm: Callable[[Path], None]) -> None:
     store, recipe, said = ModelStore(store_root), CopyRecipe(), Said()
     made = store.prepare(model, recipe, Said())
     harm(made)
@@ -199,7 +199,7 @@ def test_a_damaged_artefact_is_made_again(store_root: Path, model: ModelFile, ha
     assert leftovers(store_root) == []
 
 
-def test_changed_bytes_are_found_by_a_thorough_look(store_root: Path, model: ModelFile) -> None:
+def test_changed_bytes_are_found_by_a_thorough_look(store_root: Path, model: ModelSource) -> None:
     store, recipe = ModelStore(store_root), CopyRecipe()
     made = store.prepare(model, recipe, Said())
     (made / "second.bin").write_bytes(b"sXcond")
@@ -211,7 +211,7 @@ def test_changed_bytes_are_found_by_a_thorough_look(store_root: Path, model: Mod
     assert store.verify(made) == []
 
 
-def test_too_little_space_is_refused_before_anything_runs(store_root: Path, model: ModelFile) -> None:
+def test_too_little_space_is_refused_before_anything_runs(store_root: Path, model: ModelSource) -> None:
     recipe = CopyRecipe()
     needed = 2 * len(CONTENT)
     with pytest.raises(StoreFull) as refusal:
@@ -223,7 +223,7 @@ def test_too_little_space_is_refused_before_anything_runs(store_root: Path, mode
     assert recipe.runs == 1
 
 
-def test_a_disk_that_fills_up_half_way_leaves_nothing(store_root: Path, model: ModelFile) -> None:
+def test_a_disk_that_fills_up_half_way_leaves_nothing(store_root: Path, model: ModelSource) -> None:
     def fill(_source: Path, _target: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -233,7 +233,7 @@ def test_a_disk_that_fills_up_half_way_leaves_nothing(store_root: Path, model: M
     ModelStore(store_root).prepare(model, CopyRecipe(), Said())
 
 
-def test_a_recipe_that_fails_leaves_nothing_and_frees_the_lock(store_root: Path, model: ModelFile) -> None:
+def test_a_recipe_that_fails_leaves_nothing_and_frees_the_lock(store_root: Path, model: ModelSource) -> None:
     def refuse(_source: Path, _target: Path) -> None:
         raise ModelRefused("model.gguf: too odd")
 
@@ -243,7 +243,7 @@ def test_a_recipe_that_fails_leaves_nothing_and_frees_the_lock(store_root: Path,
     ModelStore(store_root).prepare(model, CopyRecipe(), Said())
 
 
-def test_a_root_that_cannot_be_written_is_named(tmp_path: Path, model: ModelFile) -> None:
+def test_a_root_that_cannot_be_written_is_named(tmp_path: Path, model: ModelSource) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
     with pytest.raises(StoreUnwritable, match="another directory") as refusal:
@@ -251,7 +251,7 @@ def test_a_root_that_cannot_be_written_is_named(tmp_path: Path, model: ModelFile
     assert str(blocked) in str(refusal.value)
 
 
-def test_a_source_that_changes_meanwhile_is_refused(store_root: Path, model: ModelFile) -> None:
+def test_a_source_that_changes_meanwhile_is_refused(store_root: Path, model: ModelSource) -> None:
     def rewrite(source: Path, _target: Path) -> None:
         source.write_bytes(CONTENT + b"more")
 
@@ -260,7 +260,7 @@ def test_a_source_that_changes_meanwhile_is_refused(store_root: Path, model: Mod
     assert list(store_root.glob("*/copy-*/")) == []
 
 
-def test_a_source_that_is_gone_is_refused(store_root: Path, model: ModelFile) -> None:
+def test_a_source_that_is_gone_is_refused(store_root: Path, model: ModelSource) -> None:
     model.path.unlink()
     with pytest.raises(ModelRefused, match="cannot be read"):
         ModelStore(store_root).prepare(model, CopyRecipe(), Said())

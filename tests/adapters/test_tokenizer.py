@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from adapters.contract import ModelRefused, Unsupported
 from adapters.tokenizer import TemplateError, Tokenizer
-from adapters.tokenizer_gguf import TokenizerRecipe
+from adapters.tokenizer_recipe import TokenizerRecipe
 
 PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 OTHERS = [value for value in range(256) if value not in PRINTABLE]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.tokenizer import Tokenizer
-from adapters.tokenizer_gguf import TokenizerRecipe
+from adapters.tokenizer_recipe import TokenizerRecipe
 
 pytestmark = pytest.mark.model
 

@@ -13,10 +13,10 @@ import pytest
 
 from adapters import registry
 from adapters.contract import LoadedModel, LoadOptions
-from adapters.model_source import ModelFile
+from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.tokenizer import Tokenizer
-from adapters.tokenizer_gguf import TokenizerRecipe
+from adapters.tokenizer_recipe import TokenizerRecipe
 from orchestrator.cluster.port import Sampling, Submit
 from tests.support.loops import decode, loop_over, suffix
 
@@ -35,8 +35,8 @@ def store(tmp_path_factory) -> ModelStore:
 
 
 @pytest.fixture(scope="module")
-def file(default_model_path) -> ModelFile:
-    return ModelFile(default_model_path, "default", str(default_model_path))
+def file(default_model_path) -> ModelSource:
+    return ModelSource(default_model_path, "default", str(default_model_path))
 
 
 @pytest.fixture(scope="module")

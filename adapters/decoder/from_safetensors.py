@@ -1,0 +1,182 @@
+"""A Hugging Face model directory as a decoder: its shape, and its tensors by canonical name, mapped lazily."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.contract import ModelRefused
+from adapters.decoder.hf_config import Family, read_spec
+from adapters.decoder.spec import DecoderSpec, Dense
+from adapters.safetensors_file import Stored
+
+_LABELS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
+_PREFIXES = ("model.", "language_model.model.", "model.language_model.")
+_IGNORED = re.compile(r"rotary_emb\.inv_freq$")
+_OTHER_HALVES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+
+_PROJECTIONS = {
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "output": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+
+
+class SafetensorsWeights:
+    """`adapters.decoder.spec.Weights` over mapped safetensors files."""
+
+    def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Stored], where: Path) -> None:
+        """Match `tensors` (as the files name them) with what `config` describes.
+
+        Raises ModelRefused when one is missing, has another shape, or is left over: a tensor that nobody reads
+        would mean that the model computes something else than we do.
+        """
+        self._where = where
+        self._family, spec = read_spec(config, where.name)
+        names = {
+            canonical: _first(tensors, choices, where)
+            for canonical, choices in _names(spec, self._family, _prefix(tensors, where)).items()
+        }
+        self._tensors = {canonical: tensors[name] for canonical, name in names.items()}
+        self._check_shapes(spec)
+        _refuse_leftovers(set(tensors) - set(names.values()), spec, where)
+        self.spec = self._scaled(spec)
+
+    @property
+    def label(self) -> str:
+        """The weight format for people, by the format of the layers' matrices."""
+        kinds = sorted(
+            {
+                _LABELS.get(stored.kind, stored.kind.lower())
+                for stored in self._tensors.values()
+                if len(stored.shape) > 1
+            }
+        )
+        return "+".join(kinds)
+
+    def tensor(self, name: str) -> Dense:
+        """See `adapters.decoder.spec.Weights`."""
+        stored = self._tensors.get(name)
+        if stored is None:
+            raise ModelRefused(f"{self._where.name}: it has no tensor {name}")
+        values = stored.values()
+        if self._family.unit_offset_norms and name.rpartition(".")[2].endswith("norm"):
+            return Dense(np.float32(1.0) + widened(values, stored.kind))
+        return Dense(values, bfloat16=stored.kind == "BF16")
+
+    def _check_shapes(self, spec: DecoderSpec) -> None:
+        for name, stored in self._tensors.items():
+            expected = expected_shape(spec, name)
+            if stored.shape != expected:
+                raise ModelRefused(
+                    f"{stored.path.name}: {name} has the shape {list(stored.shape)} and config.json means "
+                    f"{list(expected)}. The files do not belong together."
+                )
+
+    def _scaled(self, spec: DecoderSpec) -> DecoderSpec:
+        """Gemma multiplies embeddings with sqrt(hidden) in the number format of the embedding (modeling_gemma.py)."""
+        if spec.embedding_scale == 1.0:
+            return spec
+        kind = self._tensors["embedding"].kind
+        scale = np.float32(spec.embedding_scale)
+        if kind == "BF16":
+            scale = widened(rounded_to_bfloat16(scale.reshape(1)), "BF16")[0]
+        elif kind == "F16":
+            scale = np.float32(np.float16(scale))
+        return replace(spec, embedding_scale=float(scale))
+
+
+def widened(values: NDArray[Any], kind: str) -> NDArray[np.float32]:
+    """Return float32 from elements as a safetensors file stores them."""
+    if kind == "BF16":
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)
+
+
+def rounded_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return bfloat16 bit patterns, rounded to nearest even. NaN is not expected."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def expected_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
+    """Return the shape of a canonical tensor (see `adapters.decoder.spec`)."""
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding": (spec.vocabulary_size, spec.hidden),
+        "head": (spec.vocabulary_size, spec.hidden),
+        "query": (queries, spec.hidden),
+        "key": (keys, spec.hidden),
+        "value": (keys, spec.hidden),
+        "query_bias": (queries,),
+        "key_bias": (keys,),
+        "value_bias": (keys,),
+        "query_norm": (spec.head_dim,),
+        "key_norm": (spec.head_dim,),
+        "output": (spec.hidden, queries),
+        "gate": (spec.mlp, spec.hidden),
+        "up": (spec.mlp, spec.hidden),
+        "down": (spec.hidden, spec.mlp),
+    }
+    return shapes.get(name.rpartition(".")[2], (spec.hidden,))
+
+
+def _prefix(tensors: Mapping[str, Stored], where: Path) -> str:
+    for prefix in _PREFIXES:
+        if f"{prefix}embed_tokens.weight" in tensors:
+            return prefix
+    raise ModelRefused(f"{where.name}: it has no tensor model.embed_tokens.weight. Download it again.")
+
+
+def _names(spec: DecoderSpec, family: Family, prefix: str) -> dict[str, tuple[str, ...]]:
+    """Return the files' names for each canonical name; the first that is there is taken."""
+    norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    if family.post_norms:
+        norms["mlp_norm"] = "pre_feedforward_layernorm"
+        norms["post_attention_norm"] = "post_attention_layernorm"
+        norms["post_mlp_norm"] = "post_feedforward_layernorm"
+    if family.qk_norm:
+        norms |= {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+    weights = _PROJECTIONS | norms
+    biases = {f"{role}_bias": _PROJECTIONS[role] for role in ("query", "key", "value")} if family.qkv_bias else {}
+    names: dict[str, tuple[str, ...]] = {
+        "embedding": (f"{prefix}embed_tokens.weight",),
+        "final_norm": (f"{prefix}norm.weight",),
+    }
+    for layer in range(spec.layers):
+        at = f"{prefix}layers.{layer}"
+        names |= {f"{layer}.{role}": (f"{at}.{name}.weight",) for role, name in weights.items()}
+        names |= {f"{layer}.{role}": (f"{at}.{name}.bias",) for role, name in biases.items()}
+    return names if spec.tied_embeddings else names | {"head": _HEADS}
+
+
+def _first(tensors: Mapping[str, Stored], names: Sequence[str], where: Path) -> str:
+    for name in names:
+        if name in tensors:
+            return name
+    raise ModelRefused(f"{where.name}: it has no tensor {names[0]}. Download it again.")
+
+
+def _refuse_leftovers(names: set[str], spec: DecoderSpec, where: Path) -> None:
+    ignored = _HEADS if spec.tied_embeddings else ()
+    left = sorted(
+        name
+        for name in names
+        if name not in ignored and not _IGNORED.search(name) and not name.startswith(_OTHER_HALVES)
+    )
+    if left:
+        raise ModelRefused(
+            f"{where.name}: it has {len(left)} tensors that a {spec.family} model does not have, {left[0]} first. "
+            "Choose another model."
+        )

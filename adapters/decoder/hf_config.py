@@ -1,0 +1,243 @@
+"""From the config.json of a Hugging Face model to a DecoderSpec.
+
+What a family computes is in its class of `transformers` (models/<family>/modeling_<family>.py); files leave out
+keys that have a default there, so the defaults are repeated here, per family. Both ways of writing rotary
+embeddings are read: `rope_theta` with `rope_scaling` (transformers 4) and `rope_parameters` (5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from adapters.contract import ModelRefused
+from adapters.decoder.rope import RopeRefused, rope_from
+from adapters.decoder.spec import DecoderSpec, Rope
+
+CONFIG_FILE = "config.json"
+_SLIDING = "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a family's class fixes. `unit_offset_norms`: norms multiply with 1 + w, and embeddings are scaled with
+    sqrt(hidden)."""
+
+    name: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+    unit_offset_norms: bool = False
+
+
+_COMMON: dict[str, Any] = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+_LLAMA: dict[str, Any] = _COMMON | {"max_position_embeddings": 2048}
+_MISTRAL: dict[str, Any] = _COMMON | {
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+    "max_position_embeddings": 131_072,
+}
+_QWEN: dict[str, Any] = _COMMON | {"max_position_embeddings": 32768, "max_window_layers": 28}
+_GEMMA: dict[str, Any] = _COMMON | {
+    "hidden_act": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+}
+_GEMMA2: dict[str, Any] = _GEMMA | {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 2,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+_GEMMA3: dict[str, Any] = _GEMMA2 | {
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "sliding_window_pattern": 6,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+}
+
+_GEMMA3_FAMILY = Family("gemma3", _GEMMA3, qk_norm=True, post_norms=True, unit_offset_norms=True)
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family("llama", _LLAMA),
+    "MistralForCausalLM": Family("mistral", _MISTRAL),
+    "Qwen2ForCausalLM": Family("qwen2", _QWEN, qkv_bias=True),
+    "Qwen3ForCausalLM": Family("qwen3", _QWEN | {"head_dim": 128}, qk_norm=True),
+    "GemmaForCausalLM": Family("gemma", _GEMMA, unit_offset_norms=True),
+    "Gemma2ForCausalLM": Family("gemma2", _GEMMA2, post_norms=True, unit_offset_norms=True),
+    "Gemma3ForCausalLM": _GEMMA3_FAMILY,
+    # The text half of a model that also sees pictures.
+    "Gemma3ForConditionalGeneration": _GEMMA3_FAMILY,
+}
+
+
+def family_of(config: Mapping[str, Any], where: str) -> Family:
+    """Return the family that `architectures` names. Raises ModelRefused for one that is not built in.
+
+    A config may point at code of its own (`auto_map`); code from a model's repository is never run.
+    """
+    named = config.get("architectures")
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    found = FAMILIES.get(name)
+    if found is not None:
+        return found
+    what = f"its architecture is {name}" if name else "it names no architecture"
+    if config.get("auto_map"):
+        what += ", which is code in the model's repository (auto_map), and such code is never run"
+    raise ModelRefused(f"{where}: {what}. Supported are {', '.join(FAMILIES)}.")
+
+
+def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpec]:
+    """Return the family and the shape that a parsed config.json describes; `where` names it in messages.
+
+    Raises ModelRefused, naming the key, when a value is missing, wrong or asks for what is not supported.
+    """
+    family = family_of(config, where)
+    nested = config.get("text_config")
+    values = dict(family.defaults) | dict(config) | (dict(nested) if isinstance(nested, Mapping) else {})
+    reader = _Reader(values, where)
+    _refuse_unsupported(reader, family)
+    layers, heads, hidden = (
+        reader.count("num_hidden_layers"),
+        reader.count("num_attention_heads"),
+        reader.count("hidden_size"),
+    )
+    head_dim = reader.count("head_dim", default=max(1, hidden // heads))
+    kv_heads = reader.count("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise reader.refused("num_key_value_heads", f"{heads} heads cannot share {kv_heads} key-value heads")
+    kinds = _layer_kinds(reader, family, layers)
+    window = reader.count("sliding_window") if _SLIDING in kinds else 0
+    scalar = reader.number("query_pre_attn_scalar", default=float(head_dim))
+    return family, DecoderSpec(
+        family=family.name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        mlp=reader.count("intermediate_size"),
+        vocabulary_size=reader.count("vocab_size"),
+        context_length=reader.count("max_position_embeddings"),
+        norm_epsilon=reader.number("rms_norm_eps"),
+        activation=_activation(reader, family),
+        query_scale=scalar**-0.5,
+        ropes=_ropes(reader, family, kinds, head_dim),
+        windows=tuple(window if kind == _SLIDING else 0 for kind in kinds),
+        tied_embeddings=bool(values["tie_word_embeddings"]),
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        post_norms=family.post_norms,
+        embedding_scale=math.sqrt(hidden) if family.unit_offset_norms else 1.0,
+        attention_softcap=reader.number("attn_logit_softcapping", default=0.0),
+        logit_softcap=reader.number("final_logit_softcapping", default=0.0),
+    )
+
+
+class _Reader:
+    """Values of a config by key, checked; what is null counts as absent."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    def get(self, key: str) -> Any:
+        return self.values.get(key)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self._present(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.refused(key, f"{value!r} is no positive whole number")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._present(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            raise self.refused(key, f"{value!r} is no number of zero or more")
+        return float(value)
+
+    def _present(self, key: str, default: float | None) -> Any:
+        value = self.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.refused(key, "it is missing")
+        return value
+
+    def refused(self, key: str, reason: str) -> ModelRefused:
+        return ModelRefused(f"{self.where}: {key}: {reason}. Choose another model, or mend the file.")
+
+
+def _refuse_unsupported(reader: _Reader, family: Family) -> None:
+    if reader.get("quantization_config"):
+        raise reader.refused("quantization_config", "already quantised weights are not supported")
+    if reader.get("use_bidirectional_attention"):
+        raise reader.refused("use_bidirectional_attention", "only causal attention is supported")
+    for key in ("attention_bias", "mlp_bias"):
+        if reader.get(key) and not (key == "attention_bias" and family.qkv_bias):
+            raise reader.refused(key, f"{family.name} with biases is not supported")
+
+
+def _activation(reader: _Reader, family: Family) -> Literal["silu", "gelu_tanh"]:
+    if family.unit_offset_norms:
+        # The first Gemma files say "gelu" in hidden_act and were trained with the tanh approximation.
+        name = reader.get("hidden_activation") or "gelu_pytorch_tanh"
+    else:
+        name = reader.get("hidden_act")
+    if name == "silu":
+        return "silu"
+    if name == "gelu_pytorch_tanh":
+        return "gelu_tanh"
+    raise reader.refused("hidden_act", f"the activation {name!r} is not supported")
+
+
+def _layer_kinds(reader: _Reader, family: Family, layers: int) -> list[str]:
+    """Return "sliding_attention" or "full_attention" for each layer."""
+    named = reader.get("layer_types")
+    if named is not None:
+        if not isinstance(named, list) or len(named) != layers or set(named) - {_SLIDING, "full_attention"}:
+            raise reader.refused("layer_types", f"it must name sliding_attention or full_attention {layers} times")
+        return list(named)
+    if family.name == "mistral":
+        sliding = [reader.get("sliding_window") is not None] * layers
+    elif family.name in ("qwen2", "qwen3"):
+        first = reader.count("max_window_layers") if reader.get("use_sliding_window") else layers
+        sliding = [layer >= first for layer in range(layers)]
+    elif family.post_norms:
+        period = reader.count("sliding_window_pattern")
+        sliding = [(layer + 1) % period != 0 for layer in range(layers)]
+    else:
+        sliding = [False] * layers
+    return [_SLIDING if slides else "full_attention" for slides in sliding]
+
+
+def _ropes(reader: _Reader, family: Family, kinds: list[str], head_dim: int) -> tuple[Rope, ...]:
+    """Return each layer's rope. Gemma 3 has one for sliding layers and one for the others."""
+    given = reader.get("rope_parameters") or reader.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise reader.refused("rope_scaling", "it must be a mapping")
+    basis = {
+        "rope_theta": reader.number("rope_theta", default=10_000.0),
+        "original_max_position_embeddings": reader.count("max_position_embeddings"),
+    }
+    made = {}
+    for kind in sorted(set(kinds)):
+        parameters = given.get(kind, given)
+        if family.name == "gemma3" and kind == _SLIDING and kind not in given:
+            parameters = {"rope_theta": reader.get("rope_local_base_freq")}
+        try:
+            made[kind] = rope_from(basis | dict(parameters), head_dim)
+        except RopeRefused as error:
+            raise reader.refused(
+                "rope_parameters" if "rope_parameters" in reader.values else "rope_scaling", str(error)
+            ) from error
+    return tuple(made[kind] for kind in kinds)

@@ -1,0 +1,91 @@
+"""Rotary frequencies from the parameters that a config names: plain, linear, Llama 3 and YaRN scaling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.decoder.spec import Rope
+
+_Frequencies = NDArray[np.float64]
+
+
+class RopeRefused(ValueError):
+    """The parameters are incomplete or of a kind that is not supported."""
+
+
+def rope_from(parameters: Mapping[str, Any], head_dim: int) -> Rope:
+    """Return the rope of `head_dim` elements that Hugging Face's `rope_parameters` describe.
+
+    Raises RopeRefused for an unknown `rope_type`, a missing number, or a rope over part of the head.
+    """
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if float(parameters.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise RopeRefused("a rope over part of each head (partial_rotary_factor) is not supported")
+    base = _number(parameters, "rope_theta")
+    plain = base ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    magnitude = 1.0
+    if kind == "linear":
+        plain = plain / _number(parameters, "factor")
+    elif kind == "llama3":
+        plain = _llama3(plain, parameters)
+    elif kind == "yarn":
+        plain, magnitude = _yarn(plain, parameters, base)
+    elif kind != "default":
+        raise RopeRefused(f"the rope_type {kind!r} is not supported; default, linear, llama3 and yarn are")
+    return Rope(tuple(float(value) for value in plain), magnitude)
+
+
+def _number(parameters: Mapping[str, Any], key: str) -> float:
+    value = parameters.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise RopeRefused(f"{key} is {value!r}, not a positive number")
+    return float(value)
+
+
+def _llama3(plain: _Frequencies, parameters: Mapping[str, Any]) -> _Frequencies:
+    """Slow frequencies are divided by `factor`, fast ones stay, and those between are blended (Llama 3.1)."""
+    factor, low, high, context = (
+        _number(parameters, key)
+        for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    )
+    if high <= low:
+        raise RopeRefused("high_freq_factor is not above low_freq_factor")
+    turns = context * plain / (2.0 * math.pi)  # how often a frequency turns within the original context
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return plain * (keep + (1.0 - keep) / factor)
+
+
+def _yarn(plain: _Frequencies, parameters: Mapping[str, Any], base: float) -> tuple[_Frequencies, float]:
+    """YaRN (arXiv 2309.00071): a ramp over dimensions instead of frequencies, and a magnitude above one."""
+    factor, context = (_number(parameters, key) for key in ("factor", "original_max_position_embeddings"))
+    half = len(plain)
+
+    def dimension(turns: float) -> float:
+        return half * math.log(context / (turns * 2.0 * math.pi)) / math.log(base)
+
+    first = dimension(float(parameters.get("beta_fast") or 32.0))
+    last = dimension(float(parameters.get("beta_slow") or 1.0))
+    if parameters.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * half - 1)
+    ramp = np.clip((np.arange(half) - first) / max(last - first, 0.001), 0.0, 1.0)
+    return plain * (1.0 - ramp + ramp / factor), _yarn_magnitude(factor, parameters)
+
+
+def _yarn_magnitude(factor: float, parameters: Mapping[str, Any]) -> float:
+    given = parameters.get("attention_factor")
+    if given is not None:
+        return _number(parameters, "attention_factor")
+
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
+
+    over, under = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if over and under:
+        return scale(float(over)) / scale(float(under))
+    return scale(1.0)

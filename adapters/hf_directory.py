@@ -1,0 +1,119 @@
+"""A Hugging Face model directory: which of its files count, and whether they are whole.
+
+    config.json                       what is computed (required)
+    model.safetensors                 the weights, or
+    model.safetensors.index.json      which of several safetensors files holds which tensor
+    tokenizer.json                    text to ids (required)
+    tokenizer_config.json, generation_config.json, chat_template.jinja     read where they are
+
+Nothing else is opened: no pickle (.bin, .pt), no code of the model's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from adapters.contract import ModelRefused
+from adapters.decoder.from_safetensors import SafetensorsWeights
+from adapters.decoder.hf_config import CONFIG_FILE, read_spec
+from adapters.safetensors_file import Stored, read_tensors
+
+TOKENIZER_JSON = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+INDEX_FILE = "model.safetensors.index.json"
+WHOLE_FILE = "model.safetensors"
+
+REQUIRED = (CONFIG_FILE, TOKENIZER_JSON)
+SMALL_FILES = (*REQUIRED, TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, INDEX_FILE)
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_MOST_JSON_BYTES = 256 << 20
+
+
+def model_files(directory: Path) -> tuple[Path, ...]:
+    """Return the files of the model, in a fixed order.
+
+    Raises ModelRefused, naming the file and the way out, when one is missing, the directory holds pickles
+    instead of safetensors, or the architecture is not one that is built in. Weights are not opened.
+    """
+    names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+    check_small_files(directory, names)
+    weights = weight_names(directory, names)
+    missing = [name for name in weights if name not in names]
+    if missing:
+        raise ModelRefused(
+            f"{directory.name}: {missing[0]} is missing, one of {len(weights)} files. Download it again."
+        )
+    small = [name for name in SMALL_FILES if name in names]
+    return tuple(directory / name for name in sorted({*small, *weights}))
+
+
+def check_small_files(directory: Path, names: Iterable[str]) -> None:
+    """Check what needs no weights: `names` are the files that there are or will be. Raises ModelRefused."""
+    for name in REQUIRED:
+        if name not in names:
+            raise ModelRefused(f"{directory.name}: it has no {name}. {_WAYS_OUT[name]}")
+    read_spec(read_json(directory / CONFIG_FILE), f"{directory.name}/{CONFIG_FILE}")
+
+
+_WAYS_OUT = {
+    CONFIG_FILE: "Give a Hugging Face model directory, or the path of a GGUF file.",
+    TOKENIZER_JSON: "Write one: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)",
+}
+
+
+def weight_names(directory: Path, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the safetensors files that hold the model. Raises ModelRefused when there are none."""
+    names = set(names)
+    if INDEX_FILE in names:
+        places = read_json(directory / INDEX_FILE).get("weight_map")
+        if isinstance(places, dict) and places and all(_plain_name(name) for name in places.values()):
+            return tuple(sorted(set(places.values())))
+        raise ModelRefused(f"{directory.name}: {INDEX_FILE} names no safetensors files. Download it again.")
+    if WHOLE_FILE in names:
+        return (WHOLE_FILE,)
+    pickles = sorted(name for name in names if name.endswith(PICKLES) and not name.startswith("training_args"))
+    if pickles:
+        raise ModelRefused(
+            f"{directory.name}: its weights are in {pickles[0]}, a pickle, which can run code and is never opened. "
+            "Choose a revision with safetensors, or convert it where you trust it: "
+            "AutoModelForCausalLM.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
+        )
+    raise ModelRefused(f"{directory.name}: it has no {WHOLE_FILE} and no {INDEX_FILE}. Choose another model.")
+
+
+def _plain_name(name: object) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object from a file. Raises ModelRefused, by name, when it is damaged or unreadable."""
+    try:
+        if path.stat().st_size > _MOST_JSON_BYTES:
+            raise ModelRefused(f"{path.name}: {path.stat().st_size} bytes are too many. Download it again.")
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelRefused(f"{path.name}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelRefused(f"{path.name}: it is no JSON ({error}). Download it again.") from error
+    if not isinstance(found, dict):
+        raise ModelRefused(f"{path.name}: it is no JSON object. Download it again.")
+    return found
+
+
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object, {} when there is no such file. Raises ModelRefused when it is damaged."""
+    return read_json(path) if path.is_file() else {}
+
+
+def open_weights(directory: Path) -> SafetensorsWeights:
+    """Open a model directory's weights. Raises ModelRefused, by file, when one is damaged, truncated or missing."""
+    files = [path for path in model_files(directory) if path.suffix == ".safetensors"]
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        tensors |= read_tensors(file)
+    return SafetensorsWeights(read_json(directory / CONFIG_FILE), tensors, directory)

@@ -1,0 +1,210 @@
+"""Models of the Hugging Face hub: `hf:ORG/NAME[@REVISION]` becomes a snapshot directory in the hub's own cache.
+
+The cache, the token, the endpoint and offline mode are huggingface_hub's, with its environment variables
+(HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). A download that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapters.contract import AdapterError, AdapterUnavailable, ModelRefused, Progress
+from adapters.hf_directory import SMALL_FILES, check_small_files, weight_names
+from device_profiles.units import human_bytes
+
+HUB_PREFIX = "hf:"
+HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class DownloadFailed(AdapterError):
+    """The hub cannot be reached, or the disk is full; what was downloaded so far is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubId:
+    """`repo` is ORG/NAME. `revision` is a branch, a tag or a commit; a commit once it is pinned."""
+
+    repo: str
+    revision: str = "main"
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the revision is a commit, which never changes."""
+        return bool(_COMMIT.fullmatch(self.revision))
+
+    def __str__(self) -> str:
+        return f"{HUB_PREFIX}{self.repo}@{self.revision}"
+
+
+def parse_id(source: str) -> HubId:
+    """Return what `hf:ORG/NAME[@REVISION]` says. Raises ModelRefused when it is not written so."""
+    found = HUB_ID.fullmatch(source.removeprefix(HUB_PREFIX))
+    if not found or ".." in source or not found["repo"].replace("/", "").strip("."):
+        raise ModelRefused(f"{source}: write hf:ORG/NAME, or hf:ORG/NAME@REVISION with a branch, tag or commit.")
+    return HubId(found["repo"], found["revision"] or "main")
+
+
+def pin(hub_id: HubId) -> HubId:
+    """Return the model with its revision as a commit: the one that the cache knows, else the hub's newest.
+
+    Asking the cache first means that a model does not change between two starts unless somebody wants it to.
+    Raises ModelRefused when there is no such model or revision, DownloadFailed when the hub cannot be asked.
+    """
+    if hub_id.pinned:
+        return hub_id
+    api = _library().HfApi()
+    from huggingface_hub.errors import RevisionResolutionError
+
+    with _explained(hub_id):
+        try:
+            found = api.resolve_revision(hub_id.repo, revision=hub_id.revision, local_files_only=True)
+        except RevisionResolutionError:
+            found = api.resolve_revision(hub_id.repo, revision=hub_id.revision)
+    return HubId(hub_id.repo, found.resolved)
+
+
+def fetch(hub_id: HubId, progress: Progress) -> tuple[Path, HubId]:
+    """Return the directory of a model's files and the commit that they belong to, downloading what is missing.
+
+    Only the files that `adapters.hf_directory` reads are downloaded; the small ones first, so that a model that
+    cannot be run costs no gigabytes. Raises ModelRefused for such a model and as `pin` does; DownloadFailed when
+    the connection breaks or the disk is full: the next try goes on from there.
+    """
+    pinned = pin(hub_id)
+    directory = _download(pinned, SMALL_FILES, {}, progress)
+    sizes = _listing(pinned) or {path.name: path.stat().st_size for path in directory.iterdir()}
+    with _named(pinned):
+        check_small_files(directory, sizes)
+        weights = weight_names(directory, sizes)
+    _download(pinned, weights, {name: sizes.get(name, 0) for name in weights}, progress)
+    return directory, pinned
+
+
+def _library() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise AdapterUnavailable("huggingface_hub is not installed: pip install huggingface_hub") from None
+    return huggingface_hub
+
+
+def _download(pinned: HubId, names: Sequence[str], sizes: dict[str, int], progress: Progress) -> Path:
+    """Bring files into the cache; without a network call when all are there."""
+    stage, total = f"download {pinned.repo}", sum(sizes.values())
+    with _explained(pinned):
+        library = _library()
+        cache = Path(library.constants.HF_HUB_CACHE)
+        missing = sum(size for name, size in sizes.items() if not _cached(pinned, name))
+        _demand_space(cache, missing, pinned)
+        if missing:
+            progress(stage, 0.0)
+        report = (lambda done: progress(stage, min(1.0, done / total))) if missing else (lambda done: None)
+        found = library.snapshot_download(
+            pinned.repo, revision=pinned.revision, allow_patterns=list(names), tqdm_class=_bar(report)
+        )
+    if missing:
+        progress(stage, 1.0)
+    return Path(found)
+
+
+def _cached(pinned: HubId, name: str) -> bool:
+    return isinstance(_library().try_to_load_from_cache(pinned.repo, name, revision=pinned.revision), str)
+
+
+def _listing(pinned: HubId) -> dict[str, int]:
+    """Return the sizes in bytes of the files at the top of the repository, {} where the cache has no list."""
+    library = _library()
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        tree = library.get_cached_repo_tree(pinned.repo, revision=pinned.revision)
+    except CachedRepoTreeNotFoundError:
+        return {}
+    return {file.path: int(file.size) for file in tree if "/" not in file.path}
+
+
+def _demand_space(cache: Path, needed: int, pinned: HubId) -> None:
+    place = next(path for path in (cache, *cache.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise DownloadFailed(
+            f"{pinned}: {human_bytes(needed)} are to be downloaded and {human_bytes(free)} are free in {cache}. "
+            "Free some space there, or set HF_HOME to a directory on a larger disk."
+        )
+
+
+def _bar(report: Callable[[int], None]) -> type:
+    """Return a progress bar class, as the library wants one, that draws nothing and reports bytes."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]  # it is untyped
+        monitor_interval = 0  # no thread that redraws
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **(options | {"file": io.StringIO(), "disable": False, "leave": False}))
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            if self.unit == "B":  # another bar counts files
+                report(int(self.n))
+
+    return Bar
+
+
+@contextmanager
+def _named(pinned: HubId) -> Iterator[None]:
+    """A refusal names the model as it was written: its directory in the cache is called like the commit."""
+    try:
+        yield
+    except ModelRefused as error:
+        raise ModelRefused(f"{pinned}: {str(error).partition(': ')[2] or error}") from error
+
+
+@contextmanager
+def _explained(hub_id: HubId) -> Iterator[None]:
+    """Turn what the library raises into one line with the way out."""
+    from huggingface_hub import constants, errors
+
+    page = f"{constants.ENDPOINT}/{hub_id.repo}"
+    try:
+        yield
+    except AdapterError:
+        raise
+    except errors.GatedRepoError as error:
+        raise ModelRefused(
+            f"{hub_id}: the model is gated. Accept its terms at {page}, then run `hf auth login` or set HF_TOKEN."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelRefused(
+            f"{hub_id}: there is no such model at {constants.ENDPOINT}, or it is private. Check the name; for a "
+            "private model run `hf auth login` or set HF_TOKEN."
+        ) from error
+    except (errors.RevisionNotFoundError, errors.HFValidationError) as error:
+        raise ModelRefused(f"{hub_id}: the model has no such revision. See {page}/commits/main") from error
+    except Exception as error:  # the library passes on whatever its HTTP client and the disk raise
+        raise DownloadFailed(f"{hub_id}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    from huggingface_hub import constants
+
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"the disk of {constants.HF_HUB_CACHE} became full; what is downloaded is kept. Free some space there, "
+            "or set HF_HOME to a directory on a larger disk."
+        )
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set and the cache does not hold the whole model. Unset it once to download."
+    text = (str(error).strip().splitlines() or [""])[0]
+    return (
+        f"it cannot be downloaded from {constants.ENDPOINT} ({type(error).__name__}: {text}). Check the network and "
+        "try again (a download goes on where it stopped), or give the path of a directory."
+    )

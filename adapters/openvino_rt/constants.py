@@ -1,0 +1,104 @@
+"""Weights as constants of a graph, in the form in which the CPU plugin keeps them compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.decoder.spec import Dense, Grouped, Tensor
+
+
+class Constants:
+    """Makes constants that lie over numpy memory (mapped files among it) instead of copying it.
+
+    OpenVINO does not hold that memory: a graph may be used only as long as this object lives.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[NDArray[Any]] = []
+
+    def weight(self, tensors: Sequence[Tensor]) -> Any:
+        """Return a node that gives the tensors, stacked along their first axis, as float32.
+
+        A 16-bit or quantised constant stays as it is in memory; the conversion behind it is recognised and folded
+        into the matrix product. Raises ValueError for tensors of different formats.
+        """
+        dense = [tensor for tensor in tensors if isinstance(tensor, Dense)]
+        grouped = [tensor for tensor in tensors if isinstance(tensor, Grouped)]
+        if len({_format(tensor) for tensor in tensors}) != 1:
+            raise ValueError("tensors of different formats cannot be stacked")
+        return self._grouped(grouped) if grouped else self._dense(dense)
+
+    def _dense(self, tensors: Sequence[Dense]) -> Any:
+        import openvino as ov
+        from openvino import opset13 as ops
+
+        values = _stacked([tensor.values for tensor in tensors])
+        kind = ov.Type.bf16 if tensors[0].bfloat16 else ov.Type(values.dtype)
+        made = self._constant(values, kind, values.shape)
+        return made if kind == ov.Type.f32 else ops.convert(made, "f32")
+
+    def _grouped(self, tensors: Sequence[Grouped]) -> Any:
+        import openvino as ov
+        from openvino import opset13 as ops
+
+        first = tensors[0]
+        values, zeros = _stacked([tensor.values for tensor in tensors]), _stacked([tensor.zeros for tensor in tensors])
+        scales = _stacked([tensor.scales for tensor in tensors])
+        (rows, columns), groups = values.shape, zeros.shape[1]
+        kind = ov.Type.u4 if first.bits == 4 else ov.Type.u8
+        if first.bits == 4:
+            values, zeros = _packed(values), _packed(zeros)
+        whole = ops.convert(self._constant(values, kind, (rows, groups, first.group_size)), "f16")
+        shift = ops.convert(self._constant(zeros, kind, (rows, groups, 1)), "f16")
+        plain = ops.multiply(ops.subtract(whole, shift), self._constant(scales, ov.Type.f16, (rows, groups, 1)))
+        return ops.convert(ops.reshape(plain, ops.constant(np.array([rows, columns], np.int64)), False), "f32")
+
+    def _constant(self, values: NDArray[Any], kind: Any, shape: Sequence[int]) -> Any:
+        import openvino as ov
+
+        whole = np.ascontiguousarray(values)
+        self._held.append(whole)
+        return ov.op.Constant(ov.Tensor(whole, ov.Shape(list(shape)), kind), shared_memory=True)
+
+
+def _format(tensor: Tensor) -> tuple[object, ...]:
+    if isinstance(tensor, Grouped):
+        return (tensor.bits, tensor.group_size)
+    return (tensor.values.dtype, tensor.bfloat16)
+
+
+def _stacked(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _packed(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Two 4-bit values a byte, the first in the lower half."""
+    flat = values.reshape(-1)
+    pairs = np.append(flat, np.zeros(flat.size % 2, np.uint8)).reshape(-1, 2)
+    return (pairs[:, 0] | (pairs[:, 1] << 4)).astype(np.uint8)
+
+
+def keep_compressed(path: Path) -> None:
+    """Mark in a saved IR that 16-bit matrices are stored weights, as OpenVINO's own compression marks them.
+
+    Without the mark, loading first widens every one of them to float32: four times the file in memory at once. The
+    mark can be written in the file only: Python has no way to set it on a node. Raises OSError.
+    """
+    tree = ElementTree.parse(path)  # noqa: S314  # we have just written it
+    layers = {layer.get("id"): layer for layer in tree.iter("layer")}
+    for edge in tree.iter("edge"):
+        source, target = layers[edge.get("from-layer")], layers[edge.get("to-layer")]
+        if source.get("type") != "Const" or target.get("type") != "Convert":
+            continue
+        port = target.find("input/port")
+        if port is not None and port.get("precision") in ("BF16", "FP16") and len(port.findall("dim")) > 1:
+            marks = ElementTree.Element("rt_info")
+            ElementTree.SubElement(marks, "attribute", name="decompression", version="0")
+            target.insert(1, marks)
+    tree.write(path)

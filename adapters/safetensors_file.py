@@ -1,0 +1,64 @@
+"""Safetensors files: checked for damage by the library, their tensors mapped into memory and not read before use.
+
+The library's numpy reader does not know bfloat16, so tensors are mapped here by the offsets of the file's own
+header (https://github.com/huggingface/safetensors#format); bfloat16 comes as uint16 bit patterns.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.contract import ModelRefused
+
+KINDS: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor in a file: `kind` is the format's name of its elements, `offset` where it begins, in bytes."""
+
+    path: Path
+    kind: str
+    shape: tuple[int, ...]
+    offset: int
+
+    def values(self) -> NDArray[Any]:
+        """Map the tensor read-only; bfloat16 as uint16. Raises ModelRefused for another kind of elements."""
+        try:
+            dtype = KINDS[self.kind]
+        except KeyError:
+            raise ModelRefused(
+                f"{self.path.name}: its elements are {self.kind}; supported are {', '.join(KINDS)}. "
+                "Choose the model's bf16, f16 or f32 weights."
+            ) from None
+        if 0 in self.shape or not self.shape:
+            return np.zeros(self.shape, dtype)
+        return np.memmap(self.path, dtype=dtype, mode="r", offset=self.offset, shape=self.shape)
+
+
+def read_tensors(path: Path) -> dict[str, Stored]:
+    """Return a file's tensors by name. Raises ModelRefused, by name, when it is damaged, truncated or unreadable."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "np"), path.open("rb") as file:  # opening it checks header, offsets and length
+            (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+            header = json.loads(file.read(length))
+    except SafetensorError as error:
+        raise ModelRefused(f"{path.name}: it is no whole safetensors file ({error}). Download it again.") from error
+    except OSError as error:
+        raise ModelRefused(f"{path.name}: cannot be read ({error.strerror or error})") from error
+    start = _LENGTH.size + length
+    return {
+        name: Stored(path, facts["dtype"], tuple(facts["shape"]), start + facts["data_offsets"][0])
+        for name, facts in header.items()
+        if name != "__metadata__"
+    }

@@ -1,0 +1,53 @@
+"""What a prepared tokenizer consists of on disk; `adapters.tokenizer` loads it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+TOKENIZER_FILE = "tokenizer.json"
+META_FILE = "tokenizer.meta.json"
+TEMPLATE_FILE = "chat_template.jinja"
+FORMAT = 2
+
+END_OF_TURN = frozenset(
+    {
+        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"),
+        *("<|end_of_text|>", "<|return|>", "<|call|>", "<EOT>", "_<EOT>"),
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek writes its bars and spaces so
+    }
+)
+"""Control tokens that end an answer in the model families at hand, whatever the file calls its eos token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerMeta:
+    """What tokenizer.json does not say. Ids of control tokens and of tokens that stand for nothing; the
+    fingerprint is `device_profiles.workload.vocabulary_fingerprint` over the token texts in id order.
+
+    `alphabet`: how a token's text spells bytes: "bytes" in GPT-2's letters, "metaspace" as text in which U+2581 is
+    a space and <0x0A> a byte. `pre` names how text is cut before the merges ("tokenizer.json": as that file says).
+    """
+
+    format: int
+    pre: str
+    bos_id: int | None
+    eos_id: int | None
+    eos_ids: list[int]
+    add_bos: bool
+    control_ids: list[int]
+    user_defined_ids: list[int]
+    unused_ids: list[int]
+    vocabulary_size: int
+    vocabulary_fingerprint: str
+    alphabet: Literal["bytes", "metaspace"] = "bytes"
+
+
+def write_meta(meta: TokenizerMeta, template: str | None, target: Path) -> None:
+    """Write what stands beside tokenizer.json. Raises OSError."""
+    (target / META_FILE).write_text(json.dumps(asdict(meta), indent=1), encoding="utf-8")
+    if template:
+        # Bytes, because text mode would translate line ends on some systems.
+        (target / TEMPLATE_FILE).write_bytes(template.encode())

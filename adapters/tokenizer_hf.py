@@ -1,0 +1,163 @@
+"""From the tokenizer.json of a Hugging Face directory to a tokenizer on disk.
+
+tokenizer.json is the `tokenizers` library's own format and is taken as it is; this adds what stands in other
+files: control tokens, what ends an answer, the chat template. Byte-pair encoding only, over bytes (GPT-2's
+letters) or over text with byte fallback (SentencePiece style: Llama 2, Mistral, Gemma).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from adapters.contract import ModelRefused, Progress
+from adapters.decoder.hf_config import CONFIG_FILE, read_spec
+from adapters.hf_directory import (
+    CHAT_TEMPLATE,
+    GENERATION_CONFIG,
+    TOKENIZER_CONFIG,
+    TOKENIZER_JSON,
+    read_json,
+    read_optional_json,
+)
+from adapters.tokenizer_files import END_OF_TURN, FORMAT, TOKENIZER_FILE, TokenizerMeta, write_meta
+from device_profiles.workload import vocabulary_fingerprint
+
+# Added tokens that are control tokens although the file calls them plain: llama.cpp's converter decides so too
+# (convert_hf_to_gguf.py, does_token_look_special), and the two must agree on what a vocabulary is.
+_LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<unused\d+>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
+
+
+def write_tokenizer(source: Path, target: Path, progress: Progress) -> None:
+    """See `adapters.tokenizer_recipe.TokenizerRecipe`."""
+    progress("reading the vocabulary", 0.0)
+    config = read_json(source / CONFIG_FILE)
+    _, spec = read_spec(config, f"{source.name}/{CONFIG_FILE}")
+    vocabulary = _read_vocabulary(source, spec.vocabulary_size)
+    meta = _meta(source, config, vocabulary)
+    progress("writing the tokenizer", 0.8)
+    vocabulary.library.save(str(target / TOKENIZER_FILE), pretty=False)
+    write_meta(meta, _template(source), target)
+    progress("writing the tokenizer", 1.0)
+
+
+def vocabulary_texts(source: Path, size: int) -> list[str]:
+    """Return the text of every token id of a model directory, as the model's GGUF files have them. ModelRefused."""
+    return _read_vocabulary(source, size).texts
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """`texts` by id; ids without a token are filled up as [PAD7], and are the `unused` ones. `added`: the added
+    tokens' ids, and whether each is a control token."""
+
+    library: Any
+    texts: list[str]
+    unused: list[int]
+    added: dict[int, bool]
+    ids: dict[str, int]
+
+
+def _read_vocabulary(source: Path, size: int) -> _Vocabulary:
+    from tokenizers import Tokenizer
+
+    where = f"{source.name}/{TOKENIZER_JSON}"
+    kind = read_json(source / TOKENIZER_JSON).get("model")
+    kind = kind.get("type", "BPE") if isinstance(kind, dict) else None
+    if kind != "BPE":
+        raise ModelRefused(f"{where}: its model is {kind}; supported is BPE. Choose another model.")
+    try:
+        library = Tokenizer.from_file(str(source / TOKENIZER_JSON))
+    except Exception as error:  # the library raises bare Exception for a damaged file
+        raise ModelRefused(f"{where}: it is damaged ({error}). Download it again.") from error
+    ids: dict[str, int] = library.get_vocab(with_added_tokens=True)
+    if ids and max(ids.values()) >= size:
+        raise ModelRefused(
+            f"{where}: it has the token id {max(ids.values())} and the model's vocabulary has {size} tokens. "
+            "The files do not belong together."
+        )
+    texts = [f"[PAD{index}]" for index in range(size)]
+    for text, index in ids.items():
+        texts[index] = text
+    unused = sorted(set(range(size)) - set(ids.values()))
+    added = {
+        int(index): bool(token.special) or bool(_LOOKS_SPECIAL.fullmatch(token.content))
+        for index, token in library.get_added_tokens_decoder().items()
+    }
+    return _Vocabulary(library, texts, unused, added, ids)
+
+
+def _meta(source: Path, config: Mapping[str, Any], vocabulary: _Vocabulary) -> TokenizerMeta:
+    named = read_optional_json(source / TOKENIZER_CONFIG)
+    generation = read_optional_json(source / GENERATION_CONFIG)
+    texts, size = vocabulary.texts, len(vocabulary.texts)
+    bos = _token_id(named.get("bos_token"), vocabulary.ids, _ids(config.get("bos_token_id"), size))
+    eos = _token_id(named.get("eos_token"), vocabulary.ids, _ids(config.get("eos_token_id"), size))
+    ends = {eos, *_ids(config.get("eos_token_id"), size), *_ids(generation.get("eos_token_id"), size)} - {None}
+    ends |= {index for text, index in vocabulary.ids.items() if text in END_OF_TURN}
+    roles = [named.get(f"{role}_token") for role in ("bos", "eos", "unk", "pad")]
+    controls = {index for index, control in vocabulary.added.items() if control} | ends
+    controls |= {vocabulary.ids[text] for text in map(_content, roles) if text in vocabulary.ids}
+    return TokenizerMeta(
+        format=FORMAT,
+        pre=TOKENIZER_JSON,
+        bos_id=bos,
+        eos_id=eos,
+        eos_ids=sorted(index for index in ends if index is not None),
+        add_bos=_adds_bos(named, vocabulary.library, bos),
+        control_ids=sorted(index for index in controls if index is not None),
+        user_defined_ids=sorted(set(vocabulary.added) - controls),
+        unused_ids=vocabulary.unused,
+        vocabulary_size=size,
+        vocabulary_fingerprint=vocabulary_fingerprint(texts),
+        alphabet=_alphabet(read_json(source / TOKENIZER_JSON)),
+    )
+
+
+def _content(token: object) -> str:
+    """A token in tokenizer_config.json is its text, or a mapping with it."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _token_id(token: object, ids: Mapping[str, int], otherwise: list[int]) -> int | None:
+    found = ids.get(_content(token))
+    return found if found is not None else next(iter(otherwise), None)
+
+
+def _ids(value: object, size: int) -> list[int]:
+    """Ids as configs write them: one, several or none."""
+    values = value if isinstance(value, list) else [value]
+    return [one for one in values if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < size]
+
+
+def _adds_bos(named: Mapping[str, Any], library: Any, bos: int | None) -> bool:
+    if isinstance(named.get("add_bos_token"), bool):
+        return bool(named["add_bos_token"])
+    return bos is not None and bool(library.encode("a").ids[:1] == [bos])
+
+
+def _alphabet(parsed: Mapping[str, Any]) -> Literal["bytes", "metaspace"]:
+    decoder = parsed.get("decoder") or {}
+    parts = [decoder, *(decoder.get("decoders") or [])]
+    return "bytes" if any(part.get("type") == "ByteLevel" for part in parts) else "metaspace"
+
+
+def _template(source: Path) -> str | None:
+    """Return the chat template: a file of its own, else the text in tokenizer_config.json (the one called
+    "default" where there are several)."""
+    own = source / CHAT_TEMPLATE
+    if own.is_file():
+        try:
+            return own.read_bytes().decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelRefused(f"{source.name}/{CHAT_TEMPLATE}: cannot be read ({error})") from error
+    found = read_optional_json(source / TOKENIZER_CONFIG).get("chat_template")
+    if isinstance(found, list):
+        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None

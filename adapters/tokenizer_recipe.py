@@ -1,0 +1,28 @@
+"""The recipe of the model store that makes a tokenizer from a model, whatever it came in."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+from adapters import tokenizer_gguf, tokenizer_hf
+from adapters.contract import Progress
+from adapters.tokenizer_files import FORMAT
+
+
+class TokenizerRecipe:
+    """Makes tokenizer.json, tokenizer.meta.json and, if the model has one, chat_template.jinja."""
+
+    name = "tokenizer"
+
+    def recipe(self) -> str:
+        """Return the format and the version of the library that writes tokenizer.json."""
+        return f"tokenizer format {FORMAT}; tokenizers {version('tokenizers')}"
+
+    def prepare(self, source: Path, target: Path, progress: Progress) -> None:
+        """Write the tokenizer of a GGUF file or a Hugging Face directory into the directory `target`.
+
+        Raises ModelRefused for a vocabulary of another kind, an unknown way to cut text (the message lists
+        ones that are), or damage; OSError when `target` cannot be written.
+        """
+        (tokenizer_hf if source.is_dir() else tokenizer_gguf).write_tokenizer(source, target, progress)
