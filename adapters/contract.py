@@ -7,6 +7,7 @@ slot holds *is* the rollback: nothing is copied, the positions behind it are sim
     +-- AdapterUnavailable   the framework is not installed; the message is the install command
     +-- ModelRefused         the file is damaged, or of a kind that this adapter cannot run
     +-- Unsupported          the request is outside the stated capabilities (a caller's mistake)
+    +-- GrammarFailed        a grammar is wrong, or became too complex for its text; the request cannot go on
     +-- CapacityError        no KV blocks or slots are left; nothing was changed, free some and try again
     +-- DeviceLost           the device or its runtime failed; the loaded model is dead
         +-- OutOfMemory      the device had no memory left; the loaded model is dead
@@ -46,6 +47,10 @@ class ModelRefused(AdapterError):
 
 class Unsupported(AdapterError):
     """The call is outside the stated capabilities."""
+
+
+class GrammarFailed(AdapterError):
+    """A grammar is wrong or uses what its library does not support, or it became too complex for its text."""
 
 
 class CapacityError(AdapterError):

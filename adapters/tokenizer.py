@@ -121,6 +121,11 @@ class Tokenizer:
         return self._vocabulary.bos_id
 
     @property
+    def control_ids(self) -> frozenset[int]:
+        """The ids of control tokens."""
+        return frozenset(self._vocabulary.controls.values())
+
+    @property
     def vocabulary_size(self) -> int:
         """How many ids there are."""
         return len(self._vocabulary.pieces)

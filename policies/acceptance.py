@@ -9,13 +9,14 @@ Glossary (the field's terms):
 
 Coupled acceptance: the target's choice at position i is argmax over its filtered, temperature-scaled
 log-probabilities plus the noise of (seed, i, token). It does not depend on the draft, so the output is the
-target's own sample whatever was proposed; greedy is temperature 0. Every verdict holds at least one token.
+target's own sample whatever was proposed; greedy is temperature 0. Every verdict holds at least one
+token: where nothing may follow the last committed token, a sequence has ended and is not judged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,9 @@ from numpy.typing import NDArray
 from policies import noise
 
 Row = NDArray[np.float32]
+Shape = Callable[[Row, Sequence[int]], Row | None]
+"""Called with a row and the drafts accepted before it; gives the row as it is to be judged there (bias, penalties,
+grammar), None where nothing may follow. At least one of its logits is finite."""
 
 _WIDTHS = (4.0, 8.0, 16.0, math.inf)  # how far below the best candidates are looked for, in nats
 _SCREEN_NATS = 8.0
@@ -34,6 +38,7 @@ class Sampling:
     """How tokens are chosen: temperature, then min-p, then top-k, then top-p (vLLM's order).
 
     Temperature 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off. `seed` is taken modulo 2**64.
+    Before all that come `logit_bias` ((token, bias) pairs, each token once) and the penalties of `policies/penalties`.
     """
 
     temperature: float = 0.0
@@ -41,11 +46,16 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`tokens` are to be committed: `accepted` drafts, then one recovered or bonus token."""
+    """`tokens` are to be committed: `accepted` drafts, then one recovered or bonus token (none where a shape said that
+    nothing may follow)."""
 
     accepted: int
     tokens: tuple[int, ...]
@@ -55,12 +65,15 @@ class NotFinite(ValueError):
     """A row of logits holds NaN or infinity: the device computed garbage."""
 
 
-def verdict(rows: Row, draft: Sequence[int], sampling: Sampling, position: int) -> Verdict:
+def verdict(rows: Row, draft: Sequence[int], sampling: Sampling, position: int, shape: Shape | None = None) -> Verdict:
     """Judge one sequence's draft.
 
     `rows`: float32, shape (len(draft) + 1, vocabulary); row i holds the logits of position `position + i`,
-    where `position` is that of the first drafted token. Raises NotFinite.
+    where `position` is that of the first drafted token. `shape` changes each row before it is judged. Raises
+    NotFinite.
     """
+    if shape is not None:
+        return _shaped_verdict(rows, draft, sampling, position, shape)
     if sampling.temperature == 0.0:
         choices = greedy(rows)
         accepted = 0
@@ -74,6 +87,20 @@ def verdict(rows: Row, draft: Sequence[int], sampling: Sampling, position: int) 
         if index == len(draft) or token != draft[index]:
             break
     return Verdict(len(tokens) - 1, tuple(tokens))
+
+
+def _shaped_verdict(rows: Row, draft: Sequence[int], sampling: Sampling, position: int, shape: Shape) -> Verdict:
+    """Judge row by row: what a row is shaped to depends on the drafts accepted before it."""
+    for index in range(len(draft) + 1):
+        if not math.isfinite(float(rows[index].max())):  # a shape may cover garbage up
+            raise NotFinite("the logits are not finite")
+        row = shape(rows[index], draft[:index])
+        if row is None:
+            return Verdict(index, tuple(draft[:index]))
+        token = choose(row, sampling, position + index)
+        if index == len(draft) or token != draft[index]:
+            break
+    return Verdict(index, (*draft[:index], token))
 
 
 def greedy(rows: Row) -> list[int]:
@@ -151,7 +178,7 @@ def filtered(row: Row, sampling: Sampling) -> NDArray[np.uint32]:
 
 
 def _at_least(row: Row, low: float) -> NDArray[np.uint32]:
-    ids = np.flatnonzero(row >= np.float32(low)) if math.isfinite(low) else np.arange(len(row))
+    ids = np.flatnonzero(row >= np.float32(low) if math.isfinite(low) else row > -np.inf)
     return ids[np.argsort(-row[ids], kind="stable")].astype(np.uint32)
 
 

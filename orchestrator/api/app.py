@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -14,17 +15,19 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from orchestrator.api import errors, probes, tokenize, translate
+from orchestrator.api.choices import choices_of, merged
 from orchestrator.api.fingerprint import system_fingerprint
 from orchestrator.api.follow import Follow
 from orchestrator.api.keys import KeyGate, Keys
 from orchestrator.api.liveness import Liveness
+from orchestrator.api.logprobs import chat_logprobs, completion_logprobs
 from orchestrator.api.metrics import Metrics
 from orchestrator.api.openapi import describe, operation
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.request_scope import RequestScope, followed
 from orchestrator.api.responses import DONE, Envelope, EventStream, Kind, event, json_response, unless_gone
-from orchestrator.api.streaming import Answer, TextAssembler, texts
-from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation
+from orchestrator.api.streaming import Answer, Piece, texts
+from orchestrator.api.wire import ChatRequest, CompletionRequest
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Submit
 from orchestrator.control.port import Control
@@ -122,52 +125,75 @@ class Api:
         return bytes(body)
 
     async def _answer(
-        self, kind: Kind, request: Request, body: Generation, submit: Submit, tokenizer: TokenizerPort
+        self,
+        kind: Kind,
+        request: Request,
+        body: CompletionRequest | ChatRequest,
+        submit: Submit,
+        tokenizer: TokenizerPort,
     ) -> Response:
-        answer = Answer(started_s=self._clock.monotonic_s())
+        if submit.grammar is not None:
+            await asyncio.to_thread(translate.check_grammar, submit.grammar, "response_format")
         follow = Follow(self.metrics, self._clock, keep_words=self._settings.log_words)
         followed(request.scope)
         follow.accepted(request.url.path, submit, body)
-        assembler = TextAssembler(tokenizer.decoder(), body.stops)
         self.liveness.observe_request()
-        source = follow.deltas(submit, self.control.generate(submit))
-        pieces = texts(source, assembler, frozenset(submit.stop_tokens), answer, self._clock)
-        created = int(self._clock.wall_s())
-        fingerprint = system_fingerprint(self.control.view().ready)
-        envelope = Envelope(kind, submit.request_id, created, self.model_name(), len(submit.prompt), fingerprint)
+        asked = translate.choices(submit, body.n)
+        choices = choices_of(body, asked, tokenizer, self._clock.monotonic_s())
+        pieces = merged(
+            [
+                texts(follow.deltas(each, self.control.generate(each)), choice, self._clock)
+                for each, choice in zip(asked, choices, strict=True)
+            ]
+        )
+        answers = [choice.answer for choice in choices]
+        envelope = self._envelope(kind, body, submit, tokenizer)
         with follow.to_the_headers():
             if body.stream:
                 # The first piece is awaited before the headers go, so that a refusal still has its own status.
-                first = await unless_gone(request.receive, anext(pieces, ""))
+                first = await unless_gone(request.receive, anext(pieces, Piece(0, "")))
                 if first is None:
                     await pieces.aclose()
                     return follow.gone()
                 usage = body.stream_options is not None and body.stream_options.include_usage
-                events = self._events(envelope, first, pieces, answer, follow, usage)
+                events = self._events(envelope, first, pieces, answers, follow, usage)
                 return EventStream(events, pieces, follow.gone)
-            text = await unless_gone(request.receive, _collect(pieces))
-            if text is None:
+            told = await unless_gone(request.receive, _collect(pieces))
+            if told is None:
                 return follow.gone()
-        follow.wrote(text)
+        follow.wrote("".join(piece.text for piece in told))
         follow.ended(HTTPStatus.OK)
-        return json_response(envelope.whole(text, answer))
+        return json_response(envelope.whole(told, Answer.combined(answers)))
+
+    def _envelope(
+        self, kind: Kind, body: CompletionRequest | ChatRequest, submit: Submit, tokenizer: TokenizerPort
+    ) -> Envelope:
+        rendered = chat_logprobs if kind == "chat" else completion_logprobs
+        return Envelope(
+            kind,
+            submit.request_id,
+            int(self._clock.wall_s()),
+            self.model_name(),
+            len(submit.prompt),
+            system_fingerprint(self.control.view().ready),
+            None if body.wanted_logprobs is None else lambda tokens: rendered(tokens, tokenizer),
+        )
 
     async def _events(
         self,
         envelope: Envelope,
-        first: str,
-        pieces: AsyncGenerator[str, None],
-        answer: Answer,
+        first: Piece,
+        pieces: AsyncGenerator[Piece, None],
+        answers: list[Answer],
         follow: Follow,
         usage: bool,
     ) -> AsyncGenerator[bytes, None]:
         async with aclosing(pieces):
-            opening = envelope.opening()
-            follow.wrote(first)
-            yield opening + envelope.piece(first) if first else opening
+            follow.wrote(first.text)
+            yield envelope.opening(len(answers)) + envelope.piece(first)
             try:
                 async for piece in pieces:
-                    follow.wrote(piece)
+                    follow.wrote(piece.text)
                     yield envelope.piece(piece)
             except Exception as error:  # the status is out: whatever it is, the client can only be told here
                 known = error if isinstance(error, RequestError) else follow.bug(error)
@@ -175,7 +201,7 @@ class Api:
                 yield event(errors.body_of(known)) + DONE
                 return
             follow.ended(HTTPStatus.OK)
-            yield envelope.ending(answer.finish) + (envelope.usage(answer) if usage else b"") + DONE
+            yield (envelope.usage(Answer.combined(answers)) if usage else b"") + DONE
 
 
 def create_app(
@@ -213,9 +239,9 @@ def create_app(
     return app
 
 
-async def _collect(pieces: AsyncGenerator[str, None]) -> str:
+async def _collect(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
     async with aclosing(pieces):
-        return "".join([piece async for piece in pieces])
+        return [piece async for piece in pieces]
 
 
 def _request_id(prefix: str) -> str:

@@ -41,6 +41,8 @@ _NOT_SERVED = {
 
 # pydantic puts the alternatives of a union into an error's path; a client sent none of these names.
 _ALTERNATIVES = ("list[", "function-", "constrained-", "literal[", "NamedChoice")
+# Errors of our own validators: their words are whole, and they name the field.
+_OWN_KINDS = {"not_supported", "unknown_field", "stop", "either", "tools", "invalid_combination", "missing_parameter"}
 
 
 def new_request_id() -> str:
@@ -76,7 +78,7 @@ def _first(details: list[ErrorDetails]) -> RequestError:
         return RequestError(f"the body is not JSON: {reason}", code="invalid_json")
     context: dict[str, Any] = detail.get("ctx", {})
     param = context.get("field") or ".".join(_path(detail)) or None
-    if detail["type"] in ("not_supported", "unknown_field", "stop", "either", "tools"):
+    if detail["type"] in _OWN_KINDS:
         return RequestError(detail["msg"], param=param, code=detail["type"])
     if detail["type"] == "missing":
         return RequestError(f"'{param}' is missing", param=param, code="missing_parameter")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Literal, TypeVar
 
@@ -11,9 +11,11 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from orchestrator.api.streaming import Answer
+from orchestrator.api.logprobs import ScoredToken
+from orchestrator.api.streaming import Answer, Piece
 
 Kind = Literal["chat", "completion"]
+RenderLogprobs = Callable[[Sequence[ScoredToken]], dict[str, Any]]
 DONE = b"data: [DONE]\n\n"
 _OBJECTS = {
     ("chat", False): "chat.completion",
@@ -29,33 +31,52 @@ class Envelope:
     """What every chunk of one answer repeats: id, time and model; builds bodies and events of either kind."""
 
     def __init__(
-        self, kind: Kind, request_id: str, created_s: int, model: str, prompt_tokens: int, fingerprint: str | None
+        self,
+        kind: Kind,
+        request_id: str,
+        created_s: int,
+        model: str,
+        prompt_tokens: int,
+        fingerprint: str | None,
+        logprobs: RenderLogprobs | None = None,
     ) -> None:
         self._kind = kind
         self._head = {"id": request_id, "created": created_s, "model": model, "system_fingerprint": fingerprint}
         self._prompt_tokens = prompt_tokens
+        self._logprobs = logprobs
 
-    def whole(self, text: str, answer: Answer) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed."""
+    def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed, from all of its pieces and what it cost."""
+        choices = [
+            self._whole_choice(index, [piece for piece in pieces if piece.index == index])
+            for index in sorted({piece.index for piece in pieces})
+        ]
+        return {**self._with_object(stream=False), "choices": choices, **self._cost(answer)}
+
+    def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        text = "".join(piece.text for piece in pieces)
         content: dict[str, Any] = (
             {"message": {"role": "assistant", "content": text, "refusal": None}}
             if self._kind == "chat"
             else {"text": text}
         )
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": answer.finish}
-        return {**self._with_object(stream=False), "choices": [choice], **self._cost(answer)}
+        tokens = [token for piece in pieces for token in piece.tokens]
+        logprobs = None if self._logprobs is None else self._logprobs(tokens)
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": pieces[-1].finish}
 
-    def opening(self) -> bytes:
-        """Return the first event: a chat's role; a completion has none."""
-        return self._chunk({"role": "assistant", "content": ""}, None) if self._kind == "chat" else b""
+    def opening(self, choices: int) -> bytes:
+        """Return the first events: each choice's role in a chat; a completion has none."""
+        if self._kind == "completion":
+            return b""
+        return b"".join(self._chunk(index, {"role": "assistant", "content": ""}, None) for index in range(choices))
 
-    def piece(self, text: str) -> bytes:
-        """Return the event of some text."""
-        return self._chunk({"content": text}, None)
-
-    def ending(self, finish: str) -> bytes:
-        """Return the event that says why it ended."""
-        return self._chunk({}, finish)
+    def piece(self, piece: Piece) -> bytes:
+        """Return the events of a piece: its text with its tokens, and why its choice ended."""
+        events = b""
+        if piece.text or piece.tokens:
+            logprobs = self._logprobs(piece.tokens) if self._logprobs is not None and piece.tokens else None
+            events = self._chunk(piece.index, {"content": piece.text}, None, logprobs)
+        return events + (self._chunk(piece.index, {}, piece.finish) if piece.finish else b"")
 
     def usage(self, answer: Answer) -> bytes:
         """Return the usage event: no choices, what the answer cost."""
@@ -64,9 +85,11 @@ class Envelope:
     def _with_object(self, *, stream: bool) -> dict[str, Any]:
         return {**self._head, "object": _OBJECTS[self._kind, stream]}
 
-    def _chunk(self, delta: dict[str, Any], finish: str | None) -> bytes:
+    def _chunk(
+        self, index: int, delta: dict[str, Any], finish: str | None, logprobs: dict[str, Any] | None = None
+    ) -> bytes:
         content = {"delta": delta} if self._kind == "chat" else {"text": delta.get("content", "")}
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
         return event({**self._with_object(stream=True), "choices": [choice]})
 
     def _cost(self, answer: Answer) -> dict[str, Any]:
@@ -114,7 +137,7 @@ class EventStream(Response):
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        source: AsyncGenerator[str, None],
+        source: AsyncGenerator[Piece, None],
         closed: Callable[[], object],
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache"}, media_type="text/event-stream")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+import msgspec
+
+from orchestrator.api.logprobs import Echo, ScoredToken
 from orchestrator.api.port import StreamDecoder
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import DEADLINE, Delta, RequestStats
+from orchestrator.cluster.port import DEADLINE, Delta, RequestStats, TokenScore
 
 
 class TextAssembler:
@@ -16,25 +20,41 @@ class TextAssembler:
 
     The first is the one that is complete first (the longest of those that end together): which one that is
     does not depend on how the text was split into tokens. Text that could still become a stop string is held
-    back, so nothing that was given out is ever retracted.
+    back, so nothing that was given out is ever retracted. The text of the first `quiet_tokens` tokens is not
+    searched. `decoded` and `given` count characters: of all tokens so far, and of what was given out.
     """
 
-    def __init__(self, decoder: StreamDecoder, stops: Sequence[str]) -> None:
+    def __init__(self, decoder: StreamDecoder, stops: Sequence[str], quiet_tokens: int = 0) -> None:
         self._decoder = decoder
         self._stops = tuple(stops)
+        self._quiet_tokens = quiet_tokens
         self._held = ""
         self.stopped = False
+        self.decoded = 0
+        self.given = 0
 
     def push(self, ids: Sequence[int]) -> str:
         """Return the text that these tokens make certain. After a stop it is always empty."""
-        return "" if self.stopped else self._take(self._decoder.push(ids), last=False)
+        if self.stopped:
+            return ""
+        quiet, loud = ids[: self._quiet_tokens], ids[self._quiet_tokens :]
+        self._quiet_tokens -= len(quiet)
+        unsearched = self._decoder.push(quiet) if quiet else ""
+        self.decoded += len(unsearched)
+        self.given += len(unsearched)
+        return unsearched + self._take(self._decoder.push(loud), last=False)
 
     def finish(self) -> str:
         """Return what is left at the end."""
         return "" if self.stopped else self._take(self._decoder.flush(), last=True)
 
     def _take(self, text: str, *, last: bool) -> str:
-        text = self._held + text
+        self.decoded += len(text)
+        certain = self._cut(self._held + text, last=last)
+        self.given += len(certain)
+        return certain
+
+    def _cut(self, text: str, *, last: bool) -> str:
         found = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
         if found:
             self.stopped, self._held = True, ""
@@ -75,44 +95,104 @@ class Answer:
         self.last_s = now_s
         self.tokens += tokens
 
+    @classmethod
+    def combined(cls, answers: Sequence[Answer]) -> Answer:
+        """Return what the choices of one request cost together."""
+        begun = [answer for answer in answers if answer.tokens] or answers[:1]
+        return cls(
+            started_s=answers[0].started_s,
+            first_s=min(answer.first_s for answer in begun),
+            last_s=max(answer.last_s for answer in begun),
+            tokens=sum(answer.tokens for answer in answers),
+            finish=answers[0].finish,
+            stats=_summed([answer.stats for answer in answers if answer.stats is not None]),
+        )
 
-async def texts(
-    deltas: AsyncIterator[Delta],
-    assembler: TextAssembler,
-    hidden: frozenset[int],
-    answer: Answer,
-    clock: Clock,
-) -> AsyncGenerator[str, None]:
-    """Yield pieces of text until the end; fills `answer`. Closing it closes `deltas`, which cancels the request.
 
-    `hidden`: stop tokens, whose text is not shown where they end the answer.
-    """
+def _summed(stats: Sequence[RequestStats]) -> RequestStats | None:
+    if not stats:
+        return None
+    columns = zip(*(msgspec.structs.astuple(each) for each in stats), strict=True)
+    return RequestStats(*(sum(column) for column in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text of one choice that is certain, the scored tokens that it completes, and with the last why it ended."""
+
+    index: int
+    text: str
+    tokens: tuple[ScoredToken, ...] = ()
+    finish: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One choice of an answer while it grows. `hidden`: stop tokens, whose text is not shown where they end it."""
+
+    index: int
+    assembler: TextAssembler
+    hidden: frozenset[int]
+    answer: Answer
+    echo: Echo | None = None
+
+
+async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> AsyncGenerator[Piece, None]:
+    """Yield pieces until the end, which is a piece with `finish`; fills the choice's answer. Closing it closes
+    `deltas`, which cancels the request."""
+    assembler, answer, echo = choice.assembler, choice.answer, choice.echo
+    held = _HeldTokens(0 if echo is None else len(echo.text))
     async with aclosing(deltas) as source:  # type: ignore[type-var]  # generate() is an async generator
         async for delta in source:
             now_s = clock.monotonic_s()
+            if echo is not None:
+                yield Piece(choice.index, echo.text, echo.scored(delta.prompt_logprobs))
+                echo = None
             shown = list(delta.tokens)
-            if delta.finish == "stop" and shown and shown[-1] in hidden:
+            if delta.finish == "stop" and shown and shown[-1] in choice.hidden:
                 shown.pop()
-            piece, used = _push(assembler, shown, len(delta.tokens))
+            text, used = _push(assembler, held, shown, delta)
             answer.note(now_s, used)
             answer.finish, answer.stats = delta.finish, delta.stats
             if delta.finish == DEADLINE:  # OpenAI has no word for it: the answer is cut, as by max_tokens
                 answer.finish, answer.stop_reason = "length", DEADLINE
             if delta.finish and not assembler.stopped:
-                piece += assembler.finish()
+                text += assembler.finish()
             if assembler.stopped:
                 answer.finish = "stop"
-            if piece:
-                yield piece
-            if assembler.stopped or delta.finish:
+            tokens = held.release(assembler, last=bool(delta.finish))
+            if text or tokens or answer.finish:
+                yield Piece(choice.index, text, tokens, answer.finish)
+            if answer.finish:
                 return
 
 
-def _push(assembler: TextAssembler, shown: list[int], total: int) -> tuple[str, int]:
+def _push(assembler: TextAssembler, held: _HeldTokens, shown: list[int], delta: Delta) -> tuple[str, int]:
     """Push tokens one by one, so that those behind a stop string are not counted; (text, tokens used)."""
-    piece = ""
+    text = ""
     for index, token in enumerate(shown):
-        piece += assembler.push([token])
+        if delta.logprobs is not None:
+            held.add(token, assembler.decoded, delta.logprobs[index])
+        text += assembler.push([token])
         if assembler.stopped:
-            return piece, index + 1
-    return piece, total
+            return text, index + 1
+    return text, len(delta.tokens)
+
+
+class _HeldTokens:
+    """Scored tokens whose text is not given out yet. `before`: characters that stand before the answer."""
+
+    def __init__(self, before: int) -> None:
+        self._before = before
+        self._held: deque[ScoredToken] = deque()
+
+    def add(self, token: int, start: int, score: TokenScore) -> None:
+        self._held.append(ScoredToken(token, self._before + start, score))
+
+    def release(self, assembler: TextAssembler, *, last: bool) -> tuple[ScoredToken, ...]:
+        """Return the tokens that begin in what was given out; at an end that is no stop string, all."""
+        everything = last and not assembler.stopped
+        released: list[ScoredToken] = []
+        while self._held and (everything or self._held[0].start < self._before + assembler.given):
+            released.append(self._held.popleft())
+        return tuple(released)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from adapters.contract import AdapterError
+from adapters.grammar import problem
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.tool_wire import Tool, told
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message
-from orchestrator.cluster.port import Sampling, Submit
+from orchestrator.cluster.port import Grammar, Sampling, Submit
 from orchestrator.errors import RequestError
 
 _MASK64 = (1 << 64) - 1
@@ -93,7 +97,7 @@ def _check_fits(prompt: int, wanted: int, context: int, param: str) -> None:
 
 
 def _submit(
-    request: Generation,
+    request: CompletionRequest | ChatRequest,
     request_id: str,
     prompt: list[int],
     max_tokens: int,
@@ -103,24 +107,74 @@ def _submit(
     wrong = next((t for t in request.stop_token_ids if not 0 <= t < tokenizer.vocabulary_size), None)
     if wrong is not None:
         raise RequestError(f"stop token {wrong} is outside the vocabulary", param="stop_token_ids")
-    seed = make_seed() if request.seed is None else request.seed
+    if request.min_tokens > max_tokens:
+        raise RequestError(f"'min_tokens' {request.min_tokens} is above the limit of {max_tokens}", param="min_tokens")
     ends = [] if request.ignore_eos else sorted(tokenizer.eos_ids)
     return Submit(
         request_id=request_id,
         prompt=prompt,
         max_tokens=max_tokens,
-        sampling=Sampling(
-            temperature=request.temperature,
-            # At the vocabulary it keeps every token already, and a larger number may not fit on the wire.
-            top_k=min(max(request.top_k, 0), tokenizer.vocabulary_size),
-            top_p=request.top_p,
-            min_p=request.min_p,
-            seed=seed & _MASK64,
-        ),
+        sampling=_sampling(request, tokenizer, make_seed() if request.seed is None else request.seed),
         stop_tokens=sorted({*ends, *request.stop_token_ids}),
         depth=_depth(request),
         timeout_s=request.timeout_s or 0.0,
+        min_tokens=request.min_tokens,
+        logprobs=request.wanted_logprobs,
+        prompt_logprobs=isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None,
+        grammar=_grammar(request),
     )
+
+
+def _sampling(request: Generation, tokenizer: TokenizerPort, seed: int) -> Sampling:
+    return Sampling(
+        temperature=request.temperature,
+        # At the vocabulary it keeps every token already, and a larger number may not fit on the wire.
+        top_k=min(max(request.top_k, 0), tokenizer.vocabulary_size),
+        top_p=request.top_p,
+        min_p=request.min_p,
+        seed=seed & _MASK64,
+        logit_bias=_logit_bias(request, tokenizer.vocabulary_size),
+        repetition_penalty=request.repetition_penalty,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+    )
+
+
+def _logit_bias(request: Generation, vocabulary_size: int) -> tuple[tuple[int, float], ...]:
+    found: dict[int, float] = {}
+    for key, bias in request.logit_bias.items():
+        if not (key.isdecimal() and key.isascii() and int(key) < vocabulary_size):
+            raise RequestError(
+                f"'logit_bias' has the key {key!r}: a token id is 0 to {vocabulary_size - 1}", param="logit_bias"
+            )
+        found[int(key)] = bias
+    return tuple(sorted(found.items()))
+
+
+def _grammar(request: Generation) -> Grammar | None:
+    text = request.response_format.schema_text if request.response_format is not None else None
+    return None if text is None else Grammar("json_schema", text)
+
+
+def check_grammar(grammar: Grammar, param: str) -> None:
+    """Raise RequestError, naming `param`, where a grammar cannot be used. Takes milliseconds, more for a large one."""
+    if found := problem(grammar.kind, grammar.text):
+        what = "schema" if grammar.kind == "json_schema" else "grammar"
+        raise RequestError(f"the {what} cannot be used: {found}", param=param, code="unsupported_schema")
+
+
+def choices(submit: Submit, count: int) -> list[Submit]:
+    """Return a request for each choice. Choice i has the seed + i, so that the first is what n = 1 gives."""
+    if count == 1:
+        return [submit]
+    return [
+        msgspec.structs.replace(
+            submit,
+            request_id=f"{submit.request_id}-{index}",
+            sampling=dataclasses.replace(submit.sampling, seed=(submit.sampling.seed + index) & _MASK64),
+        )
+        for index in range(count)
+    ]
 
 
 def _depth(request: Generation) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,6 +12,9 @@ from pydantic_core import PydanticCustomError
 from orchestrator.api.tool_wire import MAX_TOOLS, NamedChoice, Tool, ToolCall, ToolChoice
 
 MAX_STOPS = 16
+MAX_CHOICES = 16
+MAX_BIASES = 1024
+TOP_LOGPROBS = 20
 
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 
@@ -26,28 +30,20 @@ _HARMLESS = {
 }
 # Fields that would change the output, and the values that ask for nothing.
 _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "n": (1, None),
     "best_of": (1, None),
-    "echo": (False, None),
     "suffix": ("", None),
-    "logprobs": (False, None),
-    "top_logprobs": (None,),
-    "logit_bias": ({}, None),
-    "presence_penalty": (0, None),
-    "frequency_penalty": (0, None),
-    "repetition_penalty": (1, None),
-    "min_tokens": (0, None),
     "tools": ([], None),
     "tool_choice": ("none", "auto", None),
     "functions": ([], None),
     "function_call": ("none", "auto", None),
-    "response_format": ({"type": "text"}, None),
     "include_stop_str_in_output": (False, None),
     "skip_special_tokens": (True, None),
     "modalities": (["text"], None),
     "reasoning_effort": (None,),
     "chat_template_kwargs": ({}, None),
 }
+_REFUSAL = "'{field}' is not supported yet"
+_REFUSED = {"best_of": "'{field}' is not supported: ask for 'n' choices with 'logprobs' and choose among them"}
 
 
 class Body(BaseModel):
@@ -70,19 +66,60 @@ class SpeculativeConfig(Body):
     num_speculative_tokens: int | None = Field(default=None, ge=0, le=64)
 
 
+class JsonSchema(Body):
+    """A named schema. `strict` is accepted in either value: the output always keeps to the schema."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What the text of an answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @property
+    def schema_text(self) -> str | None:
+        """The JSON schema that the text must keep to; None for any text."""
+        if self.type == "text":
+            return None
+        named = self.json_schema.schema_ if self.json_schema is not None else None
+        return json.dumps({"type": "object"} if named is None else named)
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> ResponseFormat:
+        field = "response_format.json_schema"
+        if self.type == "json_schema" and self.json_schema is None:
+            raise PydanticCustomError("missing_parameter", "'{field}' is missing", {"field": field})
+        if self.type != "json_schema" and self.json_schema is not None:
+            text = "'{field}' goes with type 'json_schema'"
+            raise PydanticCustomError("invalid_combination", text, {"field": field})
+        return self
+
+
 class Generation(Body):
     """What both routes share."""
 
     model: str
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=-1)
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(default={}, max_length=MAX_BIASES)
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=10.0)
     seed: int | None = None
     stop: StopText | list[StopText] | None = None
     stop_token_ids: list[int] = Field(default=[], max_length=64)
     ignore_eos: bool = False
     timeout_s: float | None = Field(default=None, gt=0.0, le=86_400.0)
+    min_tokens: int = Field(default=0, ge=0)
+    response_format: ResponseFormat | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     speculative_config: SpeculativeConfig | None = None
@@ -100,7 +137,7 @@ class Generation(Body):
                     kept[key] = value
             elif key in _NOT_SUPPORTED:
                 if not _asks_for_nothing(key, value):
-                    raise PydanticCustomError("not_supported", "'{field}' is not supported yet", {"field": key})
+                    raise PydanticCustomError("not_supported", _REFUSED.get(key, _REFUSAL), {"field": key})
             elif key not in _HARMLESS:
                 raise PydanticCustomError("unknown_field", "{text}", {"field": key, "text": _unknown(key, cls)})
         return kept
@@ -135,7 +172,21 @@ class CompletionRequest(Generation):
     """`POST /v1/completions`."""
 
     prompt: str | list[int] | list[str]
-    max_tokens: int = Field(default=16, ge=1)
+    max_tokens: int = Field(default=16, ge=0)
+    logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS)
+    echo: bool = False
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are scored beside each token; None without any scores."""
+        return self.logprobs
+
+    @model_validator(mode="after")
+    def _something_to_answer(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            text = "'{field}' 0 asks for nothing without 'echo'"
+            raise PydanticCustomError("invalid_combination", text, {"field": "max_tokens"})
+        return self
 
 
 class TextPart(Body):
@@ -186,6 +237,8 @@ class ChatRequest(Generation):
     tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS)
 
     @property
     def offered(self) -> list[Tool]:
@@ -202,4 +255,16 @@ class ChatRequest(Generation):
         if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.function.name not in names:
             text = "'tool_choice' names a function that is not among the tools"
             raise PydanticCustomError("tools", text, {"field": "tool_choice"})
+        return self
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are scored beside each token; None without any scores."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _top_of_something(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            text = "'{field}' needs 'logprobs': true"
+            raise PydanticCustomError("invalid_combination", text, {"field": "top_logprobs"})
         return self

@@ -9,20 +9,32 @@ the old one left it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from policies.acceptance import Sampling as Sampling
+from policies.logprobs import TokenScore as TokenScore
 
 DEADLINE = "deadline"
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an output must be: a JSON schema, a regular expression, or a grammar in llguidance's Lark notation (in
+    which a JSON schema is written `%json {...}`)."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Decode from `prompt + committed` until a stop token or `max_tokens` (committed ones included).
 
-    `depth`: None lets the policy choose, 0 switches every drafter off, k bounds the depth. `timeout_s` bounds the whole
-    request, its waiting included; 0 is no bound. Control keeps it, workers do not look at it.
+    `max_tokens` 0 only reads the prompt. `depth`: None lets the policy choose, 0 switches every drafter off, k
+    bounds the depth. No stop token is chosen before `min_tokens` tokens. `logprobs` (0 or more) asks for the
+    log-probability of each token and of that many likeliest; `prompt_logprobs` for the prompt's too. The output
+    keeps to `grammar` and ends ("stop") where that lets nothing follow. `timeout_s` bounds the whole request, its
+    waiting included; 0 is no bound. Control keeps it, workers do not look at it.
     """
 
     request_id: str
@@ -33,6 +45,10 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     stop_tokens: list[int] = []
     depth: int | None = None
     timeout_s: float = 0.0
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    grammar: Grammar | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -103,12 +119,15 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
 class Delta(msgspec.Struct, frozen=True, array_like=True):
     """Tokens that one round committed to one request. `finish`: "" while it runs, else "stop" or "length", or
     "deadline" from control where the request's time was over.
-    `stats` counts up to and with this delta."""
+    `stats` counts up to and with this delta. `logprobs` has a score for each token, where they were asked for;
+    `prompt_logprobs`, with the first delta, one for each token of the prompt but the first."""
 
     request_id: str
     tokens: list[int]
     finish: str = ""
     stats: RequestStats | None = None
+    logprobs: list[TokenScore] | None = None
+    prompt_logprobs: list[TokenScore] | None = None
 
 
 class Round(msgspec.Struct, frozen=True, tag="round"):

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from adapters.contract import Segment
 from orchestrator.decoding.session import Session
 
+SCORED_ROWS = 128
+"""The most rows of a prompt that one forward scores: each of them is as wide as the vocabulary."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -46,8 +49,15 @@ class Part:
             *session.tokens[start : start + self.known],
             *(session.draft.tokens if self.samples else ()),
         ]
-        rows = (self.known - 1, len(tokens)) if self.samples else (0, 0)
-        return Segment(session.slot, start, tokens, rows, self.apart)
+        return Segment(session.slot, start, tokens, self.wanted, self.apart)
+
+    @property
+    def wanted(self) -> tuple[int, int]:
+        """The rows whose logits are wanted: those that choose tokens, and a prompt's where it is scored."""
+        session = self.session
+        first = 0 if session.scores_prompt else self.known - 1
+        last = self.known + len(session.draft.tokens) if self.samples else self.known * session.scores_prompt
+        return (first, last) if last > first else (0, 0)
 
 
 def plan(running: Sequence[Session], *, max_rows: int, prefill_rows: int, paid_rows: int) -> list[Part]:
@@ -74,7 +84,7 @@ def _computing_what_no_other_does(filling: Sequence[Session]) -> list[Session]:
     """Leave out whoever waits for rows that one in front of it computes in this forward."""
     kept: list[Session] = []
     for session in filling:
-        if not any(_same_rows(ahead, session) for ahead in kept):
+        if session.scores_prompt or not any(_same_rows(ahead, session) for ahead in kept):
             kept.append(session)
     return kept
 
@@ -99,7 +109,8 @@ def _shared_out(filling: Sequence[Session], rows: int, paid_rows: int) -> list[t
 
 def _wanted(session: Session) -> int:
     """Return the rows that a prefill can use in one forward: none of them reaches over the prompt's end."""
-    return session.prompt_left or session.uncached
+    wanted = session.prompt_left or session.uncached
+    return min(wanted, SCORED_ROWS) if session.scores_prompt else wanted
 
 
 def _same_rows(ahead: Session, behind: Session) -> bool:

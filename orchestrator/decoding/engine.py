@@ -63,6 +63,8 @@ class DecodeEngine:
             if loop.idle:
                 continue
             emit(loop.run_round())
+            for failed in loop.failures():
+                emit(failed)
             now = self._clock.monotonic_s()
             if loop.idle or now - self._gauges_s >= _GAUGES_EVERY_S:
                 self._gauges_s = now

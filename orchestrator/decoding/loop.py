@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from adapters.contract import DeviceLost, ForwardResult, LoadedModel
+from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, LoadedModel
 from device_profiles.units import MS_PER_S, ceil_div
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Delta, Gauges, Refused, Round, Submit
 from orchestrator.decoding.batch import Part, paid, plan, rows_of
+from orchestrator.decoding.grammar import Grammars
+from orchestrator.decoding.rules import Rules
 from orchestrator.decoding.session import NO_SLOT, Session
 from orchestrator.drafting.port import NOTHING, Draft, Drafter
-from policies.acceptance import NotFinite, Verdict, verdict
+from policies.acceptance import NotFinite, Row, Verdict, verdict
 from policies.admission import admitted, victims
 from policies.depth import depth
 from policies.prefill import PrefillCost, observed, rows_within
@@ -45,6 +47,7 @@ class DecodeLoop:
 
     `max_depth` bounds every request's depth; a request may ask for less, never for more. `max_itl_ms` bounds
     a forward that decodes and prefills. `prefix_reuse`: requests begin with what earlier ones computed.
+    `grammars` starts the grammars that requests ask for.
     """
 
     def __init__(
@@ -57,8 +60,10 @@ class DecodeLoop:
         max_depth: int,
         max_itl_ms: float,
         prefix_reuse: bool,
+        grammars: Grammars | None = None,
     ) -> None:
         self._target = target
+        self._grammars = grammars
         self._drafter = drafter
         self._clock = clock
         caps = target.capabilities
@@ -70,6 +75,7 @@ class DecodeLoop:
         self._free_slots = list(range(target.capabilities.slots - 1, -1, -1))
         self._waiting: deque[Session] = deque()
         self._running: list[Session] = []
+        self._failed: list[Refused] = []
         self._preemptions = 0
         self._prefix_queries = 0
         self._prefix_hits = 0
@@ -90,15 +96,24 @@ class DecodeLoop:
         problem = self._problem(request)
         if problem:
             return Refused(request.request_id, problem, "invalid")
-        self._waiting.append(Session.open(request, self._clock.monotonic_s(), self._target.capabilities))
+        try:
+            rules = Rules.of(request, self._grammars)
+        except GrammarFailed as error:
+            return Refused(request.request_id, f"the grammar cannot be used: {error}", "invalid")
+        self._waiting.append(Session.open(request, self._clock.monotonic_s(), self._target.capabilities, rules))
         return None
+
+    def failures(self) -> list[Refused]:
+        """Return, once, the requests that the last rounds could not go on with; they are gone."""
+        failed, self._failed = self._failed, []
+        return failed
 
     def _problem(self, request: Submit) -> str:
         caps, vocabulary = self._target.capabilities, self._target.spec.vocabulary_size
         longest = len(request.prompt) + request.max_tokens
         if not request.prompt:
             return "the prompt is empty"
-        if request.max_tokens < 1 or len(request.committed) >= request.max_tokens:
+        if request.max_tokens < 0 or len(request.committed) >= max(1, request.max_tokens):
             return f"max_tokens {request.max_tokens} leaves nothing to generate"
         if longest > caps.max_context_tokens:
             return f"prompt and max_tokens make {longest} tokens; the context holds {caps.max_context_tokens}"
@@ -107,6 +122,9 @@ class DecodeLoop:
         known = [*request.prompt, *request.committed]
         if min(known) < 0 or max(known) >= vocabulary:
             return f"a token is outside the vocabulary of {vocabulary}"
+        named = [*request.stop_tokens, *(token for token, _ in request.sampling.logit_bias)]
+        if named and (min(named) < 0 or max(named) >= vocabulary):
+            return f"a stop or biased token is outside the vocabulary of {vocabulary}"
         return ""
 
     def cancel(self, request_id: str) -> None:
@@ -137,8 +155,9 @@ class DecodeLoop:
             decoding=not all(part.fills for part in parts),
             forward_ms=result.device_ms,
         )
-        verdicts = self._accept(parts, result)
-        deltas, tally = self._commit(parts, verdicts)
+        rows = _rows_by_part(parts, result)
+        verdicts = self._accept(parts, rows)
+        deltas, tally = self._commit(parts, verdicts, rows)
         self._rounds += 1
         return Round(
             deltas=deltas,
@@ -159,7 +178,7 @@ class DecodeLoop:
         while True:
             for session in self._running:
                 session.draft = NOTHING
-                if self._prefix_reuse and not session.begun:
+                if self._prefix_reuse and not session.begun and not session.scores_prompt:
                     self._reuse_prefix(session)
             parts = plan(
                 self._running,
@@ -252,6 +271,8 @@ class DecodeLoop:
             if bound <= 0:
                 continue
             draft = self._drafter.propose(session.key, bound)
+            if session.rules is not None:
+                draft = session.rules.draft(draft, bound)
             count = self._depth(session, draft, len(drafting), bound, free)
             session.draft = Draft(draft.tokens[:count], draft.confidences[:count])
             left -= max(0, count - free)
@@ -265,28 +286,36 @@ class DecodeLoop:
             return min(len(draft.tokens), bound)  # the request fixed its depth
         return depth(draft.confidences, sequences=sequences, paid_rows=free + 1, bound=bound)
 
-    def _accept(self, parts: Sequence[Part], result: ForwardResult) -> list[Verdict | None]:
+    def _accept(self, parts: Sequence[Part], rows: Sequence[Row]) -> list[Verdict | None]:
         verdicts: list[Verdict | None] = []
-        row = 0
-        for part in parts:
+        for part, own in zip(parts, rows, strict=True):
+            session = part.session
+            if session.scores is not None and session.scores_prompt:
+                session.scores.see_prompt(own, session.cached + 1)
             if not part.samples:
                 verdicts.append(None)
                 continue
-            session = part.session
-            rows = result.logits[row : row + len(session.draft.tokens) + 1]
-            row += len(rows)
+            draft, shape = session.draft.tokens, session.rules.shape if session.rules is not None else None
+            rows_judged = own[len(own) - len(draft) - 1 :]
             try:
-                verdicts.append(verdict(rows, session.draft.tokens, session.submit.sampling, len(session.tokens)))
+                verdicts.append(verdict(rows_judged, draft, session.submit.sampling, len(session.tokens), shape))
             except NotFinite as error:
                 device = self._target.capabilities.device
                 raise DeviceLost(f"{device} computed garbage: {error}") from error
+            except GrammarFailed as error:
+                self._fail(session, error)
+                verdicts.append(None)
         return verdicts
 
-    def _commit(self, parts: Sequence[Part], verdicts: Sequence[Verdict | None]) -> tuple[list[Delta], _Tally]:
+    def _commit(
+        self, parts: Sequence[Part], verdicts: Sequence[Verdict | None], rows: Sequence[Row]
+    ) -> tuple[list[Delta], _Tally]:
         deltas: list[Delta] = []
         tally = _Tally()
-        for part, judged in zip(parts, verdicts, strict=True):
+        for part, judged, own in zip(parts, verdicts, rows, strict=True):
             session = part.session
+            if session.slot == NO_SLOT:  # its grammar failed
+                continue
             filling = session.prompt_left > 0
             if not session.begun:
                 self._count_prefix(session)
@@ -297,13 +326,22 @@ class DecodeLoop:
                 continue
             session.cached += judged.accepted
             self._count(session, judged, tally)
-            taken, finish = session.commit(judged.tokens)
-            deltas.append(Delta(session.key, taken, finish, session.stats()))
+            try:
+                taken, finish = session.commit(judged.tokens)
+            except GrammarFailed as error:
+                self._fail(session, error)
+                continue
+            deltas.append(_delta(session, taken, finish, own[len(own) - len(session.draft.tokens) - 1 :]))
             if self._drafter is not None:
                 self._drafter.extend(session.key, taken)
             if finish:
                 self._retire(session, keep=True)
         return deltas, tally
+
+    def _fail(self, session: Session, error: GrammarFailed) -> None:
+        """Give up on one request; the others go on."""
+        self._failed.append(Refused(session.key, f"the grammar failed: {error}", "failed"))
+        self._retire(session, keep=False)
 
     def _count(self, session: Session, judged: Verdict, tally: _Tally) -> None:
         drafted = len(session.draft.tokens)
@@ -340,3 +378,23 @@ class DecodeLoop:
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
         )
+
+
+def _rows_by_part(parts: Sequence[Part], result: ForwardResult) -> list[Row]:
+    """Return each part's own rows of the logits."""
+    found: list[Row] = []
+    start = 0
+    for part in parts:
+        first, last = part.wanted
+        found.append(result.logits[start : start + last - first])
+        start += last - first
+    return found
+
+
+def _delta(session: Session, taken: list[int], finish: str, rows: Row) -> Delta:
+    """Return what a round did for a session; row i chose token i."""
+    scores = session.scores
+    if scores is None:
+        return Delta(session.key, taken, finish, session.stats())
+    logprobs = scores.of_tokens(rows, taken)
+    return Delta(session.key, taken, finish, session.stats(), logprobs, scores.take_prompt())

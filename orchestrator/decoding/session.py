@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from adapters.contract import Capabilities
 from orchestrator.cluster.port import RequestStats, Submit
+from orchestrator.decoding.rules import Rules
+from orchestrator.decoding.scores import Scores
 from orchestrator.drafting.port import NOTHING, Draft
 
 NO_SLOT = -1
@@ -34,10 +36,12 @@ class Session:
     drafted: int = 0
     accepted: int = 0
     draft: Draft = field(default=NOTHING)
+    rules: Rules | None = None
+    scores: Scores | None = None
 
     @classmethod
-    def open(cls, submit: Submit, now_s: float, capabilities: Capabilities) -> Session:
-        """Start from the prompt and what an earlier worker committed."""
+    def open(cls, submit: Submit, now_s: float, capabilities: Capabilities, rules: Rules | None) -> Session:
+        """Start from the prompt and what an earlier worker committed; `rules` stand behind that."""
         return cls(
             submit,
             [*submit.prompt, *submit.committed],
@@ -45,6 +49,8 @@ class Session:
             now_s,
             apart=len(submit.prompt) <= capabilities.apart_tokens,
             block_tokens=capabilities.block_tokens,
+            rules=rules,
+            scores=Scores.of(submit),
         )
 
     @property
@@ -73,12 +79,22 @@ class Session:
         return len(self.submit.prompt) if self.apart else len(self.tokens)
 
     @property
+    def scores_prompt(self) -> bool:
+        """True while the log-probabilities of the prompt are still to be found."""
+        return self.scores is not None and self.scores.wants_prompt
+
+    @property
     def depth_bound(self) -> int:
         """The most drafts that can become output: one token of the rest is always the target's own."""
         return self.submit.max_tokens - self.generated - 1
 
     def commit(self, chosen: tuple[int, ...]) -> tuple[list[int], str]:
-        """Append chosen tokens up to the first stop token or the limit; return them and why it ended ("" if not)."""
+        """Append chosen tokens up to the first stop token or the limit; return them and why it ended ("" if not).
+
+        Raises GrammarFailed.
+        """
+        if self.submit.max_tokens == 0:
+            return [], "length"
         taken: list[int] = []
         finish = ""
         for token in chosen:
@@ -90,6 +106,9 @@ class Session:
                 finish = "length"
                 break
         self.tokens.extend(taken)
+        if self.rules is not None and finish != "stop" and len(taken) == len(chosen):
+            self.rules.commit(chosen)
+            finish = "stop" if self.rules.ended else finish
         return taken, finish
 
     def stats(self) -> RequestStats:

@@ -156,7 +156,7 @@ def test_a_cancelled_request_frees_its_place_at_once():
         ({"prompt": [5] * 4000, "max_tokens": 200}, "context"),
         ({"prompt": [5, 272]}, "vocabulary"),
         ({"prompt": [5, -1]}, "vocabulary"),
-        ({"prompt": [5], "max_tokens": 0}, "max_tokens"),
+        ({"prompt": [5], "max_tokens": -1}, "max_tokens"),
         ({"prompt": [5] * 900}, "KV cache"),
     ],
 )

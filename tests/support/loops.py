@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adapters.contract import LoadedModel, LoadOptions
+from adapters.grammar import GrammarCompiler
 from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
+from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Round, Submit
+from orchestrator.cluster.port import Grammar, Round, Submit
+from orchestrator.decoding.grammar import Grammars, GrammarState
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.suffix import SuffixDrafter
@@ -25,6 +28,16 @@ def suffix() -> SuffixDrafter:
     return SuffixDrafter(max_match=16, memory_bytes=8 << 20)
 
 
+def grammars_over(tokenizer: Tokenizer, model: LoadedModel) -> Grammars:
+    """Grammars over a tokenizer and the width of a model's rows."""
+    compiler = GrammarCompiler(tokenizer, model.spec.vocabulary_size)
+
+    def start(grammar: Grammar) -> GrammarState:
+        return compiler.start(grammar.kind, grammar.text)
+
+    return start
+
+
 def loop_over(
     model: LoadedModel,
     drafter: Drafter | None,
@@ -33,6 +46,7 @@ def loop_over(
     depth: int = 12,
     prefix_reuse: bool = True,
     max_itl_ms: float = 0.1,
+    grammars: Grammars | None = None,
 ) -> DecodeLoop:
     """A decode loop."""
     return DecodeLoop(
@@ -43,6 +57,7 @@ def loop_over(
         max_depth=depth,
         max_itl_ms=max_itl_ms,
         prefix_reuse=prefix_reuse,
+        grammars=grammars,
     )
 
 

@@ -1,0 +1,69 @@
+"""The choices of one request (`n`): decoded side by side, told as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from orchestrator.api.logprobs import Echo
+from orchestrator.api.port import TokenizerPort
+from orchestrator.api.streaming import Answer, Choice, Piece, TextAssembler
+from orchestrator.api.wire import ChatRequest, CompletionRequest
+from orchestrator.cluster.port import Submit
+
+
+def choices_of(
+    body: CompletionRequest | ChatRequest, submits: Sequence[Submit], tokenizer: TokenizerPort, now_s: float
+) -> list[Choice]:
+    """Return how the text of each choice is made."""
+    echo = None
+    if isinstance(body, CompletionRequest) and body.echo:
+        given = body.prompt[0] if isinstance(body.prompt, list) else body.prompt
+        echo = Echo.of(submits[0].prompt, given if isinstance(given, str) else None, tokenizer)
+    return [
+        Choice(
+            index,
+            TextAssembler(tokenizer.decoder(), body.stops, quiet_tokens=submit.min_tokens),
+            frozenset(submit.stop_tokens),
+            Answer(started_s=now_s),
+            echo,
+        )
+        for index, submit in enumerate(submits)
+    ]
+
+
+async def merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
+    """Yield the pieces of all sources as they come, until all have ended. Where one fails, or this generator is
+    closed, every source is closed."""
+    if len(sources) == 1:
+        async with aclosing(sources[0]) as only:
+            async for piece in only:
+                yield piece
+        return
+    queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+    tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(source: AsyncGenerator[Piece, None], queue: asyncio.Queue[Piece | Exception | None]) -> None:
+    try:
+        async with aclosing(source):
+            async for piece in source:
+                queue.put_nowait(piece)
+        queue.put_nowait(None)
+    except Exception as error:
+        queue.put_nowait(error)

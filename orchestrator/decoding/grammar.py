@@ -1,0 +1,70 @@
+"""What the decode loop asks of a grammar, and drafts that keep to it.
+
+Speculation pays under a grammar because drafts are made to fit: a draft is cut at its first token that the grammar
+forbids, and where the grammar leaves one continuation (braces, key names, the rest of an enum's value) those tokens
+are drafts of certainty. They are verified like any other draft, by the target under the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.cluster.port import Grammar
+from orchestrator.drafting.port import Draft
+
+FORCED_CONFIDENCE = 0.999
+"""The mask leaves one token: only a bias or a stop can be in its way."""
+
+
+class GrammarState(Protocol):
+    """One answer's place in a grammar. Every answer depends on the tokens advanced over and on nothing else."""
+
+    @property
+    def ended(self) -> bool:
+        """True when no token may follow."""
+        ...
+
+    def mask(self) -> NDArray[np.bool_]:
+        """Return which tokens may follow, shape (vocabulary,). Raises GrammarFailed."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """Go on over a token. Raises GrammarFailed where it may not follow."""
+        ...
+
+    def fitting(self, tokens: Sequence[int]) -> int:
+        """Return how many of the leading tokens may follow."""
+        ...
+
+    def forced(self, behind: Sequence[int]) -> list[int]:
+        """Return the tokens that alone may follow behind some that fit; changes nothing."""
+        ...
+
+
+Grammars = Callable[[Grammar], GrammarState]
+"""Starts a grammar. Raises GrammarFailed."""
+
+
+def fitted(draft: Draft, state: GrammarState, bound: int) -> Draft:
+    """Return the draft that the grammar makes of a drafter's: forced tokens before it, the part that fits, and
+    forced tokens behind it, at most `bound` tokens."""
+    forced = tuple(state.forced(()))
+    count = min(len(forced), len(draft.tokens))
+    if draft.tokens[:count] == forced[:count] and len(draft.tokens) > count:
+        draft = Draft(draft.tokens, (FORCED_CONFIDENCE,) * count + draft.confidences[count:])
+    else:
+        draft = _certain(forced)
+    fits = min(bound, state.fitting(draft.tokens))
+    draft = Draft(draft.tokens[:fits], draft.confidences[:fits])
+    if fits == bound or (forced and fits <= len(forced)):
+        return draft
+    tail = _certain(state.forced(draft.tokens)[: bound - fits])
+    return Draft(draft.tokens + tail.tokens, draft.confidences + tail.confidences)
+
+
+def _certain(tokens: Sequence[int]) -> Draft:
+    return Draft(tuple(tokens), (FORCED_CONFIDENCE,) * len(tokens))
