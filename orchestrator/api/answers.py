@@ -42,3 +42,206 @@ class Version(Answered):
     """`GET /version`."""
 
     version: str
+
+
+class Model(Answered):
+    """One entry of `GET /v1/models`. `max_model_len`, its context in tokens, is known once the model is ready."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int = 0
+
+
+class ModelList(Answered):
+    """`GET /v1/models`."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Usage(Answered):
+    """Tokens of the prompt and of all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class SpeculativeDecoding(Answered):
+    """What speculation did for this request."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float | None
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+
+
+class RequestMetrics(Answered):
+    """What the request cost."""
+
+    time_to_first_token_ms: float
+    generation_time_ms: float
+    queue_time_ms: float = 0.0
+    speculative_decoding: SpeculativeDecoding | None = None
+
+
+class TokenLogprob(Answered):
+    """A token of a chat's answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ScoredTokenLogprob(TokenLogprob):
+    """A token with the likeliest in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Answered):
+    """The tokens of a chat's answer with their log-probabilities."""
+
+    content: list[ScoredTokenLogprob]
+    refusal: None
+
+
+class CompletionLogprobs(Answered):
+    """The tokens of a completion with their log-probabilities."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class CalledFunction(Answered):
+    """The function that is to be called; `arguments` is JSON text, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class Call(Answered):
+    """A call that the model wants made."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AnswerMessage(Answered):
+    """The assistant's message; `tool_calls` where there are any, and then `content` may be null."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[Call] = []
+
+
+class ChatChoice(Answered):
+    """One choice of a chat completion."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class CompletionChoice(Answered):
+    """One choice of a completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+
+
+class _Envelope(Answered):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str | None
+
+
+class ChatCompletion(_Envelope):
+    """`POST /v1/chat/completions`."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    metrics: RequestMetrics
+
+
+class Completion(_Envelope):
+    """`POST /v1/completions`."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage
+    metrics: RequestMetrics
+
+
+class CallDelta(Answered):
+    """A piece of call `index`: the first has id, type and name, every one more of the arguments."""
+
+    class Piece(Answered):
+        """The name comes once, the arguments bit by bit."""
+
+        name: str = ""
+        arguments: str
+
+    index: int
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: Piece
+
+
+class ChatDelta(Answered):
+    """What a chunk adds to a message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    tool_calls: list[CallDelta] = []
+
+
+class ChatChunkChoice(Answered):
+    """A chunk of one choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class CompletionChunkChoice(Answered):
+    """A chunk of one choice."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(_Envelope):
+    """The data of an event. The last before [DONE] may have no choices, and the usage."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    metrics: RequestMetrics | None = None
+
+
+class CompletionChunk(_Envelope):
+    """The data of an event. The last before [DONE] may have no choices, and the usage."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChunkChoice]
+    usage: Usage | None = None
+    metrics: RequestMetrics | None = None

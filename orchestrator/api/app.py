@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from orchestrator.api import errors, probes, tokenize, translate
+from orchestrator.api import answers, errors, probes, tokenize, translate
 from orchestrator.api.choices import choices_of, merged
 from orchestrator.api.fingerprint import system_fingerprint
 from orchestrator.api.follow import Follow
@@ -220,14 +220,16 @@ def create_app(
         app.add_middleware(KeyGate, keys=settings.keys)
     app.add_middleware(RequestScope, log_words=settings.log_words)
     generate = (400, 401, 404, 413, 415, 429, 500, 503)
-    app.post("/v1/completions", **operation(CompletionRequest, None, statuses=generate))(api.completions)
-    app.post("/v1/chat/completions", **operation(ChatRequest, None, statuses=generate))(api.chat)
+    text = operation(CompletionRequest, answers.Completion, events=answers.CompletionChunk, statuses=generate)
+    chat = operation(ChatRequest, answers.ChatCompletion, events=answers.ChatCompletionChunk, statuses=generate)
+    app.post("/v1/completions", **text)(api.completions)
+    app.post("/v1/chat/completions", **chat)(api.chat)
 
-    @app.get("/v1/models", **operation(None, None, statuses=(401,)))
+    @app.get("/v1/models", **operation(None, answers.ModelList, statuses=(401,)))
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": api.models()}
 
-    @app.get("/v1/models/{name:path}", **operation(None, None, statuses=(401, 404)))
+    @app.get("/v1/models/{name:path}", **operation(None, answers.Model, statuses=(401, 404)))
     async def model(name: str) -> dict[str, Any]:
         if name != model_name():
             raise RequestError(f"there is no model '{name}' here", status=404, code="model_not_found", param="model")

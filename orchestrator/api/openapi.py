@@ -56,7 +56,7 @@ def operation(
     if answer is not None:
         content["application/json"] = {"schema": _reference(answer)}
     if events is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event-data": _reference(events)}
+        content["text/event-stream"] = {"schema": _event(events)}
     responses: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}
     responses |= {status: _failure(status) for status in statuses}
     described: dict[str, Any] = {"responses": responses, "response_model": None}
@@ -64,6 +64,12 @@ def operation(
         body = {"required": True, "content": {"application/json": {"schema": _reference(request)}}}
         described["openapi_extra"] = {"requestBody": body}
     return described
+
+
+def _event(data: type[BaseModel]) -> dict[str, Any]:
+    """Return the schema of one event: JSON, and in the end the text [DONE]."""
+    text = {"type": "string", "contentMediaType": "application/json", "contentSchema": _reference(data)}
+    return {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": [{"const": "[DONE]"}, text]}}}
 
 
 def _failure(status: int) -> dict[str, Any]:

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.cluster.output import follow
 from orchestrator.cluster.port import Command, Event, Stop, WorkerSpec, decode_events, encode
 from orchestrator.cluster.worker import HEADER_BYTES, frame_length, with_header
 from orchestrator.errors import WorkerLost, WorkerStartFailed
 
-_STDERR_FD = 2
 _READ_AHEAD_BYTES = 1024 * 1024
 _CLOSE_GRACE_S = 5.0
 _TEARDOWN_S = 5.0  # from the last event to the end of the process
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
+_LAST_WORDS_S = 1.0
 _PACKAGES_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -45,14 +46,15 @@ class LocalCluster:
         with theirs:
             reader, writer = await asyncio.open_connection(sock=ours, limit=_READ_AHEAD_BYTES)
             try:
-                process = await _spawn(spec, theirs.fileno())  # the last step: it cleans up when cancelled
+                process, printed = await _spawn(spec, theirs.fileno())  # the last step: it cleans up when cancelled
             except BaseException as error:
                 await _close(writer)
                 if isinstance(error, OSError):
                     raise WorkerStartFailed(f"worker {spec.name} cannot be started: {error}") from error
                 raise
         writer.write(with_header(msgspec.msgpack.encode(spec)))
-        worker = LocalWorker(spec.name, process, reader, writer, self._workers.discard)
+        output = asyncio.create_task(follow(spec.name, process.pid, printed), name=f"output {spec.name}")
+        worker = LocalWorker(spec.name, process, reader, writer, output, self._workers.discard)
         self._workers.add(worker)
         return worker
 
@@ -61,20 +63,30 @@ class LocalCluster:
         await asyncio.gather(*(worker.stop(_CLOSE_GRACE_S) for worker in tuple(self._workers)))
 
 
-async def _spawn(spec: WorkerSpec, fd: int) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",  # like the console script: a directory that happens to be called `adapters` is not ours
-        "-m",
-        "orchestrator.cluster.worker",
-        "--fd",
-        str(fd),
-        pass_fds=(fd,),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=_STDERR_FD,  # what native libraries print is log, not output
-        env=_environment(spec),
-        start_new_session=True,  # Ctrl-C on the terminal reaches the daemon alone, from the first instant
-    )
+async def _spawn(spec: WorkerSpec, fd: int) -> tuple[asyncio.subprocess.Process, int]:
+    """Return the process, and the pipe that all it prints comes out of."""
+    printed, printing = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # like the console script: a directory that happens to be called `adapters` is not ours
+            "-m",
+            "orchestrator.cluster.worker",
+            "--fd",
+            str(fd),
+            pass_fds=(fd,),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=printing,
+            stderr=printing,
+            env=_environment(spec),
+            start_new_session=True,  # Ctrl-C on the terminal reaches the daemon alone, from the first instant
+        )
+    except BaseException:
+        os.close(printed)
+        raise
+    finally:
+        os.close(printing)
+    return process, printed
 
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:
@@ -95,6 +107,7 @@ class LocalWorker:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        output: asyncio.Task[None],
         forget: Callable[[LocalWorker], None],
     ) -> None:
         self.name = name
@@ -102,6 +115,7 @@ class LocalWorker:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._output = output
         self._forget = forget
         self._stopping = False
 
@@ -146,6 +160,9 @@ class LocalWorker:
             if not await self._ends_within(_TERM_S):
                 self._signal(signal.SIGKILL)
         code = await self._process.wait()
+        # What it said last comes before what is said about it; a grandchild may hold the pipe for ever.
+        await asyncio.wait([self._output], timeout=_LAST_WORDS_S)
+        self._output.cancel()
         self._forget(self)
         await _close(self._writer)
         return how + _ending(code)

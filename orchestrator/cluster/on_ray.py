@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.cluster.output import say
 from orchestrator.cluster.port import Command, Event, Stop, WorkerSpec, decode_events, encode
 from orchestrator.cluster.worker import EngineHost, one_line
 from orchestrator.errors import WorkerError, WorkerLost, WorkerStartFailed
@@ -110,6 +111,7 @@ def _connect(address: str) -> Any:
     try:
         _probe(address)
         ray.init(**_init_options(address))
+        _log_what_workers_print()
     except Exception as error:
         if not address:
             way_out = "set cluster.runtime: local to do without it"
@@ -117,6 +119,24 @@ def _connect(address: str) -> Any:
         way_out = "is it running (ray start --head), and does RAY_AUTH_TOKEN match its nodes'?"
         raise WorkerError(f"cannot join Ray at {address}: {one_line(error)}; {way_out}") from error
     return ray
+
+
+def _log_what_workers_print() -> None:
+    """Take over from Ray, which prints workers' output to ours. Where Ray is built otherwise it goes on printing."""
+    with suppress(ImportError, AttributeError):
+        from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
+
+        dispatcher.remove_handler("ray_print_logs")
+        dispatcher.remove_handler(NAMESPACE)
+        dispatcher.add_handler(NAMESPACE, _printed)
+
+
+def _printed(batch: dict[str, Any]) -> None:
+    """Log a batch of lines, in Ray's thread. Ray's own services send some too, with a name where the pid should be."""
+    pid = batch.get("pid")
+    if isinstance(pid, int) or str(pid).isdecimal():
+        for line in batch.get("lines", ()):
+            say(str(batch.get("actor_name") or "actor"), int(str(pid)), str(line))
 
 
 def _probe(address: str) -> None:
@@ -127,7 +147,7 @@ def _probe(address: str) -> None:
 
 
 def _init_options(address: str) -> dict[str, Any]:
-    quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.WARNING}
+    quiet = {"log_to_driver": True, "configure_logging": False, "logging_level": logging.WARNING}
     if address:
         return {"address": address, "namespace": NAMESPACE, **quiet}
     return {

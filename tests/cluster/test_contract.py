@@ -17,6 +17,7 @@ import msgspec
 import psutil
 import pytest
 import pytest_asyncio
+import structlog
 
 from orchestrator.cluster.local import LocalCluster
 from orchestrator.cluster.on_ray import RayCluster, reason
@@ -397,6 +398,20 @@ class Garbage:
 
 def garbage(options: dict[str, Any]) -> Garbage:
     return Garbage()
+
+
+async def test_what_a_worker_prints_is_in_the_log(cluster: Cluster) -> None:
+    with structlog.testing.capture_logs() as entries:
+        async with started(cluster) as (worker, events, ready):
+            worker.send(Submit("a", [engines.RAISE, 0], max_tokens=10))
+            with pytest.raises(WorkerLost):
+                await collect(events, [])
+        deadline = time.monotonic() + 10.0
+        while time.monotonic() < deadline and not any("second line" in str(entry.get("line")) for entry in entries):  # noqa: ASYNC110 -- Ray tells when it likes
+            await asyncio.sleep(0.05)
+    printed = [entry for entry in entries if entry["event"] == "worker output" and entry["pid"] == ready.pid]
+    assert any("Traceback" in entry["line"] for entry in printed)
+    assert any("a second line" in entry["line"] for entry in printed)
 
 
 async def test_without_ray_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

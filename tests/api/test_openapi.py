@@ -1,0 +1,96 @@
+"""The served OpenAPI document is true: schemathesis sends what it allows and what it does not, and believes no 5xx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, seed, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.api.support import ScriptedControl, app_over
+from tests.support.daemon import Daemon, configuration, running
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+DOCUMENT = app_over(ScriptedControl()).openapi()
+OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods]
+GENERATES = ("/v1/completions", "/v1/chat/completions")
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory) -> Iterator[Daemon]:
+    with running(configuration(tmp_path_factory.mktemp("openapi"))) as started:
+        yield started
+        assert '"request failed"' not in started.log.read_text()
+        assert started.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def served(daemon) -> Any:
+    return schemathesis.openapi.from_url(f"{daemon.url}/openapi.json")
+
+
+def test_the_served_document_is_the_app_s(daemon):
+    assert httpx.get(f"{daemon.url}/openapi.json").json() == DOCUMENT
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_no_request_brings_it_down_and_every_answer_is_as_described(served, path, method, mode):
+    operation = served[path][method.upper()]
+    if mode is GenerationMode.NEGATIVE and "requestBody" not in DOCUMENT["paths"][path][method]:
+        return  # there is nothing that could be wrong
+    statuses = set()
+
+    @seed(7)
+    @settings(
+        max_examples=25 if path in GENERATES else 8,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def check(case: Any) -> None:
+        if isinstance(case.body, dict) and path in BODIES:
+            # What no schema can say is made right, so that the rest is looked at.
+            case.body |= BODIES[path](case.body) if mode is GenerationMode.POSITIVE else {"model": "toy"}
+        response = case.call(timeout=20)
+        statuses.add(response.status_code)
+        case.validate_response(response, checks=CHECKS)
+
+    check()
+    if mode is GenerationMode.POSITIVE and path != "/v1/models/{name}":
+        assert 200 in statuses
+
+
+def plain_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+    return [message for message in body.get("messages") or [] if not message.get("tool_calls")]
+
+
+BODIES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "/v1/completions": lambda body: {"model": "toy", "prompt": str(body.get("prompt")) or "x", "max_tokens": 9},
+    "/v1/chat/completions": lambda body: {
+        "model": "toy",
+        "messages": plain_messages(body) or [{"role": "user", "content": "x"}],
+        "max_tokens": 9,
+        "max_completion_tokens": 9,
+    },
+    "/tokenize": lambda body: {"model": None, "messages": None, "prompt": body.get("prompt") or ""},
+    "/detokenize": lambda body: {"model": None, "tokens": [abs(token) % 272 for token in body.get("tokens") or []]},
+}
