@@ -52,7 +52,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The worker serves. All fields are effective, not configured, state."""
+    """The worker serves. All fields are effective, not configured, state: `source` of a model of the Hugging Face hub
+    ends in its commit."""
 
     model: str
     vocabulary_size: int
@@ -74,6 +75,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     tokenizer_dir: str
     pid: int
     load_s: float
+    source: str = ""
 
 
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):
