@@ -1,7 +1,8 @@
 """Models of the Hugging Face hub: `hf:ORG/NAME[@REVISION]` becomes a snapshot directory in the hub's own cache.
 
 The cache, the token, the endpoint and offline mode are huggingface_hub's, with its environment variables
-(HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). A download that was interrupted goes on where it stopped.
+(HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). A connection that breaks is taken up where it broke; after a
+sudden death, files that were whole are kept.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapters.contract import AdapterError, AdapterUnavailable, ModelRefused, Progress
+from adapters.contract import AdapterError, ModelRefused, Progress
 from adapters.hf_directory import SMALL_FILES, check_small_files, weight_names
 from device_profiles.units import human_bytes
 
@@ -26,7 +27,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class DownloadFailed(AdapterError):
-    """The hub cannot be reached, or the disk is full; what was downloaded so far is kept."""
+    """The hub cannot be reached, or the disk is full; files that are whole are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,47 +78,56 @@ def fetch(hub_id: HubId, progress: Progress) -> tuple[Path, HubId]:
 
     Only the files that `adapters.hf_directory` reads are downloaded; the small ones first, so that a model that
     cannot be run costs no gigabytes. Raises ModelRefused for such a model and as `pin` does; DownloadFailed when
-    the connection breaks or the disk is full: the next try goes on from there.
+    the connection stays broken or the disk is full: the next try begins with the file at hand.
     """
     pinned = pin(hub_id)
-    directory = _download(pinned, SMALL_FILES, {}, progress)
+    directory = _bring(pinned, SMALL_FILES, _listing(pinned), progress)
     sizes = _listing(pinned) or {path.name: path.stat().st_size for path in directory.iterdir()}
     with _named(pinned):
         check_small_files(directory, sizes)
         weights = weight_names(directory, sizes)
-    _download(pinned, weights, {name: sizes.get(name, 0) for name in weights}, progress)
+    _bring(pinned, weights, sizes, progress)
     return directory, pinned
 
 
 def _library() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise AdapterUnavailable("huggingface_hub is not installed: pip install huggingface_hub") from None
+    import huggingface_hub  # half a second, which who runs a GGUF file does not pay
+
     return huggingface_hub
 
 
-def _download(pinned: HubId, names: Sequence[str], sizes: dict[str, int], progress: Progress) -> Path:
-    """Bring files into the cache; without a network call when all are there."""
-    stage, total = f"download {pinned.repo}", sum(sizes.values())
+def _bring(pinned: HubId, names: Sequence[str], sizes: dict[str, int], progress: Progress) -> Path:
+    """Bring files into the cache and return their directory. `sizes` of the repository's files, {} while unknown.
+
+    The library is not asked when all are there: it may use the network even then.
+    """
+    library = _library()
+    places = {name: library.try_to_load_from_cache(pinned.repo, name, revision=pinned.revision) for name in names}
+    cached = [name for name, place in places.items() if isinstance(place, str)]
+    missing = {name: size for name, size in sizes.items() if name in names and name not in cached}
+    if sizes and cached and not missing:
+        return Path(places[cached[0]]).parent
     with _explained(pinned):
-        library = _library()
-        cache = Path(library.constants.HF_HUB_CACHE)
-        missing = sum(size for name, size in sizes.items() if not _cached(pinned, name))
-        _demand_space(cache, missing, pinned)
-        if missing:
-            progress(stage, 0.0)
-        report = (lambda done: progress(stage, min(1.0, done / total))) if missing else (lambda done: None)
+        _demand_space(Path(library.constants.HF_HUB_CACHE), sum(missing.values()), pinned)
+        bar = _bar(_reporter(f"download {pinned.repo}", sum(missing.values()), progress))
         found = library.snapshot_download(
-            pinned.repo, revision=pinned.revision, allow_patterns=list(names), tqdm_class=_bar(report)
+            pinned.repo, revision=pinned.revision, allow_patterns=list(names), tqdm_class=bar
         )
-    if missing:
-        progress(stage, 1.0)
     return Path(found)
 
 
-def _cached(pinned: HubId, name: str) -> bool:
-    return isinstance(_library().try_to_load_from_cache(pinned.repo, name, revision=pinned.revision), str)
+def _reporter(stage: str, total: int, progress: Progress) -> Callable[[int], None]:
+    """Return what is told the bytes that are there, and passes on whole percents, each once."""
+    told = -1
+
+    def report(done: int) -> None:
+        nonlocal told
+        percent = min(100, 100 * done // total) if total else 0
+        if percent > told:
+            told = percent
+            progress(stage, percent / 100)
+
+    return report
 
 
 def _listing(pinned: HubId) -> dict[str, int]:
@@ -198,13 +208,14 @@ def _reason(error: Exception) -> str:
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
-            f"the disk of {constants.HF_HUB_CACHE} became full; what is downloaded is kept. Free some space there, "
+            f"the disk of {constants.HF_HUB_CACHE} became full; files that are whole are kept. Free some space there, "
             "or set HF_HOME to a directory on a larger disk."
         )
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set and the cache does not hold the whole model. Unset it once to download."
-    text = (str(error).strip().splitlines() or [""])[0]
+    cause = error.__cause__ or error
+    text = (str(cause).strip().splitlines() or [""])[0]
     return (
-        f"it cannot be downloaded from {constants.ENDPOINT} ({type(error).__name__}: {text}). Check the network and "
-        "try again (a download goes on where it stopped), or give the path of a directory."
+        f"it cannot be downloaded from {constants.ENDPOINT} ({type(cause).__name__}: {text}). Check the network and "
+        "try again (files that are whole are kept), or give the path of a directory."
     )

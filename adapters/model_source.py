@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.contract import ModelRefused, Progress
 from adapters.gguf_header import GgufHeader, read_header
 from adapters.hf_directory import PICKLES, model_files
-from adapters.hf_hub import HUB_ID, HUB_PREFIX, fetch, parse_id
+from adapters.hf_hub import HUB_ID, HUB_PREFIX, DownloadFailed, fetch, parse_id, pin
 
 PACKAGE_PREFIX = "package:"
 INSTALL_COMMANDS = {
@@ -81,10 +82,19 @@ def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fracti
     return ModelSource(path, default_name(read_header(path)), source)
 
 
+def pinned(source: str) -> str:
+    """Return `source` with a model of the hub bound to a commit, any other as it is. Raises as `hf_hub.pin` does."""
+    return str(pin(parse_id(source))) if source.startswith(HUB_PREFIX) else source
+
+
 def check(source: str, base: Path) -> None:
-    """Look at what `source` names as far as that needs no network. Raises ModelRefused as `resolve` does."""
+    """Look at what `source` names, downloading nothing. Raises ModelRefused as `resolve` does.
+
+    A hub that cannot be reached is no fault of the source: that shows when the model is loaded.
+    """
     if source.startswith(HUB_PREFIX):
-        parse_id(source)
+        with suppress(DownloadFailed):
+            pinned(source)
     else:
         resolve(source, base)
 

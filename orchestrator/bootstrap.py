@@ -16,7 +16,7 @@ from adapters import registry
 from adapters.contract import Exactness, LoadedModel, LoadOptions, Precision
 from adapters.grammar import GrammarCompiler
 from adapters.invariance import measure_row_invariance
-from adapters.model_source import resolve
+from adapters.model_source import pinned, resolve
 from adapters.model_store import ModelStore
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_recipe import TokenizerRecipe
@@ -66,10 +66,14 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
 
 def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
-    """Return what the target's worker needs; `base` is the directory that relative sources start from."""
+    """Return what the target's worker needs; `base` is the directory that relative sources start from.
+
+    A model of the hub is pinned to a commit here, so that a worker that starts again loads the same one. Raises
+    ModelRefused or DownloadFailed when that is not possible.
+    """
     off = config.speculation.method == "off" or config.speculation.num_speculative_tokens == 0
     return EngineOptions(
-        source=config.model.source,
+        source=pinned(config.model.source),
         base=str(base),
         store=str(store_directory(config)),
         name=config.model.name,
@@ -117,10 +121,12 @@ def build_engine(options: dict[str, Any]) -> DecodeEngine:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A loaded target. `tokenizer_dir` is "" for the simulated model's built-in tokenizer."""
+    """A loaded target. `source` is where it came from, with the commit for a model of the hub; `tokenizer_dir` is ""
+    for the simulated model's built-in tokenizer."""
 
     model: LoadedModel
     name: str
+    source: str
     tokenizer_dir: str
     row_invariant: bool
     load_s: float
@@ -132,11 +138,11 @@ def load_target(options: EngineOptions, progress: Callable[[str, float], None]) 
     adapter = registry.get(options.adapter)
     store = ModelStore(Path(options.store))
     if options.source.startswith(SIMULATED_PREFIX):
-        name, tokenizer_dir = options.name or "simulated-toy", ""
+        name, source, tokenizer_dir = options.name or "simulated-toy", options.source, ""
         prepared = _simulated_source(options, store.root)
     else:
         file = resolve(options.source, Path(options.base), progress)
-        name = options.name or file.name
+        name, source = options.name or file.name, file.source
         tokenizer_dir = str(store.prepare(file, TokenizerRecipe(), progress))
         prepared = store.prepare(file, adapter, progress)
     model = adapter.load(
@@ -154,7 +160,7 @@ def load_target(options: EngineOptions, progress: Callable[[str, float], None]) 
     )
     progress("measure row invariance", -1.0)
     invariant = measure_row_invariance(model)
-    return Target(model, name, tokenizer_dir, invariant, time.perf_counter() - started)
+    return Target(model, name, source, tokenizer_dir, invariant, time.perf_counter() - started)
 
 
 def load_tokenizer(directory: str) -> Tokenizer:
@@ -230,6 +236,7 @@ def _ready(target: Target, options: EngineOptions, slots: int) -> Ready:
         load_s=target.load_s,
         # The store keeps what is prepared from a file in a directory that is named after the file's content.
         model_digest=Path(target.tokenizer_dir).parent.name or options.source,
+        source=target.source,
     )
 
 

@@ -78,6 +78,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
         invariant = "yes, measured" if ready["row_invariant"] else "no, measured"
         rows += [
             ("model", ready["model"]),
+            ("source", ready["source"]),
             ("device", f"{ready['adapter']} {ready['device']}: {ready['device_name']}"),
             (
                 "precision",

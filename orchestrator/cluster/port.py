@@ -72,7 +72,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The worker serves. All fields are effective, not configured, state. `model_digest`: of the model's file."""
+    """The worker serves. All fields are effective, not configured, state: `source` of a model of the Hugging Face hub
+    ends in its commit. `model_digest`: of the model's files."""
 
     model: str
     vocabulary_size: int
@@ -95,6 +96,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     pid: int
     load_s: float
     model_digest: str = ""
+    source: str = ""
 
 
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,220 @@
+"""Models of the hub arrive whole, once, at one commit; whatever goes wrong is told in a line with the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapters.contract import ModelRefused
+from adapters.hf_hub import HubId, parse_id
+from tests.support import tiny_models
+from tests.support.hub_server import Hub, serving
+
+ROOT = Path(__file__).parents[2]
+# In a process of its own, because the library reads its environment once, when it is imported.
+RESOLVE = """
+import json, sys
+from pathlib import Path
+from adapters.contract import AdapterError
+from adapters.model_source import resolve
+stages = []
+for source in sys.argv[1:]:
+    stages.clear()
+    try:
+        found = resolve(source, Path(), lambda stage, fraction: stages.append((stage, fraction)))
+        said = {"name": found.name, "source": found.source, "path": str(found.path),
+                "files": [path.name for path in found.files], "stages": stages}
+    except AdapterError as error:
+        said = {"error": type(error).__name__, "text": str(error)}
+    print(json.dumps(said), flush=True)
+"""
+LARGE = "model.safetensors"
+LARGE_BYTES = 26 << 20  # the library writes in pieces of 10 MiB
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    directory = tiny_models.write_model(tmp_path_factory.mktemp("tiny") / "m", "qwen3", kind="BF16", shards=2)
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.fixture
+def hub(files: dict[str, bytes]) -> Iterator[Hub]:
+    noise = {"README.md": b"words", "pytorch_model.bin": b"pickle", "consolidated.safetensors": bytes(100)}
+    small = {name: raw for name, raw in files.items() if "safetensors" not in name}
+    models = {
+        "org/Tiny": files | noise | {"onnx/model.onnx": b"graph"},
+        "org/pickle": small | {"pytorch_model.bin": b"pickle"},
+        "org/gated": dict(files),
+        "org/strange": small | {"config.json": b'{"architectures": ["MyModel"], "auto_map": {}}', LARGE: b""},
+        "org/code": small | {"config.json": b'{"architectures": ["MyModel"], "auto_map": {"AutoModel": "x.MyModel"}}'},
+    }
+    with serving(Hub(models, gated={"org/gated"})) as served:
+        yield served
+
+
+def environment(hub: Hub, home: Path, **changes: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
+    return kept | {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "PYTHONPATH": str(ROOT)} | changes
+
+
+def resolved(hub: Hub, home: Path, *sources: str, **changes: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-c", RESOLVE, *sources],
+        env=environment(hub, home, **changes),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("hf:org/name", HubId("org/name", "main")),
+        ("hf:org/name-1.5B_x@v1.0", HubId("org/name-1.5B_x", "v1.0")),
+        ("hf:org/name@refs/pr/3", HubId("org/name", "refs/pr/3")),
+    ],
+)
+def test_ids(source: str, expected: HubId) -> None:
+    assert parse_id(source) == expected
+
+
+@pytest.mark.parametrize(
+    "source", ["hf:", "hf:name", "hf:a/b/c", "hf:a/b@", "hf:a/..", "hf:../b", "hf:a/b c", "hf:a/b@x y"]
+)
+def test_what_is_no_id(source: str) -> None:
+    with pytest.raises(ModelRefused, match="write hf:ORG/NAME"):
+        parse_id(source)
+
+
+def test_a_model_comes_once_and_stays_at_its_commit(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
+    first, again = resolved(hub, tmp_path, "hf:org/Tiny", "hf:org/Tiny")
+    commit = hub.commit("org/Tiny")
+    assert first["source"] == f"hf:org/Tiny@{commit}"
+    assert first["name"] == "tiny"
+    assert Path(first["path"]) == tmp_path / "hub" / "models--org--Tiny" / "snapshots" / commit
+    assert set(first["files"]) == set(files)
+    assert {path.name for path in Path(first["path"]).iterdir()} == set(files)  # no pickle, no README, no onnx
+    assert first["stages"][-1] == ["download org/Tiny", 1.0]
+    assert [fraction for _, fraction in first["stages"]] == sorted(fraction for _, fraction in first["stages"])
+    assert again == first | {"stages": []}
+    asked = [path for method, path, _ in hub.requests if method == "GET" and "/resolve/" in path]
+    assert len(asked) == len(files)
+    hub.requests.clear()
+    hub.models["org/Tiny"]["config.json"] += b" "  # the hub moves on; this machine stays where it is
+    (later, offline) = (
+        resolved(hub, tmp_path, "hf:org/Tiny")[0],
+        resolved(hub, tmp_path, "hf:org/Tiny", HF_HUB_OFFLINE="1")[0],
+    )
+    assert later == offline == again
+    assert hub.requests == []
+    (moved,) = resolved(hub, tmp_path, f"hf:org/Tiny@{hub.commit('org/Tiny')}")
+    assert moved["source"].endswith(hub.commit("org/Tiny"))
+    assert moved["source"] != first["source"]
+
+
+def test_what_goes_wrong_is_told_with_the_way_out(hub: Hub, tmp_path: Path) -> None:
+    sources = {
+        "hf:org/none": ("ModelRefused", ["no such model", "HF_TOKEN"]),
+        "hf:org/gated": ("ModelRefused", ["gated", f"{hub.url}/org/gated", "hf auth login"]),
+        "hf:org/Tiny@v9": ("ModelRefused", ["no such revision", "v9"]),
+        "hf:org/pickle": ("ModelRefused", ["pytorch_model.bin", "pickle", "save_pretrained"]),
+        "hf:org/strange": ("ModelRefused", ["MyModel", "LlamaForCausalLM"]),
+        "hf:org/code": ("ModelRefused", ["MyModel", "auto_map", "never run"]),
+    }
+    for (source, (kind, words)), said in zip(sources.items(), resolved(hub, tmp_path, *sources), strict=True):
+        assert said["error"] == kind, said
+        assert said["text"].startswith(source.partition("@")[0])
+        assert all(word in said["text"] for word in words), said["text"]
+        assert "\n" not in said["text"]
+    assert hub.downloads(LARGE) == []  # a model that cannot be run costs no gigabytes
+    (offline,) = resolved(hub, tmp_path, "hf:org/none", HF_HUB_OFFLINE="1")
+    assert (offline["error"], "HF_HUB_OFFLINE" in offline["text"]) == ("DownloadFailed", True)
+    (unreachable,) = resolved(hub, tmp_path, "hf:org/none", HF_ENDPOINT="http://127.0.0.1:9")
+    assert (unreachable["error"], "Check the network" in unreachable["text"]) == ("DownloadFailed", True)
+
+
+def test_a_configuration_names_its_line(hub: Hub, tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("# a comment\nmodel:\n  source: hf:org/none\n")
+    command = [sys.executable, "-m", "orchestrator.cli.main", "config", "check", str(config)]
+    done = subprocess.run(command, env=environment(hub, tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"{config}:3: model.source: hf:org/none@main: there is no such model" in done.stderr
+    offline = environment(hub, tmp_path, HF_HUB_OFFLINE="1")
+    assert (
+        subprocess.run(command, env=offline, capture_output=True, check=False).returncode == 0
+    )  # no fault of the file
+
+
+def large(files: dict[str, bytes]) -> dict[str, bytes]:
+    """A repository with one large file of weights; it need not be a model to be downloaded."""
+    small = {name: raw for name, raw in files.items() if "safetensors" not in name}
+    return small | {LARGE: np.random.default_rng(0).bytes(LARGE_BYTES)}
+
+
+def test_a_download_whose_connection_breaks_goes_on(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
+    hub.models["org/large"] = large(files)
+    hub.break_after = 15 << 20
+    (said,) = resolved(hub, tmp_path, "hf:org/large")
+    assert (Path(said["path"]) / LARGE).read_bytes() == hub.models["org/large"][LARGE]
+    assert hub.downloads(LARGE) == ["", f"bytes={10 << 20}-"]
+
+
+def test_after_a_sudden_death_files_that_are_whole_are_kept(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
+    first, second = sorted(name for name in files if name.endswith(".safetensors"))
+    hub.models["org/large"] = files | {second: np.random.default_rng(0).bytes(LARGE_BYTES)}
+    hub.stall_after = 15 << 20
+    command = [sys.executable, "-c", RESOLVE, "hf:org/large"]
+    with subprocess.Popen(command, env=environment(hub, tmp_path)) as child:
+        assert hub.stalled.wait(60)
+        while not list(tmp_path.glob(f"hub/models--org--large/snapshots/*/{first}")):
+            time.sleep(0.01)
+        child.kill()
+    hub.stall_after = 0
+    hub.go_on.set()
+    (said,) = resolved(hub, tmp_path, "hf:org/large")
+    assert (Path(said["path"]) / second).read_bytes() == hub.models["org/large"][second]
+    assert (hub.downloads(first), len(hub.downloads(second))) == ([""], 2)
+
+
+def test_too_little_space_is_told_before_the_weights_are_asked_for(
+    hub: Hub, tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    small = {name: raw for name, raw in files.items() if "safetensors" not in name}
+    hub.models["org/huge"] = small | {LARGE: b""}
+    hub.sizes = {LARGE: 1 << 60}
+    (said,) = resolved(hub, tmp_path, "hf:org/huge")
+    assert said["error"] == "DownloadFailed"
+    assert "are free" in said["text"]
+    assert "HF_HOME" in said["text"]
+    assert hub.downloads(LARGE) == []
+
+
+def test_a_cache_that_another_tool_filled_is_used(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
+    """The layout of the hub's cache, without the list of files that newer versions keep."""
+    commit = "0123456789abcdef" * 2 + "01234567"
+    storage = tmp_path / "hub" / "models--org--cached"
+    snapshot = storage / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (storage / "refs").mkdir()
+    (storage / "refs" / "main").write_text(commit)
+    for name, raw in files.items():
+        (snapshot / name).write_bytes(raw)
+    (said,) = resolved(hub, tmp_path, "hf:org/cached", HF_HUB_OFFLINE="1")
+    assert said["source"] == f"hf:org/cached@{commit}"
+    shutil.move(snapshot / "model-00002-of-00002.safetensors", tmp_path)
+    (said,) = resolved(hub, tmp_path, "hf:org/cached", HF_HUB_OFFLINE="1")
+    assert "model-00002-of-00002.safetensors" in said["text"]
