@@ -1,8 +1,9 @@
 """Losslessness at full size: target-only decoding against speculation, alone and in company, at any depth.
 
-    python tools/check_identity.py --prompts FILE [--limit P] [--max-tokens N] [--concurrency C] [--json OUT]
+    python tools/check_identity.py --prompts FILE [--limit P] [--max-tokens N] [--concurrency C] [--adapter NAME]
 
-Greedy and seeded sampling (temperature 0.8, top-p 0.95). Exits 1 when a single token differs.
+Greedy and seeded sampling (temperature 0.8, top-p 0.95). The reference computes every prompt itself; all other cases
+reuse prefixes, and the last ones preempt each other in a tight KV cache. Exits 1 when a single token differs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -52,65 +54,116 @@ def submits(prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int, dept
     ]
 
 
-def outputs(
-    target: Target, options: EngineOptions, requests: list[Submit], concurrency: int, *, speculate: bool
-) -> dict[str, list[int]]:
-    """Decode the requests, at most `concurrency` at the same time."""
-    one = msgspec.structs.replace(options, max_running=concurrency)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Case:
+    """One way to decode all prompts. `tight`: a KV cache so small that requests preempt one another."""
+
+    sampling: str
+    depth: int | None
+    concurrency: int
+    tight: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """What came of it: tokens by request, and whether what was to be forced did happen."""
+
+    tokens: dict[str, list[int]]
+    preemptions: int
+    reused: int
+
+
+def decoded(target: Target, options: EngineOptions, requests: list[Submit], *, speculate: bool) -> Found:
+    """Decode the requests, at most `options.max_running` at the same time."""
     outcome = Run("spec")
-    measure(build_loop(target, one, build_drafter(options) if speculate else None), requests, outcome)
-    return {key: record.tokens for key, record in outcome.records.items()}
+    loop = build_loop(target, options, build_drafter(options) if speculate else None)
+    measure(loop, requests, outcome)
+    gauges = loop.gauges(0)
+    tokens = {key: record.tokens for key, record in outcome.records.items()}
+    return Found(tokens, gauges.preemptions, gauges.prefix_hits)
+
+
+def tight_bytes(target: Target, prompts: Sequence[Prompt], max_tokens: int) -> int:
+    """Return a KV cache that the longest request just fits into."""
+    longest = max(len(prompt.tokens) for prompt in prompts) + max_tokens
+    return (longest + 3 * target.model.capabilities.block_tokens) * target.model.spec.bytes_per_token
+
+
+def cases(concurrency: int) -> list[Case]:
+    """Return every combination; the last ones under a tight KV cache."""
+    plain = [Case(*shape) for shape in itertools.product(SAMPLINGS, DEPTHS, (1, concurrency))]
+    return [*plain, *(Case(name, depth, concurrency, tight=True) for name in SAMPLINGS for depth in (0, None))]
 
 
 def main() -> int:
-    """Run every combination; print and return 0 when nothing differs."""
+    """Run every case; print and return 0 when nothing differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=40)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--adapter", default="", help="the runtime; else as configured")
     parser.add_argument("--config", type=Path, default=Path("cluster.yaml"))
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
-    console = Console()
     options = engine_options(load_config(arguments.config), arguments.config.resolve().parent)
+    if arguments.adapter:
+        options = msgspec.structs.replace(options, adapter=arguments.adapter)
+    console = Console()
+    rows = run(options, arguments, console)
+    total = sum(int(row["differ"]) for row in rows)
+    if arguments.json:
+        summary = {"adapter": options.adapter, "cases": len(rows), "mismatches": total, "identical": total == 0}
+        arguments.json.write_text(json.dumps({"summary": summary, "runs": rows}, indent=1), encoding="utf-8")
+    table = Table(title=f"{options.adapter}: outputs that differ from target-only decoding, one request at a time")
+    for name in rows[0]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    console.print(table)
+    console.print(f"identical output: {'yes' if total == 0 else 'NO'} ({total} differences)")
+    return 0 if total == 0 else 1
+
+
+def run(options: EngineOptions, arguments: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+    """Decode every case, and return a row of figures for each."""
+    rows: list[dict[str, Any]] = []
     with console.status("loading the target"):
         target = load_target(options, lambda stage, fraction: None)
     prompts = read_prompts(arguments.prompts, target, arguments.limit)
-    table = Table(title=f"{len(prompts)} prompts, {arguments.max_tokens} tokens: outputs that differ from target-only")
-    for name in ("sampling", "depth", "concurrency", "tokens", "differ"):
-        table.add_column(name, justify="right")
-    rows = []
-    cases = list(itertools.product(SAMPLINGS, DEPTHS, (1, arguments.concurrency)))
+    tight = msgspec.structs.replace(options, kv_cache_bytes=tight_bytes(target, prompts, arguments.max_tokens))
+    alone = msgspec.structs.replace(options, prefix_reuse=False, max_running=1)
+    expected: dict[str, dict[str, list[int]]] = {}
+    every = cases(arguments.concurrency)
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("decoding", total=len(cases) + len(SAMPLINGS))
-        expected = {}
+        task = progress.add_task("decoding", total=len(every) + len(SAMPLINGS))
         for name, sampling in SAMPLINGS.items():
-            plain = submits(prompts, sampling, arguments.max_tokens, None)
-            expected[name] = outputs(target, options, plain, 1, speculate=False)
+            requests = submits(prompts, sampling, arguments.max_tokens, None)
+            expected[name] = decoded(target, alone, requests, speculate=False).tokens
             progress.advance(task)
-        for name, depth, concurrency in cases:
-            requests = submits(prompts, SAMPLINGS[name], arguments.max_tokens, depth)
-            found = outputs(target, options, requests, concurrency, speculate=True)
-            differ = sum(found[key] != tokens for key, tokens in expected[name].items())
-            rows.append(
-                {
-                    "sampling": name,
-                    "depth": "policy" if depth is None else depth,
-                    "concurrency": concurrency,
-                    "tokens": sum(map(len, found.values())),
-                    "differ": differ,
-                }
-            )
-            table.add_row(*(str(value) for value in rows[-1].values()))
+        for case in every:
+            if case.tight and options is not tight:
+                target.model.close()
+                target, options = load_target(tight, lambda stage, fraction: None), tight
+            requests = submits(prompts, SAMPLINGS[case.sampling], arguments.max_tokens, case.depth)
+            one = msgspec.structs.replace(options, max_running=case.concurrency)
+            found = decoded(target, one, requests, speculate=True)
+            rows.append(_row(case, found, expected[case.sampling]))
             progress.advance(task)
-    console.print(table)
-    total = sum(int(row["differ"]) for row in rows)
-    if arguments.json:
-        summary = {"prompts": len(prompts), "cases": len(rows), "mismatches": total, "identical": total == 0}
-        arguments.json.write_text(json.dumps({"summary": summary, "runs": rows}, indent=1), encoding="utf-8")
-    console.print(f"identical output: {'yes' if total == 0 else 'NO'} ({total} differences)")
-    return 0 if total == 0 else 1
+    return rows
+
+
+def _row(case: Case, found: Found, expected: dict[str, list[int]]) -> dict[str, Any]:
+    return {
+        "sampling": case.sampling,
+        "depth": "policy" if case.depth is None else case.depth,
+        "concurrency": case.concurrency,
+        "kv cache": "tight" if case.tight else "ample",
+        "preemptions": found.preemptions,
+        "reused tokens": found.reused,
+        "tokens": sum(map(len, found.tokens.values())),
+        "differ": sum(found.tokens[key] != tokens for key, tokens in expected.items()),
+    }
 
 
 if __name__ == "__main__":
