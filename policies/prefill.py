@@ -34,13 +34,16 @@ def observed(cost: PrefillCost, *, prefill_rows: int, decoding: bool, forward_ms
 
 
 def rows_within(cost: PrefillCost, *, bound_ms: float, most: int, least: int) -> int:
-    """Return how many rows keep the forward within `bound_ms`, from `least` (so that a prompt always gets on) to
-    `most`. Before the first measurement it is `least`."""
+    """Return how many rows keep the forward within `bound_ms`, from `least` to `most`; `least` where nothing was
+    measured.
+
+    Where decoding alone takes more than half of the bound, prefill gets as much time as decoding: on a device too
+    slow for the bound, prompts still get on and streams at most halve their pace.
+    """
     if cost.row_ms is None:
         return least
-    room_ms = bound_ms - (cost.decode_ms or 0.0)
-    if room_ms <= 0.0:
-        return least
+    decode_ms = cost.decode_ms or 0.0
+    room_ms = max(bound_ms - decode_ms, decode_ms)
     if room_ms >= most * cost.row_ms * _MARGIN:
         return most
     return max(least, int(room_ms / (cost.row_ms * _MARGIN)))

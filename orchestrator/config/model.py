@@ -95,7 +95,8 @@ class Limits(Section):
     """Rows of one forward; longer prompts are prefilled in chunks."""
     max_itl_ms: float = Field(default=200.0, ge=1, le=60_000)
     """The longest forward that decodes and prefills, so the longest wait for a next token that a new prompt may
-    cause to running streams: longer is sooner for the prompt. What a row of prefill costs is measured."""
+    cause to running streams: longer is sooner for the prompt. What a row of prefill costs is measured. Where decoding
+    alone takes longer than half of it, prefill gets as much time as decoding."""
     prefix_reuse: bool = True
     """Keep the KV cache of prompts while there is room, and begin later requests with it where they begin alike."""
     request_timeout_s: float = Field(default=0.0, ge=0, le=86_400)

@@ -1,0 +1,137 @@
+"""What the scheduler promises, measured on the real model: remembered prefixes, and prefill beside running streams.
+
+    python tools/bench_scheduling.py --prompts FILE [--pairs N] [--streams N] [--json OUT]
+
+Prefixes: pairs of requests share their first 512 tokens; the second one's time to first token against the first's.
+Fairness: while some streams decode, a prompt of 4,000 tokens comes; the longest time between two rounds of the
+streams against `limits.max_itl_ms`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.bootstrap import EngineOptions, Target, build_drafter, build_loop, engine_options, load_target
+from orchestrator.cli.bench_decode import read_prompts
+from orchestrator.cli.bench_record import Prompt, Run, measure
+from orchestrator.cluster.port import Submit
+from orchestrator.config.load import load_config
+
+PREFIX_TOKENS = 512
+QUESTION_TOKENS = 24
+LONG_TOKENS = 4000
+MS_PER_S = 1000.0
+
+
+def text_of(prompts: list[Prompt], start: int, count: int) -> list[int]:
+    """Return tokens of real text, all prompts behind one another from a place on."""
+    every = [token for prompt in prompts for token in prompt.tokens]
+    return [every[(start + index) % len(every)] for index in range(count)]
+
+
+def prefixes(target: Target, options: EngineOptions, prompts: list[Prompt], pairs: int) -> dict[str, float]:
+    """Return the median TTFT of first and second requests of a pair, and the median ratio."""
+    loop = build_loop(target, options, build_drafter(options))
+    first_ms, second_ms = [], []
+    for pair in range(pairs + 1):
+        prefix = text_of(prompts, 997 * pair, PREFIX_TOKENS)
+        found = []
+        for index in range(2):
+            question = text_of(prompts, 997 * pair + 5000 + 100 * index, QUESTION_TOKENS)
+            outcome = Run("spec")
+            measure(loop, [Submit(f"{pair}-{index}", prefix + question, 16)], outcome)
+            found.append(outcome.records[f"{pair}-{index}"].first_s * MS_PER_S)
+        if pair:  # the first pair compiles shapes
+            first_ms.append(found[0])
+            second_ms.append(found[1])
+    ratios = [second / first for first, second in zip(first_ms, second_ms, strict=True)]
+    return {
+        "first_ttft_ms": median(first_ms),
+        "second_ttft_ms": median(second_ms),
+        "second_ttft_share": median(ratios),
+        "second_ttft_share_worst": max(ratios),
+    }
+
+
+def fairness(target: Target, options: EngineOptions, prompts: list[Prompt], streams: int) -> dict[str, float]:
+    """Return the streams' inter-token latencies before and during the prefill of a long prompt."""
+    loop = build_loop(target, options, build_drafter(options))
+    for index in range(streams):
+        loop.submit(Submit(f"s{index}", prompts[index].tokens[:200], 2000))
+    gaps: dict[bool, list[float]] = {False: [], True: []}
+    last: dict[str, float] = {}
+    long_from_s = long_first_s = 0.0
+    for number in range(4000):
+        if number == 60:
+            loop.submit(Submit("long", text_of(prompts, 0, LONG_TOKENS), 4))
+            long_from_s = time.perf_counter()
+        done = loop.run_round()
+        now_s = time.perf_counter()
+        for delta in done.deltas:
+            if delta.request_id == "long":
+                long_first_s = long_first_s or now_s
+            elif delta.request_id in last and number > 20:
+                gaps[bool(long_from_s)].append((now_s - last[delta.request_id]) * MS_PER_S)
+            last[delta.request_id] = now_s
+        if long_first_s:
+            break
+    for key in list(last):
+        loop.cancel(key)
+    return {
+        "max_itl_ms": options.max_itl_ms,
+        "itl_before_p99_ms": float(np.percentile(gaps[False], 99)),
+        "itl_during_p50_ms": float(np.percentile(gaps[True], 50)),
+        "itl_during_p99_ms": float(np.percentile(gaps[True], 99)),
+        "itl_during_worst_ms": max(gaps[True]),
+        "share_within_bound": sum(gap <= options.max_itl_ms for gap in gaps[True]) / len(gaps[True]),
+        "long_prompt_ttft_ms": (long_first_s - long_from_s) * MS_PER_S,
+    }
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Load the target, measure both."""
+    options = engine_options(load_config(arguments.config), arguments.config.resolve().parent)
+    if arguments.adapter:
+        options = msgspec.structs.replace(options, adapter=arguments.adapter)
+    target = load_target(options, lambda stage, fraction: None)
+    prompts = read_prompts(arguments.prompts, target, 40)
+    summary = {
+        **prefixes(target, options, prompts, arguments.pairs),
+        **fairness(target, options, prompts, arguments.streams),
+    }
+    return {"summary": summary, "environment": {"adapter": options.adapter, "streams": arguments.streams}}
+
+
+def main() -> None:
+    """Parse arguments, run, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--adapter", default="", help="the runtime; else as configured")
+    parser.add_argument("--config", type=Path, default=Path("cluster.yaml"))
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    console = Console()
+    with console.status("measuring"):
+        result = run(arguments)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    table = Table("figure", "value")
+    for name, value in result["summary"].items():
+        table.add_row(name, f"{value:.3f}" if name.endswith(("share", "worst", "bound")) else f"{value:.1f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
