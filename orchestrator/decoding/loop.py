@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 
 from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, LoadedModel
@@ -13,8 +12,10 @@ from orchestrator.clock import Clock
 from orchestrator.cluster.port import Delta, Gauges, Refused, Round, Submit
 from orchestrator.decoding.batch import Part, paid, plan, rows_of
 from orchestrator.decoding.grammar import Grammars
+from orchestrator.decoding.prefixes import Prefixes
 from orchestrator.decoding.rules import Rules
 from orchestrator.decoding.session import NO_SLOT, Session
+from orchestrator.decoding.tally import Tally
 from orchestrator.drafting.port import NOTHING, Draft, Drafter
 from policies.acceptance import NotFinite, Row, Verdict, verdict
 from policies.admission import admitted, victims
@@ -22,24 +23,6 @@ from policies.depth import depth
 from policies.prefill import PrefillCost, observed, rows_within
 
 _LEAST_PREFILL_ROWS = 16
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Draft counts of one round."""
-
-    drafts: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    per_position: list[int] = field(default_factory=list)
-
-    def add(self, drafted: int, accepted: int) -> None:
-        self.drafts += drafted > 0
-        self.drafted += drafted
-        self.accepted += accepted
-        self.per_position.extend([0] * (accepted - len(self.per_position)))
-        for position in range(accepted):
-            self.per_position[position] += 1
 
 
 class DecodeLoop:
@@ -70,15 +53,13 @@ class DecodeLoop:
         self._max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.paid_rows)
         self._max_itl_ms = max_itl_ms
         self._cost = PrefillCost()
-        self._prefix_reuse = prefix_reuse
+        self._prefixes = Prefixes(target, enabled=prefix_reuse)
         self._max_depth = max_depth if drafter is not None else 0
         self._free_slots = list(range(target.capabilities.slots - 1, -1, -1))
         self._waiting: deque[Session] = deque()
         self._running: list[Session] = []
         self._failed: list[Refused] = []
         self._preemptions = 0
-        self._prefix_queries = 0
-        self._prefix_hits = 0
         self._rounds = 0
 
     @property
@@ -178,8 +159,7 @@ class DecodeLoop:
         while True:
             for session in self._running:
                 session.draft = NOTHING
-                if self._prefix_reuse and not session.begun and not session.scores_prompt:
-                    self._reuse_prefix(session)
+                self._prefixes.attach(session)
             parts = plan(
                 self._running,
                 max_rows=caps.max_batch_rows,
@@ -216,23 +196,6 @@ class DecodeLoop:
             self._running.append(session)
             if self._drafter is not None and self._bound(session) > 0:
                 self._drafter.begin(session.key, session.tokens)
-
-    def _reuse_prefix(self, session: Session) -> None:
-        """Begin with what is remembered of the request's tokens: asked each round until its first row is computed,
-        because a request in front of it may compute more of that very prefix."""
-        self._target.release(session.slot)
-        session.cached = session.reused = self._target.attach(session.slot, session.tokens[: session.shared_limit])
-
-    def _count_prefix(self, session: Session) -> None:
-        """Count, once a stay, what the prefix of a request was good for."""
-        session.begun = True
-        self._prefix_queries += len(session.tokens)
-        self._prefix_hits += session.reused
-
-    def _remember(self, session: Session) -> None:
-        """Let later requests begin with what this one has computed."""
-        if self._prefix_reuse:
-            self._target.share(session.slot, session.tokens[: min(session.cached, session.shared_limit)])
 
     def _promised_blocks(self) -> int:
         """Blocks that running prefills have been admitted for and do not hold yet."""
@@ -309,19 +272,18 @@ class DecodeLoop:
 
     def _commit(
         self, parts: Sequence[Part], verdicts: Sequence[Verdict | None], rows: Sequence[Row]
-    ) -> tuple[list[Delta], _Tally]:
+    ) -> tuple[list[Delta], Tally]:
         deltas: list[Delta] = []
-        tally = _Tally()
+        tally = Tally()
         for part, judged, own in zip(parts, verdicts, rows, strict=True):
             session = part.session
             if session.slot == NO_SLOT:  # its grammar failed
                 continue
             filling = session.prompt_left > 0
-            if not session.begun:
-                self._count_prefix(session)
+            self._prefixes.count(session)
             session.cached += part.known
             if filling:
-                self._remember(session)
+                self._prefixes.remember(session)
             if judged is None:
                 continue
             session.cached += judged.accepted
@@ -343,7 +305,7 @@ class DecodeLoop:
         self._failed.append(Refused(session.key, f"the grammar failed: {error}", "failed"))
         self._retire(session, keep=False)
 
-    def _count(self, session: Session, judged: Verdict, tally: _Tally) -> None:
+    def _count(self, session: Session, judged: Verdict, tally: Tally) -> None:
         drafted = len(session.draft.tokens)
         if session.first_token_s == 0.0:
             session.first_token_s = self._clock.monotonic_s()
@@ -354,7 +316,7 @@ class DecodeLoop:
         tally.add(drafted, judged.accepted)
 
     def _retire(self, session: Session, *, keep: bool) -> None:
-        self._remember(session)
+        self._prefixes.remember(session)
         self._target.release(session.slot)
         if self._drafter is not None:
             self._drafter.end(session.key, keep=keep)
@@ -375,8 +337,8 @@ class DecodeLoop:
             drafter_bytes=self._drafter.memory_bytes() if self._drafter is not None else 0,
             rounds=self._rounds,
             rss_bytes=rss_bytes,
-            prefix_queries=self._prefix_queries,
-            prefix_hits=self._prefix_hits,
+            prefix_queries=self._prefixes.queries,
+            prefix_hits=self._prefixes.hits,
         )
 
 

@@ -1,0 +1,37 @@
+"""Requests that begin alike compute their beginning once."""
+
+from __future__ import annotations
+
+from adapters.contract import LoadedModel
+from orchestrator.decoding.session import Session
+
+
+class Prefixes:
+    """Lets sessions begin with what the target remembers, and counts what it saved. Where not `enabled` it does
+    nothing. `queries` and `hits` are tokens that were looked up and found."""
+
+    def __init__(self, target: LoadedModel, *, enabled: bool) -> None:
+        self._target = target
+        self._enabled = enabled
+        self.queries = 0
+        self.hits = 0
+
+    def attach(self, session: Session) -> None:
+        """Begin with what is remembered of the session's tokens: to be asked each round until its first row is
+        computed, because a request in front of it may compute more of that very prefix."""
+        # A remembered prefix brings no logits, and a prompt that is to be scored needs them.
+        if self._enabled and not session.begun and not session.scores_prompt:
+            self._target.release(session.slot)
+            session.cached = session.reused = self._target.attach(session.slot, session.tokens[: session.shared_limit])
+
+    def count(self, session: Session) -> None:
+        """The session's next row is being computed: count, once a stay, what its prefix was good for."""
+        if not session.begun:
+            session.begun = True
+            self.queries += len(session.tokens)
+            self.hits += session.reused
+
+    def remember(self, session: Session) -> None:
+        """Let later requests begin with what this one has computed."""
+        if self._enabled:
+            self._target.share(session.slot, session.tokens[: min(session.cached, session.shared_limit)])
