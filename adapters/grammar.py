@@ -7,8 +7,9 @@ one continuation, which costs no choice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,32 +49,59 @@ def _compiled_text(kind: str, text: str) -> str:
     raise ValueError(f"a grammar is one of {', '.join(KINDS)}, not {kind!r}")
 
 
-class GrammarCompiler:
-    """Grammars over one tokenizer. `vocabulary_size` is the width of the model's rows. One thread calls it."""
+class GrammarText(Protocol):
+    """A grammar as it is asked for; `kind` is one of KINDS."""
 
-    def __init__(self, tokenizer: Tokenizer, vocabulary_size: int) -> None:
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+class GrammarCompiler:
+    """Implements orchestrator.decoding.grammar.Grammars over one tokenizer, which is loaded for the first grammar.
+
+    `vocabulary_size` is the width of the model's rows.
+    """
+
+    def __init__(self, tokenizer: Callable[[], Tokenizer], vocabulary_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocabulary_size = vocabulary_size
         self._library: Any = None
-        self._started: dict[tuple[str, str], Any] = {}
+        self._compiled: dict[tuple[str, str], Any] = {}
+        self._keeping = threading.Lock()
 
-    def start(self, kind: str, text: str) -> GrammarProgress:
+    def prepare(self, grammar: GrammarText) -> None:
+        """Compile a grammar ahead of its `start`, in any thread. Raises GrammarFailed."""
+        self._matcher(grammar)
+
+    def start(self, grammar: GrammarText) -> GrammarProgress:
         """Return a grammar at its beginning. Raises GrammarFailed."""
+        return GrammarProgress(self._matcher(grammar).deep_copy(), self._vocabulary_size)
+
+    def _matcher(self, grammar: GrammarText) -> Any:
+        key = (grammar.kind, grammar.text)
+        found = self._compiled.get(key)
+        if found is None:
+            found = self._compile(*key)
+            with self._keeping:
+                while len(self._compiled) >= _REMEMBERED:
+                    del self._compiled[next(iter(self._compiled))]
+                self._compiled[key] = found
+        return found
+
+    def _compile(self, kind: str, text: str) -> Any:
         import llguidance
 
-        key = (kind, text)
-        if key not in self._started:
-            if found := problem(kind, text):
-                raise GrammarFailed(found)
-            if self._library is None:
-                self._library = _library_tokenizer(self._tokenizer, self._vocabulary_size)
-            matcher = llguidance.LLMatcher(self._library, _compiled_text(kind, text))
-            if matcher.is_error():
-                raise GrammarFailed(" ".join(matcher.get_error().split()))
-            while len(self._started) >= _REMEMBERED:
-                del self._started[next(iter(self._started))]
-            self._started[key] = matcher
-        return GrammarProgress(self._started[key].deep_copy(), self._vocabulary_size)
+        if words := problem(kind, text):
+            raise GrammarFailed(words)
+        if self._library is None:
+            self._library = _library_tokenizer(self._tokenizer(), self._vocabulary_size)
+        matcher = llguidance.LLMatcher(self._library, _compiled_text(kind, text))
+        if matcher.is_error():
+            raise GrammarFailed(" ".join(matcher.get_error().split()))
+        return matcher
 
 
 class GrammarProgress:

@@ -21,11 +21,11 @@ from adapters.model_store import ModelStore
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_recipe import TokenizerRecipe
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Cluster, Event, Grammar, Progress, Ready, WorkerSpec
+from orchestrator.cluster.port import Cluster, Event, Progress, Ready, WorkerSpec
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.decoding.engine import DecodeEngine, Loaded
-from orchestrator.decoding.grammar import Grammars, GrammarState
+from orchestrator.decoding.grammar import Grammars
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.suffix import SuffixDrafter
@@ -190,16 +190,8 @@ def build_loop(target: Target, options: EngineOptions, drafter: Drafter | None) 
 
 
 def build_grammars(target: Target) -> Grammars:
-    """Return what starts a grammar over the target's tokens; the tokenizer is loaded for the first one."""
-    compiler: list[GrammarCompiler] = []
-
-    def start(grammar: Grammar) -> GrammarState:
-        if not compiler:
-            tokenizer = load_tokenizer(target.tokenizer_dir)
-            compiler.append(GrammarCompiler(tokenizer, target.model.spec.vocabulary_size))
-        return compiler[0].start(grammar.kind, grammar.text)
-
-    return start
+    """Return grammars over the target's tokens; its tokenizer is loaded for the first one."""
+    return GrammarCompiler(lambda: load_tokenizer(target.tokenizer_dir), target.model.spec.vocabulary_size)
 
 
 def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:

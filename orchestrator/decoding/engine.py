@@ -34,17 +34,21 @@ class DecodeEngine:
         self._load = load
         self._clock = clock
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._loop: DecodeLoop | None = None
         self._process = psutil.Process()
         self._gauges_s = 0.0
 
     def submit(self, command: Command) -> None:
-        """See cluster.port.Engine."""
+        """See cluster.port.Engine. What a request needs compiled is compiled here, while others decode."""
+        if isinstance(command, Submit) and self._loop is not None:
+            self._loop.prepare(command)
         self._commands.put(command)
 
     def run(self, emit: Emit) -> None:
         """See cluster.port.Engine. What an adapter raises becomes a Failed event with one line."""
         try:
             loaded = self._load(emit)
+            self._loop = loaded.loop
             emit(loaded.ready)
             try:
                 self._decode(loaded.loop, emit)

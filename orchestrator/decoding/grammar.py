@@ -7,7 +7,7 @@ are drafts of certainty. They are verified like any other draft, by the target u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -45,8 +45,16 @@ class GrammarState(Protocol):
         ...
 
 
-Grammars = Callable[[Grammar], GrammarState]
-"""Starts a grammar. Raises GrammarFailed."""
+class Grammars(Protocol):
+    """Grammars over the target's tokens."""
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Do what takes time ahead of `start`: from any thread. Raises GrammarFailed."""
+        ...
+
+    def start(self, grammar: Grammar) -> GrammarState:
+        """Return a grammar at its beginning. Raises GrammarFailed."""
+        ...
 
 
 def fitted(draft: Draft, state: GrammarState, bound: int) -> Draft:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 
 from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, LoadedModel
@@ -26,7 +27,7 @@ _LEAST_PREFILL_ROWS = 16
 
 
 class DecodeLoop:
-    """Continuous batching over one target. Not thread-safe: the engine's thread owns it.
+    """Continuous batching over one target. Not thread-safe: the engine's thread owns it, `prepare` excepted.
 
     `max_depth` bounds every request's depth; a request may ask for less, never for more. `max_itl_ms` bounds
     a forward that decodes and prefills. `prefix_reuse`: requests begin with what earlier ones computed.
@@ -71,6 +72,12 @@ class DecodeLoop:
     def idle(self) -> bool:
         """True when no request runs or waits."""
         return not self._running and not self._waiting
+
+    def prepare(self, request: Submit) -> None:
+        """Do ahead of `submit` what takes time; from any thread."""
+        if request.grammar is not None and self._grammars is not None:
+            with suppress(GrammarFailed):  # `submit` says why
+                self._grammars.prepare(request.grammar)
 
     def submit(self, request: Submit) -> Refused | None:
         """Queue a request; returns why not, where it can never be served."""

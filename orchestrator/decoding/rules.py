@@ -40,7 +40,7 @@ class Rules:
         if submit.grammar is not None:
             if grammars is None:
                 raise GrammarFailed("this model is served without grammars")
-            grammar = grammars(submit.grammar)
+            grammar = grammars.start(submit.grammar)
         if penalties is None and grammar is None and not (submit.min_tokens and submit.stop_tokens):
             return None
         rules = cls(submit, penalties, grammar)

@@ -252,3 +252,26 @@ def test_a_schema_that_cannot_be_used_names_why(daemon):
         chat(daemon, response_format=format_)
     assert refused.value.param == "response_format"
     assert refused.value.code == "unsupported_schema"
+
+
+def test_a_worker_that_dies_half_way_changes_nothing(tmp_path):
+    """Grammar, penalties' counts, choices and scores are made again from the committed tokens."""
+    script = f"base_ms=2&fault=abort&arm=64&at=9&once={tmp_path}/struck"
+    asked = CHAT | {
+        "messages": [{"role": "user", "content": "@ the sea"}],
+        "response_format": FORMAT,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "n": 2,
+        "temperature": 1.0,
+        "max_tokens": 60,
+        "frequency_penalty": 0.4,
+    }
+    with running(configuration(tmp_path, script=script)) as fragile:
+        struck = fragile.client.chat.completions.create(**asked, extra_body=OFF)
+        assert (tmp_path / "struck").exists()
+        assert fragile.status()["totals"]["restarts"] == 1
+        again = fragile.client.chat.completions.create(**asked)
+    for one, other in zip(struck.choices, again.choices, strict=True):
+        jsonschema.validate(json.loads(one.message.content), SCHEMA)
+        assert one == other

@@ -5,54 +5,13 @@ The same at full size (40 prompts and more, 128 tokens, depths 1, 4 and 8) is `t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from adapters import registry
-from adapters.contract import LoadedModel, LoadOptions
-from adapters.model_source import ModelSource
-from adapters.model_store import ModelStore
-from adapters.tokenizer import Tokenizer
-from adapters.tokenizer_recipe import TokenizerRecipe
 from orchestrator.cluster.port import Sampling, Submit
 from tests.support.loops import decode, loop_over, suffix
 
 pytestmark = pytest.mark.model
-PROMPTS = Path(__file__).parents[2] / "tools" / "prompts.jsonl"
 SAMPLED = Sampling(0.8, top_p=0.95, seed=7)
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory) -> ModelStore:
-    return ModelStore(tmp_path_factory.mktemp("identity"))
-
-
-@pytest.fixture(scope="module")
-def file(default_model_path) -> ModelSource:
-    return ModelSource(default_model_path, "default", str(default_model_path))
-
-
-@pytest.fixture(scope="module")
-def model(store, file) -> Iterator[LoadedModel]:
-    adapter = registry.get("openvino_rt")
-    options = LoadOptions(slots=8, max_batch_rows=256, kv_cache_bytes=512 << 20)
-    loaded = adapter.load(store.prepare(file, adapter, silent), options, silent)
-    yield loaded
-    loaded.close()
-
-
-@pytest.fixture(scope="module")
-def prompts(store, file) -> list[list[int]]:
-    tokenizer = Tokenizer.load(store.prepare(file, TokenizerRecipe(), silent))
-    texts = [json.loads(line)["turns"][0] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
-    return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts[:8]]
 
 
 def submits(prompts: list[list[int]], sampling: Sampling, depth: int | None = None) -> list[Submit]:

@@ -10,8 +10,8 @@ from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Grammar, Round, Submit
-from orchestrator.decoding.grammar import Grammars, GrammarState
+from orchestrator.cluster.port import Round, Submit
+from orchestrator.decoding.grammar import Grammars
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.suffix import SuffixDrafter
@@ -30,12 +30,7 @@ def suffix() -> SuffixDrafter:
 
 def grammars_over(tokenizer: Tokenizer, model: LoadedModel) -> Grammars:
     """Grammars over a tokenizer and the width of a model's rows."""
-    compiler = GrammarCompiler(tokenizer, model.spec.vocabulary_size)
-
-    def start(grammar: Grammar) -> GrammarState:
-        return compiler.start(grammar.kind, grammar.text)
-
-    return start
+    return GrammarCompiler(lambda: tokenizer, model.spec.vocabulary_size)
 
 
 def loop_over(

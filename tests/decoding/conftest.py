@@ -1,0 +1,53 @@
+"""The default model, prepared and loaded once for all tests of the decode loop that need it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from adapters import registry
+from adapters.contract import LoadedModel, LoadOptions
+from adapters.model_source import ModelSource
+from adapters.model_store import ModelStore
+from adapters.tokenizer import Tokenizer
+from adapters.tokenizer_recipe import TokenizerRecipe
+
+PROMPTS = Path(__file__).parents[2] / "tools" / "prompts.jsonl"
+
+
+def silent(stage: str, fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory) -> ModelStore:
+    return ModelStore(tmp_path_factory.mktemp("identity"))
+
+
+@pytest.fixture(scope="session")
+def file(default_model_path) -> ModelSource:
+    return ModelSource(default_model_path, "default", str(default_model_path))
+
+
+@pytest.fixture(scope="session")
+def model(store, file) -> Iterator[LoadedModel]:
+    adapter = registry.get("openvino_rt")
+    options = LoadOptions(slots=8, max_batch_rows=256, kv_cache_bytes=512 << 20)
+    loaded = adapter.load(store.prepare(file, adapter, silent), options, silent)
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(scope="session")
+def tokenizer(store, file) -> Tokenizer:
+    """The default model's tokenizer."""
+    return Tokenizer.load(store.prepare(file, TokenizerRecipe(), silent))
+
+
+@pytest.fixture(scope="session")
+def prompts(tokenizer) -> list[list[int]]:
+    texts = [json.loads(line)["turns"][0] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts[:8]]
