@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
 from orchestrator.api.logprobs import Echo
 from orchestrator.api.port import TokenizerPort
-from orchestrator.api.streaming import Answer, Choice, Piece, TextAssembler
+from orchestrator.api.streaming import Answer, Choice, Piece, TextAssembler, texts
+from orchestrator.api.tool_calls import ToolCallParser
+from orchestrator.api.tool_stream import with_calls
 from orchestrator.api.wire import ChatRequest, CompletionRequest
-from orchestrator.cluster.port import Submit
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import Delta, Submit
 
 
 def choices_of(
@@ -31,6 +34,22 @@ def choices_of(
         )
         for index, submit in enumerate(submits)
     ]
+
+
+def pieces_of(
+    body: CompletionRequest | ChatRequest, deltas: AsyncIterator[Delta], choice: Choice, clock: Clock
+) -> AsyncGenerator[Piece, None]:
+    """Return the pieces of one choice; its tool calls are taken out of the text where tools were offered."""
+    pieces = texts(deltas, choice, clock)
+    if not isinstance(body, ChatRequest) or not body.offered:
+        return pieces
+    names = [tool.function.name for tool in body.forced or body.offered]
+    return with_calls(pieces, ToolCallParser(names), many=body.parallel_tool_calls)
+
+
+def cost_of(choices: Sequence[Choice]) -> Answer:
+    """Return what all choices cost together."""
+    return Answer.combined([choice.answer for choice in choices])
 
 
 async def merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:

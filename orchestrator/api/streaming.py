@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -118,12 +119,16 @@ def _summed(stats: Sequence[RequestStats]) -> RequestStats | None:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text of one choice that is certain, the scored tokens that it completes, and with the last why it ended."""
+    """Text of one choice that is certain, the scored tokens that it completes, and with the last why it ended.
+
+    `calls`: what of tool calls was in the text, as a chunk's `tool_calls` has it.
+    """
 
     index: int
     text: str
     tokens: tuple[ScoredToken, ...] = ()
     finish: str = ""
+    calls: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
