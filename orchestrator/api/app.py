@@ -220,7 +220,7 @@ def create_app(
     if settings.keys is not None:
         app.add_middleware(KeyGate, keys=settings.keys)
     app.add_middleware(RequestScope, log_words=settings.log_words)
-    generate = (400, 401, 404, 413, 415, 429, 500, 503)
+    generate = (400, 401, 404, 413, 415, 429, 500, 503, 504)
     text = operation(CompletionRequest, Completion, events=CompletionChunk, statuses=generate)
     chat = operation(ChatRequest, ChatCompletion, events=ChatCompletionChunk, statuses=generate)
     app.post("/v1/completions", **text)(api.completions)

@@ -31,6 +31,7 @@ def choices_of(
             frozenset(submit.stop_tokens),
             Answer(started_s=now_s),
             echo,
+            frozenset(body.stop_token_ids),
         )
         for index, submit in enumerate(submits)
     ]

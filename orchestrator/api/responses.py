@@ -63,7 +63,8 @@ class Envelope:
         content: dict[str, Any] = {"message": message} if self._kind == "chat" else {"text": text}
         tokens = [token for piece in pieces for token in piece.tokens]
         logprobs = None if self._logprobs is None else self._logprobs(tokens)
-        return {"index": index, **content, "logprobs": logprobs, "finish_reason": pieces[-1].finish}
+        end = {"finish_reason": pieces[-1].finish, "stop_reason": pieces[-1].stop_reason}
+        return {"index": index, **content, "logprobs": logprobs, **end}
 
     def opening(self, choices: int, *, usage: bool = False) -> bytes:
         """Return the first events: each choice's role in a chat; a completion has none. `usage`: see `piece`."""
@@ -82,7 +83,10 @@ class Envelope:
             events = self._chunk(piece.index, {"content": piece.text}, None, logprobs, so_far)
         for delta in piece.calls:
             events += self._chunk(piece.index, {"tool_calls": [delta]}, None, so_far=so_far)
-        return events + (self._chunk(piece.index, {}, piece.finish, so_far=so_far) if piece.finish else b"")
+        return events + self._end(piece, so_far) if piece.finish else events
+
+    def _end(self, piece: Piece, so_far: int | None) -> bytes:
+        return self._chunk(piece.index, {}, piece.finish, so_far=so_far, stop_reason=piece.stop_reason)
 
     def usage(self, answer: Answer) -> bytes:
         """Return the usage event: no choices, what the answer cost."""
@@ -98,9 +102,10 @@ class Envelope:
         finish: str | None,
         logprobs: dict[str, Any] | None = None,
         so_far: int | None = None,
+        **more: Any,
     ) -> bytes:
         content = {"delta": delta} if self._kind == "chat" else {"text": delta.get("content", "")}
-        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish, **more}
         usage = {} if so_far is None else {"usage": self._usage(so_far)}
         return event({**self._with_object(stream=True), "choices": [choice], **usage})
 

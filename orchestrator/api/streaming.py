@@ -31,6 +31,7 @@ class TextAssembler:
         self._quiet_tokens = quiet_tokens
         self._held = ""
         self.stopped = False
+        self.stopped_by: str | None = None
         self.decoded = 0
         self.given = 0
 
@@ -59,7 +60,8 @@ class TextAssembler:
         found = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
         if found:
             self.stopped, self._held = True, ""
-            _, start = min(found)
+            end, start = min(found)
+            self.stopped_by = text[start:end]
             return text[:start]
         keep = 0 if last else self._unsure(text)
         self._held = text[len(text) - keep :]
@@ -83,7 +85,7 @@ class Answer:
     last_s: float = 0.0
     tokens: int = 0
     finish: str = ""
-    stop_reason: str | None = None
+    stop_reason: str | int | None = None
     stats: RequestStats | None = None
     gaps_s: list[float] = field(default_factory=list)
 
@@ -121,7 +123,8 @@ def _summed(stats: Sequence[RequestStats]) -> RequestStats | None:
 class Piece:
     """Text of one choice that is certain, the scored tokens that it completes, and with the last why it ended.
 
-    `calls`: what of tool calls was in the text, as a chunk's `tool_calls` has it.
+    `stop_reason` is vLLM's: the stop string, the token of `stop_token_ids`, or "deadline". `calls`: what of tool
+    calls was in the text, as a chunk's `tool_calls` has it.
     """
 
     index: int
@@ -129,17 +132,20 @@ class Piece:
     tokens: tuple[ScoredToken, ...] = ()
     finish: str = ""
     calls: tuple[dict[str, Any], ...] = ()
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One choice of an answer while it grows. `hidden`: stop tokens, whose text is not shown where they end it."""
+    """One choice of an answer while it grows. `hidden`: stop tokens, whose text is not shown where they end it;
+    `named`: those of them that the request named."""
 
     index: int
     assembler: TextAssembler
     hidden: frozenset[int]
     answer: Answer
     echo: Echo | None = None
+    named: frozenset[int] = frozenset()
 
 
 async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> AsyncGenerator[Piece, None]:
@@ -155,7 +161,8 @@ async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> A
                 echo = None
             shown = list(delta.tokens)
             if delta.finish == "stop" and shown and shown[-1] in choice.hidden:
-                shown.pop()
+                last = shown.pop()
+                answer.stop_reason = last if last in choice.named else None
             text, used = _push(assembler, held, shown, delta)
             answer.note(now_s, used)
             answer.finish, answer.stats = delta.finish, delta.stats
@@ -164,10 +171,10 @@ async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> A
             if delta.finish and not assembler.stopped:
                 text += assembler.finish()
             if assembler.stopped:
-                answer.finish = "stop"
+                answer.finish, answer.stop_reason = "stop", assembler.stopped_by
             tokens = held.release(assembler, last=bool(delta.finish))
             if text or tokens or answer.finish:
-                yield Piece(choice.index, text, tokens, answer.finish)
+                yield Piece(choice.index, text, tokens, answer.finish, stop_reason=answer.stop_reason)
             if answer.finish:
                 return
 
