@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
 from orchestrator.api.logprobs import Echo
@@ -27,7 +27,7 @@ def choices_of(
     return [
         Choice(
             index,
-            TextAssembler(tokenizer.decoder(), body.stops, quiet_tokens=submit.min_tokens),
+            TextAssembler(tokenizer.decoder(), body.stops, submit.min_tokens, _behind_one_call(body)),
             frozenset(submit.stop_tokens),
             Answer(started_s=now_s),
             echo,
@@ -44,8 +44,25 @@ def pieces_of(
     pieces = texts(deltas, choice, clock)
     if not isinstance(body, ChatRequest) or not body.offered:
         return pieces
-    names = [tool.function.name for tool in body.forced or body.offered]
-    return with_calls(pieces, ToolCallParser(names), many=body.parallel_tool_calls)
+    return with_calls(pieces, _parser(body), many=body.parallel_tool_calls)
+
+
+def _parser(body: ChatRequest) -> ToolCallParser:
+    return ToolCallParser([tool.function.name for tool in body.forced or body.offered])
+
+
+def _behind_one_call(body: CompletionRequest | ChatRequest) -> Callable[[str], bool] | None:
+    """Return what ends an answer that may hold one call only. It is asked token by token, so that what the request
+    is charged for does not depend on how many tokens came at once."""
+    if not isinstance(body, ChatRequest) or not body.offered or body.parallel_tool_calls:
+        return None
+    parser = _parser(body)
+
+    def over(text: str) -> bool:
+        parser.push(text)
+        return parser.ended > 0
+
+    return over
 
 
 def cost_of(choices: Sequence[Choice]) -> Answer:

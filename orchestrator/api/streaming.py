@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,13 +22,21 @@ class TextAssembler:
     The first is the one that is complete first (the longest of those that end together): which one that is
     does not depend on how the text was split into tokens. Text that could still become a stop string is held
     back, so nothing that was given out is ever retracted. The text of the first `quiet_tokens` tokens is not
-    searched. `decoded` and `given` count characters: of all tokens so far, and of what was given out.
+    searched. `decoded` and `given` count characters: of all tokens so far, and of what was given out. `over` is shown
+    every text that is given out, and may say that the answer ends behind it.
     """
 
-    def __init__(self, decoder: StreamDecoder, stops: Sequence[str], quiet_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        decoder: StreamDecoder,
+        stops: Sequence[str],
+        quiet_tokens: int = 0,
+        over: Callable[[str], bool] | None = None,
+    ) -> None:
         self._decoder = decoder
         self._stops = tuple(stops)
         self._quiet_tokens = quiet_tokens
+        self._over = over
         self._held = ""
         self.stopped = False
         self.stopped_by: str | None = None
@@ -44,7 +52,9 @@ class TextAssembler:
         unsearched = self._decoder.push(quiet) if quiet else ""
         self.decoded += len(unsearched)
         self.given += len(unsearched)
-        return unsearched + self._take(self._decoder.push(loud), last=False)
+        text = unsearched + self._take(self._decoder.push(loud), last=False)
+        self.stopped = self.stopped or (self._over is not None and self._over(text))
+        return text
 
     def finish(self) -> str:
         """Return what is left at the end."""

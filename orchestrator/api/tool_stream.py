@@ -16,25 +16,20 @@ from orchestrator.api.tool_calls import Piece as Found
 async def with_calls(
     pieces: AsyncGenerator[Piece, None], parser: ToolCallParser, *, many: bool
 ) -> AsyncGenerator[Piece, None]:
-    """Move the calls in the pieces' text into `calls`. Without `many` the answer ends behind the first call. Closing
-    it closes `pieces`, which cancels the request."""
+    """Move the calls in the pieces' text into `calls`. Without `many` what stands behind the first call is left out.
+    Closing it closes `pieces`, which cancels the request."""
     async with aclosing(pieces):
         async for piece in pieces:
             found = parser.push(piece.text)
-            over = bool(parser.ended) and not many
-            if over:
-                found = _first_call(found)
-            elif piece.finish:
+            if piece.finish:
                 found += parser.finish()
-            finish = "stop" if over else piece.finish
-            if parser.begun and finish == "stop":
-                finish = "tool_calls"
+            if parser.ended and not many:
+                found = _first_call(found)
+            finish = "tool_calls" if parser.begun and piece.finish == "stop" else piece.finish
             text = "".join(part.text for part in found if isinstance(part, Text))
             calls = tuple(_delta(part) for part in found if not isinstance(part, Text))
             if text or calls or piece.tokens or finish:
                 yield replace(piece, text=text, calls=calls, finish=finish)
-            if over:
-                return
 
 
 def _first_call(found: Iterable[Found]) -> list[Found]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import openai
+import pydantic
 import pytest
 
 from adapters.chat_template import ChatTemplate
@@ -116,6 +117,26 @@ async def test_arguments_are_streamed_as_they_come():
     assert max(sizes) <= 4
 
 
+class Weather(pydantic.BaseModel):
+    """Weather of a city."""
+
+    city: str
+
+
+async def test_the_client_s_own_helpers_understand_it():
+    tool: Any = openai.pydantic_function_tool(Weather, name="get_weather")
+    body: Any = {"model": "toy", "messages": CHAT["messages"], "tools": [tool]}
+    async with client_of(app_over(answering(WEATHER, each=3))) as client:
+        parsed = await client.chat.completions.parse(**body)
+        async with client.chat.completions.stream(**body) as stream:
+            kinds = {event.type async for event in stream}
+            final = await stream.get_final_completion()
+    for completion in (parsed, final):
+        (call,) = completion.choices[0].message.tool_calls or []
+        assert call.function.parsed_arguments == Weather(city="Oslo")
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+
+
 async def test_a_call_cut_off_by_the_limit_says_length():
     async with client_of(app_over(answering(WEATHER[:60], finish="length"))) as client:
         choice = (await client.chat.completions.create(**CHAT)).choices[0]
@@ -127,7 +148,9 @@ async def test_a_call_cut_off_by_the_limit_says_length():
 async def test_without_parallel_calls_the_first_ends_the_answer(each):
     control = answering(TWICE, each)
     async with client_of(app_over(control)) as client:
-        choice = (await client.chat.completions.create(**CHAT, parallel_tool_calls=False)).choices[0]
+        answer = await client.chat.completions.create(**CHAT, parallel_tool_calls=False)
+        choice = answer.choices[0]
+        assert answer.usage.completion_tokens == TWICE.index("}}") + 2  # a byte a token, however many at once
         assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
         assert choice.finish_reason == "tool_calls"
         await control.until_all_ended()
@@ -279,7 +302,7 @@ CHECKED = {
 def test_a_forced_call_is_made_whatever_the_model_would_rather_say(daemon, choice, names, seed):
     texts = set()
     for config in ({"method": "auto"}, {"method": "off"}):
-        answer = daemon.client.chat.completions.create(
+        whole = daemon.client.chat.completions.create(
             **CHAT,
             tool_choice=choice,
             parallel_tool_calls=False,
@@ -287,13 +310,14 @@ def test_a_forced_call_is_made_whatever_the_model_would_rather_say(daemon, choic
             temperature=1.0,
             seed=seed,
             extra_body={"speculative_config": config},
-        ).choices[0]
+        )
+        answer = whole.choices[0]
         assert answer.finish_reason == "tool_calls"
         assert answer.message.content is None
         (call,) = answer.message.tool_calls
         assert call.function.name in names
         assert CHECKED[call.function.name](json.loads(call.function.arguments))
-        texts.add((call.function.name, call.function.arguments))
+        texts.add((call.function.name, call.function.arguments, whole.usage.completion_tokens))
     assert len(texts) == 1  # speculation changes nothing here either
 
 
