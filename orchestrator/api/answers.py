@@ -152,6 +152,7 @@ class ChatChoice(Answered):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    stop_reason: str | int | None
 
 
 class CompletionChoice(Answered):
@@ -161,6 +162,7 @@ class CompletionChoice(Answered):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
+    stop_reason: str | int | None
 
 
 class _Envelope(Answered):
@@ -218,6 +220,7 @@ class ChatChunkChoice(Answered):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
 
 
 class CompletionChunkChoice(Answered):
@@ -227,6 +230,7 @@ class CompletionChunkChoice(Answered):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
 
 
 class ChatCompletionChunk(_Envelope):

@@ -14,8 +14,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from orchestrator.api import answers, errors, probes, tokenize, translate
-from orchestrator.api.choices import choices_of, merged
+from orchestrator.api import errors, probes, tokenize, translate
+from orchestrator.api.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, Model, ModelList
+from orchestrator.api.choices import choices_of, cost_of, merged, pieces_of
 from orchestrator.api.fingerprint import system_fingerprint
 from orchestrator.api.follow import Follow
 from orchestrator.api.keys import KeyGate, Keys
@@ -26,8 +27,8 @@ from orchestrator.api.openapi import describe, operation
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.request_scope import RequestScope, followed
 from orchestrator.api.responses import DONE, Envelope, EventStream, Kind, event, json_response, unless_gone
-from orchestrator.api.streaming import Answer, Piece, texts
-from orchestrator.api.wire import ChatRequest, CompletionRequest
+from orchestrator.api.streaming import Choice, Piece
+from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Submit
 from orchestrator.control.port import Control
@@ -133,20 +134,16 @@ class Api:
         tokenizer: TokenizerPort,
     ) -> Response:
         if submit.grammar is not None:
-            await asyncio.to_thread(translate.check_grammar, submit.grammar, "response_format")
+            param = "tools" if isinstance(body, ChatRequest) and body.forced else "response_format"
+            await asyncio.to_thread(translate.check_grammar, submit.grammar, param)
         follow = Follow(self.metrics, self._clock, keep_words=self._settings.log_words)
         followed(request.scope)
         follow.accepted(request.url.path, submit, body)
         self.liveness.observe_request()
         asked = translate.choices(submit, body.n)
         choices = choices_of(body, asked, tokenizer, self._clock.monotonic_s())
-        pieces = merged(
-            [
-                texts(follow.deltas(each, self.control.generate(each)), choice, self._clock)
-                for each, choice in zip(asked, choices, strict=True)
-            ]
-        )
-        answers = [choice.answer for choice in choices]
+        told = [follow.deltas(each, self.control.generate(each)) for each in asked]
+        pieces = merged([pieces_of(body, *pair, self._clock) for pair in zip(told, choices, strict=True)])
         envelope = self._envelope(kind, body, submit, tokenizer)
         with follow.to_the_headers():
             if body.stream:
@@ -155,15 +152,15 @@ class Api:
                 if first is None:
                     await pieces.aclose()
                     return follow.gone()
-                usage = body.stream_options is not None and body.stream_options.include_usage
-                events = self._events(envelope, first, pieces, answers, follow, usage)
+                options = body.stream_options or StreamOptions()
+                events = self._events(envelope, first, pieces, choices, follow, options)
                 return EventStream(events, pieces, follow.gone)
-            told = await unless_gone(request.receive, _collect(pieces))
-            if told is None:
+            found = await unless_gone(request.receive, _collect(pieces))
+            if found is None:
                 return follow.gone()
-        follow.wrote("".join(piece.text for piece in told))
+        follow.wrote(*found)
         follow.ended(HTTPStatus.OK)
-        return json_response(envelope.whole(told, Answer.combined(answers)))
+        return json_response(envelope.whole(found, cost_of(choices)))
 
     def _envelope(
         self, kind: Kind, body: CompletionRequest | ChatRequest, submit: Submit, tokenizer: TokenizerPort
@@ -184,24 +181,28 @@ class Api:
         envelope: Envelope,
         first: Piece,
         pieces: AsyncGenerator[Piece, None],
-        answers: list[Answer],
+        choices: list[Choice],
         follow: Follow,
-        usage: bool,
+        options: StreamOptions,
     ) -> AsyncGenerator[bytes, None]:
+        always = options.include_usage and options.continuous_usage_stats
+
+        def told(piece: Piece) -> bytes:
+            follow.wrote(piece)
+            return envelope.piece(piece, choices[piece.index].answer.tokens if always else None)
+
         async with aclosing(pieces):
-            follow.wrote(first.text)
-            yield envelope.opening(len(answers)) + envelope.piece(first)
+            yield envelope.opening(len(choices), usage=always) + told(first)
             try:
                 async for piece in pieces:
-                    follow.wrote(piece.text)
-                    yield envelope.piece(piece)
+                    yield told(piece)
             except Exception as error:  # the status is out: whatever it is, the client can only be told here
                 known = error if isinstance(error, RequestError) else follow.bug(error)
                 follow.ended(known.status, reason=known.code)
                 yield event(errors.body_of(known)) + DONE
                 return
             follow.ended(HTTPStatus.OK)
-            yield (envelope.usage(Answer.combined(answers)) if usage else b"") + DONE
+            yield (envelope.usage(cost_of(choices)) if options.include_usage else b"") + DONE
 
 
 def create_app(
@@ -219,17 +220,17 @@ def create_app(
     if settings.keys is not None:
         app.add_middleware(KeyGate, keys=settings.keys)
     app.add_middleware(RequestScope, log_words=settings.log_words)
-    generate = (400, 401, 404, 413, 415, 429, 500, 503)
-    text = operation(CompletionRequest, answers.Completion, events=answers.CompletionChunk, statuses=generate)
-    chat = operation(ChatRequest, answers.ChatCompletion, events=answers.ChatCompletionChunk, statuses=generate)
+    generate = (400, 401, 404, 413, 415, 429, 500, 503, 504)
+    text = operation(CompletionRequest, Completion, events=CompletionChunk, statuses=generate)
+    chat = operation(ChatRequest, ChatCompletion, events=ChatCompletionChunk, statuses=generate)
     app.post("/v1/completions", **text)(api.completions)
     app.post("/v1/chat/completions", **chat)(api.chat)
 
-    @app.get("/v1/models", **operation(None, answers.ModelList, statuses=(401,)))
+    @app.get("/v1/models", **operation(None, ModelList, statuses=(401,)))
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": api.models()}
 
-    @app.get("/v1/models/{name:path}", **operation(None, answers.Model, statuses=(401, 404)))
+    @app.get("/v1/models/{name:path}", **operation(None, Model, statuses=(401, 404)))
     async def model(name: str) -> dict[str, Any]:
         if name != model_name():
             raise RequestError(f"there is no model '{name}' here", status=404, code="model_not_found", param="model")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
 from orchestrator.api.logprobs import Echo
 from orchestrator.api.port import TokenizerPort
-from orchestrator.api.streaming import Answer, Choice, Piece, TextAssembler
+from orchestrator.api.streaming import Answer, Choice, Piece, TextAssembler, texts
+from orchestrator.api.tool_calls import ToolCallParser
+from orchestrator.api.tool_stream import with_calls
 from orchestrator.api.wire import ChatRequest, CompletionRequest
-from orchestrator.cluster.port import Submit
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import Delta, Submit
 
 
 def choices_of(
@@ -24,13 +27,47 @@ def choices_of(
     return [
         Choice(
             index,
-            TextAssembler(tokenizer.decoder(), body.stops, quiet_tokens=submit.min_tokens),
+            TextAssembler(tokenizer.decoder(), body.stops, submit.min_tokens, _behind_one_call(body)),
             frozenset(submit.stop_tokens),
             Answer(started_s=now_s),
             echo,
+            frozenset(body.stop_token_ids),
         )
         for index, submit in enumerate(submits)
     ]
+
+
+def pieces_of(
+    body: CompletionRequest | ChatRequest, deltas: AsyncIterator[Delta], choice: Choice, clock: Clock
+) -> AsyncGenerator[Piece, None]:
+    """Return the pieces of one choice; its tool calls are taken out of the text where tools were offered."""
+    pieces = texts(deltas, choice, clock)
+    if not isinstance(body, ChatRequest) or not body.offered:
+        return pieces
+    return with_calls(pieces, _parser(body), many=body.parallel_tool_calls)
+
+
+def _parser(body: ChatRequest) -> ToolCallParser:
+    return ToolCallParser([tool.function.name for tool in body.forced or body.offered])
+
+
+def _behind_one_call(body: CompletionRequest | ChatRequest) -> Callable[[str], bool] | None:
+    """Return what ends an answer that may hold one call only. It is asked token by token, so that what the request
+    is charged for does not depend on how many tokens came at once."""
+    if not isinstance(body, ChatRequest) or not body.offered or body.parallel_tool_calls:
+        return None
+    parser = _parser(body)
+
+    def over(text: str) -> bool:
+        parser.push(text)
+        return parser.ended > 0
+
+    return over
+
+
+def cost_of(choices: Sequence[Choice]) -> Answer:
+    """Return what all choices cost together."""
+    return Answer.combined([choice.answer for choice in choices])
 
 
 async def merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from orchestrator.api.errors import CLIENT_CLOSED, unforeseen
 from orchestrator.api.measured import Measured
 from orchestrator.api.metrics import Metrics
+from orchestrator.api.streaming import Piece
 from orchestrator.api.wire import Generation
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Delta, Submit
@@ -41,7 +42,7 @@ class Follow:
         """Write the line of a request that goes to the decode loop."""
         self._head = {"id": submit.request_id, "route": route}
         words = body.model_dump(include={"prompt", "messages"}) if self._keep_words else {}
-        counts = {"prompt_tokens": len(submit.prompt), "max_tokens": submit.max_tokens}
+        counts = {"n": body.n, "prompt_tokens": len(submit.prompt), "max_tokens": submit.max_tokens}
         _log.info("request accepted", **self._head, stream=body.stream, **counts, **words)
 
     async def deltas(self, submit: Submit, source: AsyncIterator[Delta]) -> AsyncGenerator[Delta, None]:
@@ -67,10 +68,12 @@ class Follow:
         sequence.stats = delta.stats or sequence.stats
         sequence.finish = delta.finish
 
-    def wrote(self, text: str) -> None:
+    def wrote(self, *pieces: Piece) -> None:
         """Remember what the client was sent, where the log is to have it."""
         if self._keep_words:
-            self._written.append(text)
+            for piece in pieces:
+                self._written.append(piece.text)
+                self._written += [delta["function"]["arguments"] for delta in piece.calls]
 
     @contextmanager
     def to_the_headers(self) -> Iterator[None]:

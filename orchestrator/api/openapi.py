@@ -39,6 +39,7 @@ _STATUSES = {
     429: "The queue is full; Retry-After says when to come back.",
     500: "The worker died each time it ran this request, or a bug; the log says more.",
     503: "Starting, draining or failed; Retry-After says when to come back.",
+    504: "The request's time was over before its first token.",
 }
 _WITH_RETRY = (429, 503)
 

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from orchestrator.api.errors import CLIENT_CLOSED, REQUEST_ID, new_request_id, response_of, unforeseen
+from orchestrator.api.keys import OPEN_ROUTES
 from orchestrator.telemetry import get_logger
 
 _USABLE_ID = re.compile(r"[\x20-\x7e]{1,200}")
@@ -64,7 +65,9 @@ def followed(scope: Scope) -> None:
 
 def _tell(scope: Scope, status: int) -> None:
     """Write the one line of a request that was refused before it was taken in."""
-    if status < HTTPStatus.BAD_REQUEST or _FOLLOWED in scope or status == CLIENT_CLOSED:
+    if status < HTTPStatus.BAD_REQUEST or status == CLIENT_CLOSED or _FOLLOWED in scope:
+        return
+    if scope["path"] in OPEN_ROUTES:  # probes ask all the time, and what they are told is in the log already
         return
     write = _log.warning if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _log.info
     route = scope.get("route")  # the path itself may be anything

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.logprobs import ScoredToken
 from orchestrator.api.streaming import Answer, Piece
+from orchestrator.api.tool_stream import whole_calls
 
 Kind = Literal["chat", "completion"]
 RenderLogprobs = Callable[[Sequence[ScoredToken]], dict[str, Any]]
@@ -55,28 +56,37 @@ class Envelope:
 
     def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         text = "".join(piece.text for piece in pieces)
-        content: dict[str, Any] = (
-            {"message": {"role": "assistant", "content": text, "refusal": None}}
-            if self._kind == "chat"
-            else {"text": text}
-        )
+        calls = whole_calls([delta for piece in pieces for delta in piece.calls])
+        message: dict[str, Any] = {"role": "assistant", "content": text or None if calls else text, "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
+        content: dict[str, Any] = {"message": message} if self._kind == "chat" else {"text": text}
         tokens = [token for piece in pieces for token in piece.tokens]
         logprobs = None if self._logprobs is None else self._logprobs(tokens)
-        return {"index": index, **content, "logprobs": logprobs, "finish_reason": pieces[-1].finish}
+        end = {"finish_reason": pieces[-1].finish, "stop_reason": pieces[-1].stop_reason}
+        return {"index": index, **content, "logprobs": logprobs, **end}
 
-    def opening(self, choices: int) -> bytes:
-        """Return the first events: each choice's role in a chat; a completion has none."""
+    def opening(self, choices: int, *, usage: bool = False) -> bytes:
+        """Return the first events: each choice's role in a chat; a completion has none. `usage`: see `piece`."""
         if self._kind == "completion":
             return b""
-        return b"".join(self._chunk(index, {"role": "assistant", "content": ""}, None) for index in range(choices))
+        so_far = 0 if usage else None
+        role = {"role": "assistant", "content": ""}
+        return b"".join(self._chunk(index, role, None, so_far=so_far) for index in range(choices))
 
-    def piece(self, piece: Piece) -> bytes:
-        """Return the events of a piece: its text with its tokens, and why its choice ended."""
+    def piece(self, piece: Piece, so_far: int | None = None) -> bytes:
+        """Return the events of a piece: its text with its tokens, its calls, and why its choice ended. `so_far`, the
+        choice's tokens, is told with each where it is given."""
         events = b""
         if piece.text or piece.tokens:
             logprobs = self._logprobs(piece.tokens) if self._logprobs is not None and piece.tokens else None
-            events = self._chunk(piece.index, {"content": piece.text}, None, logprobs)
-        return events + (self._chunk(piece.index, {}, piece.finish) if piece.finish else b"")
+            events = self._chunk(piece.index, {"content": piece.text}, None, logprobs, so_far)
+        for delta in piece.calls:
+            events += self._chunk(piece.index, {"tool_calls": [delta]}, None, so_far=so_far)
+        return events + self._end(piece, so_far) if piece.finish else events
+
+    def _end(self, piece: Piece, so_far: int | None) -> bytes:
+        return self._chunk(piece.index, {}, piece.finish, so_far=so_far, stop_reason=piece.stop_reason)
 
     def usage(self, answer: Answer) -> bytes:
         """Return the usage event: no choices, what the answer cost."""
@@ -86,19 +96,28 @@ class Envelope:
         return {**self._head, "object": _OBJECTS[self._kind, stream]}
 
     def _chunk(
-        self, index: int, delta: dict[str, Any], finish: str | None, logprobs: dict[str, Any] | None = None
+        self,
+        index: int,
+        delta: dict[str, Any],
+        finish: str | None,
+        logprobs: dict[str, Any] | None = None,
+        so_far: int | None = None,
+        **more: Any,
     ) -> bytes:
         content = {"delta": delta} if self._kind == "chat" else {"text": delta.get("content", "")}
-        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
-        return event({**self._with_object(stream=True), "choices": [choice]})
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish, **more}
+        usage = {} if so_far is None else {"usage": self._usage(so_far)}
+        return event({**self._with_object(stream=True), "choices": [choice], **usage})
+
+    def _usage(self, tokens: int) -> dict[str, int]:
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": self._prompt_tokens + tokens,
+        }
 
     def _cost(self, answer: Answer) -> dict[str, Any]:
-        usage = {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": answer.tokens,
-            "total_tokens": self._prompt_tokens + answer.tokens,
-        }
-        return {"usage": usage, "metrics": _metrics(answer)}
+        return {"usage": self._usage(answer.tokens), "metrics": _metrics(answer)}
 
 
 def _metrics(answer: Answer) -> dict[str, Any]:

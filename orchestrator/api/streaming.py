@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -21,15 +22,24 @@ class TextAssembler:
     The first is the one that is complete first (the longest of those that end together): which one that is
     does not depend on how the text was split into tokens. Text that could still become a stop string is held
     back, so nothing that was given out is ever retracted. The text of the first `quiet_tokens` tokens is not
-    searched. `decoded` and `given` count characters: of all tokens so far, and of what was given out.
+    searched. `decoded` and `given` count characters: of all tokens so far, and of what was given out. `over` is shown
+    every text that is given out, and may say that the answer ends behind it.
     """
 
-    def __init__(self, decoder: StreamDecoder, stops: Sequence[str], quiet_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        decoder: StreamDecoder,
+        stops: Sequence[str],
+        quiet_tokens: int = 0,
+        over: Callable[[str], bool] | None = None,
+    ) -> None:
         self._decoder = decoder
         self._stops = tuple(stops)
         self._quiet_tokens = quiet_tokens
+        self._over = over
         self._held = ""
         self.stopped = False
+        self.stopped_by: str | None = None
         self.decoded = 0
         self.given = 0
 
@@ -42,7 +52,9 @@ class TextAssembler:
         unsearched = self._decoder.push(quiet) if quiet else ""
         self.decoded += len(unsearched)
         self.given += len(unsearched)
-        return unsearched + self._take(self._decoder.push(loud), last=False)
+        text = unsearched + self._take(self._decoder.push(loud), last=False)
+        self.stopped = self.stopped or (self._over is not None and self._over(text))
+        return text
 
     def finish(self) -> str:
         """Return what is left at the end."""
@@ -58,7 +70,8 @@ class TextAssembler:
         found = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
         if found:
             self.stopped, self._held = True, ""
-            _, start = min(found)
+            end, start = min(found)
+            self.stopped_by = text[start:end]
             return text[:start]
         keep = 0 if last else self._unsure(text)
         self._held = text[len(text) - keep :]
@@ -82,7 +95,7 @@ class Answer:
     last_s: float = 0.0
     tokens: int = 0
     finish: str = ""
-    stop_reason: str | None = None
+    stop_reason: str | int | None = None
     stats: RequestStats | None = None
     gaps_s: list[float] = field(default_factory=list)
 
@@ -118,23 +131,31 @@ def _summed(stats: Sequence[RequestStats]) -> RequestStats | None:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text of one choice that is certain, the scored tokens that it completes, and with the last why it ended."""
+    """Text of one choice that is certain, the scored tokens that it completes, and with the last why it ended.
+
+    `stop_reason` is vLLM's: the stop string, the token of `stop_token_ids`, or "deadline". `calls`: what of tool
+    calls was in the text, as a chunk's `tool_calls` has it.
+    """
 
     index: int
     text: str
     tokens: tuple[ScoredToken, ...] = ()
     finish: str = ""
+    calls: tuple[dict[str, Any], ...] = ()
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One choice of an answer while it grows. `hidden`: stop tokens, whose text is not shown where they end it."""
+    """One choice of an answer while it grows. `hidden`: stop tokens, whose text is not shown where they end it;
+    `named`: those of them that the request named."""
 
     index: int
     assembler: TextAssembler
     hidden: frozenset[int]
     answer: Answer
     echo: Echo | None = None
+    named: frozenset[int] = frozenset()
 
 
 async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> AsyncGenerator[Piece, None]:
@@ -150,7 +171,8 @@ async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> A
                 echo = None
             shown = list(delta.tokens)
             if delta.finish == "stop" and shown and shown[-1] in choice.hidden:
-                shown.pop()
+                last = shown.pop()
+                answer.stop_reason = last if last in choice.named else None
             text, used = _push(assembler, held, shown, delta)
             answer.note(now_s, used)
             answer.finish, answer.stats = delta.finish, delta.stats
@@ -159,10 +181,10 @@ async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> A
             if delta.finish and not assembler.stopped:
                 text += assembler.finish()
             if assembler.stopped:
-                answer.finish = "stop"
+                answer.finish, answer.stop_reason = "stop", assembler.stopped_by
             tokens = held.release(assembler, last=bool(delta.finish))
             if text or tokens or answer.finish:
-                yield Piece(choice.index, text, tokens, answer.finish)
+                yield Piece(choice.index, text, tokens, answer.finish, stop_reason=answer.stop_reason)
             if answer.finish:
                 return
 

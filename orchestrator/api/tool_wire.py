@@ -36,7 +36,8 @@ class _Part(BaseModel):
 class Function(_Part):
     """A function that the model may call. `parameters` is a JSON schema; none takes no arguments.
 
-    `strict` is kept where a call is forced (`tool_choice` "required" or a name): arguments then follow the schema.
+    `strict` is accepted in either value: where a call is forced (`tool_choice` "required" or a name) arguments follow
+    the schema in any case, where it is the model's choice they are what it writes.
     """
 
     name: FunctionName
@@ -46,8 +47,8 @@ class Function(_Part):
 
     @property
     def schema_of_arguments(self) -> dict[str, Any]:
-        """The JSON schema of the arguments."""
-        return self.parameters or {"type": "object", "properties": {}}
+        """The JSON schema of the arguments; without one the function takes none."""
+        return self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class Tool(_Part):

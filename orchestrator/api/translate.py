@@ -10,6 +10,7 @@ import msgspec
 from adapters.contract import AdapterError
 from adapters.grammar import problem
 from orchestrator.api.port import TokenizerPort
+from orchestrator.api.tool_grammar import calls_of
 from orchestrator.api.tool_wire import Tool, told
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message
 from orchestrator.cluster.port import Grammar, Sampling, Submit
@@ -151,7 +152,10 @@ def _logit_bias(request: Generation, vocabulary_size: int) -> tuple[tuple[int, f
     return tuple(sorted(found.items()))
 
 
-def _grammar(request: Generation) -> Grammar | None:
+def _grammar(request: CompletionRequest | ChatRequest) -> Grammar | None:
+    if isinstance(request, ChatRequest) and request.forced:
+        many = request.parallel_tool_calls and request.tool_choice == "required"
+        return Grammar("lark", calls_of(request.forced, many=many))
     text = request.response_format.schema_text if request.response_format is not None else None
     return None if text is None else Grammar("json_schema", text)
 

@@ -53,9 +53,11 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """`include_usage`: a last chunk carries the usage. `include_obfuscation` is accepted and not used."""
+    """`include_usage`: a last chunk carries the usage; with `continuous_usage_stats` every chunk does, of its choice so
+    far. `include_obfuscation` is accepted and not used."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
@@ -112,7 +114,7 @@ class Generation(Body):
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(default={}, max_length=MAX_BIASES)
     presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
-    repetition_penalty: float = Field(default=1.0, gt=0.0, le=10.0)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=10.0)
     seed: int | None = None
     stop: StopText | list[StopText] | None = None
     stop_token_ids: list[int] = Field(default=[], max_length=64)
@@ -242,8 +244,16 @@ class ChatRequest(Generation):
 
     @property
     def offered(self) -> list[Tool]:
-        """The tools that the model may call; none where `tool_choice` says so."""
+        """The tools that the model is told of; none where `tool_choice` says so."""
         return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def forced(self) -> list[Tool]:
+        """The tools of which one must be called; [] where the answer may be text."""
+        if isinstance(self.tool_choice, NamedChoice):
+            named = self.tool_choice.function.name
+            return [tool for tool in self.tools if tool.function.name == named]
+        return self.tools if self.tool_choice == "required" else []
 
     @model_validator(mode="after")
     def _a_choice_among_the_tools(self) -> ChatRequest:
@@ -255,6 +265,9 @@ class ChatRequest(Generation):
         if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.function.name not in names:
             text = "'tool_choice' names a function that is not among the tools"
             raise PydanticCustomError("tools", text, {"field": "tool_choice"})
+        if self.offered and self.response_format is not None and self.response_format.type != "text":
+            text = "'response_format' leaves no room for calls of 'tools'; send one of them, or 'tool_choice': 'none'"
+            raise PydanticCustomError("tools", text, {"field": "response_format"})
         return self
 
     @property

@@ -83,13 +83,20 @@ def plain_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
     return [message for message in body.get("messages") or [] if not message.get("tool_calls")]
 
 
+ENOUGH = {"timeout_s": None}  # no time at all is a 504, and rightly so
 BODIES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "/v1/completions": lambda body: {"model": "toy", "prompt": str(body.get("prompt")) or "x", "max_tokens": 9},
+    "/v1/completions": lambda body: {
+        "model": "toy",
+        "prompt": str(body.get("prompt")) or "x",
+        "max_tokens": 9,
+        **ENOUGH,
+    },
     "/v1/chat/completions": lambda body: {
         "model": "toy",
         "messages": plain_messages(body) or [{"role": "user", "content": "x"}],
         "max_tokens": 9,
         "max_completion_tokens": 9,
+        **ENOUGH,
     },
     "/tokenize": lambda body: {"model": None, "messages": None, "prompt": body.get("prompt") or ""},
     "/detokenize": lambda body: {"model": None, "tokens": [abs(token) % 272 for token in body.get("tokens") or []]},

@@ -82,6 +82,26 @@ async def test_a_stop_string_across_deltas_ends_the_request_at_once(stream):
         await control.until_all_ended()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "steps", "finish", "reason"),
+    [
+        ({"stop": ["never", "END"]}, [list(b"one EN"), list(b"D two")], "stop", "END"),
+        ({"stop_token_ids": [7]}, [[*b"hi", 7]], "stop", 7),
+        ({}, [[*b"hi", EOS]], "stop", None),
+        ({}, [list(b"hi")], "length", None),
+        ({}, [list(b"hi"), []], "deadline", "deadline"),
+    ],
+)
+async def test_the_stop_reason_says_what_ended_it(stream, fields, steps, finish, reason):
+    control = ScriptedControl(steps=steps, finish=finish)
+    async with client_of(app_over(control)) as client:
+        answer = await client.completions.create(**ASK, stream=stream, extra_body=fields)
+        choice = [chunk async for chunk in answer][-1].choices[0] if stream else answer.choices[0]
+    assert choice.model_extra["stop_reason"] == reason
+    assert choice.finish_reason == ("length" if finish == "deadline" else finish)
+
+
 async def test_the_end_token_is_counted_and_not_shown():
     control = ScriptedControl(steps=[[*b"hi", EOS]], finish="stop")
     async with client_of(app_over(control)) as client:

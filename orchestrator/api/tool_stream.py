@@ -1,0 +1,63 @@
+"""Tool calls in the pieces of an answer."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.api.streaming import Piece
+from orchestrator.api.tool_calls import CallArguments, CallBegins, Text, ToolCallParser
+from orchestrator.api.tool_calls import Piece as Found
+
+
+async def with_calls(
+    pieces: AsyncGenerator[Piece, None], parser: ToolCallParser, *, many: bool
+) -> AsyncGenerator[Piece, None]:
+    """Move the calls in the pieces' text into `calls`. Without `many` what stands behind the first call is left out.
+    Closing it closes `pieces`, which cancels the request."""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            found = parser.push(piece.text)
+            if piece.finish:
+                found += parser.finish()
+            if parser.ended and not many:
+                found = _first_call(found)
+            finish = "tool_calls" if parser.begun and piece.finish == "stop" else piece.finish
+            text = "".join(part.text for part in found if isinstance(part, Text))
+            calls = tuple(_delta(part) for part in found if not isinstance(part, Text))
+            if text or calls or piece.tokens or finish:
+                yield replace(piece, text=text, calls=calls, finish=finish)
+
+
+def _first_call(found: Iterable[Found]) -> list[Found]:
+    """Return what comes up to the end of call 0."""
+    kept: list[Found] = []
+    for part in found:
+        if isinstance(part, Text) and any(not isinstance(before, Text) for before in kept):
+            break
+        if not isinstance(part, Text) and part.index > 0:
+            break
+        kept.append(part)
+    return kept
+
+
+def _delta(part: CallBegins | CallArguments) -> dict[str, Any]:
+    """Return a part of a call as a chunk's `tool_calls` has it."""
+    if isinstance(part, CallArguments):
+        return {"index": part.index, "function": {"arguments": part.text}}
+    function = {"name": part.name, "arguments": ""}
+    return {"index": part.index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+def whole_calls(deltas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the calls that the deltas add up to, as a message has them."""
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        if "id" in delta:
+            calls.append({"id": delta["id"], "type": "function", "function": dict(delta["function"])})
+        else:
+            calls[delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]
+    return calls
