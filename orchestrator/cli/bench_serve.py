@@ -194,7 +194,7 @@ def _environment(endpoint: Endpoint, load: Load, slo: dict[str, float]) -> dict[
         **({"concurrency": load.concurrency} if load.rate is None else opened),
         **load.fields,
         "seed": load.seed,
-        "prompts": len({prompt.key for prompt in load.prompts}),
+        "prompts": len({prompt.text for prompt in load.prompts}),
         "warmup": load.warmup,
         "timeout_s": load.timeout_s,
         "slo_ms": slo,
