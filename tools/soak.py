@@ -4,7 +4,8 @@
 
 Bars: slots, KV blocks, memory and open files within 5 % of the start; no 5xx; bad requests refused with their own
 status; and every answer that was not cancelled is the text that the same request gave before, alone and without
-speculation. The start is measured after a warm-up with the same mixture. Exits 1 when a bar fails.
+speculation. The start is measured after a warm-up with the same mixture, when memory is steady. Exits 1 when a bar
+fails.
 """
 
 from __future__ import annotations
@@ -40,9 +41,13 @@ STOP_TIMEOUT_S = 60.0
 IDLE_TIMEOUT_S = 30.0
 MOST_CHANGE = 0.05
 CLOSED_WITHIN_S = 0.5  # by then the daemon has seen that the question for its status has hung up
+STEADY_CHANGE = 0.01
+MOST_ROUNDS = 20
 EXACT = ("running", "waiting", "streams", "restarts")
+MEMORY = ("worker_rss_bytes", "daemon_rss_bytes")
 FORMULAS = {
-    "start": "after the reference outputs and the warm-up, when nothing runs",
+    "start": "when nothing runs, after the reference outputs, filling the KV cache once, and rounds of --warmup "
+    "requests until resident memory grew by less than 1 % in one",
     "end": "after all requests, when nothing has run for --idle seconds",
     "free_blocks": "at least 95 % of the start",
     "bytes, files": "at most 105 % of the start; resident memory of the processes as the system says",
@@ -137,6 +142,28 @@ def settle(admin: Path, idle_s: float) -> None:
     time.sleep(idle_s)
 
 
+def fill(soak: Soak, ready: dict[str, Any], sequences: int) -> None:
+    """Touch the whole KV cache, as the first days of a service would."""
+    with Console(stderr=True).status("filling the KV cache"):
+        positions = ready["kv_blocks"] * ready["block_tokens"]
+        asyncio.run(soak.fill_cache(positions, sequences, ready["context_tokens"], ready["vocabulary_size"]))
+
+
+def warm_up(soak: Soak, admin: Path, daemon_pid: int, arguments: argparse.Namespace) -> int:
+    """Send rounds of requests until memory is steady: runtimes keep what they prepared for each new batch shape.
+
+    Returns how many requests that took. What never is steady is left to the bars.
+    """
+    before, sent, steady = state(admin, daemon_pid), 0, False
+    while not steady and sent < MOST_ROUNDS * arguments.warmup:
+        asyncio.run(soak.fire(arguments.warmup))
+        sent += int(arguments.warmup)
+        after = state(admin, daemon_pid)
+        steady = all(after[name] <= before[name] * (1.0 + STEADY_CHANGE) for name in MEMORY)
+        before = after
+    return sent
+
+
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run the soak; returns `summary`, `runs`, `environment` and `formulas`."""
     loaded, port = load_config(arguments.config), _free_port()
@@ -144,15 +171,16 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     mix = Mix(arguments.concurrency, arguments.rest, arguments.cancel_within, arguments.seed)
     with daemon(arguments.config, port) as process:
         ready = ask(admin)["ready"]
-        bad = malformed(ready["model"], int(loaded.limits.max_body))
         soak = Soak(
             f"http://127.0.0.1:{port}",
+            ready["model"],
             make_cases(ready["model"], arguments.prompts, arguments.max_tokens),
-            bad,
+            malformed(ready["model"], int(loaded.limits.max_body)),
             mix,
         )
         asyncio.run(soak.take_references())
-        asyncio.run(soak.fire(arguments.warmup))
+        fill(soak, ready, loaded.limits.max_running)
+        warmed_up = warm_up(soak, admin, process.pid, arguments)
         settle(admin, arguments.idle)
         start, soak.seen = state(admin, process.pid), Seen()
         began_s = time.monotonic()
@@ -166,6 +194,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "summary": {
             "passed": all(good for *_, good in rows),
             "duration_s": duration_s,
+            "warmup_requests": warmed_up,
             "compared": soak.seen.compared,
             **{f"{name}_start": value for name, value in start.items()},
             **{f"{name}_end": value for name, value in end.items()},
@@ -203,7 +232,7 @@ def show(result: dict[str, Any]) -> None:
     for name, count in ends_run["ends"].items():
         ends.add_row(name, str(count))
     console.print(ends)
-    table = Table(title=f"{summary['duration_s']:.0f} s, then idle")
+    table = Table(title=f"{summary['duration_s']:.0f} s, then idle; warm-up {summary['warmup_requests']} requests")
     for name in ("", "start", "end", "bar", ""):
         table.add_column(name, justify="right" if name in ("start", "end") else "left")
     for row in bars_run["bars"]:
@@ -220,7 +249,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, default=ROOT / "cluster.yaml")
     parser.add_argument("--prompts", type=Path, default=ROOT / "tools" / "prompts.jsonl")
     parser.add_argument("--requests", type=int, default=500)
-    parser.add_argument("--warmup", type=int, default=60, help="requests of the same mixture before the start")
+    parser.add_argument("--warmup", type=int, default=100, help="requests in each round of the warm-up")
     parser.add_argument("--concurrency", type=int, default=12)
     parser.add_argument("--max-tokens", type=int, default=48, help="the longest answer")
     parser.add_argument("--cancel-within", type=float, default=1.5, help="seconds")

@@ -114,9 +114,10 @@ class SlowTransport(httpx.AsyncHTTPTransport):
 class Soak:
     """The requests of one soak against one daemon; `url` is its base."""
 
-    def __init__(self, url: str, cases: Sequence[Case], bad: Sequence[Malformed], mix: Mix) -> None:
+    def __init__(self, url: str, model: str, cases: Sequence[Case], bad: Sequence[Malformed], mix: Mix) -> None:
         self.url = url
         self.seen = Seen()
+        self._model = model
         self._cases = cases
         self._bad = bad
         self._mix = mix
@@ -135,9 +136,23 @@ class Soak:
                 response = await client.post(self._endpoint(case).path, content=payload, timeout=REQUEST_TIMEOUT_S)
                 self._references[index] = _answer(response.raise_for_status().json())
 
+    async def fill_cache(self, tokens: int, sequences: int, context_tokens: int, vocabulary_size: int) -> None:
+        """Hold about `tokens` positions at once: a KV cache takes its memory where it is first written."""
+        length = min(tokens // sequences, context_tokens - 1)
+        drawn = random.Random(self._mix.seed)  # noqa: S311  # any tokens will do
+        fields = {"model": self._model, "max_tokens": 1, "ignore_eos": True}
+        async with open_client() as client, asyncio.TaskGroup() as group:
+            for _ in range(sequences):
+                prompt = [drawn.randrange(vocabulary_size) for _ in range(length)]
+                content = json.dumps({**fields, "prompt": prompt}).encode()
+                group.create_task(client.post(f"{self.url}/v1/completions", content=content, timeout=REQUEST_TIMEOUT_S))
+
     async def fire(self, count: int) -> None:
         """Send `count` requests of mixed kinds, `concurrency` at a time."""
-        kinds = self._random.choices(list(SHARES), list(SHARES.values()), k=count)
+        kinds = [kind for kind, share in SHARES.items() for _ in range(round(share * count))]
+        kinds += ["stream"] * (count - len(kinds))
+        self._random.shuffle(kinds)
+        del kinds[count:]
         waiting = iter(track(kinds, "requests", console=console, transient=True, disable=not console.is_terminal))
         async with open_client() as fast, httpx.AsyncClient(transport=SlowTransport(self._mix.rest_s)) as slow:
             senders: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {

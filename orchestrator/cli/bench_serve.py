@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # httpx and numpy are loaded only where something is measured
     from orchestrator.cli.traffic.figures import Run
 
 INTERRUPTED_EXIT = 130
+FIXED_FIELDS = {"n", "best_of", "stream", "stream_options"}
 
 
 def serve(
@@ -126,6 +127,8 @@ def _endpoint(
         raise BenchError(f"{option}: not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise BenchError(f'{option}: must be a JSON object, as in {{"top_p": 0.9}}')
+    if fixed := sorted(fields.keys() & FIXED_FIELDS):
+        raise BenchError(f"{option}: {', '.join(fixed)} cannot be set: one streamed answer a request is measured")
     base = url.rstrip("/")
     served = served_models(base, headers)
     if not model and not served:
@@ -194,7 +197,7 @@ def _environment(endpoint: Endpoint, load: Load, slo: dict[str, float]) -> dict[
         **({"concurrency": load.concurrency} if load.rate is None else opened),
         **load.fields,
         "seed": load.seed,
-        "prompts": len({prompt.key for prompt in load.prompts}),
+        "prompts": len({prompt.text for prompt in load.prompts}),
         "warmup": load.warmup,
         "timeout_s": load.timeout_s,
         "slo_ms": slo,

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -168,6 +170,7 @@ def test_ctrl_c_prints_what_was_measured_and_frees_the_server(url, daemon, tmp_p
         (("--burstiness", "2"), "--burstiness"),
         (("--header", "x"), "'Name: value'"),
         (("--body", "[]"), "--body: must be a JSON object"),
+        (("--body", '{"n": 2, "stream": false}'), "--body: n, stream cannot be set"),
         (("--compare-body", "{"), "--compare-body: not JSON"),
         (("--json", "/nowhere/out.json"), "no such directory"),
         (("--prompts", "/nowhere.jsonl"), "/nowhere.jsonl: cannot be read"),
@@ -181,11 +184,72 @@ def test_what_is_wrong_is_named(url, arguments, message):
 
 def test_a_run_in_which_every_request_failed_shows_its_figures_and_exits_1(url, tmp_path):
     out = tmp_path / "out.json"
-    done = bench(url, "--requests", "3", "--body", '{"n": 2}', "--json", str(out))
+    done = bench(url, "--requests", "3", "--body", '{"temperature": 9}', "--json", str(out))
     assert done.returncode == 1
-    assert done.stderr == f"outrider: every request to {url} failed; status_400: 'n' is not supported yet\n"
-    assert "3 x status_400: 'n' is not supported yet" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"outrider: every request to {url} failed; status_400: 'temperature': ")
+    assert "3 x status_400: 'temperature': " in done.stdout
     assert result_of(out)["summary"]["ttft_ms"] is None
+
+
+class Foreign(BaseHTTPRequestHandler):
+    """Another engine: no usage, `choices` null at the end, speculation told in /metrics only, under vLLM's names."""
+
+    answered = 0
+
+    def do_GET(self) -> None:
+        if self.path == "/metrics":
+            self._send(
+                "text/plain",
+                "# TYPE vllm:spec_decode_num_drafts counter\n"
+                f'vllm:spec_decode_num_drafts_total{{engine="0"}} {4 * Foreign.answered}\n'
+                f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {12 * Foreign.answered}\n'
+                f'vllm:spec_decode_num_accepted_tokens_total{{engine="0"}} {6 * Foreign.answered}\n'
+                f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="0"}} {4 * Foreign.answered}\n',
+            )
+        else:
+            self._send("application/json", '{"data": [{"id": "theirs"}]}')
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body["model"] == "theirs"
+        assert self.headers["Authorization"] == "Bearer sesame"
+        assert self.headers["X-Team"] == "blue"
+        Foreign.answered += 1
+        chunks = [f'{{"choices": [{{"delta": {{"content": "{word}"}}}}]}}' for word in ("a b", "c")]
+        self._send("text/event-stream", "".join(f"data: {c}\n\n" for c in [*chunks, '{"choices": null}', "[DONE]"]))
+
+    def _send(self, kind: str, text: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_foreign_server_without_usage_gets_no_token_figures_and_is_told_so(tmp_path):
+    out = tmp_path / "out.json"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Foreign) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        done = bench(
+            f"http://127.0.0.1:{server.server_port}/v1/",
+            *("--requests", "6", "--header", "X-Team: blue", "--slo", "tpot=50", "--json", str(out)),
+            OPENAI_API_KEY="sesame",
+        )
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    summary = result_of(out)["summary"]
+    assert summary["completed"] == summary["without_token_count"] == 6
+    assert summary["output_tok_s"] is summary["tpot_ms"] is summary["goodput_per_s"] is None
+    assert summary["ttft_ms"]["median"] > 0.0
+    assert summary["speculation_source"] == "/metrics"
+    assert summary["acceptance_rate"] == 0.5
+    assert summary["mean_acceptance_length"] == 2.5
+    assert summary["drafted_tokens"] == 6 * 12  # the warm-up is not in it
+    assert "token counts are missing: 6 of 6" in done.stdout
+    assert "sesame" not in out.read_text() + done.stdout
 
 
 def test_a_server_that_is_not_there_is_one_line():

@@ -17,12 +17,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_daemon_gives_everything_back_and_answers_right_in_bad_company(tmp_path):
-    config = configuration(tmp_path, script="base_ms=1", extra="limits: {max_running: 4, max_body: 256 KiB}")
+    config = configuration(
+        tmp_path, script="base_ms=1", extra="limits: {max_running: 4, max_body: 256 KiB, kv_cache: 4 MiB}"
+    )
     out = tmp_path / "out.json"
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tools.soak", "--config", str(config), "--json", str(out)),
-            *("--requests", "40", "--warmup", "40", "--concurrency", "8", "--max-tokens", "24"),
+            *("--requests", "40", "--warmup", "30", "--concurrency", "8", "--max-tokens", "24"),
             *("--rest", "0.02", "--cancel-within", "0.1", "--idle", "0.5", "--seed", "1"),
         ],
         cwd=ROOT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -12,9 +13,10 @@ from typing import Any
 
 import httpx
 
-from orchestrator.cli.bench_prompts import PromptText
+from orchestrator.cli.bench_prompts import PromptText, spread
 from orchestrator.cli.traffic.arrivals import Arrival, arrival_times_s
 from orchestrator.cli.traffic.client import Endpoint, ask, open_client
+from orchestrator.cli.traffic.counters import speculation_counters
 from orchestrator.cli.traffic.figures import Run
 from orchestrator.cli.traffic.outcome import Outcome
 
@@ -93,13 +95,21 @@ async def _measure(
 ) -> None:
     async with open_client() as client:
         for endpoint in endpoints:
-            warmup = Stretch(client, endpoint, load, Run(), lambda _: None)
-            await warmup.run(range(min(load.warmup, len(load.prompts))), rate=None)
+            await Stretch(client, endpoint, _warmup_of(load), Run(), lambda _: None).run(range(load.warmup), rate=None)
         stretches = [Stretch(client, endpoint, load, run, ended) for endpoint, run in zip(endpoints, runs, strict=True)]
         for turn, numbers in enumerate(turns(len(load.prompts), len(endpoints), load)):
             # Who goes first alternates, so that a drift of the machine meets both.
             for stretch in stretches if turn % 2 == 0 else reversed(stretches):
                 await stretch.run(numbers, load.rate)
+
+
+def _warmup_of(load: Load) -> Load:
+    """Return the load with a number before each prompt, so that no prefix cache holds the prompts that count."""
+    texts = [
+        dataclasses.replace(prompt, text=f"{number}. {prompt.text}")
+        for number, prompt in enumerate(spread(load.prompts, load.warmup))
+    ]
+    return dataclasses.replace(load, prompts=texts)
 
 
 class Stretch:
@@ -125,6 +135,7 @@ class Stretch:
         """Send these requests and wait for their ends; time and CPU count however this ends."""
         load, run = self._load, self._run
         self._payloads = {number: self._payload(number) for number in numbers}  # before the clock runs
+        before = await speculation_counters(self._client, self._endpoint.url)
         offset_s, cpu_s = run.wall_s, time.process_time()
         self._zero_s = time.perf_counter() - offset_s
         try:
@@ -137,6 +148,7 @@ class Stretch:
             run.wall_s = self._clock()
             run.cpu_s += time.process_time() - cpu_s
             run.sending_s += max((o.sent_s for o in run.outcomes), default=offset_s) - offset_s
+        run.counted += await speculation_counters(self._client, self._endpoint.url) - before
 
     def _clock(self) -> float:
         return time.perf_counter() - self._zero_s

@@ -34,20 +34,26 @@ FORMULAS = {
     "tokens_per_event": "output tokens / events with text",
     "ratios": "the figure at --url / the figure at the compared endpoint",
     "same_text": "requests that completed at both and gave the same text, of those that completed at both",
-    "acceptance_rate": "accepted / drafted tokens, where the server gives them",
-    "mean_acceptance_length": "1 + accepted / verification steps (counts the recovered or bonus token)",
+    "acceptance_rate": "accepted / drafted tokens, as the server tells with each answer; else by its /metrics, where "
+    "other clients' requests count too",
+    "mean_acceptance_length": "1 + accepted / verification steps (counts the recovered or bonus token); by /metrics "
+    "1 + accepted / drafts",
 }
 
 
 @dataclass(slots=True)
 class Run:
-    """One endpoint's measurement, made of one or more stretches of time that are put end to end."""
+    """One endpoint's measurement, made of one or more stretches of time that are put end to end.
+
+    `counted`: by how much the server's own counters of speculation grew (drafts, drafted, accepted).
+    """
 
     outcomes: list[Outcome] = field(default_factory=list)
     asked: int = 0
     wall_s: float = 0.0
     cpu_s: float = 0.0
     sending_s: float = 0.0
+    counted: Counter[str] = field(default_factory=Counter)
 
 
 def distribution(values: Sequence[float]) -> dict[str, float] | None:
@@ -89,7 +95,7 @@ def summarise(run: Run, rate: float | None, slo: Mapping[str, float]) -> dict[st
         **{name: distribution(values) for name, values in latencies_ms(ended).items()},
         **_offered(run, rate),
         **_goodput(ended, run.wall_s, slo),
-        **_speculation(good),
+        **_speculation(good, run.counted),
         "generator_cpu_share": _ratio(run.cpu_s, run.wall_s),
     }
 
@@ -159,13 +165,20 @@ def _goodput(ended: Sequence[Outcome], wall_s: float, slo: Mapping[str, float]) 
     return {"goodput_per_s": _ratio(met, wall_s), "slo_attainment": _ratio(met, len(ended))}
 
 
-def _speculation(good: Sequence[Outcome]) -> dict[str, Any]:
+def _speculation(good: Sequence[Outcome], counted: Mapping[str, int]) -> dict[str, Any]:
+    """Take what came with the answers; else what the server counted meanwhile, whoever asked for it."""
     told = [outcome for outcome in good if outcome.steps is not None]
-    drafted, accepted = sum(o.drafted or 0 for o in told), sum(o.accepted or 0 for o in told)
-    steps = sum(o.steps or 0 for o in told)
+    if told:
+        source: str | None = "usage"
+        drafted, accepted = sum(o.drafted or 0 for o in told), sum(o.accepted or 0 for o in told)
+        steps = sum(o.steps or 0 for o in told)
+    else:
+        source = "/metrics" if counted else None
+        drafted, accepted, steps = (counted.get(name, 0) for name in ("drafted", "accepted", "drafts"))
     return {
-        "drafted_tokens": drafted if told else None,
-        "accepted_tokens": accepted if told else None,
+        "speculation_source": source,
+        "drafted_tokens": drafted if source else None,
+        "accepted_tokens": accepted if source else None,
         "acceptance_rate": _ratio(accepted, drafted),
         "mean_acceptance_length": 1.0 + accepted / steps if steps else None,
     }

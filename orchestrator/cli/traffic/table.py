@@ -112,6 +112,10 @@ def _cautions(summary: dict[str, Any], environment: dict[str, Any]) -> list[str]
         )
         if "tpot" in environment["slo_ms"]:
             found.append("goodput is unknown: whether a request without a token count met its TPOT cannot be told")
+    if (uses := summary["requests"] / environment["prompts"]) > 1.0:
+        found.append(
+            f"each prompt was used {uses:.1f} times: prefix caches and drafts from earlier outputs flatter the server"
+        )
     if summary["without_text"]:
         found.append(f"{summary['without_text']} streams had no text: they have no TTFT")
     if (summary["generator_cpu_share"] or 0.0) > BUSY_GENERATOR:
