@@ -1,6 +1,7 @@
 """Losslessness at full size: target-only decoding against speculation, alone and in company, at any depth.
 
-    python tools/check_identity.py --prompts FILE [--limit P] [--max-tokens N] [--concurrency C] [--json OUT]
+    python tools/check_identity.py --prompts FILE [--limit P] [--max-tokens N] [--concurrency C]
+                                   [--adapter NAME] [--json OUT]
 
 Greedy and seeded sampling (temperature 0.8, top-p 0.95). Exits 1 when a single token differs.
 """
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from adapters import registry
 from orchestrator.bootstrap import (
     EngineOptions,
     Target,
@@ -69,15 +71,19 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=40)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--adapter", choices=registry.names(), help="the runtime; else as configured")
     parser.add_argument("--config", type=Path, default=Path("cluster.yaml"))
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
     console = Console()
     options = engine_options(load_config(arguments.config), arguments.config.resolve().parent)
+    options = msgspec.structs.replace(options, adapter=arguments.adapter or options.adapter)
     with console.status("loading the target"):
         target = load_target(options, lambda stage, fraction: None)
     prompts = read_prompts(arguments.prompts, target, arguments.limit)
-    table = Table(title=f"{len(prompts)} prompts, {arguments.max_tokens} tokens: outputs that differ from target-only")
+    table = Table(
+        title=f"{options.adapter}: {len(prompts)} prompts, {arguments.max_tokens} tokens: outputs unlike target-only"
+    )
     for name in ("sampling", "depth", "concurrency", "tokens", "differ"):
         table.add_column(name, justify="right")
     rows = []
@@ -107,7 +113,13 @@ def main() -> int:
     console.print(table)
     total = sum(int(row["differ"]) for row in rows)
     if arguments.json:
-        summary = {"prompts": len(prompts), "cases": len(rows), "mismatches": total, "identical": total == 0}
+        summary = {
+            "adapter": options.adapter,
+            "prompts": len(prompts),
+            "cases": len(rows),
+            "mismatches": total,
+            "identical": total == 0,
+        }
         arguments.json.write_text(json.dumps({"summary": summary, "runs": rows}, indent=1), encoding="utf-8")
     console.print(f"identical output: {'yes' if total == 0 else 'NO'} ({total} differences)")
     return 0 if total == 0 else 1

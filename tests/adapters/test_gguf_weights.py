@@ -12,20 +12,11 @@ from gguf.quants import dequantize, quantize
 from adapters.contract import ModelRefused
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.gguf_blocks import matrix
-from adapters.decoder.spec import Dense, Grouped
+from adapters.decoder.spec import Grouped
+from tests.support.reference import values_of
 from tests.support.tiny_gguf import Tiny, write
 
 Kind = GGMLQuantizationType
-
-
-def values_of(tensor: Grouped | Dense) -> np.ndarray:
-    """What a tensor stands for, in float32."""
-    if isinstance(tensor, Dense):
-        wide = tensor.values.astype(np.uint32) << 16 if tensor.bfloat16 else None
-        return tensor.values.astype(np.float32) if wide is None else wide.view(np.float32)
-    size = tensor.group_size
-    centred = tensor.values.astype(np.float32) - np.repeat(tensor.zeros.astype(np.float32), size, axis=1)
-    return centred * np.repeat(tensor.scales.astype(np.float32), size, axis=1)
 
 
 def random_rows(seed: int = 0) -> np.ndarray:
