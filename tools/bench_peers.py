@@ -1,6 +1,10 @@
-"""Outrider beside openvino_genai on the same model and prompts, in turn, in one process.
+"""Outrider beside openvino_genai and onnxruntime_genai on the same model and prompts, in turn, in one process.
 
-    python tools/bench_peers.py --prompts FILE [--limit P] [--max-tokens N] [--json OUT]
+    python tools/bench_peers.py --prompts FILE [--limit P] [--max-tokens N] [--adapter NAME]
+                                [--onnx-genai NAME=DIR]... [--json OUT]
+
+`--onnx-genai` adds a model that `python -m onnxruntime_genai.models.builder -p int4 -e cpu` wrote to DIR (that
+library is installed by hand; building needs torch and transformers, running does not).
 
 Every prompt is decoded greedily by each engine before the next prompt, so that a drift of the machine meets all
 of them. Outrider's modes run the decode loop in this process, as `outrider bench decode` does.
@@ -24,6 +28,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from adapters import registry
 from adapters.model_source import resolve
 from orchestrator.bootstrap import Target, build_drafter, build_loop, engine_options, load_target
 from orchestrator.cli.bench_decode import read_prompts
@@ -59,6 +64,30 @@ def genai(directory: Path, max_tokens: int, *, prompt_lookup: bool) -> Generate:
     return generate
 
 
+def onnx_genai(directory: Path, max_tokens: int) -> Generate:
+    """Return onnxruntime_genai's generator over a model built by its builder; our clock for both times."""
+    import onnxruntime_genai
+
+    model = onnxruntime_genai.Model(str(directory))
+
+    def generate(prompt: Prompt) -> Record:
+        settings = onnxruntime_genai.GeneratorParams(model)
+        settings.set_search_options(max_length=len(prompt.tokens) + max_tokens, do_sample=False)
+        stop = set(prompt.stop_tokens)
+        tokens: list[int] = []
+        started = time.perf_counter()
+        generator = onnxruntime_genai.Generator(model, settings)
+        generator.append_tokens(np.array([prompt.tokens], dtype=np.int32))
+        first_s = 0.0
+        while len(tokens) < max_tokens and not (tokens and tokens[-1] in stop):
+            generator.generate_next_token()
+            tokens.append(int(generator.get_next_tokens()[0]))
+            first_s = first_s or time.perf_counter() - started
+        return Record(tokens, first_s, time.perf_counter() - started)
+
+    return generate
+
+
 def outrider(target: Target, options: Any, max_tokens: int, *, speculate: bool) -> Generate:
     """Return Outrider's loop; with `speculate`, one suffix drafter over all prompts, as in a server."""
     drafter = build_drafter(options) if speculate else None
@@ -87,7 +116,7 @@ def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Load every engine, decode every prompt with each, return the result."""
     config = load_config(arguments.config)
     options = engine_options(config, arguments.config.resolve().parent)
-    options = msgspec.structs.replace(options, prefix_reuse=False)  # every mode computes its own prefill
+    options = msgspec.structs.replace(options, adapter=arguments.adapter or options.adapter, prefix_reuse=False)
     source = work / "model.gguf"
     source.symlink_to(resolve(config.model.source, arguments.config.parent).path.resolve())
     console = Console(stderr=True)
@@ -105,6 +134,8 @@ def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
             "outrider speculative, bit": outrider(targets["bit"], options, arguments.max_tokens, speculate=True),
             "outrider speculative, kernel": outrider(targets["kernel"], options, arguments.max_tokens, speculate=True),
         }
+        for name, directory in arguments.onnx_genai:
+            engines[name] = onnx_genai(Path(directory), arguments.max_tokens)
     prompts = read_prompts(arguments.prompts, targets["bit"], arguments.limit)
     for engine in engines.values():  # warm: first shapes are compiled outside the measurement
         engine(Prompt("warm", "", prompts[0].tokens[:64], prompts[0].stop_tokens))
@@ -114,7 +145,14 @@ def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
         for name in names[number % len(names) :] + names[: number % len(names)]:
             records[name].append(engines[name](prompt))
     rows = {name: summarise(found) for name, found in records.items()}
-    return {"summary": _ratios(rows), "runs": rows, "formulas": FORMULAS, "prompts": len(prompts)}
+    summary = _ratios(rows) | _onnx_ratios(rows, [name for name, _ in arguments.onnx_genai])
+    return {
+        "adapter": options.adapter,
+        "summary": summary,
+        "runs": rows,
+        "formulas": FORMULAS,
+        "prompts": len(prompts),
+    }
 
 
 def _ratios(rows: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -130,12 +168,29 @@ def _ratios(rows: dict[str, dict[str, float]]) -> dict[str, float]:
     }
 
 
+def _onnx_ratios(rows: dict[str, dict[str, float]], peers: Sequence[str]) -> dict[str, float]:
+    return {
+        f"{kind}_tpot_vs_{peer}": rows[f"outrider {mode}"]["tpot_ms"] / rows[peer]["tpot_ms"]
+        for peer in peers
+        for kind, mode in (("kernel", "plain, kernel"), ("bit", "plain, bit"), ("spec", "speculative, bit"))
+    }
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, _, directory = text.partition("=")
+    if not name or not Path(directory).is_dir():
+        raise argparse.ArgumentTypeError(f"write NAME=DIR with a directory that is there, not {text!r}")
+    return name, directory
+
+
 def main() -> None:
     """Parse arguments, run, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--adapter", choices=registry.names(), help="Outrider's runtime; else as configured")
+    parser.add_argument("--onnx-genai", type=_named, action="append", default=[], metavar="NAME=DIR")
     parser.add_argument("--config", type=Path, default=Path("cluster.yaml"))
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
@@ -143,7 +198,9 @@ def main() -> None:
         result = run(arguments, Path(work))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
-    table = Table(title=f"{result['prompts']} prompts, {arguments.max_tokens} tokens, greedy, one at a time")
+    table = Table(
+        title=f"{result['adapter']}: {result['prompts']} prompts, {arguments.max_tokens} tokens, greedy, one at a time"
+    )
     for name in ("engine", "tok/s", "TPOT ms", "TTFT ms"):
         table.add_column(name, justify="left" if name == "engine" else "right")
     for name, row in result["runs"].items():

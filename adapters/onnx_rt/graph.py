@@ -149,9 +149,7 @@ class _Builder:
 
     def _norm(self, residual: str, change: str, weight: str, *, last: bool = False) -> tuple[str, str]:
         """Add `change` (where there is one) to the residual and norm the sum: (normed, sum)."""
-        tensor = self._weights.tensor(weight)
-        assert isinstance(tensor, Dense)  # noqa: S101  # one axis is never grouped
-        gamma, epsilon = self._file.add(weight, dense(tensor)), self._spec.norm_epsilon
+        gamma, epsilon = self._vector(weight), self._spec.norm_epsilon
         if not change:
             normed = self._node("SimplifiedLayerNormalization", [residual, gamma], f"{weight}.out", epsilon=epsilon)
             return normed, residual
@@ -171,15 +169,14 @@ class _Builder:
         parts = ("query", "key", "value")
         bias = [f"{layer}.{part}_bias" for part in parts] if spec.qkv_bias else []
         qkv = self._products(normed, [f"{layer}.{part}" for part in parts], f"{layer}.qkv", bias)
-        extra: dict[str, Any] = {}
-        inputs = [qkv, "", "", *(f"past.{layer}.{kind}" for kind in ("key", "value"))]
-        inputs += ["seqlens_k", "total_sequence_length", "cos", "sin"]
-        if spec.qk_norm:
-            inputs += [""] * 5 + [self._vector(f"{layer}.{name}_norm") for name in ("query", "key")]
-            extra["qk_norm_epsilon"] = spec.norm_epsilon
+        inputs = self._normed_heads(layer, qkv) if spec.qk_norm else [qkv, "", ""]
         attended = self._node(
             "GroupQueryAttention",
-            inputs,
+            [
+                *inputs,
+                *(f"past.{layer}.{kind}" for kind in ("key", "value")),
+                *("seqlens_k", "total_sequence_length", "cos", "sin"),
+            ],
             f"{layer}.attended",
             *(f"present.{layer}.{kind}" for kind in ("key", "value")),
             domain=MICROSOFT,
@@ -188,9 +185,27 @@ class _Builder:
             scale=spec.query_scale,
             do_rotary=1,
             rotary_interleaved=0,
-            **extra,
         )
         return self._products(attended, [f"{layer}.output"], f"{layer}.output")
+
+    def _normed_heads(self, layer: int, qkv: str) -> list[str]:
+        """Norm each head of query and key: the attention operator has inputs for it, but no kernel on CPU."""
+        spec = self._spec
+        sizes = self._constant(
+            f"{layer}.sizes", [count * spec.head_dim for count in (spec.heads, *[spec.kv_heads] * 2)]
+        )
+        names = [f"{layer}.{part}.split" for part in ("query", "key", "value")]
+        self._node("Split", [qkv, sizes], *names, axis=-1)
+        return [*(self._normed_head(layer, part) for part in ("query", "key")), names[2]]
+
+    def _normed_head(self, layer: int, part: str) -> str:
+        name = f"{layer}.{part}"
+        shape = self._constant(f"{name}.by_head", [0, 0, -1, self._spec.head_dim])
+        by_head = self._node("Reshape", [f"{name}.split", shape], f"{name}.heads")
+        gamma = self._vector(f"{name}_norm")
+        epsilon = self._spec.norm_epsilon
+        normed = self._node("SimplifiedLayerNormalization", [by_head, gamma], f"{name}.normed", epsilon=epsilon)
+        return self._node("Reshape", [normed, self._constant(f"{name}.flat", [0, 0, -1])], f"{name}.out")
 
     def _mlp(self, layer: int, normed: str) -> str:
         gate_up = self._products(normed, [f"{layer}.gate", f"{layer}.up"], f"{layer}.gate_up")

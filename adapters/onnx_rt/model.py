@@ -1,4 +1,4 @@
-"""A decoder on an ONNX Runtime execution provider: one call for each sequence of the batch, caches bound once.
+"""A decoder on an ONNX Runtime execution provider: caches bound once, a call for each sequence of the batch.
 
 Exactness (measured, docs/adr/0008-onnx-runtime-beside-openvino.md): a row's logits are the same to the bit in every
 call of two rows or more. One-row calls take other kernels. So `bit` pads a one-row segment with a second row whose
@@ -8,8 +8,9 @@ result nobody reads.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ class OrtModel:
         self._pool = BlockPool(blocks, block, options.slots, pad_to=pad_to)
         capacity = min(capacity_of(spec.context_length + pad_to, block), blocks * block)
         self._memory = KvMemory(2 * cache.layers, options.slots, cache.kv_heads, capacity, cache.head_dim)
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[tuple[int, int], _Call] = {}
         self._logits = np.empty((0, spec.vocabulary_size), np.float32)
         self.spec = spec
         self.capabilities = Capabilities(
@@ -88,17 +89,41 @@ class OrtModel:
         caps = self.capabilities
         self._pool.check(batch, max_rows=caps.max_batch_rows, max_context=caps.max_context_tokens)
         self._pool.reserve(batch)
-        logits = self._room(sum(segment.rows[1] - segment.rows[0] for segment in batch))
+        counts = [segment.rows[1] - segment.rows[0] for segment in batch]
+        logits = self._room(sum(counts))
+        begins = [0, *accumulate(counts)]
         started = time.perf_counter()
-        done = 0
-        for segment in batch:
-            wanted = segment.rows[1] - segment.rows[0]
-            call = self._calls.get(segment.slot) or self._open(segment.slot)
-            call.set_inputs(segment, self._pool.padded(segment))
-            call.bind_logits(logits[done : done + wanted])
-            self._run(call)
-            done += wanted
+        for group in self._groups(batch):
+            first = group[0]
+            call = self._call(batch[first].slot, len(group))
+            call.set_inputs([batch[index] for index in group], self._pool.padded(batch[first]))
+            if len(group) == 1:
+                call.bind_logits(logits[begins[first] : begins[first + 1]])
+                self._run(call)
+            else:
+                rows = np.empty((sum(counts[index] for index in group), self._vocabulary), np.float32)
+                call.bind_logits(rows)
+                self._run(call)
+                logits[[begins[index] for index in group if counts[index]]] = rows
         return ForwardResult(logits, (time.perf_counter() - started) * 1000.0)
+
+    def _groups(self, batch: Sequence[Segment]) -> Iterator[list[int]]:
+        """Yield which segments run in one call: the attention operator takes several sequences of one row each,
+        where their caches lie side by side. Rows that are padded (exactness `bit`) are two: one sequence a call.
+        """
+        order = sorted(range(len(batch)), key=lambda index: batch[index].slot)
+        group: list[int] = []
+        for index in order:
+            single = self._pool.padded(batch[index]) == 1
+            if group and not (single and batch[index].slot == batch[group[-1]].slot + 1):
+                yield group
+                group = []
+            group.append(index)
+            if not single:
+                yield group
+                group = []
+        if group:
+            yield group
 
     def _room(self, rows: int) -> NDArray[np.float32]:
         """Return rows of a buffer that is kept: a fresh one would be zeroed by the kernel page by page."""
@@ -106,9 +131,13 @@ class OrtModel:
             self._logits = np.empty((rows, self._vocabulary), np.float32)
         return self._logits[:rows]
 
-    def _open(self, slot: int) -> _Call:
-        call = self._calls[slot] = _Call(self._session.io_binding(), self._layers, self._memory, slot)
-        return call
+    def _call(self, slot: int, sequences: int) -> _Call:
+        """Return the binding of `sequences` slots from `slot` on."""
+        found = self._calls.get((slot, sequences))
+        if found is None:
+            found = _Call(self._session.io_binding(), self._layers, self._memory, slot, sequences)
+            self._calls[slot, sequences] = found
+        return found
 
     def _run(self, call: _Call) -> None:
         try:
@@ -144,37 +173,38 @@ class OrtModel:
 
 
 class _Call:
-    """One slot's binding: its caches once, inputs again only where their shape changes."""
+    """The binding of neighbouring slots: their caches once, inputs again only where their shape changes."""
 
-    def __init__(self, binding: Any, layers: int, memory: KvMemory, slot: int) -> None:
+    def __init__(self, binding: Any, layers: int, memory: KvMemory, slot: int, sequences: int) -> None:
         self.binding = binding
         self._kept: dict[str, NDArray[Any]] = {}  # the runtime borrows their memory
-        self._seqlens = np.zeros(1, np.int32)
+        self._seqlens = np.zeros(sequences, np.int32)
         self._total = np.zeros((), np.int32)
-        self._ids = np.zeros((1, 0), np.int64)
-        self._wanted: tuple[int, int] | None = None
-        shape = (1, *memory.shape)
-        for cache, (past, present) in enumerate(
-            zip(cache_names(layers, "past"), cache_names(layers, "present"), strict=True)
-        ):
+        self._ids = np.zeros((sequences, 0), np.int64)
+        self._wanted: tuple[int, ...] | None = None
+        shape = (sequences, *memory.shape)
+        names = zip(cache_names(layers, "past"), cache_names(layers, "present"), strict=True)
+        for cache, (past, present) in enumerate(names):
             address = memory.address(cache, slot)
             binding.bind_input(past, "cpu", 0, np.float32, shape, address)
             binding.bind_output(present, "cpu", 0, np.float32, shape, address)
         self._bind("seqlens_k", self._seqlens)
         self._bind("total_sequence_length", self._total)
 
-    def set_inputs(self, segment: Segment, rows: int) -> None:
-        """Write the segment's tokens, padded to `rows`."""
+    def set_inputs(self, segments: Sequence[Segment], rows: int) -> None:
+        """Write the tokens of all segments, each padded to `rows`."""
         if self._ids.shape[1] != rows:
-            self._ids = np.zeros((1, rows), np.int64)
+            self._ids = np.zeros((len(segments), rows), np.int64)
             self._bind("input_ids", self._ids)
-        self._ids[0, : len(segment.tokens)] = segment.tokens
-        self._ids[0, len(segment.tokens) :] = segment.tokens[0]
-        self._total[...] = segment.start + rows
-        self._seqlens[0] = segment.start + rows - 1
-        if self._wanted != segment.rows:
-            self._wanted = segment.rows
-            self._bind("wanted_rows", np.arange(*segment.rows, dtype=np.int64))
+        for index, segment in enumerate(segments):
+            self._ids[index, : len(segment.tokens)] = segment.tokens
+            self._ids[index, len(segment.tokens) :] = segment.tokens[0]
+            self._seqlens[index] = segment.start + rows - 1
+        self._total[...] = self._seqlens.max() + 1
+        wanted = tuple(rows * index + row for index, segment in enumerate(segments) for row in range(*segment.rows))
+        if self._wanted != wanted:
+            self._wanted = wanted
+            self._bind("wanted_rows", np.array(wanted, np.int64))
 
     def bind_logits(self, rows: NDArray[np.float32]) -> None:
         """Have the logits written to `rows`."""

@@ -38,11 +38,12 @@ def decode(
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
     depth: Annotated[int | None, typer.Option(min=1, help="A fixed depth; else the policy chooses.")] = None,
     exactness: Annotated[str, typer.Option(help="bit or kernel; else as configured.")] = "",
+    adapter: Annotated[str, typer.Option(help="The runtime; else as configured.")] = "",
     config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Decode every prompt plainly and with speculation, in turn; compare the tokens one by one."""
-    options = _options(config, exactness, concurrency)
+    options = _options(config, exactness, adapter, concurrency)
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
     target = _load(options)
     loaded = read_prompts(prompts, target, limit)
@@ -55,7 +56,8 @@ def decode(
         raise BenchError(f"{result['summary']['mismatches']} of {len(loaded)} outputs differ")
 
 
-def _options(config: Path | None, exactness: str, concurrency: int) -> EngineOptions:
+def _options(config: Path | None, exactness: str, adapter: str, concurrency: int) -> EngineOptions:
+    from adapters import registry
     from orchestrator.bootstrap import engine_options
     from orchestrator.config.load import default_config_path, load_config
 
@@ -67,6 +69,10 @@ def _options(config: Path | None, exactness: str, concurrency: int) -> EngineOpt
         if exactness not in ("bit", "kernel"):
             raise BenchError(f"--exactness is bit or kernel, not {exactness!r}")
         changes["exactness"] = exactness
+    if adapter:
+        if adapter not in registry.names():
+            raise BenchError(f"--adapter is one of {', '.join(registry.names())}, not {adapter!r}")
+        changes["adapter"] = adapter
     if not options.drafters or options.max_depth == 0:
         raise BenchError("the configuration switches speculation off: there is nothing to compare")
     return _replace(options, changes)

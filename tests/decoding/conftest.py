@@ -34,11 +34,16 @@ def file(default_model_path) -> ModelSource:
 
 @pytest.fixture(scope="session")
 def model(store, file) -> Iterator[LoadedModel]:
-    adapter = registry.get("openvino_rt")
-    options = LoadOptions(slots=8, max_batch_rows=256, kv_cache_bytes=512 << 20)
-    loaded = adapter.load(store.prepare(file, adapter, silent), options, silent)
+    loaded = load("openvino_rt", store, file)
     yield loaded
     loaded.close()
+
+
+def load(runtime: str, store: ModelStore, file: ModelSource, *, kv_cache_bytes: int = 512 << 20) -> LoadedModel:
+    """Return the default model on a runtime."""
+    adapter = registry.get(runtime)
+    options = LoadOptions(slots=8, max_batch_rows=256, kv_cache_bytes=kv_cache_bytes)
+    return adapter.load(store.prepare(file, adapter, silent), options, silent)
 
 
 @pytest.fixture(scope="session")

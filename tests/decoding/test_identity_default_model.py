@@ -5,13 +5,35 @@ The same at full size (40 prompts and more, 128 tokens, depths 1, 4 and 8) is `t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from orchestrator.cluster.port import Sampling, Submit
+from adapters.contract import LoadedModel
+from tests.decoding.conftest import load
 from tests.support.loops import decode, loop_over, suffix
 
 pytestmark = pytest.mark.model
 SAMPLED = Sampling(0.8, top_p=0.95, seed=7)
+
+
+@pytest.fixture(scope="module", params=["openvino_rt", "onnx_rt"])
+def runtime(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(store, file, runtime) -> Iterator[LoadedModel]:
+    loaded = load(runtime, store, file)
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(scope="module")
+def prompts(prompts, runtime) -> list[list[int]]:
+    """Eight prompts, and four where the runtime takes one sequence after another."""
+    return prompts[: 8 if runtime == "openvino_rt" else 4]
 
 
 def submits(prompts: list[list[int]], sampling: Sampling, depth: int | None = None) -> list[Submit]:
@@ -25,7 +47,7 @@ def submits(prompts: list[list[int]], sampling: Sampling, depth: int | None = No
 def case(request, model, prompts) -> tuple[Sampling, dict[str, list[int]]]:
     """A sampling, and what target-only decoding makes of each prompt alone."""
     sampling = request.param
-    out, rounds = decode(loop_over(model, None, running=1), submits(prompts, sampling))
+    out, rounds = decode(loop_over(model, None, running=1, prefix_reuse=False), submits(prompts, sampling))
     assert sum(done.drafted for done in rounds) == 0
     return sampling, out
 
@@ -54,6 +76,23 @@ def test_losing_the_cache_half_way_never_changes_a_token(model, prompts, case):
     ]
     out, _ = decode(loop_over(model, suffix()), moved)
     assert all(expected[key][:13] + tokens == expected[key] for key, tokens in out.items())
+
+
+def test_preemption_and_remembered_prefixes_never_change_a_token(store, file, runtime, model, prompts, case):
+    """Once with room for the longest request alone, and again when all prompts are remembered."""
+    sampling, expected = case
+    longest = max(map(len, prompts)) + 40 + 3 * model.capabilities.block_tokens
+    tight = load(runtime, store, file, kv_cache_bytes=longest * model.spec.bytes_per_token)
+    loop = loop_over(tight, suffix(), running=8)
+    for _ in range(2):
+        out, _ = decode(loop, submits(prompts, sampling))
+        assert out == expected
+    tight.close()
+    again = loop_over(model, suffix())
+    for _ in range(2):
+        assert decode(again, submits(prompts, sampling))[0] == expected
+    gauges = again.gauges(0)
+    assert gauges.prefix_hits > 0
 
 
 def test_seeds_differ_and_each_is_reproducible(model, prompts):

@@ -1,0 +1,163 @@
+"""OpenVINO and ONNX Runtime hold the same weights, and choose the same tokens but for rounding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapters import registry
+from adapters.contract import LoadOptions, Precision, Segment
+from adapters.decoder.from_gguf import GgufWeights
+from adapters.decoder.spec import Grouped
+from adapters.model_source import ModelFile
+from adapters.model_store import ModelStore
+from adapters.tokenizer import Tokenizer
+from adapters.tokenizer_gguf import TokenizerRecipe
+
+pytestmark = pytest.mark.model
+PROMPTS = Path(__file__).parents[2] / "tools" / "prompts.jsonl"
+PROMPT_COUNT, ANSWER_TOKENS = 5, 40
+NEAR_TIE = 1.0  # logits; their spread is 3.5
+RUNTIMES = ("openvino_rt", "onnx_rt")
+
+
+def silent(stage: str, fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
+@pytest.fixture(scope="module")
+def prepared(default_model_path, tmp_path_factory) -> dict[str, Path]:
+    store = ModelStore(tmp_path_factory.mktemp("store"))
+    file = ModelFile(default_model_path, "default", str(default_model_path))
+    made = {name: store.prepare(file, registry.get(name), silent) for name in RUNTIMES}
+    return made | {"tokenizer": store.prepare(file, TokenizerRecipe(), silent)}
+
+
+@pytest.fixture(scope="module")
+def answers(prepared) -> list[tuple[int, list[int]]]:
+    """Prompts with the greedy answers of one runtime, and where the answers begin: texts that a model is sure of."""
+    tokenizer = Tokenizer.load(prepared["tokenizer"])
+    model = registry.get("onnx_rt").load(prepared["onnx_rt"], LoadOptions(slots=1, kv_cache_bytes=64 << 20), silent)
+    found = []
+    for line in PROMPTS.read_text(encoding="utf-8").splitlines()[:PROMPT_COUNT]:
+        text = tokenizer.encode_chat([{"role": "user", "content": json.loads(line)["turns"][0]}])
+        begin = len(text) - 1
+        for _ in range(ANSWER_TOKENS):
+            start = model.held(0)
+            row = model.forward([Segment(0, start, text[start:], (len(text) - start - 1, len(text) - start))]).logits
+            text.append(int(row.argmax()))
+        model.release(0)
+        found.append((begin, text))
+    model.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def rows(prepared, answers) -> dict[str, np.ndarray]:
+    """Every runtime's logits over all answers, teacher-forced, activations in float32."""
+    options = LoadOptions(slots=1, kv_cache_bytes=64 << 20, activations=Precision.FP32)
+    found = {}
+    for name in RUNTIMES:
+        model = registry.get(name).load(prepared[name], options, silent)
+        made = []
+        for begin, text in answers:
+            made.append(model.forward([Segment(0, 0, text, (begin, len(text)))]).logits.copy())
+            model.release(0)
+        found[name] = np.concatenate(made)
+        model.close()
+    return found
+
+
+def agreement(one: np.ndarray, two: np.ndarray) -> float:
+    return float((one.argmax(axis=1) == two.argmax(axis=1)).mean())
+
+
+def widest_gap(one: np.ndarray, two: np.ndarray) -> float:
+    """How far, in logits, one's choice lies below two's own at the worst position."""
+    at = np.arange(len(one))
+    return float((two.max(axis=1) - two[at, one.argmax(axis=1)]).max())
+
+
+def test_the_runtimes_choose_the_same_tokens(rows):
+    openvino, onnx = rows["openvino_rt"], rows["onnx_rt"]
+    assert agreement(openvino, onnx) >= 0.97
+    assert max(widest_gap(openvino, onnx), widest_gap(onnx, openvino)) < NEAR_TIE
+
+
+def test_the_runtimes_hold_the_same_weights_to_the_bit(prepared, default_model_path):
+    """Every matrix of OpenVINO's IR: quantised values, zeros and scales."""
+    weights = GgufWeights(default_model_path)
+    found = quantised_matrices(prepared["openvino_rt"] / "model.xml")
+    assert len(found) == 5 * weights.spec.layers + 1  # the joined attention inputs count once
+    for layer in range(weights.spec.layers):
+        query, key, value = (whole(weights, f"{layer}.{part}") for part in ("query", "key", "value"))
+        joined = {np.concatenate(order).tobytes() for order in ((query, key, value), (value, key, query))}
+        assert found[5 * layer].tobytes() in joined  # the transformation may join them in either order
+        for index, part in enumerate(("output", "gate", "up", "down"), start=1):
+            assert np.array_equal(found[5 * layer + index], whole(weights, f"{layer}.{part}"))
+    assert np.array_equal(found[-1], whole(weights, "embedding"))
+
+
+def whole(weights: GgufWeights, name: str) -> np.ndarray:
+    """A matrix' parts side by side, row by row: values, zeros, bit patterns of scales."""
+    tensor = weights.tensor(name)
+    assert isinstance(tensor, Grouped)
+    return np.concatenate([tensor.values, tensor.zeros, tensor.scales.view(np.uint16)], axis=1).astype(np.uint16)
+
+
+def quantised_matrices(path: Path) -> list[np.ndarray]:
+    """The same of every product in an IR, in the graph's order."""
+    import openvino as ov
+
+    from adapters.openvino_rt.fuse import _weights
+
+    made = []
+    for node in ov.Core().read_model(path).get_ordered_ops():
+        found = _weights(node)
+        if found is not None:
+            values, zeros, scales = found
+            count = values.get_output_shape(0)[0]
+            parts = [unpacked(values), unpacked(zeros), np.array(scales.data).view(np.uint16)]
+            made.append(np.concatenate([part.reshape(count, -1) for part in parts], axis=1).astype(np.uint16))
+    return made
+
+
+def unpacked(constant: Any) -> np.ndarray:
+    raw = np.ascontiguousarray(constant.data).reshape(-1).view(np.uint8)
+    return np.stack([raw & 15, raw >> 4], axis=1) if constant.get_element_type().bitwidth == 4 else raw
+
+
+@pytest.fixture(scope="module")
+def reference(default_model_path) -> Callable[[bool], Any]:
+    for module in ("torch", "transformers", "accelerate"):
+        pytest.importorskip(module, reason=f"{module} is not installed: pip install torch transformers accelerate")
+    from tests.support.reference import Reference
+
+    return lambda whole_zeros: Reference(default_model_path, whole_zeros=whole_zeros)
+
+
+@pytest.fixture(scope="module")
+def expected(reference, answers) -> Callable[[bool], np.ndarray]:
+    def logits(whole_zeros: bool) -> np.ndarray:
+        model = reference(whole_zeros)
+        return np.concatenate([model.logits(text)[begin:] for begin, text in answers])
+
+    return logits
+
+
+@pytest.mark.reference
+def test_the_runtimes_choose_what_float32_chooses_over_the_same_values(expected, rows):
+    same_values = expected(True)
+    assert agreement(rows["onnx_rt"], same_values) >= 0.96
+    assert agreement(rows["openvino_rt"], same_values) >= 0.96
+
+
+@pytest.mark.reference
+def test_rounding_offsets_to_whole_zeros_is_what_separates_the_runtimes_from_the_file(expected, rows):
+    """A known cost of these formats (docs/adr/0008): the test fails when a reader becomes better, too."""
+    assert 0.75 <= agreement(rows["onnx_rt"], expected(False)) <= 0.95

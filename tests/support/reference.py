@@ -1,0 +1,68 @@
+"""The model in float32 by transformers, loaded from the GGUF file: slow, independent, and only for comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.decoder.from_gguf import GgufWeights
+from adapters.decoder.spec import Dense, Tensor
+from adapters.onnx_rt.initializers import dense
+
+_NAMES = {
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "output": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+
+
+class Reference:
+    """transformers' model over a Llama file. `whole_zeros` puts our reader's values in its place: they differ from
+    the file's where Q4_1's offsets are rounded to whole zeros."""
+
+    def __init__(self, path: Path, *, whole_zeros: bool = False) -> None:
+        """Load the file. Raises ImportError without torch, transformers or accelerate."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self._torch = torch
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            str(path.parent), gguf_file=path.name, dtype=torch.float32
+        ).eval()
+        if whole_zeros:
+            self._model.load_state_dict(self._ours(GgufWeights(path)))
+
+    def _ours(self, weights: GgufWeights) -> dict[str, Any]:
+        names = {"model.embed_tokens": "embedding", "model.norm": "final_norm"}
+        names["lm_head"] = "embedding" if weights.spec.tied_embeddings else "head"
+        for layer in range(weights.spec.layers):
+            names |= {f"model.layers.{layer}.{theirs}": f"{layer}.{ours}" for ours, theirs in _NAMES.items()}
+        return {
+            f"{theirs}.weight": self._torch.from_numpy(values_of(weights.tensor(ours)))
+            for theirs, ours in names.items()
+        }
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Return all rows, shape (tokens, vocabulary)."""
+        with self._torch.no_grad():
+            rows: NDArray[np.float32] = self._model(self._torch.tensor([list(tokens)])).logits[0].numpy()
+        return rows
+
+
+def values_of(tensor: Tensor) -> NDArray[np.float32]:
+    """Return what a tensor of the reader stands for, in float32."""
+    if isinstance(tensor, Dense):
+        return dense(tensor)
+    size = tensor.group_size
+    centred = tensor.values.astype(np.float32) - np.repeat(tensor.zeros.astype(np.float32), size, axis=1)
+    return centred * np.repeat(tensor.scales.astype(np.float32), size, axis=1)
