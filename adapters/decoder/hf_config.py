@@ -18,6 +18,7 @@ from adapters.decoder.spec import DecoderSpec, Rope
 
 CONFIG_FILE = "config.json"
 _SLIDING = "sliding_attention"
+_MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 10_000  # more is damage, and would be answered with all memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,11 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
     reader = _Reader(values, where)
     _refuse_unsupported(reader, family)
     layers, heads, hidden = (
-        reader.count("num_hidden_layers"),
+        reader.count("num_hidden_layers", most=_MOST_LAYERS),
         reader.count("num_attention_heads"),
         reader.count("hidden_size"),
     )
-    head_dim = reader.count("head_dim", default=max(1, hidden // heads))
+    head_dim = reader.count("head_dim", default=max(1, hidden // heads), most=_MOST_HEAD_DIM)
     kv_heads = reader.count("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise reader.refused("num_key_value_heads", f"{heads} heads cannot share {kv_heads} key-value heads")
@@ -153,10 +154,10 @@ class _Reader:
     def get(self, key: str) -> Any:
         return self.values.get(key)
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, most: int = 1 << 31) -> int:
         value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.refused(key, f"{value!r} is no positive whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.refused(key, f"{value!r} is no whole number from 1 to at most {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
