@@ -30,8 +30,10 @@ def silent(stage: str, fraction: float) -> None:
     """Progress that nobody watches."""
 
 
-def load(directory: Path, store_root: Path, activations: Precision = Precision.FP32) -> LoadedModel:
-    adapter = registry.get("openvino_rt")
+def load(
+    directory: Path, store_root: Path, activations: Precision = Precision.FP32, name: str = "openvino_rt"
+) -> LoadedModel:
+    adapter = registry.get(name)
     prepared = ModelStore(store_root).prepare(resolve(str(directory), Path()), adapter, silent)
     options = LoadOptions(activations=activations, kv_cache_bytes=32 << 20, slots=4, max_batch_rows=128)
     return adapter.load(prepared, options, silent)
@@ -56,6 +58,24 @@ def test_logits_are_those_of_the_formulas(tmp_path: Path, store_root: Path, name
     assert model.capabilities.weights == {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}[kind]
     assert measure_row_invariance(model)
     model.close()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama", "F32"), ("llama3", "BF16"), ("qwen2", "F16")])
+def test_onnx_runtime_computes_the_same(tmp_path: Path, store_root: Path, name: str, kind: str) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'outrider[onnx]'")
+    directory = tiny_models.write_model(tmp_path / name, name, kind=kind)
+    expected = reference_decoder.logits(open_weights(directory), tokens())
+    model = load(directory, store_root, name="onnx_rt")
+    found = model.forward([Segment(0, 0, tokens(), (0, LENGTH))]).logits
+    assert np.sqrt(np.mean((found - expected) ** 2)) < 0.001 * expected.std()
+    model.close()
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mistral"])
+def test_onnx_runtime_refuses_what_it_cannot_compute(tmp_path: Path, store_root: Path, name: str) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'outrider[onnx]'")
+    with pytest.raises(ModelRefused, match="sliding windows"):
+        load(tiny_models.write_model(tmp_path / name, name), store_root, name="onnx_rt")
 
 
 def test_bfloat16_activations_stay_near(tmp_path: Path, store_root: Path) -> None:
