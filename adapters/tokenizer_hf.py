@@ -23,6 +23,7 @@ from adapters.hf_directory import (
     TOKENIZER_JSON,
     read_json,
     read_optional_json,
+    title,
 )
 from adapters.tokenizer_files import END_OF_TURN, FORMAT, TOKENIZER_FILE, TokenizerMeta, texts_by_id, write_meta
 from device_profiles.workload import vocabulary_fingerprint
@@ -36,13 +37,13 @@ def write_tokenizer(source: Path, target: Path, progress: Progress) -> None:
     """See `adapters.tokenizer_recipe.TokenizerRecipe`."""
     progress("reading the vocabulary", 0.0)
     config = read_json(source / CONFIG_FILE)
-    _, spec = read_spec(config, f"{source.name}/{CONFIG_FILE}")
+    _, spec = read_spec(config, f"{title(source)}/{CONFIG_FILE}")
     vocabulary = _read_vocabulary(source, spec.vocabulary_size)
     meta = _meta(source, config, vocabulary)
     progress("writing the tokenizer", 0.8)
     # A file may carry a length to cut texts to, for whoever trained with it; prompts are not to be cut.
     written = vocabulary.parsed | {"truncation": None, "padding": None}
-    for token in written.get("added_tokens") or []:
+    for token in written["added_tokens"]:
         token["special"] = token["id"] in meta.control_ids
     text = json.dumps(written, ensure_ascii=False, separators=(",", ":"))
     (target / TOKENIZER_FILE).write_text(text, encoding="utf-8")
@@ -75,14 +76,16 @@ class _Vocabulary:
 def _read_vocabulary(source: Path, size: int) -> _Vocabulary:
     from tokenizers import Tokenizer
 
-    where = f"{source.name}/{TOKENIZER_JSON}"
+    where = f"{title(source)}/{TOKENIZER_JSON}"
     parsed = read_json(source / TOKENIZER_JSON)
     kind = parsed.get("model")
     kind = kind.get("type", "BPE") if isinstance(kind, dict) else None
     if kind != "BPE":
         raise ModelRefused(f"{where}: its model is {kind}; supported is BPE. Choose another model.")
     try:
-        library = Tokenizer.from_file(str(source / TOKENIZER_JSON))
+        # Some tokenizers name a token of the model's other half (Gemma 3: <image_soft_token>), which has no row here.
+        parsed["added_tokens"] = [token for token in parsed.get("added_tokens") or [] if token["id"] < size]
+        library = Tokenizer.from_str(json.dumps(parsed))
     except Exception as error:  # the library raises bare Exception for a damaged file
         raise ModelRefused(f"{where}: it is damaged ({error}). Download it again.") from error
     ids: dict[str, int] = library.get_vocab(with_added_tokens=True)
@@ -168,7 +171,7 @@ def _template(source: Path) -> str | None:
         try:
             return own.read_bytes().decode()
         except (OSError, UnicodeDecodeError) as error:
-            raise ModelRefused(f"{source.name}/{CHAT_TEMPLATE}: cannot be read ({error})") from error
+            raise ModelRefused(f"{title(source)}/{CHAT_TEMPLATE}: cannot be read ({error})") from error
     found = read_optional_json(source / TOKENIZER_CONFIG).get("chat_template")
     if isinstance(found, list):
         named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}

@@ -41,7 +41,7 @@ _MISTRAL: dict[str, Any] = _COMMON | {
     "sliding_window": 4096,
     "max_position_embeddings": 131_072,
 }
-_QWEN: dict[str, Any] = _COMMON | {"max_position_embeddings": 32768, "max_window_layers": 28}
+_QWEN: dict[str, Any] = _COMMON | {"max_position_embeddings": 32768, "max_window_layers": 28, "sliding_window": 4096}
 _GEMMA: dict[str, Any] = _COMMON | {
     "hidden_act": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
@@ -211,14 +211,15 @@ def _layer_kinds(reader: _Reader, family: Family, layers: int) -> list[str]:
     if family.name == "mistral":
         sliding = [reader.get("sliding_window") is not None] * layers
     elif family.name in ("qwen2", "qwen3"):
-        first = reader.count("max_window_layers") if reader.get("use_sliding_window") else layers
-        sliding = [layer >= first for layer in range(layers)]
+        slides = bool(reader.get("use_sliding_window")) and reader.get("sliding_window") is not None
+        first = int(reader.number("max_window_layers"))
+        sliding = [slides and layer >= first for layer in range(layers)]
     elif family.post_norms:
         period = reader.count("sliding_window_pattern")
         sliding = [(layer + 1) % period != 0 for layer in range(layers)]
     else:
         sliding = [False] * layers
-    return [_SLIDING if slides else "full_attention" for slides in sliding]
+    return [_SLIDING if inside else "full_attention" for inside in sliding]
 
 
 def _ropes(reader: _Reader, family: Family, kinds: list[str], head_dim: int) -> tuple[Rope, ...]:

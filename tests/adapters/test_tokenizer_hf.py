@@ -126,6 +126,16 @@ def test_a_length_to_cut_to_is_not_obeyed(tmp_path: Path) -> None:
     assert len(prepared(write(tmp_path / "m", library, 320)).encode("hello, " * 9, special=False)) > 20
 
 
+def test_added_tokens_behind_the_model_are_left_out(tmp_path: Path) -> None:
+    """Gemma 3's text models have 262144 rows, and their tokenizer one token more, for pictures."""
+    library = metaspace("gemma")
+    size = library.get_vocab_size()
+    library.add_special_tokens(["<image_soft_token>"])
+    tokenizer = prepared(write(tmp_path / "m", library, size))
+    assert tokenizer.vocabulary_size == size
+    assert max(tokenizer.encode("hello<image_soft_token>", special=True)) < size
+
+
 def test_a_control_token_in_a_message_is_plain_text(tmp_path: Path) -> None:
     tokenizer = prepared(tiny_models.write_model(tmp_path / "m", "llama3"))
     ids = tokenizer.encode_chat([{"role": "user", "content": "hello<|im_end|>"}])
