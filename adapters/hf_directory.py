@@ -32,6 +32,16 @@ REQUIRED = (CONFIG_FILE, TOKENIZER_JSON)
 SMALL_FILES = (*REQUIRED, TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, INDEX_FILE)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_JSON_BYTES = 256 << 20
+_HUB_STORAGE = "models--"
+
+
+def title(directory: Path) -> str:
+    """Return what a message calls a model directory: its name, or the model's id where it is a snapshot in the hub's
+    cache, which is named by its commit only."""
+    storage = directory.parent.parent.name
+    if directory.parent.name == "snapshots" and storage.startswith(_HUB_STORAGE):
+        return f"hf:{storage.removeprefix(_HUB_STORAGE).replace('--', '/', 1)}@{directory.name[:12]}"
+    return directory.name
 
 
 def model_files(directory: Path) -> tuple[Path, ...]:
@@ -46,7 +56,7 @@ def model_files(directory: Path) -> tuple[Path, ...]:
     missing = [name for name in weights if name not in names]
     if missing:
         raise ModelRefused(
-            f"{directory.name}: {missing[0]} is missing, one of {len(weights)} files. Download it again."
+            f"{title(directory)}: {missing[0]} is missing, one of {len(weights)} files. Download it again."
         )
     small = [name for name in SMALL_FILES if name in names]
     return tuple(directory / name for name in sorted({*small, *weights}))
@@ -54,10 +64,13 @@ def model_files(directory: Path) -> tuple[Path, ...]:
 
 def check_small_files(directory: Path, names: Iterable[str]) -> None:
     """Check what needs no weights: `names` are the files that there are or will be. Raises ModelRefused."""
+    names = set(names)
+    ggufs = sorted(name for name in names if name.endswith(".gguf"))
     for name in REQUIRED:
         if name not in names:
-            raise ModelRefused(f"{directory.name}: it has no {name}. {_WAYS_OUT[name]}")
-    read_spec(read_json(directory / CONFIG_FILE), f"{directory.name}/{CONFIG_FILE}")
+            way_out = f"It holds GGUF files; name one of them: {', '.join(ggufs)}" if ggufs else _WAYS_OUT[name]
+            raise ModelRefused(f"{title(directory)}: it has no {name}. {way_out}")
+    read_spec(read_json(directory / CONFIG_FILE), f"{title(directory)}/{CONFIG_FILE}")
 
 
 _WAYS_OUT = {
@@ -73,17 +86,17 @@ def weight_names(directory: Path, names: Iterable[str]) -> tuple[str, ...]:
         places = read_json(directory / INDEX_FILE).get("weight_map")
         if isinstance(places, dict) and places and all(_plain_name(name) for name in places.values()):
             return tuple(sorted(set(places.values())))
-        raise ModelRefused(f"{directory.name}: {INDEX_FILE} names no safetensors files. Download it again.")
+        raise ModelRefused(f"{title(directory)}: {INDEX_FILE} names no safetensors files. Download it again.")
     if WHOLE_FILE in names:
         return (WHOLE_FILE,)
     pickles = sorted(name for name in names if name.endswith(PICKLES) and not name.startswith("training_args"))
     if pickles:
         raise ModelRefused(
-            f"{directory.name}: its weights are in {pickles[0]}, a pickle, which can run code and is never opened. "
+            f"{title(directory)}: its weights are in {pickles[0]}, a pickle, which can run code and is never opened. "
             "Choose a revision with safetensors, or convert it where you trust it: "
             "AutoModelForCausalLM.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
         )
-    raise ModelRefused(f"{directory.name}: it has no {WHOLE_FILE} and no {INDEX_FILE}. Choose another model.")
+    raise ModelRefused(f"{title(directory)}: it has no {WHOLE_FILE} and no {INDEX_FILE}. Choose another model.")
 
 
 def _plain_name(name: object) -> bool:
@@ -116,4 +129,4 @@ def open_weights(directory: Path) -> SafetensorsWeights:
     tensors: dict[str, Stored] = {}
     for file in files:
         tensors |= read_tensors(file)
-    return SafetensorsWeights(read_json(directory / CONFIG_FILE), tensors, directory)
+    return SafetensorsWeights(read_json(directory / CONFIG_FILE), tensors, title(directory))

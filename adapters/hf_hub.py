@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: `hf:ORG/NAME[@REVISION]` becomes a snapshot directory in the hub's own cache.
+"""Models of the Hugging Face hub, in the hub's own cache: `hf:ORG/NAME` a directory, `hf:ORG/NAME/FILE.gguf` a file.
 
 The cache, the token, the endpoint and offline mode are huggingface_hub's, with its environment variables
 (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). A connection that breaks is taken up where it broke; after a
@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from adapters.hf_directory import SMALL_FILES, check_small_files, weight_names
 from device_profiles.units import human_bytes
 
 HUB_PREFIX = "hf:"
-HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>[\w./-]+\.gguf))?(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -32,10 +32,12 @@ class DownloadFailed(AdapterError):
 
 @dataclass(frozen=True, slots=True)
 class HubId:
-    """`repo` is ORG/NAME. `revision` is a branch, a tag or a commit; a commit once it is pinned."""
+    """`repo` is ORG/NAME. `revision` is a branch, a tag or a commit; a commit once it is pinned. `file` is "" for a
+    directory with safetensors."""
 
     repo: str
     revision: str = "main"
+    file: str = ""
 
     @property
     def pinned(self) -> bool:
@@ -43,15 +45,18 @@ class HubId:
         return bool(_COMMIT.fullmatch(self.revision))
 
     def __str__(self) -> str:
-        return f"{HUB_PREFIX}{self.repo}@{self.revision}"
+        file = f"/{self.file}" if self.file else ""
+        return f"{HUB_PREFIX}{self.repo}{file}@{self.revision}"
 
 
 def parse_id(source: str) -> HubId:
-    """Return what `hf:ORG/NAME[@REVISION]` says. Raises ModelRefused when it is not written so."""
+    """Return what `hf:ORG/NAME[/FILE.gguf][@REVISION]` says. Raises ModelRefused when it is not written so."""
     found = HUB_ID.fullmatch(source.removeprefix(HUB_PREFIX))
     if not found or ".." in source or not found["repo"].replace("/", "").strip("."):
-        raise ModelRefused(f"{source}: write hf:ORG/NAME, or hf:ORG/NAME@REVISION with a branch, tag or commit.")
-    return HubId(found["repo"], found["revision"] or "main")
+        raise ModelRefused(
+            f"{source}: write hf:ORG/NAME or hf:ORG/NAME/FILE.gguf, and behind it @REVISION for a branch, tag or commit"
+        )
+    return HubId(found["repo"], found["revision"] or "main", found["file"] or "")
 
 
 def pin(hub_id: HubId) -> HubId:
@@ -70,24 +75,35 @@ def pin(hub_id: HubId) -> HubId:
             found = api.resolve_revision(hub_id.repo, revision=hub_id.revision, local_files_only=True)
         except RevisionResolutionError:
             found = api.resolve_revision(hub_id.repo, revision=hub_id.revision)
-    return HubId(hub_id.repo, found.resolved)
+    return replace(hub_id, revision=found.resolved)
 
 
 def fetch(hub_id: HubId, progress: Progress) -> tuple[Path, HubId]:
-    """Return the directory of a model's files and the commit that they belong to, downloading what is missing.
+    """Return the directory of a model's files, or the one file, and the commit, downloading what is missing.
 
     Only the files that `adapters.hf_directory` reads are downloaded; the small ones first, so that a model that
     cannot be run costs no gigabytes. Raises ModelRefused for such a model and as `pin` does; DownloadFailed when
     the connection stays broken or the disk is full: the next try begins with the file at hand.
     """
     pinned = pin(hub_id)
+    if pinned.file:
+        return _fetch_file(pinned, progress), pinned
     directory = _bring(pinned, SMALL_FILES, _listing(pinned), progress)
     sizes = _listing(pinned) or {path.name: path.stat().st_size for path in directory.iterdir()}
-    with _named(pinned):
-        check_small_files(directory, sizes)
-        weights = weight_names(directory, sizes)
-    _bring(pinned, weights, sizes, progress)
+    check_small_files(directory, sizes)
+    _bring(pinned, weight_names(directory, sizes), sizes, progress)
     return directory, pinned
+
+
+def _fetch_file(pinned: HubId, progress: Progress) -> Path:
+    sizes = _listing(pinned)
+    path = _bring(pinned, [pinned.file], sizes, progress) / pinned.file
+    if not path.is_file():
+        ggufs = sorted(name for name in _listing(pinned) if name.endswith(".gguf"))
+        raise ModelRefused(f"{pinned}: there is no such file. GGUF files of the model: {', '.join(ggufs) or 'none'}.")
+    if path.stat().st_size != _listing(pinned).get(pinned.file, path.stat().st_size):
+        raise ModelRefused(f"{pinned}: it is not whole. Remove {path} and try again.")
+    return path
 
 
 def _library() -> Any:
@@ -106,7 +122,7 @@ def _bring(pinned: HubId, names: Sequence[str], sizes: dict[str, int], progress:
     cached = [name for name, place in places.items() if isinstance(place, str)]
     missing = {name: size for name, size in sizes.items() if name in names and name not in cached}
     if sizes and cached and not missing:
-        return Path(places[cached[0]]).parent
+        return _snapshot(Path(places[cached[0]]), cached[0])
     with _explained(pinned):
         _demand_space(Path(library.constants.HF_HUB_CACHE), sum(missing.values()), pinned)
         bar = _bar(_reporter(f"download {pinned.repo}", sum(missing.values()), progress))
@@ -114,6 +130,10 @@ def _bring(pinned: HubId, names: Sequence[str], sizes: dict[str, int], progress:
             pinned.repo, revision=pinned.revision, allow_patterns=list(names), tqdm_class=bar
         )
     return Path(found)
+
+
+def _snapshot(path: Path, name: str) -> Path:
+    return path.parents[name.count("/")]
 
 
 def _reporter(stage: str, total: int, progress: Progress) -> Callable[[int], None]:
@@ -131,7 +151,7 @@ def _reporter(stage: str, total: int, progress: Progress) -> Callable[[int], Non
 
 
 def _listing(pinned: HubId) -> dict[str, int]:
-    """Return the sizes in bytes of the files at the top of the repository, {} where the cache has no list."""
+    """Return the sizes in bytes of the repository's files, {} where the cache has no list."""
     library = _library()
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -139,7 +159,7 @@ def _listing(pinned: HubId) -> dict[str, int]:
         tree = library.get_cached_repo_tree(pinned.repo, revision=pinned.revision)
     except CachedRepoTreeNotFoundError:
         return {}
-    return {file.path: int(file.size) for file in tree if "/" not in file.path}
+    return {file.path: int(file.size) for file in tree}
 
 
 def _demand_space(cache: Path, needed: int, pinned: HubId) -> None:
@@ -167,15 +187,6 @@ def _bar(report: Callable[[int], None]) -> type:
                 report(int(self.n))
 
     return Bar
-
-
-@contextmanager
-def _named(pinned: HubId) -> Iterator[None]:
-    """A refusal names the model as it was written: its directory in the cache is called like the commit."""
-    try:
-        yield
-    except ModelRefused as error:
-        raise ModelRefused(f"{pinned}: {str(error).partition(': ')[2] or error}") from error
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """From what an operator writes in cluster.yaml to a model on disk, and the first look at it.
 
-A source is `package:NAME/FILE` (a file that an installed Python package carries), `hf:ORG/NAME[@REVISION]` (a
-model of the Hugging Face hub), or a path: a GGUF file, or a directory with config.json and safetensors.
+A source is `package:NAME/FILE` (a file that an installed Python package carries), `hf:ORG/NAME[/FILE.gguf][@REVISION]`
+(a model of the Hugging Face hub), or a path: a GGUF file, or a directory with config.json and safetensors.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fracti
     """
     if source.startswith(HUB_PREFIX):
         hub_id = parse_id(source)
-        directory, pinned = fetch(hub_id, progress)
-        name = _dashed(hub_id.repo.rpartition("/")[2])
-        return ModelSource(directory, name, str(pinned), model_files(directory))
+        path, bound = fetch(hub_id, progress)
+        if hub_id.file:
+            return ModelSource(path, default_name(read_header(path)), str(bound))
+        return ModelSource(path, _dashed(hub_id.repo.rpartition("/")[2]), str(bound), model_files(path))
     in_package = source.startswith(PACKAGE_PREFIX)
     path = _in_package(source) if in_package else (base / Path(source).expanduser()).absolute()
     if path.is_dir():

@@ -17,11 +17,20 @@ from typing import Any
 
 from adapters.chat_template import ChatTemplate, Message, TemplateError, guarded
 from adapters.contract import ModelRefused, Unsupported
-from adapters.tokenizer_files import FORMAT, META_FILE, TEMPLATE_FILE, TOKENIZER_FILE, TokenizerMeta
+from adapters.tokenizer_files import (
+    FORMAT,
+    META_FILE,
+    METASPACE,
+    TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    TokenizerMeta,
+    texts_by_id,
+)
 from device_profiles.workload import vocabulary_fingerprint
 
 __all__ = ["Message", "StreamDecoder", "TemplateError", "Tokenizer"]
 
+_AT_BEGINNING, _NOWHERE = '"prepend_scheme":"first"', '"prepend_scheme":"never"'
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _BYTE_VOCABULARY_SIZE = 272
 _BYTE_CONTROLS = {256: "<|end|>", 257: "<|start|>"}
@@ -34,11 +43,13 @@ _BYTE_TEMPLATE = (
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
     """`pieces`: the bytes of each token in id order (b"" for one that stands for nothing). `controls`: the
-    ids of control tokens by their text. `encode`: plain text to ids, knowing no control tokens."""
+    ids of control tokens by their text. `encode`: plain text to ids, knowing no control tokens; `encode_inner`: the
+    same for text that does not stand at the very beginning (some vocabularies put a space before a beginning)."""
 
     pieces: list[bytes]
     controls: dict[str, int]
     encode: Callable[[str], list[int]]
+    encode_inner: Callable[[str], list[int]]
     eos_ids: frozenset[int]
     bos_id: int | None
     add_bos: bool
@@ -66,7 +77,9 @@ class Tokenizer:
             meta = TokenizerMeta(**json.loads((directory / META_FILE).read_text(encoding="utf-8")))
             if meta.format != FORMAT:
                 raise ModelRefused(f"{directory}: tokenizer format {meta.format} is not {FORMAT}; prepare again")
-            library = Library.from_file(str(directory / TOKENIZER_FILE))
+            written = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
+            library = Library.from_str(written)
+            inner = Library.from_str(written.replace(_AT_BEGINNING, _NOWHERE)) if _AT_BEGINNING in written else library
             texts = _texts_by_id(library, meta)
             source = directory / TEMPLATE_FILE
             template = source.read_bytes().decode() if source.exists() else None
@@ -78,6 +91,7 @@ class Tokenizer:
             pieces=_pieces(texts, meta),
             controls={texts[index]: index for index in meta.control_ids},
             encode=_plain_encoder(library),
+            encode_inner=_plain_encoder(inner),
             eos_ids=frozenset(meta.eos_ids),
             bos_id=meta.bos_id,
             add_bos=meta.add_bos and meta.bos_id is not None,
@@ -99,6 +113,7 @@ class Tokenizer:
             + [b""] * blank,
             controls={text: index for index, text in _BYTE_CONTROLS.items()},
             encode=lambda text: list(text.encode()),
+            encode_inner=lambda text: list(text.encode()),
             eos_ids=frozenset({256}),
             bos_id=None,
             add_bos=False,
@@ -210,15 +225,16 @@ class Tokenizer:
         ids: list[int] = []
         start = 0
         for found in self._controls.finditer(text):
-            ids += self._encode_between(text[start : found.start()], guard)
+            ids += self._encode_between(text[start : found.start()], guard, begins=start == 0)
             ids.append(self._vocabulary.controls[found[0]])
             start = found.end()
-        return ids + self._encode_between(text[start:], guard)
+        return ids + self._encode_between(text[start:], guard, begins=start == 0)
 
-    def _encode_between(self, text: str, guard: str) -> list[int]:
+    def _encode_between(self, text: str, guard: str, *, begins: bool) -> list[int]:
         if guard:
             text = text.replace(guard, "")
-        return self._vocabulary.encode(text) if text else []
+        encode = self._vocabulary.encode if begins else self._vocabulary.encode_inner
+        return encode(text) if text else []
 
 
 class StreamDecoder:
@@ -271,11 +287,8 @@ def _plain_encoder(library: Any) -> Callable[[str], list[int]]:
 
 
 def _texts_by_id(library: Any, meta: TokenizerMeta) -> list[str]:
-    texts = [""] * meta.vocabulary_size
-    for index in meta.unused_ids:
-        texts[index] = f"[PAD{index}]"  # ids that tokenizer.json leaves out; a GGUF file names them so
-    for text, index in library.get_vocab(with_added_tokens=True).items():
-        texts[index] = text
+    spaced = meta.user_defined_ids if meta.alphabet == "metaspace" else ()
+    texts = texts_by_id(library.get_vocab(with_added_tokens=True), meta.vocabulary_size, set(spaced))
     if vocabulary_fingerprint(texts) != meta.vocabulary_fingerprint:
         raise ValueError("its two files do not belong together")
     return texts
@@ -283,7 +296,9 @@ def _texts_by_id(library: Any, meta: TokenizerMeta) -> list[str]:
 
 def _pieces(texts: list[str], meta: TokenizerMeta) -> list[bytes]:
     spell = _from_letters(_byte_alphabet()) if meta.alphabet == "bytes" else _from_metaspace
-    verbatim, unused = {*meta.control_ids, *meta.user_defined_ids}, set(meta.unused_ids)
+    verbatim, unused = set(meta.control_ids), set(meta.unused_ids)
+    if meta.alphabet == "bytes":
+        verbatim |= set(meta.user_defined_ids)
     return [
         b"" if index in unused else text.encode() if index in verbatim else spell(text)
         for index, text in enumerate(texts)
@@ -303,7 +318,7 @@ def _from_letters(alphabet: dict[str, int]) -> Callable[[str], bytes]:
 def _from_metaspace(text: str) -> bytes:
     if _BYTE_TOKEN.fullmatch(text):
         return bytes([int(text[3:5], 16)])
-    return text.replace("\u2581", " ").encode()
+    return text.replace(METASPACE, " ").encode()
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,7 @@ TOKENIZER_FILE = "tokenizer.json"
 META_FILE = "tokenizer.meta.json"
 TEMPLATE_FILE = "chat_template.jinja"
 FORMAT = 2
+METASPACE = "\u2581"
 
 END_OF_TURN = frozenset(
     {
@@ -43,6 +45,15 @@ class TokenizerMeta:
     vocabulary_size: int
     vocabulary_fingerprint: str
     alphabet: Literal["bytes", "metaspace"] = "bytes"
+
+
+def texts_by_id(ids: Mapping[str, int], size: int, spaced: Collection[int]) -> list[str]:
+    """Return token texts in id order, as GGUF files have them (llama.cpp's convert_hf_to_gguf.py): an id without a
+    token is called [PAD7], and the ids `spaced` (added plain tokens of a metaspace vocabulary) have real spaces."""
+    texts = [f"[PAD{index}]" for index in range(size)]
+    for text, index in ids.items():
+        texts[index] = text.replace(METASPACE, " ") if index in spaced else text
+    return texts
 
 
 def write_meta(meta: TokenizerMeta, template: str | None, target: Path) -> None:

@@ -7,6 +7,7 @@ letters) or over text with byte fallback (SentencePiece style: Llama 2, Mistral,
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ from adapters.hf_directory import (
     TOKENIZER_JSON,
     read_json,
     read_optional_json,
+    title,
 )
-from adapters.tokenizer_files import END_OF_TURN, FORMAT, TOKENIZER_FILE, TokenizerMeta, write_meta
+from adapters.tokenizer_files import END_OF_TURN, FORMAT, TOKENIZER_FILE, TokenizerMeta, texts_by_id, write_meta
 from device_profiles.workload import vocabulary_fingerprint
 
 # Added tokens that are control tokens although the file calls them plain: llama.cpp's converter decides so too
@@ -35,26 +37,36 @@ def write_tokenizer(source: Path, target: Path, progress: Progress) -> None:
     """See `adapters.tokenizer_recipe.TokenizerRecipe`."""
     progress("reading the vocabulary", 0.0)
     config = read_json(source / CONFIG_FILE)
-    _, spec = read_spec(config, f"{source.name}/{CONFIG_FILE}")
+    _, spec = read_spec(config, f"{title(source)}/{CONFIG_FILE}")
     vocabulary = _read_vocabulary(source, spec.vocabulary_size)
     meta = _meta(source, config, vocabulary)
     progress("writing the tokenizer", 0.8)
-    vocabulary.library.save(str(target / TOKENIZER_FILE), pretty=False)
+    # A file may carry a length to cut texts to, for whoever trained with it; prompts are not to be cut.
+    written = vocabulary.parsed | {"truncation": None, "padding": None}
+    for token in written["added_tokens"]:
+        token["special"] = token["id"] in meta.control_ids
+    text = json.dumps(written, ensure_ascii=False, separators=(",", ":"))
+    (target / TOKENIZER_FILE).write_text(text, encoding="utf-8")
     write_meta(meta, _template(source), target)
     progress("writing the tokenizer", 1.0)
 
 
 def vocabulary_texts(source: Path, size: int) -> list[str]:
-    """Return the text of every token id of a model directory, as the model's GGUF files have them. ModelRefused."""
+    """Return the text of every token id of a model directory, as the model's GGUF files have them.
+
+    Raises ModelRefused for a tokenizer of another kind, or one that does not fit a vocabulary of `size`.
+    """
     return _read_vocabulary(source, size).texts
 
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """`texts` by id; ids without a token are filled up as [PAD7], and are the `unused` ones. `added`: the added
-    tokens' ids, and whether each is a control token."""
+    """A tokenizer.json. `texts` by id: ids without a token are filled up as [PAD7], and are the `unused` ones.
+    `added`: the added tokens' ids, and whether each is a control token."""
 
+    parsed: dict[str, Any]
     library: Any
+    alphabet: Literal["bytes", "metaspace"]
     texts: list[str]
     unused: list[int]
     added: dict[int, bool]
@@ -64,13 +76,16 @@ class _Vocabulary:
 def _read_vocabulary(source: Path, size: int) -> _Vocabulary:
     from tokenizers import Tokenizer
 
-    where = f"{source.name}/{TOKENIZER_JSON}"
-    kind = read_json(source / TOKENIZER_JSON).get("model")
+    where = f"{title(source)}/{TOKENIZER_JSON}"
+    parsed = read_json(source / TOKENIZER_JSON)
+    kind = parsed.get("model")
     kind = kind.get("type", "BPE") if isinstance(kind, dict) else None
     if kind != "BPE":
         raise ModelRefused(f"{where}: its model is {kind}; supported is BPE. Choose another model.")
     try:
-        library = Tokenizer.from_file(str(source / TOKENIZER_JSON))
+        # Some tokenizers name a token of the model's other half (Gemma 3: <image_soft_token>), which has no row here.
+        parsed["added_tokens"] = [token for token in parsed.get("added_tokens") or [] if token["id"] < size]
+        library = Tokenizer.from_str(json.dumps(parsed))
     except Exception as error:  # the library raises bare Exception for a damaged file
         raise ModelRefused(f"{where}: it is damaged ({error}). Download it again.") from error
     ids: dict[str, int] = library.get_vocab(with_added_tokens=True)
@@ -79,41 +94,42 @@ def _read_vocabulary(source: Path, size: int) -> _Vocabulary:
             f"{where}: it has the token id {max(ids.values())} and the model's vocabulary has {size} tokens. "
             "The files do not belong together."
         )
-    texts = [f"[PAD{index}]" for index in range(size)]
-    for text, index in ids.items():
-        texts[index] = text
-    unused = sorted(set(range(size)) - set(ids.values()))
     added = {
         int(index): bool(token.special) or bool(_LOOKS_SPECIAL.fullmatch(token.content))
         for index, token in library.get_added_tokens_decoder().items()
     }
-    return _Vocabulary(library, texts, unused, added, ids)
+    alphabet = _alphabet(parsed)
+    spaced = {index for index, control in added.items() if not control} if alphabet == "metaspace" else set()
+    texts = texts_by_id(ids, size, spaced)
+    unused = sorted(set(range(size)) - set(ids.values()))
+    return _Vocabulary(parsed, library, alphabet, texts, unused, added, ids)
 
 
 def _meta(source: Path, config: Mapping[str, Any], vocabulary: _Vocabulary) -> TokenizerMeta:
     named = read_optional_json(source / TOKENIZER_CONFIG)
     generation = read_optional_json(source / GENERATION_CONFIG)
-    texts, size = vocabulary.texts, len(vocabulary.texts)
-    bos = _token_id(named.get("bos_token"), vocabulary.ids, _ids(config.get("bos_token_id"), size))
-    eos = _token_id(named.get("eos_token"), vocabulary.ids, _ids(config.get("eos_token_id"), size))
-    ends = {eos, *_ids(config.get("eos_token_id"), size), *_ids(generation.get("eos_token_id"), size)} - {None}
-    ends |= {index for text, index in vocabulary.ids.items() if text in END_OF_TURN}
-    roles = [named.get(f"{role}_token") for role in ("bos", "eos", "unk", "pad")]
+    ids, size = vocabulary.ids, len(vocabulary.texts)
+    bos = _token_id(named.get("bos_token"), ids, _ids(config.get("bos_token_id"), size))
+    eos = _token_id(named.get("eos_token"), ids, _ids(config.get("eos_token_id"), size))
+    ends = {*_ids(config.get("eos_token_id"), size), *_ids(generation.get("eos_token_id"), size)}
+    ends |= {index for text, index in ids.items() if text in END_OF_TURN}
+    ends |= set() if eos is None else {eos}
+    roles = [_content(named.get(f"{role}_token")) for role in ("bos", "eos", "unk", "pad")]
     controls = {index for index, control in vocabulary.added.items() if control} | ends
-    controls |= {vocabulary.ids[text] for text in map(_content, roles) if text in vocabulary.ids}
+    controls |= {ids[text] for text in roles if text in ids}
     return TokenizerMeta(
         format=FORMAT,
         pre=TOKENIZER_JSON,
         bos_id=bos,
         eos_id=eos,
-        eos_ids=sorted(index for index in ends if index is not None),
+        eos_ids=sorted(ends),
         add_bos=_adds_bos(named, vocabulary.library, bos),
-        control_ids=sorted(index for index in controls if index is not None),
+        control_ids=sorted(controls),
         user_defined_ids=sorted(set(vocabulary.added) - controls),
         unused_ids=vocabulary.unused,
         vocabulary_size=size,
-        vocabulary_fingerprint=vocabulary_fingerprint(texts),
-        alphabet=_alphabet(read_json(source / TOKENIZER_JSON)),
+        vocabulary_fingerprint=vocabulary_fingerprint(vocabulary.texts),
+        alphabet=vocabulary.alphabet,
     )
 
 
@@ -155,7 +171,7 @@ def _template(source: Path) -> str | None:
         try:
             return own.read_bytes().decode()
         except (OSError, UnicodeDecodeError) as error:
-            raise ModelRefused(f"{source.name}/{CHAT_TEMPLATE}: cannot be read ({error})") from error
+            raise ModelRefused(f"{title(source)}/{CHAT_TEMPLATE}: cannot be read ({error})") from error
     found = read_optional_json(source / TOKENIZER_CONFIG).get("chat_template")
     if isinstance(found, list):
         named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,14 +35,14 @@ _PROJECTIONS = {
 class SafetensorsWeights:
     """`adapters.decoder.spec.Weights` over mapped safetensors files."""
 
-    def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Stored], where: Path) -> None:
+    def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Stored], where: str) -> None:
         """Match `tensors` (as the files name them) with what `config` describes.
 
         Raises ModelRefused when one is missing, has another shape, or is left over: a tensor that nobody reads
         would mean that the model computes something else than we do.
         """
         self._where = where
-        self._family, spec = read_spec(config, where.name)
+        self._family, spec = read_spec(config, where)
         names = {
             canonical: _first(tensors, choices, where)
             for canonical, choices in _names(spec, self._family, _prefix(tensors, where)).items()
@@ -69,7 +68,7 @@ class SafetensorsWeights:
         """See `adapters.decoder.spec.Weights`."""
         stored = self._tensors.get(name)
         if stored is None:
-            raise ModelRefused(f"{self._where.name}: it has no tensor {name}")
+            raise ModelRefused(f"{self._where}: it has no tensor {name}")
         values = stored.values()
         if self._family.unit_offset_norms and name.rpartition(".")[2].endswith("norm"):
             return Dense(np.float32(1.0) + widened(values, stored.kind))
@@ -132,11 +131,11 @@ def expected_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
     return shapes.get(name.rpartition(".")[2], (spec.hidden,))
 
 
-def _prefix(tensors: Mapping[str, Stored], where: Path) -> str:
+def _prefix(tensors: Mapping[str, Stored], where: str) -> str:
     for prefix in _PREFIXES:
         if f"{prefix}embed_tokens.weight" in tensors:
             return prefix
-    raise ModelRefused(f"{where.name}: it has no tensor model.embed_tokens.weight. Download it again.")
+    raise ModelRefused(f"{where}: it has no tensor model.embed_tokens.weight. Download it again.")
 
 
 def _names(spec: DecoderSpec, family: Family, prefix: str) -> dict[str, tuple[str, ...]]:
@@ -161,14 +160,14 @@ def _names(spec: DecoderSpec, family: Family, prefix: str) -> dict[str, tuple[st
     return names if spec.tied_embeddings else names | {"head": _HEADS}
 
 
-def _first(tensors: Mapping[str, Stored], names: Sequence[str], where: Path) -> str:
+def _first(tensors: Mapping[str, Stored], names: Sequence[str], where: str) -> str:
     for name in names:
         if name in tensors:
             return name
-    raise ModelRefused(f"{where.name}: it has no tensor {names[0]}. Download it again.")
+    raise ModelRefused(f"{where}: it has no tensor {names[0]}. Download it again.")
 
 
-def _refuse_leftovers(names: set[str], spec: DecoderSpec, where: Path) -> None:
+def _refuse_leftovers(names: set[str], spec: DecoderSpec, where: str) -> None:
     ignored = _HEADS if spec.tied_embeddings else ()
     left = sorted(
         name
@@ -177,6 +176,6 @@ def _refuse_leftovers(names: set[str], spec: DecoderSpec, where: Path) -> None:
     )
     if left:
         raise ModelRefused(
-            f"{where.name}: it has {len(left)} tensors that a {spec.family} model does not have, {left[0]} first. "
+            f"{where}: it has {len(left)} tensors that a {spec.family} model does not have, {left[0]} first. "
             "Choose another model."
         )

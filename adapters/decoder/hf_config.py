@@ -18,6 +18,7 @@ from adapters.decoder.spec import DecoderSpec, Rope
 
 CONFIG_FILE = "config.json"
 _SLIDING = "sliding_attention"
+_MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 10_000  # more is damage, and would be answered with all memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ _MISTRAL: dict[str, Any] = _COMMON | {
     "sliding_window": 4096,
     "max_position_embeddings": 131_072,
 }
-_QWEN: dict[str, Any] = _COMMON | {"max_position_embeddings": 32768, "max_window_layers": 28}
+_QWEN: dict[str, Any] = _COMMON | {"max_position_embeddings": 32768, "max_window_layers": 28, "sliding_window": 4096}
 _GEMMA: dict[str, Any] = _COMMON | {
     "hidden_act": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
@@ -107,11 +108,11 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
     reader = _Reader(values, where)
     _refuse_unsupported(reader, family)
     layers, heads, hidden = (
-        reader.count("num_hidden_layers"),
+        reader.count("num_hidden_layers", most=_MOST_LAYERS),
         reader.count("num_attention_heads"),
         reader.count("hidden_size"),
     )
-    head_dim = reader.count("head_dim", default=max(1, hidden // heads))
+    head_dim = reader.count("head_dim", default=max(1, hidden // heads), most=_MOST_HEAD_DIM)
     kv_heads = reader.count("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise reader.refused("num_key_value_heads", f"{heads} heads cannot share {kv_heads} key-value heads")
@@ -153,10 +154,10 @@ class _Reader:
     def get(self, key: str) -> Any:
         return self.values.get(key)
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, most: int = 1 << 31) -> int:
         value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.refused(key, f"{value!r} is no positive whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.refused(key, f"{value!r} is no whole number from 1 to at most {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -210,14 +211,15 @@ def _layer_kinds(reader: _Reader, family: Family, layers: int) -> list[str]:
     if family.name == "mistral":
         sliding = [reader.get("sliding_window") is not None] * layers
     elif family.name in ("qwen2", "qwen3"):
-        first = reader.count("max_window_layers") if reader.get("use_sliding_window") else layers
-        sliding = [layer >= first for layer in range(layers)]
+        slides = bool(reader.get("use_sliding_window")) and reader.get("sliding_window") is not None
+        first = int(reader.number("max_window_layers"))
+        sliding = [slides and layer >= first for layer in range(layers)]
     elif family.post_norms:
         period = reader.count("sliding_window_pattern")
         sliding = [(layer + 1) % period != 0 for layer in range(layers)]
     else:
         sliding = [False] * layers
-    return [_SLIDING if slides else "full_attention" for slides in sliding]
+    return [_SLIDING if inside else "full_attention" for inside in sliding]
 
 
 def _ropes(reader: _Reader, family: Family, kinds: list[str], head_dim: int) -> tuple[Rope, ...]:

@@ -1,4 +1,4 @@
-"""ONNX Runtime: prepare a GGUF file as a graph of ours, load it onto the execution provider that was asked for."""
+"""ONNX Runtime: prepare a model as a graph of ours, load it onto the execution provider that was asked for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from adapters.contract import (
 from adapters.onnx_rt.graph import MODEL_FILE, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
 from device_profiles.profile import DeviceProfile
-from device_profiles.workload import ModelSpec, vocabulary_fingerprint
+from device_profiles.workload import ModelSpec
 
 SPEC_FILE = "spec.json"
 INSTALL = "pip install 'outrider[onnx]'"
@@ -72,14 +72,11 @@ class OnnxRuntimeAdapter:
 
     def prepare(self, source: Path, target: Path, progress: Progress) -> None:
         """Write the graph and its weights, tensor by tensor. Raises ModelRefused, AdapterUnavailable."""
-        from adapters.decoder.from_gguf import GgufWeights
-        from adapters.gguf_header import read_header
-        from adapters.model_source import check_gguf
+        from adapters.decoder.source import fingerprint_of, open_source
 
         _installed("onnx")
         progress(f"convert {source.name}", -1.0)
-        check_gguf(source)
-        weights = GgufWeights(source)
+        weights = open_source(source)
         write_graph(weights, target)
         spec = weights.spec
         facts = {
@@ -89,7 +86,7 @@ class OnnxRuntimeAdapter:
             "head_dim": spec.head_dim,
             "vocabulary_size": spec.vocabulary_size,
             "context_length": spec.context_length,
-            "vocabulary_fingerprint": vocabulary_fingerprint(read_header(source).texts("tokenizer.ggml.tokens") or ()),
+            "vocabulary_fingerprint": fingerprint_of(source, spec.vocabulary_size),
             "weights": weights.label,
         }
         (target / SPEC_FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")

@@ -19,6 +19,7 @@ from adapters.contract import (
     Progress,
     Unsupported,
 )
+from adapters.hf_directory import title
 from adapters.openvino_rt.convert import MODEL_FILE, SPEC_FILE
 from adapters.openvino_rt.model import PagedModel
 from device_profiles.profile import DeviceProfile
@@ -70,13 +71,14 @@ class OpenVinoAdapter:
 
     def prepare(self, source: Path, target: Path, progress: Progress) -> None:
         """Convert a model in a process of its own. Raises ModelRefused with the converter's reason."""
-        progress(f"convert {source.name}", -1.0)
+        name = title(source)
+        progress(f"convert {name}", -1.0)
         command = [sys.executable, "-m", "adapters.openvino_rt.convert", str(source), str(target)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or [f"the converter ended with {done.returncode}"])[-1]
-            raise ModelRefused(f"{source.name} cannot be converted for OpenVINO: {reason}")
-        progress(f"convert {source.name}", 1.0)
+            raise ModelRefused(f"{name} cannot be converted for OpenVINO: {reason}")
+        progress(f"convert {name}", 1.0)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> PagedModel:
         """See the contract."""

@@ -14,13 +14,11 @@ import tempfile
 from pathlib import Path
 
 from adapters.contract import ModelRefused
-from adapters.gguf_header import read_header
+from adapters.decoder.source import fingerprint_of
 from adapters.hf_directory import open_weights
 from adapters.model_source import check_gguf
 from adapters.openvino_rt.build import write_model
 from adapters.openvino_rt.fuse import fuse_attention_inputs
-from adapters.tokenizer_hf import vocabulary_texts
-from device_profiles.workload import vocabulary_fingerprint
 
 MODEL_FILE = "model.xml"
 SPEC_FILE = "spec.json"
@@ -54,7 +52,7 @@ def _from_directory(source: Path, target: Path) -> dict[str, str | int]:
         "layers": spec.layers,
         "context_length": spec.context_length,
         "vocabulary_size": spec.vocabulary_size,
-        "vocabulary_fingerprint": vocabulary_fingerprint(vocabulary_texts(source, spec.vocabulary_size)),
+        "vocabulary_fingerprint": fingerprint_of(source, spec.vocabulary_size),
         "weights": weights.label,
     }
 
@@ -72,13 +70,14 @@ def _from_gguf(source: Path, target: Path) -> dict[str, str | int]:
         fuse_attention_inputs(model)
         ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
     facts = check_gguf(source)
+    kind = facts.file_type
     return {
         "architecture": facts.architecture,
         "layers": facts.layers,
         "context_length": facts.context_length,
         "vocabulary_size": facts.vocabulary_size,
-        "vocabulary_fingerprint": vocabulary_fingerprint(read_header(source).texts("tokenizer.ggml.tokens") or ()),
-        "weights": _GGUF_WEIGHTS.get(facts.file_type or 0, f"gguf type {facts.file_type}"),
+        "vocabulary_fingerprint": fingerprint_of(source, facts.vocabulary_size),
+        "weights": "unknown" if kind is None else _GGUF_WEIGHTS.get(kind, f"gguf type {kind}"),
     }
 
 

@@ -41,7 +41,8 @@ class Target(Section):
 
     source: str = Field(min_length=1)
     """Where the weights are: `package:NAME/FILE` (a file inside an installed Python package), the path of a GGUF
-    file (relative to this configuration file), or `simulated:toy` (no weights)."""
+    file or of a Hugging Face directory (relative to this configuration file), `hf:ORG/NAME`, `hf:ORG/NAME@REVISION`
+    or `hf:ORG/NAME/FILE.gguf` (a model of the Hugging Face hub), or `simulated:toy` (no weights)."""
     name: str = Field(default="", max_length=128)
     """The model's name in the API. Empty: taken from the source."""
     adapter: Literal["openvino_rt", "onnx_rt", "simulated"] = "openvino_rt"

@@ -19,15 +19,19 @@ from adapters.contract import (
     Segment,
     Unsupported,
 )
+from adapters.hf_directory import model_files
 from adapters.invariance import measure_row_invariance
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from device_profiles.profile import Exactness
+from tests.support import tiny_models
 
 ADAPTERS = [
     pytest.param("simulated", id="simulated"),
     pytest.param("openvino_rt", id="openvino_rt", marks=pytest.mark.model),
     pytest.param("onnx_rt", id="onnx_rt", marks=pytest.mark.model),
+    # A model of tests/support/tiny_models.py behind the slash: sliding windows, and layers without.
+    pytest.param("openvino_rt/gemma3", id="openvino_rt-gemma3"),
 ]
 DEVICES = {"simulated": "SIM", "openvino_rt": "CPU", "onnx_rt": "CPU"}
 SLOTS = 18
@@ -41,14 +45,17 @@ def silent(stage: str, fraction: float) -> None:
 @pytest.fixture(scope="module", params=ADAPTERS)
 def prepared(request, tmp_path_factory) -> tuple[str, Path]:
     """An adapter's name and a prepared model for it."""
-    name = request.param
+    name, _, tiny = request.param.partition("/")
     root = tmp_path_factory.mktemp(name)
-    if name == "simulated":
+    if tiny:
+        source = tiny_models.write_model(root / tiny, tiny, kind="BF16")
+    elif name == "simulated":
         source = root / "script.txt"
         source.write_text("")
     else:
         source = request.getfixturevalue("default_model_path")
-    file = ModelSource(path=source, name="conformance", source=str(source))
+    files = model_files(source) if tiny else ()
+    file = ModelSource(path=source, name="conformance", source=str(source), files=files)
     return name, ModelStore(root / "store").prepare(file, registry.get(name), silent)
 
 

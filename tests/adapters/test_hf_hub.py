@@ -17,6 +17,7 @@ import pytest
 
 from adapters.contract import ModelRefused
 from adapters.hf_hub import HubId, parse_id
+from tests.adapters.test_model_source import write_gguf
 from tests.support import tiny_models
 from tests.support.hub_server import Hub, serving
 
@@ -48,14 +49,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "x.gguf").read_bytes()
+
+
 @pytest.fixture
-def hub(files: dict[str, bytes]) -> Iterator[Hub]:
+def hub(files: dict[str, bytes], gguf: bytes) -> Iterator[Hub]:
     noise = {"README.md": b"words", "pytorch_model.bin": b"pickle", "consolidated.safetensors": bytes(100)}
     small = {name: raw for name, raw in files.items() if "safetensors" not in name}
     models = {
         "org/Tiny": files | noise | {"onnx/model.onnx": b"graph"},
         "org/pickle": small | {"pytorch_model.bin": b"pickle"},
         "org/gated": dict(files),
+        "org/ggufs": {"q4/small-Q4_1.gguf": gguf, "config.txt": b""},
         "org/strange": small | {"config.json": b'{"architectures": ["MyModel"], "auto_map": {}}', LARGE: b""},
         "org/code": small | {"config.json": b'{"architectures": ["MyModel"], "auto_map": {"AutoModel": "x.MyModel"}}'},
     }
@@ -85,6 +92,7 @@ def resolved(hub: Hub, home: Path, *sources: str, **changes: str) -> list[dict[s
         ("hf:org/name", HubId("org/name", "main")),
         ("hf:org/name-1.5B_x@v1.0", HubId("org/name-1.5B_x", "v1.0")),
         ("hf:org/name@refs/pr/3", HubId("org/name", "refs/pr/3")),
+        ("hf:org/name/q4/x-Q4_1.gguf@v1", HubId("org/name", "v1", "q4/x-Q4_1.gguf")),
     ],
 )
 def test_ids(source: str, expected: HubId) -> None:
@@ -92,7 +100,19 @@ def test_ids(source: str, expected: HubId) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["hf:", "hf:name", "hf:a/b/c", "hf:a/b@", "hf:a/..", "hf:../b", "hf:a/b c", "hf:a/b@x y"]
+    "source",
+    [
+        "hf:",
+        "hf:name",
+        "hf:a/b/c",
+        "hf:a/b@",
+        "hf:a/..",
+        "hf:../b",
+        "hf:a/b/c.bin",
+        "hf:a/b/../c.gguf",
+        "hf:a/b c",
+        "hf:a/b@x y",
+    ],
 )
 def test_what_is_no_id(source: str) -> None:
     with pytest.raises(ModelRefused, match="write hf:ORG/NAME"):
@@ -125,10 +145,22 @@ def test_a_model_comes_once_and_stays_at_its_commit(hub: Hub, tmp_path: Path, fi
     assert moved["source"] != first["source"]
 
 
+def test_one_gguf_file_of_a_model(hub: Hub, tmp_path: Path, gguf: bytes) -> None:
+    source = "hf:org/ggufs/q4/small-Q4_1.gguf"
+    first, again = resolved(hub, tmp_path, source, source)
+    assert first["source"] == f"{source}@{hub.commit('org/ggufs')}"
+    assert Path(first["path"]).read_bytes() == gguf
+    assert (first["name"], first["files"]) == ("small", [])
+    assert again == first | {"stages": []}
+    assert len(hub.downloads("small-Q4_1.gguf")) == 1
+
+
 def test_what_goes_wrong_is_told_with_the_way_out(hub: Hub, tmp_path: Path) -> None:
     sources = {
         "hf:org/none": ("ModelRefused", ["no such model", "HF_TOKEN"]),
         "hf:org/gated": ("ModelRefused", ["gated", f"{hub.url}/org/gated", "hf auth login"]),
+        "hf:org/ggufs": ("ModelRefused", ["no config.json", "GGUF", "q4/small-Q4_1.gguf"]),
+        "hf:org/ggufs/other.gguf": ("ModelRefused", ["no such file", "q4/small-Q4_1.gguf"]),
         "hf:org/Tiny@v9": ("ModelRefused", ["no such revision", "v9"]),
         "hf:org/pickle": ("ModelRefused", ["pytorch_model.bin", "pickle", "save_pretrained"]),
         "hf:org/strange": ("ModelRefused", ["MyModel", "LlamaForCausalLM"]),

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import openvino
 import pytest
+from openvino import opset13 as ops
 
 from adapters import registry
 from adapters.contract import LoadedModel, LoadOptions, ModelRefused, Precision, Segment
+from adapters.decoder.spec import Dense, Grouped
 from adapters.hf_directory import open_weights
 from adapters.invariance import measure_row_invariance
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
+from adapters.openvino_rt.constants import Constants
+from adapters.openvino_rt.convert import MODEL_FILE
+from adapters.openvino_rt.graph import read_paged
 from tests.support import reference_decoder, tiny_models
 
 FAMILIES = [name for name in tiny_models.CONFIGS if name != "gemma2"]
@@ -23,8 +30,10 @@ def silent(stage: str, fraction: float) -> None:
     """Progress that nobody watches."""
 
 
-def load(directory: Path, store_root: Path, activations: Precision = Precision.FP32) -> LoadedModel:
-    adapter = registry.get("openvino_rt")
+def load(
+    directory: Path, store_root: Path, activations: Precision = Precision.FP32, name: str = "openvino_rt"
+) -> LoadedModel:
+    adapter = registry.get(name)
     prepared = ModelStore(store_root).prepare(resolve(str(directory), Path()), adapter, silent)
     options = LoadOptions(activations=activations, kv_cache_bytes=32 << 20, slots=4, max_batch_rows=128)
     return adapter.load(prepared, options, silent)
@@ -34,11 +43,10 @@ def tokens(count: int = LENGTH) -> list[int]:
     return [int(token) for token in np.random.default_rng(5).integers(4, 260, count)]
 
 
-@pytest.mark.parametrize("kind", ["F32", "BF16", "F16"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, kind) for name in FAMILIES for kind in ("F32", "BF16")), ("llama3", "F16")]
+)
 def test_logits_are_those_of_the_formulas(tmp_path: Path, store_root: Path, name: str, kind: str) -> None:
-    if kind == "F16" and name != "llama3":
-        pytest.skip("f16 is stored the same way for every family")
     directory = tiny_models.write_model(tmp_path / name, name, kind=kind, shards=2 if kind == "BF16" else 1)
     expected = reference_decoder.logits(open_weights(directory), tokens())
     model = load(directory, store_root)
@@ -50,6 +58,79 @@ def test_logits_are_those_of_the_formulas(tmp_path: Path, store_root: Path, name
     assert model.capabilities.weights == {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}[kind]
     assert measure_row_invariance(model)
     model.close()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama", "F32"), ("llama3", "BF16"), ("qwen2", "F16")])
+def test_onnx_runtime_computes_the_same(tmp_path: Path, store_root: Path, name: str, kind: str) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'outrider[onnx]'")
+    directory = tiny_models.write_model(tmp_path / name, name, kind=kind)
+    expected = reference_decoder.logits(open_weights(directory), tokens())
+    model = load(directory, store_root, name="onnx_rt")
+    found = model.forward([Segment(0, 0, tokens(), (0, LENGTH))]).logits
+    assert np.sqrt(np.mean((found - expected) ** 2)) < 0.001 * expected.std()
+    model.close()
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mistral"])
+def test_onnx_runtime_refuses_what_it_cannot_compute(tmp_path: Path, store_root: Path, name: str) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'outrider[onnx]'")
+    with pytest.raises(ModelRefused, match="sliding windows"):
+        load(tiny_models.write_model(tmp_path / name, name), store_root, name="onnx_rt")
+
+
+def test_bfloat16_activations_stay_near(tmp_path: Path, store_root: Path) -> None:
+    """Angles are computed in float32 even then: at position 400, bfloat16 would not know one position from the next."""
+    directory = tiny_models.write_model(tmp_path / "qwen3", "qwen3", kind="BF16")
+    many = tokens(440)
+    expected = reference_decoder.logits(open_weights(directory), many)
+    model = load(directory, store_root, Precision.BF16)
+    for start in range(0, 440, 110):
+        rows = model.forward([Segment(0, start, many[start : start + 110], (0, 110))]).logits
+        error = np.sqrt(np.mean((rows - expected[start : start + 110]) ** 2))
+        assert error < 0.05 * expected.std()
+    model.close()
+
+
+def test_16_bit_weights_are_not_widened_when_a_model_is_loaded(tmp_path: Path, store_root: Path) -> None:
+    directory = tiny_models.write_model(tmp_path / "gemma3", "gemma3", kind="BF16")
+    adapter = registry.get("openvino_rt")
+    prepared = ModelStore(store_root).prepare(resolve(str(directory), Path()), adapter, silent)
+    compiled = openvino.Core().compile_model(read_paged(prepared / MODEL_FILE), "CPU", {"KV_CACHE_PRECISION": "bf16"})
+    elements = [
+        int(np.prod(list(node.get_output_shape(0))))
+        for node in compiled.get_runtime_model().get_ops()
+        if node.get_rt_info()["layerType"].astype(str) == "Const"
+        and node.get_output_element_type(0) == openvino.Type.f32
+    ]
+    assert elements  # norms, frequencies
+    assert max(elements) <= 96  # no matrix among them
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_tensors_are_computed_as_they_are_written(tmp_path: Path, bits: Literal[4, 8]) -> None:
+    rng = np.random.default_rng(3)
+
+    def grouped(rows: int) -> Grouped:
+        return Grouped(
+            values=rng.integers(0, 2**bits, (rows, 64), dtype=np.uint8),
+            scales=rng.uniform(0.01, 0.02, (rows, 2)).astype(np.float16),
+            zeros=rng.integers(0, 2**bits, (rows, 2), dtype=np.uint8),
+            bits=bits,
+            group_size=32,
+        )
+
+    parts = [grouped(6), grouped(3)]
+    constants = Constants()
+    data = ops.parameter([2, 64], openvino.Type.f32)
+    product = ops.matmul(data, constants.weight(parts), False, True)
+    model = openvino.Model([ops.result(product)], [data], "product")
+    values = rng.standard_normal((2, 64)).astype(np.float32)
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    found = openvino.Core().compile_model(model, "CPU", settings)([values])[0]
+    plain = np.concatenate([reference_decoder.plain_values(part) for part in parts])
+    assert found == pytest.approx(values @ plain.T, abs=1e-3)
+    with pytest.raises(ValueError, match="different formats"):
+        constants.weight([parts[0], Dense(values)])
 
 
 def test_a_soft_cap_on_attention_is_refused_and_not_left_out(tmp_path: Path, store_root: Path) -> None:

@@ -14,10 +14,10 @@ from adapters import registry
 from adapters.contract import LoadOptions, Precision, Segment
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.spec import Grouped
-from adapters.model_source import ModelFile
+from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.tokenizer import Tokenizer
-from adapters.tokenizer_gguf import TokenizerRecipe
+from adapters.tokenizer_recipe import TokenizerRecipe
 
 pytestmark = pytest.mark.model
 PROMPTS = Path(__file__).parents[2] / "tools" / "prompts.jsonl"
@@ -33,7 +33,7 @@ def silent(stage: str, fraction: float) -> None:
 @pytest.fixture(scope="module")
 def prepared(default_model_path, tmp_path_factory) -> dict[str, Path]:
     store = ModelStore(tmp_path_factory.mktemp("store"))
-    file = ModelFile(default_model_path, "default", str(default_model_path))
+    file = ModelSource(default_model_path, "default", str(default_model_path))
     made = {name: store.prepare(file, registry.get(name), silent) for name in RUNTIMES}
     return made | {"tokenizer": store.prepare(file, TokenizerRecipe(), silent)}
 

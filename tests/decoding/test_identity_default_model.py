@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.cluster.port import Sampling, Submit
 from adapters.contract import LoadedModel
+from orchestrator.cluster.port import Sampling, Submit
 from tests.decoding.conftest import load
 from tests.support.loops import decode, loop_over, suffix
 

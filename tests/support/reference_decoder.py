@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, Weights
+from adapters.decoder.spec import DecoderSpec, Grouped, Rope, Tensor, Weights
 
 Rows = NDArray[np.floating]
 
@@ -36,12 +36,15 @@ def logits(weights: Weights, tokens: Sequence[int]) -> Rows:
 
 def plain(weights: Weights, name: str) -> Rows:
     """Return one tensor as float32."""
-    tensor = weights.tensor(name)
+    return plain_values(weights.tensor(name))
+
+
+def plain_values(tensor: Tensor) -> Rows:
+    """Return a tensor's values as float32."""
     if isinstance(tensor, Grouped):
         shape = (*tensor.scales.shape, tensor.group_size)
         values = tensor.values.reshape(shape).astype(np.float32) - tensor.zeros[..., None].astype(np.float32)
         return (values * tensor.scales[..., None].astype(np.float32)).reshape(tensor.values.shape)
-    assert isinstance(tensor, Dense)
     if tensor.bfloat16:
         return (tensor.values.astype(np.uint32) << 16).view(np.float32)
     return tensor.values.astype(np.float32)
