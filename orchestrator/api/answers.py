@@ -61,12 +61,19 @@ class ModelList(Answered):
     data: list[Model]
 
 
+class PromptTokensDetails(Answered):
+    """`cached_tokens`: tokens of the prompt whose KV cache was there already."""
+
+    cached_tokens: int
+
+
 class Usage(Answered):
-    """Tokens of the prompt and of all choices."""
+    """Tokens of the prompt and of all choices. Details come at the end only, not with every chunk."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails(cached_tokens=0)
 
 
 class SpeculativeDecoding(Answered):

@@ -117,7 +117,9 @@ class Envelope:
         }
 
     def _cost(self, answer: Answer) -> dict[str, Any]:
-        return {"usage": self._usage(answer.tokens), "metrics": _metrics(answer)}
+        cached = answer.stats.reused if answer.stats is not None else 0
+        usage = {**self._usage(answer.tokens), "prompt_tokens_details": {"cached_tokens": cached}}
+        return {"usage": usage, "metrics": _metrics(answer)}
 
 
 def _metrics(answer: Answer) -> dict[str, Any]:

@@ -126,7 +126,9 @@ def _summed(stats: Sequence[RequestStats]) -> RequestStats | None:
     if not stats:
         return None
     columns = zip(*(msgspec.structs.astuple(each) for each in stats), strict=True)
-    return RequestStats(*(sum(column) for column in columns))
+    summed = RequestStats(*(sum(column) for column in columns))
+    # The prompt is one prompt for all choices: what none of them had to compute was there before.
+    return msgspec.structs.replace(summed, reused=min(each.reused for each in stats))
 
 
 @dataclass(frozen=True, slots=True)
