@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 
 from policies.acceptance import Row, Sampling
 
+LEAST_REPETITION = 0.01
+"""A smaller repetition penalty could divide a logit into infinity, which would look like a broken device."""
+
 _Ids = NDArray[np.intp]
 
 

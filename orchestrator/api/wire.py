@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.api.tool_wire import MAX_TOOLS, NamedChoice, Tool, ToolCall, ToolChoice
+from policies.penalties import LEAST_REPETITION
 
 MAX_STOPS = 16
 MAX_CHOICES = 16
@@ -114,7 +115,7 @@ class Generation(Body):
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(default={}, max_length=MAX_BIASES)
     presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
-    repetition_penalty: float = Field(default=1.0, ge=0.01, le=10.0)
+    repetition_penalty: float = Field(default=1.0, ge=LEAST_REPETITION, le=10.0)
     seed: int | None = None
     stop: StopText | list[StopText] | None = None
     stop_token_ids: list[int] = Field(default=[], max_length=64)

@@ -21,6 +21,7 @@ from orchestrator.drafting.port import NOTHING, Draft, Drafter
 from policies.acceptance import NotFinite, Row, Verdict, verdict
 from policies.admission import admitted, victims
 from policies.depth import depth
+from policies.penalties import LEAST_REPETITION
 from policies.prefill import PrefillCost, observed, rows_within
 
 _LEAST_PREFILL_ROWS = 16
@@ -110,6 +111,8 @@ class DecodeLoop:
         known = [*request.prompt, *request.committed]
         if min(known) < 0 or max(known) >= vocabulary:
             return f"a token is outside the vocabulary of {vocabulary}"
+        if not request.sampling.repetition_penalty >= LEAST_REPETITION:
+            return f"repetition_penalty {request.sampling.repetition_penalty} is below {LEAST_REPETITION}"
         named = [*request.stop_tokens, *(token for token, _ in request.sampling.logit_bias)]
         if named and (min(named) < 0 or max(named) >= vocabulary):
             return f"a stop or biased token is outside the vocabulary of {vocabulary}"

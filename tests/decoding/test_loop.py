@@ -158,6 +158,9 @@ def test_a_cancelled_request_frees_its_place_at_once():
         ({"prompt": [5, -1]}, "vocabulary"),
         ({"prompt": [5], "max_tokens": -1}, "max_tokens"),
         ({"prompt": [5] * 900}, "KV cache"),
+        ({"stop_tokens": [272]}, "vocabulary"),
+        ({"sampling": Sampling(logit_bias=((272, 1.0),))}, "vocabulary"),
+        ({"sampling": Sampling(repetition_penalty=5e-324)}, "repetition_penalty"),
     ],
 )
 def test_what_can_never_be_served_is_refused_in_words(fields, message):
