@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import platform
-import signal
 import socket
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from rich.table import Table
 
 from orchestrator.cli.status import ask
 from orchestrator.config.load import admin_socket_path, load_config
+from orchestrator.errors import OutriderError
 from tools.soak_requests import Mix, Seen, Soak, make_cases, malformed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,12 +105,14 @@ def daemon(config: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _ready(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                sys.exit(f"the daemon was not ready within {START_TIMEOUT_S:.0f} s (see above)")
+            if process.poll() is not None:
+                sys.exit(f"the daemon ended with {process.returncode} before it was ready (see above)")
+            if time.monotonic() > deadline:
+                sys.exit(f"the daemon was not ready within {START_TIMEOUT_S:.0f} s")
             time.sleep(0.1)
         yield process
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()  # does nothing to one that has ended
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -258,7 +260,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
-    result = run(arguments)
+    try:
+        result = run(arguments)
+    except OutriderError as error:
+        sys.exit(f"soak: {error}")
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
     show(result)

@@ -21,8 +21,10 @@ from rich.progress import track
 from orchestrator.cli.bench_prompts import read_texts
 from orchestrator.cli.traffic.client import Endpoint, EndpointKind, ask, open_client
 from orchestrator.cli.traffic.outcome import Outcome
+from orchestrator.errors import OutriderError
 
 REQUEST_TIMEOUT_S = 300.0
+FILL_TIMEOUT_S = 1200.0
 SHARES = {"stream": 0.4, "whole": 0.2, "cancelled": 0.22, "malformed": 0.13, "slow": 0.05}
 RECEIVE_BUFFER_BYTES = 2048
 console = Console(stderr=True)
@@ -137,15 +139,23 @@ class Soak:
                 self._references[index] = _answer(response.raise_for_status().json())
 
     async def fill_cache(self, tokens: int, sequences: int, context_tokens: int, vocabulary_size: int) -> None:
-        """Hold about `tokens` positions at once: a KV cache takes its memory where it is first written."""
+        """Hold about `tokens` positions at once: a KV cache takes its memory where it is first written.
+
+        Raises OutriderError where the daemon refuses that.
+        """
         length = min(tokens // sequences, context_tokens - 1)
         drawn = random.Random(self._mix.seed)  # noqa: S311  # any tokens will do
         fields = {"model": self._model, "max_tokens": 1, "ignore_eos": True}
-        async with open_client() as client, asyncio.TaskGroup() as group:
-            for _ in range(sequences):
+        async with open_client() as client:
+
+            async def hold() -> httpx.Response:
                 prompt = [drawn.randrange(vocabulary_size) for _ in range(length)]
                 content = json.dumps({**fields, "prompt": prompt}).encode()
-                group.create_task(client.post(f"{self.url}/v1/completions", content=content, timeout=REQUEST_TIMEOUT_S))
+                return await client.post(f"{self.url}/v1/completions", content=content, timeout=FILL_TIMEOUT_S)
+
+            for response in await asyncio.gather(*(hold() for _ in range(sequences))):
+                if response.status_code != httpx.codes.OK:
+                    raise OutriderError(f"filling the KV cache: {response.status_code} {response.text[:200]}")
 
     async def fire(self, count: int) -> None:
         """Send `count` requests of mixed kinds, `concurrency` at a time."""
@@ -165,7 +175,11 @@ class Soak:
 
             async def one_after_another() -> None:
                 for kind in waiting:
-                    await senders[kind]()
+                    try:
+                        await senders[kind]()
+                    except (httpx.TransportError, OSError) as error:
+                        self.seen.ends[kind, "broken connection"] += 1
+                        self.seen.unexpected.append(f"{kind}: {error!r}")
 
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._mix.concurrency):
