@@ -27,7 +27,7 @@ SPEC_FILE = "spec.json"
 INSTALL = "pip install 'outrider[onnx]'"
 _PROVIDER = "ExecutionProvider"
 _NO_DEVICES = ("Azure",)  # a client of remote endpoints, present in every build
-_SPIN_US = 20  # ADR 0008
+_SPIN_US = 200  # ADR 0008
 _FATAL = 4  # log severity: failures reach us as exceptions, and a copy on standard error only confuses
 
 
