@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
 
 from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, LoadedModel
 from device_profiles.units import MS_PER_S, ceil_div
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Delta, Gauges, Refused, Round, Submit
-from orchestrator.decoding.batch import Part, paid, plan, rows_of
+from orchestrator.decoding.batch import Part, paid, rows_of
 from orchestrator.decoding.grammar import Grammars
 from orchestrator.decoding.prefixes import Prefixes
 from orchestrator.decoding.rules import Rules
+from orchestrator.decoding.schedule import Schedule
 from orchestrator.decoding.session import NO_SLOT, Session
 from orchestrator.decoding.tally import Tally
 from orchestrator.drafting.port import NOTHING, Draft, Drafter
 from policies.acceptance import NotFinite, Row, Verdict, verdict
-from policies.admission import admitted, victims
 from policies.depth import depth
 from policies.penalties import LEAST_REPETITION
-from policies.prefill import PrefillCost, observed, rows_within
-
-_LEAST_PREFILL_ROWS = 16
 
 
 class DecodeLoop:
@@ -51,28 +46,21 @@ class DecodeLoop:
         self._grammars = grammars
         self._drafter = drafter
         self._clock = clock
-        caps = target.capabilities
-        self._max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.paid_rows)
-        self._max_itl_ms = max_itl_ms
-        self._cost = PrefillCost()
         self._prefixes = Prefixes(target, enabled=prefix_reuse)
+        self._schedule = Schedule(target, self._prefixes, clock, max_running=max_running, max_itl_ms=max_itl_ms)
         self._max_depth = max_depth if drafter is not None else 0
-        self._free_slots = list(range(target.capabilities.slots - 1, -1, -1))
-        self._waiting: deque[Session] = deque()
-        self._running: list[Session] = []
         self._failed: list[Refused] = []
-        self._preemptions = 0
         self._rounds = 0
 
     @property
     def max_running(self) -> int:
         """How many requests run at the same time, after every bound."""
-        return self._max_running
+        return self._schedule.max_running
 
     @property
     def idle(self) -> bool:
         """True when no request runs or waits."""
-        return not self._running and not self._waiting
+        return not self._schedule.running and not self._schedule.waiting
 
     def prepare(self, request: Submit) -> None:
         """Do ahead of `submit` what takes time; from any thread."""
@@ -89,7 +77,7 @@ class DecodeLoop:
             rules = Rules.of(request, self._grammars)
         except GrammarFailed as error:
             return Refused(request.request_id, f"the grammar cannot be used: {error}", "invalid")
-        self._waiting.append(Session.open(request, self._clock.monotonic_s(), self._target.capabilities, rules))
+        self._schedule.add(Session.open(request, self._clock.monotonic_s(), self._target.capabilities, rules))
         return None
 
     def failures(self) -> list[Refused]:
@@ -120,14 +108,9 @@ class DecodeLoop:
 
     def cancel(self, request_id: str) -> None:
         """Forget a request, running or waiting; its slot is free at once. Unknown ids are ignored."""
-        for session in self._waiting:
-            if session.key == request_id:
-                self._waiting.remove(session)
-                return
-        for session in self._running:
-            if session.key == request_id:
-                self._retire(session, keep=False)
-                return
+        session = self._schedule.withdraw(request_id)
+        if session is not None:
+            self._retire(session, keep=False)
 
     def run_round(self) -> Round:
         """Run one round; there must be something to do. Raises DeviceLost: the target is gone.
@@ -135,17 +118,12 @@ class DecodeLoop:
         Every committed token is in the round that is returned, so nothing is lost when the next one fails.
         """
         started = self._clock.monotonic_s()
-        parts = self._schedule()
+        parts = self._scheduled()
         proposed = self._clock.monotonic_s()
         self._propose(parts)
         draft_ms = (self._clock.monotonic_s() - proposed) * MS_PER_S
         result = self._target.forward([part.segment() for part in parts])
-        self._cost = observed(
-            self._cost,
-            prefill_rows=sum(part.known for part in parts if part.fills),
-            decoding=not all(part.fills for part in parts),
-            forward_ms=result.device_ms,
-        )
+        self._schedule.observe(parts, result.device_ms)
         rows = _rows_by_part(parts, result)
         verdicts = self._accept(parts, rows)
         deltas, tally = self._commit(parts, verdicts, rows)
@@ -163,66 +141,23 @@ class DecodeLoop:
             draft_ms=draft_ms,
         )
 
-    def _schedule(self) -> list[Part]:
-        self._admit()
-        caps = self._target.capabilities
-        while True:
-            for session in self._running:
-                session.draft = NOTHING
-                self._prefixes.attach(session)
-            parts = plan(
-                self._running,
-                max_rows=caps.max_batch_rows,
-                prefill_rows=rows_within(
-                    self._cost, bound_ms=self._max_itl_ms, most=caps.max_batch_rows, least=_LEAST_PREFILL_ROWS
-                ),
-                paid_rows=caps.paid_rows,
-            )
-            batch = [part.segment() for part in parts]
-            missing = self._target.blocks_needed(batch) - self._target.free_blocks()
-            if missing <= 0:
-                return parts
-            self._preempt(missing)
+    def _scheduled(self) -> list[Part]:
+        """Return who is in the next forward; the drafter hears of who starts and who gives way."""
+        started = self._schedule.admit()
+        parts, preempted = self._schedule.parts()
+        if self._drafter is not None:
+            for session in started:
+                if self._bound(session) > 0 and session not in preempted:
+                    self._drafter.begin(session.key, session.tokens)
+            for session in preempted:
+                self._drafter.end(session.key, keep=False)
+        return parts
 
-    def _admit(self) -> None:
-        caps = self._target.capabilities
-        free = self._target.free_blocks()
-        blocks = [
-            ceil_div(len(session.tokens) + caps.paid_rows, caps.block_tokens)
-            for session in islice(self._waiting, self._max_running)
-        ]
-        count = admitted(
-            blocks,
-            free_blocks=free - self._promised_blocks(),
-            running=len(self._running),
-            max_running=self._max_running,
-            spare_blocks=len(self._running) + 1,
-        )
-        now = self._clock.monotonic_s()
-        for _ in range(count):
-            session = self._waiting.popleft()
-            session.slot = self._free_slots.pop()
-            session.admitted_s = session.admitted_s or now
-            self._running.append(session)
-            if self._drafter is not None and self._bound(session) > 0:
-                self._drafter.begin(session.key, session.tokens)
-
-    def _promised_blocks(self) -> int:
-        """Blocks that running prefills have been admitted for and do not hold yet."""
-        size = self._target.capabilities.block_tokens
-        return sum(
-            max(0, ceil_div(len(s.tokens) + 1, size) - ceil_div(self._target.held(s.slot), size)) for s in self._running
-        )
-
-    def _preempt(self, missing: int) -> None:
-        """Send the youngest back to the head of the queue: its tokens are kept, its cache is computed again."""
-        size = self._target.capabilities.block_tokens
-        held = [ceil_div(self._target.held(session.slot), size) for session in self._running]
-        for _ in range(max(1, victims(held, missing=missing))):
-            session = self._running[-1]
-            self._retire(session, keep=False)
-            self._waiting.appendleft(session)
-            self._preemptions += 1
+    def _retire(self, session: Session, *, keep: bool) -> None:
+        """The session ends. `keep`: its output may help later drafts."""
+        if self._drafter is not None:
+            self._drafter.end(session.key, keep=keep)
+        self._schedule.leave(session)
 
     def _bound(self, session: Session) -> int:
         asked = session.submit.depth
@@ -325,25 +260,14 @@ class DecodeLoop:
         session.accepted += judged.accepted
         tally.add(drafted, judged.accepted)
 
-    def _retire(self, session: Session, *, keep: bool) -> None:
-        self._prefixes.remember(session)
-        self._target.release(session.slot)
-        if self._drafter is not None:
-            self._drafter.end(session.key, keep=keep)
-        self._running.remove(session)
-        self._free_slots.append(session.slot)
-        session.slot = NO_SLOT
-        session.cached = session.reused = 0
-        session.begun = False
-
     def gauges(self, rss_bytes: int) -> Gauges:
         """Return the state between rounds."""
         return Gauges(
-            running=len(self._running),
-            waiting=len(self._waiting),
+            running=self._schedule.running,
+            waiting=self._schedule.waiting,
             free_blocks=self._target.free_blocks(),
             total_blocks=self._target.capabilities.total_blocks,
-            preemptions=self._preemptions,
+            preemptions=self._schedule.preemptions,
             drafter_bytes=self._drafter.memory_bytes() if self._drafter is not None else 0,
             rounds=self._rounds,
             rss_bytes=rss_bytes,

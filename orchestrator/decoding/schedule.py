@@ -1,0 +1,144 @@
+"""Who waits, who runs, in which slot, and what each gets of the next forward."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+from adapters.contract import LoadedModel
+from device_profiles.units import ceil_div
+from orchestrator.clock import Clock
+from orchestrator.decoding.batch import Part, plan
+from orchestrator.decoding.prefixes import Prefixes
+from orchestrator.decoding.session import NO_SLOT, Session
+from orchestrator.drafting.port import NOTHING
+from policies.admission import admitted, victims
+from policies.prefill import PrefillCost, observed, rows_within
+
+_LEAST_PREFILL_ROWS = 16
+
+
+class Schedule:
+    """First come, first admitted; the youngest gives way where KV blocks run out.
+
+    `max_itl_ms` bounds a forward that decodes and prefills. `preemptions` counts since the beginning.
+    """
+
+    def __init__(
+        self, target: LoadedModel, prefixes: Prefixes, clock: Clock, *, max_running: int, max_itl_ms: float
+    ) -> None:
+        caps = target.capabilities
+        self.max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.paid_rows)
+        self.preemptions = 0
+        self._target = target
+        self._prefixes = prefixes
+        self._clock = clock
+        self._max_itl_ms = max_itl_ms
+        self._cost = PrefillCost()
+        self._free_slots = list(range(caps.slots - 1, -1, -1))
+        self._waiting: deque[Session] = deque()
+        self._running: list[Session] = []
+
+    @property
+    def running(self) -> int:
+        """How many sessions have a slot."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """How many sessions wait for one."""
+        return len(self._waiting)
+
+    def add(self, session: Session) -> None:
+        """Queue a session."""
+        self._waiting.append(session)
+
+    def withdraw(self, key: str) -> Session | None:
+        """Forget a waiting session; return one that runs, for the caller to end. Unknown keys are ignored."""
+        for session in self._waiting:
+            if session.key == key:
+                self._waiting.remove(session)
+                return None
+        return next((session for session in self._running if session.key == key), None)
+
+    def admit(self) -> list[Session]:
+        """Give slots to those who can start now, and return them."""
+        caps = self._target.capabilities
+        blocks = [
+            ceil_div(len(session.tokens) + caps.paid_rows, caps.block_tokens)
+            for session in islice(self._waiting, self.max_running)
+        ]
+        count = admitted(
+            blocks,
+            free_blocks=self._target.free_blocks() - self._promised_blocks(),
+            running=len(self._running),
+            max_running=self.max_running,
+            spare_blocks=len(self._running) + 1,
+        )
+        now = self._clock.monotonic_s()
+        started = [self._waiting.popleft() for _ in range(count)]
+        for session in started:
+            session.slot = self._free_slots.pop()
+            session.admitted_s = session.admitted_s or now
+        self._running += started
+        return started
+
+    def _promised_blocks(self) -> int:
+        """Blocks that running prefills have been admitted for and do not hold yet."""
+        size = self._target.capabilities.block_tokens
+        return sum(
+            max(0, ceil_div(len(s.tokens) + 1, size) - ceil_div(self._target.held(s.slot), size)) for s in self._running
+        )
+
+    def parts(self) -> tuple[list[Part], list[Session]]:
+        """Return the next forward's parts, without drafts, and the sessions that had to give way to them."""
+        caps = self._target.capabilities
+        preempted: list[Session] = []
+        while True:
+            for session in self._running:
+                session.draft = NOTHING
+                self._prefixes.attach(session)
+            parts = plan(
+                self._running,
+                max_rows=caps.max_batch_rows,
+                prefill_rows=rows_within(
+                    self._cost, bound_ms=self._max_itl_ms, most=caps.max_batch_rows, least=_LEAST_PREFILL_ROWS
+                ),
+                paid_rows=caps.paid_rows,
+            )
+            batch = [part.segment() for part in parts]
+            missing = self._target.blocks_needed(batch) - self._target.free_blocks()
+            if missing <= 0:
+                return parts, preempted
+            preempted += self._preempt(missing)
+
+    def _preempt(self, missing: int) -> list[Session]:
+        """Send the youngest back to the head of the queue: their tokens are kept, their cache is computed again."""
+        size = self._target.capabilities.block_tokens
+        held = [ceil_div(self._target.held(session.slot), size) for session in self._running]
+        gone = self._running[-max(1, victims(held, missing=missing)) :]
+        for session in reversed(gone):
+            self.leave(session)
+            self._waiting.appendleft(session)
+        self.preemptions += len(gone)
+        return gone
+
+    def leave(self, session: Session) -> None:
+        """Take a running session's slot; what it computed is remembered while there is room."""
+        self._prefixes.remember(session)
+        self._target.release(session.slot)
+        self._running.remove(session)
+        self._free_slots.append(session.slot)
+        session.slot = NO_SLOT
+        session.cached = session.reused = 0
+        session.begun = False
+
+    def observe(self, parts: Sequence[Part], forward_ms: float) -> None:
+        """Learn from a forward what prefill costs. To be called before its verdicts are committed."""
+        self._cost = observed(
+            self._cost,
+            prefill_rows=sum(part.known for part in parts if part.fills),
+            decoding=not all(part.fills for part in parts),
+            forward_ms=forward_ms,
+        )
