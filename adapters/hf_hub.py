@@ -86,24 +86,23 @@ def fetch(hub_id: HubId, progress: Progress) -> tuple[Path, HubId]:
     the connection stays broken or the disk is full: the next try begins with the file at hand.
     """
     pinned = pin(hub_id)
-    if pinned.file:
-        return _fetch_file(pinned, progress), pinned
-    directory = _bring(pinned, SMALL_FILES, _listing(pinned), progress)
+    directory = _directory(pinned)
+    _bring(pinned, SMALL_FILES, _listing(pinned), progress)
     sizes = _listing(pinned) or {path.name: path.stat().st_size for path in directory.iterdir()}
+    if pinned.file:
+        return _fetch_file(pinned, sizes, progress), pinned
     check_small_files(directory, sizes)
     _bring(pinned, weight_names(directory, sizes), sizes, progress)
     return directory, pinned
 
 
-def _fetch_file(pinned: HubId, progress: Progress) -> Path:
-    sizes = _listing(pinned)
-    path = _bring(pinned, [pinned.file], sizes, progress) / pinned.file
-    if not path.is_file():
-        ggufs = sorted(name for name in _listing(pinned) if name.endswith(".gguf"))
-        raise ModelRefused(f"{pinned}: there is no such file. GGUF files of the model: {', '.join(ggufs) or 'none'}.")
-    if path.stat().st_size != _listing(pinned).get(pinned.file, path.stat().st_size):
-        raise ModelRefused(f"{pinned}: it is not whole. Remove {path} and try again.")
-    return path
+def _fetch_file(pinned: HubId, sizes: dict[str, int], progress: Progress) -> Path:
+    _bring(pinned, [pinned.file], sizes, progress)
+    path = _directory(pinned) / pinned.file
+    if path.is_file():
+        return path
+    ggufs = sorted(name for name in sizes if name.endswith(".gguf"))
+    raise ModelRefused(f"{pinned}: there is no such file. GGUF files of the model: {', '.join(ggufs) or 'none'}.")
 
 
 def _library() -> Any:
@@ -112,28 +111,27 @@ def _library() -> Any:
     return huggingface_hub
 
 
-def _bring(pinned: HubId, names: Sequence[str], sizes: dict[str, int], progress: Progress) -> Path:
-    """Bring files into the cache and return their directory. `sizes` of the repository's files, {} while unknown.
+def _directory(pinned: HubId) -> Path:
+    """Return where the cache keeps the files of a commit (the layout is part of the library's documentation)."""
+    from huggingface_hub import constants
+
+    storage = f"models--{pinned.repo.replace('/', '--')}"
+    return Path(constants.HF_HUB_CACHE) / storage / "snapshots" / pinned.revision
+
+
+def _bring(pinned: HubId, names: Sequence[str], sizes: dict[str, int], progress: Progress) -> None:
+    """Bring files into the cache. `sizes` of the repository's files, {} while unknown.
 
     The library is not asked when all are there: it may use the network even then.
     """
-    library = _library()
-    places = {name: library.try_to_load_from_cache(pinned.repo, name, revision=pinned.revision) for name in names}
-    cached = [name for name, place in places.items() if isinstance(place, str)]
-    missing = {name: size for name, size in sizes.items() if name in names and name not in cached}
-    if sizes and cached and not missing:
-        return _snapshot(Path(places[cached[0]]), cached[0])
+    directory = _directory(pinned)
+    missing = {name: size for name, size in sizes.items() if name in names and not (directory / name).exists()}
+    if sizes and not missing:
+        return
     with _explained(pinned):
-        _demand_space(Path(library.constants.HF_HUB_CACHE), sum(missing.values()), pinned)
+        _demand_space(directory, sum(missing.values()), pinned)
         bar = _bar(_reporter(f"download {pinned.repo}", sum(missing.values()), progress))
-        found = library.snapshot_download(
-            pinned.repo, revision=pinned.revision, allow_patterns=list(names), tqdm_class=bar
-        )
-    return Path(found)
-
-
-def _snapshot(path: Path, name: str) -> Path:
-    return path.parents[name.count("/")]
+        _library().snapshot_download(pinned.repo, revision=pinned.revision, allow_patterns=list(names), tqdm_class=bar)
 
 
 def _reporter(stage: str, total: int, progress: Progress) -> Callable[[int], None]:
@@ -208,7 +206,9 @@ def _explained(hub_id: HubId) -> Iterator[None]:
             f"{hub_id}: there is no such model at {constants.ENDPOINT}, or it is private. Check the name; for a "
             "private model run `hf auth login` or set HF_TOKEN."
         ) from error
-    except (errors.RevisionNotFoundError, errors.HFValidationError) as error:
+    except errors.HFValidationError as error:
+        raise ModelRefused(f"{hub_id}: {str(error).splitlines()[0]}") from error
+    except errors.RevisionNotFoundError as error:
         raise ModelRefused(f"{hub_id}: the model has no such revision. See {page}/commits/main") from error
     except Exception as error:  # the library passes on whatever its HTTP client and the disk raise
         raise DownloadFailed(f"{hub_id}: {_reason(error)}") from error

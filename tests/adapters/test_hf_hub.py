@@ -158,6 +158,7 @@ def test_one_gguf_file_of_a_model(hub: Hub, tmp_path: Path, gguf: bytes) -> None
 def test_what_goes_wrong_is_told_with_the_way_out(hub: Hub, tmp_path: Path) -> None:
     sources = {
         "hf:org/none": ("ModelRefused", ["no such model", "HF_TOKEN"]),
+        "hf:org/na--me": ("ModelRefused", ["na--me", "Cannot have --"]),
         "hf:org/gated": ("ModelRefused", ["gated", f"{hub.url}/org/gated", "hf auth login"]),
         "hf:org/ggufs": ("ModelRefused", ["no config.json", "GGUF", "q4/small-Q4_1.gguf"]),
         "hf:org/ggufs/other.gguf": ("ModelRefused", ["no such file", "q4/small-Q4_1.gguf"]),
