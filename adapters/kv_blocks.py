@@ -38,10 +38,6 @@ class BlockPool:
         """How many positions a slot holds."""
         return self._held.get(slot, 0)
 
-    def reserved(self, slot: int) -> int:
-        """How many blocks a slot holds."""
-        return len(self._tables.get(slot, ()))
-
     def table(self, slot: int, tokens: int) -> list[int]:
         """Return the blocks that hold the slot's first `tokens` positions."""
         return self._tables[slot][: ceil_div(tokens, self.block_tokens)]

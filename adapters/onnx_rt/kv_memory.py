@@ -1,80 +1,123 @@
-"""KV caches in place: address space for every slot at full length, memory only for the positions that are written.
+"""A paged KV cache for a runtime that wants every sequence's cache in one piece: the processor's own page tables.
 
-ONNX Runtime's attention wants one array for each sequence. Allocating it in full would cost the whole context for
-every slot; growing it would copy. So each cache is a private mapping without reserved swap: the kernel gives a page
-when it is first written and takes it back when the slot is released (the idea of vAttention, arXiv 2405.04437).
-What is written is counted in blocks of whole pages, so the blocks' bound is a bound on memory.
+ONNX Runtime's attention takes one array for each sequence. So every slot has address space for the whole context, and
+the blocks of a common pool are mapped into it where the slot needs them (the idea of vAttention, arXiv 2405.04437).
+Nothing is copied when a sequence grows, and slots that share a prefix read the same memory. Linux only.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
+import os
+from collections.abc import Sequence
 
 from adapters.contract import OutOfMemory
-from device_profiles.units import GIB, ceil_div
 
-_MAP_NORESERVE = 0x4000  # Linux; the module names it from Python 3.13 on
+_MAP_FIXED, _MAP_NORESERVE, _MAP_POPULATE = 0x10, 0x4000, 0x8000  # Linux; the mmap module does not name them all
+_ANYWHERE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 _LEAST_BLOCK_TOKENS = 32
+_MOST_PIECES = 32768
+"""Pieces of memory that the pool may be scattered over: half of what Linux maps for a process (vm.max_map_count)."""
 
 
-def block_tokens(position_bytes: int) -> int:
-    """Return how many positions make a block: whole pages of a head's cache, `position_bytes` a position."""
+def block_tokens(position_bytes: int, budget_bytes: int) -> int:
+    """Return how many positions make a block: whole pages of a head's cache, `position_bytes` a position, and so
+    many that a pool of `budget_bytes` cannot fall into more pieces than the system maps."""
     pages = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, position_bytes)
-    return math.lcm(pages, _LEAST_BLOCK_TOKENS)
+    step = math.lcm(pages, _LEAST_BLOCK_TOKENS)
+    return step * max(1, math.ceil(budget_bytes / (_MOST_PIECES * step * position_bytes)))
 
 
 class KvMemory:
-    """`caches` arrays of shape (slots, kv_heads, capacity, head_dim) in float32; `capacity` is whole blocks."""
+    """A pool of `blocks` blocks, and the address space of `slots` sequences of `slot_blocks` blocks each.
 
-    def __init__(self, caches: int, slots: int, kv_heads: int, capacity: int, head_dim: int) -> None:
+    There are `caches` arrays (keys and values of every layer), of shape (slots, kv_heads, slot_blocks * block_tokens,
+    head_dim) in float32 each.
+    """
+
+    def __init__(
+        self, *, caches: int, slots: int, kv_heads: int, head_dim: int, block: int, blocks: int, slot_blocks: int
+    ) -> None:
         """Reserve address space. Raises OutOfMemory where the system grants none."""
-        self.shape = (kv_heads, capacity, head_dim)
-        self._head_bytes = capacity * head_dim * 4
+        self.shape = (kv_heads, slot_blocks * block, head_dim)
+        self._caches, self._heads, self._blocks = caches, kv_heads, blocks
+        self._piece_bytes = block * head_dim * 4  # one head's share of a block in one cache
+        self._head_bytes = slot_blocks * self._piece_bytes
         self._slot_bytes = kv_heads * self._head_bytes
-        self._position_bytes = head_dim * 4
-        self._maps: list[mmap.mmap] = []
-        try:
-            for _ in range(caches):
-                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-                self._maps.append(mmap.mmap(-1, slots * self._slot_bytes, flags=flags))
-                self._maps[-1].madvise(mmap.MADV_NOHUGEPAGE)  # a huge page would be memory that nobody counted
-        except OSError as error:
-            wanted = caches * slots * self._slot_bytes / GIB
-            raise OutOfMemory(
-                f"the system grants no {wanted:.0f} GiB of address space for KV caches ({error.strerror}): "
-                "lower limits.max_running or limits.kv_cache"
-            ) from error
-        self._addresses = [_address(mapping) for mapping in self._maps]
+        self._mapped: dict[int, list[int]] = {}
+        self._system = _System()
+        self._file = os.memfd_create("outrider-kv", os.MFD_CLOEXEC)
+        os.ftruncate(self._file, caches * kv_heads * blocks * self._piece_bytes)
+        self._bytes = caches * slots * self._slot_bytes
+        self._base = self._system.map(0, self._bytes, _ANYWHERE)
+        self._cache_bytes = slots * self._slot_bytes
 
     def address(self, cache: int, slot: int) -> int:
         """Return where a slot's part of a cache begins."""
-        return self._addresses[cache] + slot * self._slot_bytes
+        return self._base + cache * self._cache_bytes + slot * self._slot_bytes
 
-    def drop(self, slot: int, positions: int) -> None:
-        """Give back the memory of a slot's first `positions` positions, a whole number of blocks."""
-        length = positions * self._position_bytes
-        for mapping in self._maps:
-            for head in range(self.shape[0]):
-                mapping.madvise(mmap.MADV_DONTNEED, slot * self._slot_bytes + head * self._head_bytes, length)
+    def place(self, slot: int, table: Sequence[int]) -> None:
+        """Let the slot's cache begin with the blocks of `table`. Raises OutOfMemory; the memory is unusable then."""
+        mapped = self._mapped.setdefault(slot, [])
+        if mapped[: len(table)] == table:
+            return
+        first = next((i for i, (old, new) in enumerate(zip(mapped, table, strict=False)) if old != new), len(mapped))
+        del mapped[first:]
+        while len(mapped) < len(table):
+            start = stop = len(mapped)
+            while stop < len(table) and table[stop] - table[start] == stop - start:
+                stop += 1  # neighbours in the pool become neighbours in the slot, in one call
+            self._map_run(slot, start, table[start], stop - start)
+            mapped.extend(table[start:stop])
+
+    def _map_run(self, slot: int, at: int, block: int, count: int) -> None:
+        flags = mmap.MAP_SHARED | _MAP_FIXED | _MAP_POPULATE
+        size = self._piece_bytes
+        for cache in range(self._caches):
+            for head in range(self._heads):
+                address = self.address(cache, slot) + head * self._head_bytes + at * size
+                offset = ((cache * self._heads + head) * self._blocks + block) * size
+                self._system.map(address, count * size, flags, self._file, offset)
+
+    def clear(self, slot: int) -> None:
+        """Map nothing into the slot; the blocks keep what they hold."""
+        mapped = self._mapped.pop(slot, [])
+        for cache in range(self._caches if mapped else 0):
+            for head in range(self._heads):
+                address = self.address(cache, slot) + head * self._head_bytes
+                self._system.map(address, len(mapped) * self._piece_bytes, _ANYWHERE | _MAP_FIXED)
 
     def close(self) -> None:
         """Give everything back. No forward may run afterwards. Idempotent."""
-        for mapping in self._maps:
-            mapping.close()
-        self._maps.clear()
+        if self._file >= 0:
+            self._system.unmap(self._base, self._bytes)
+            os.close(self._file)
+            self._file = -1
 
 
-def _address(mapping: mmap.mmap) -> int:
-    import ctypes
+class _System:
+    """The calls that the mmap module cannot make: mapping at a given address."""
 
-    view = ctypes.c_char.from_buffer(mapping)
-    try:
-        return ctypes.addressof(view)
-    finally:
-        del view  # a living view would keep the mapping from closing
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._mmap, self._munmap = libc.mmap, libc.munmap
+        self._mmap.restype = ctypes.c_void_p
+        self._mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        self._munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
+    def map(self, address: int, length: int, flags: int, file: int = -1, offset: int = 0) -> int:
+        """Map memory, readable and writable, and return its address. Raises OutOfMemory."""
+        found = self._mmap(address, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, offset)
+        if found is None or found == ctypes.c_void_p(-1).value:
+            reason = os.strerror(ctypes.get_errno())
+            raise OutOfMemory(
+                f"the system maps no {length} bytes for KV caches ({reason}): "
+                "lower limits.max_running or limits.kv_cache, or raise vm.max_map_count"
+            )
+        return int(found)
 
-def capacity_of(positions: int, block: int) -> int:
-    """Return the positions of whole blocks that hold `positions`."""
-    return ceil_div(positions, block) * block
+    def unmap(self, address: int, length: int) -> None:
+        """Give memory back."""
+        self._munmap(address, length)

@@ -27,8 +27,9 @@ from adapters.contract import (
 )
 from adapters.kv_blocks import BlockPool
 from adapters.onnx_rt.graph import cache_names
-from adapters.onnx_rt.kv_memory import KvMemory, block_tokens, capacity_of
+from adapters.onnx_rt.kv_memory import KvMemory, block_tokens
 from device_profiles.profile import Exactness
+from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec
 
 _OUT_OF_MEMORY_WORDS = ("bad_alloc", "out of memory", "failed to allocate", "bfcarena")
@@ -56,11 +57,18 @@ class OrtModel:
         self._layers = cache.layers
         self._vocabulary = spec.vocabulary_size
         pad_to = 2 if options.exactness is Exactness.BIT else 1
-        block = block_tokens(cache.head_dim * 4)
+        block = block_tokens(cache.head_dim * 4, options.kv_cache_bytes)
         blocks = max(1, options.kv_cache_bytes // (block * cache.bytes_per_token))
         self._pool = BlockPool(blocks, block, options.slots, pad_to=pad_to)
-        capacity = min(capacity_of(spec.context_length + pad_to, block), blocks * block)
-        self._memory = KvMemory(2 * cache.layers, options.slots, cache.kv_heads, capacity, cache.head_dim)
+        self._memory = KvMemory(
+            caches=2 * cache.layers,
+            slots=options.slots,
+            kv_heads=cache.kv_heads,
+            head_dim=cache.head_dim,
+            block=block,
+            blocks=blocks,
+            slot_blocks=min(ceil_div(spec.context_length + pad_to, block), blocks),
+        )
         self._calls: dict[tuple[int, int], _Call] = {}
         self._logits = np.empty((0, spec.vocabulary_size), np.float32)
         self.spec = spec
@@ -96,6 +104,7 @@ class OrtModel:
         for group in self._groups(batch):
             first = group[0]
             call = self._call(batch[first].slot, len(group))
+            self._place([batch[index] for index in group])
             call.set_inputs([batch[index] for index in group], self._pool.padded(batch[first]))
             if len(group) == 1:
                 call.bind_logits(logits[begins[first] : begins[first + 1]])
@@ -106,6 +115,15 @@ class OrtModel:
                 self._run(call)
                 logits[[begins[index] for index in group if counts[index]]] = rows
         return ForwardResult(logits, (time.perf_counter() - started) * 1000.0)
+
+    def _place(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            end = segment.start + self._pool.padded(segment)
+            try:
+                self._memory.place(segment.slot, self._pool.table(segment.slot, end))
+            except OutOfMemory:
+                self.close()
+                raise
 
     def _groups(self, batch: Sequence[Segment]) -> Iterator[list[int]]:
         """Yield which segments run in one call: the attention operator takes several sequences of one row each,
@@ -158,12 +176,19 @@ class OrtModel:
         """See the contract."""
         return self._pool.needed(batch)
 
+    def attach(self, slot: int, tokens: Sequence[int]) -> int:
+        """See the contract."""
+        return self._pool.attach(slot, tokens)
+
+    def share(self, slot: int, tokens: Sequence[int]) -> None:
+        """See the contract."""
+        self._pool.share(slot, tokens)
+
     def release(self, slot: int) -> None:
         """See the contract."""
-        written = self._pool.reserved(slot)
         self._pool.release(slot)
-        if written and self._session is not None:
-            self._memory.drop(slot, written * self._pool.block_tokens)
+        if self._session is not None:
+            self._memory.clear(slot)
 
     def close(self) -> None:
         """See the contract."""

@@ -91,26 +91,50 @@ def cache_of(memory: KvMemory, cache: int, slot: int) -> np.ndarray:
     return np.ctypeslib.as_array(kind.from_address(memory.address(cache, slot))).reshape(memory.shape)
 
 
-def test_kv_memory_is_taken_when_it_is_written_and_given_back_on_release():
-    caches, positions = 8, 4096
-    memory = KvMemory(caches, slots=16, kv_heads=4, capacity=positions, head_dim=64)
+def test_slots_see_the_blocks_that_are_placed_and_share_them():
+    memory = KvMemory(caches=3, slots=4, kv_heads=2, head_dim=32, block=32, blocks=16, slot_blocks=10)
+    assert memory.shape == (2, 320, 32)
     before = resident_bytes()
-    for cache in range(caches):
-        view = cache_of(memory, cache, 3)
-        assert view.shape == (4, positions, 64)
-        view[:, : positions // 2] = 1.0
-    written = caches * 4 * (positions // 2) * 64 * 4
-    assert 0.9 * written <= resident_bytes() - before <= 1.1 * written
-    memory.drop(3, positions // 2)
-    assert resident_bytes() - before <= 0.1 * written
-    assert (cache_of(memory, 0, 3) == 0.0).all()
+    memory.place(0, [5, 6, 7, 2])
+    first, other = cache_of(memory, 2, 0), cache_of(memory, 2, 3)
+    first[:, :128] = np.arange(128)[None, :, None]
+    memory.place(3, [2, 6])
+    assert (other[:, :32, 0] == np.arange(96, 128)).all()  # block 2 is the first one's fourth
+    assert (other[:, 32:64, 0] == np.arange(32, 64)).all()
+    memory.place(3, [2, 6, 9])
+    other[:, 64:96] = 7.0
+    assert (first[:, :128, 0] == np.arange(128)).all()
+    memory.clear(0)
+    assert (first == 0.0).all()
+    memory.place(0, [9, 5])
+    assert (first[:, :32] == 7.0).all()
+    assert (first[:, 32:64, 0] == np.arange(32)).all()
+    assert resident_bytes() - before < 4 << 20
+    memory.close()
     memory.close()
 
 
-@pytest.mark.parametrize(("head_bytes", "expected"), [(256, 32), (64, 64), (192, 64), (512, 32), (16, 256)])
-def test_a_block_is_a_whole_number_of_pages(head_bytes, expected):
-    assert block_tokens(head_bytes) == expected
-    assert block_tokens(head_bytes) * head_bytes % 4096 == 0
+def test_kv_memory_never_exceeds_the_pool():
+    """Sixteen slots of four thousand positions, one after the other, in the memory of one."""
+    block = 64
+    memory = KvMemory(caches=8, slots=16, kv_heads=4, head_dim=64, block=block, blocks=64, slot_blocks=64)
+    before, pool_bytes = resident_bytes(), 8 * 4 * 64 * block * 64 * 4
+    for slot in range(16):
+        memory.place(slot, list(range(64)))
+        for cache in range(8):
+            cache_of(memory, cache, slot)[:] = 1.0
+        memory.clear(slot)
+    assert resident_bytes() - before <= 1.1 * pool_bytes
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    ("head_bytes", "budget_bytes", "expected"),
+    [(256, 1 << 26, 32), (64, 1 << 20, 64), (192, 1 << 20, 64), (512, 1 << 28, 32), (256, 1 << 30, 128)],
+)
+def test_a_block_is_whole_pages_and_a_pool_is_not_too_many_pieces(head_bytes, budget_bytes, expected):
+    assert block_tokens(head_bytes, budget_bytes) == expected
+    assert block_tokens(head_bytes, budget_bytes) * head_bytes % 4096 == 0
 
 
 def test_the_kv_budget_bounds_what_slots_can_hold(tmp_path):
