@@ -38,12 +38,13 @@ from orchestrator.errors import RequestError
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
     """Bounds of the API. `log_words`: the log has requests' and answers' text, and what bugs say. `keys`: None asks
-    for none. `stalled_after_s`: see liveness."""
+    for none. `stalled_after_s`: see liveness. `vllm_metric_names`: see metrics."""
 
     max_body_bytes: int
     log_words: bool = False
     keys: Keys | None = None
     stalled_after_s: float = 30.0
+    vllm_metric_names: bool = False
 
 
 class Api:
@@ -59,7 +60,7 @@ class Api:
     ) -> None:
         self.control = control
         self.model_name = model_name
-        self.metrics = Metrics(control, clock)
+        self.metrics = Metrics(control, clock, vllm_names=settings.vllm_metric_names)
         self.liveness = Liveness(control, clock, settings.stalled_after_s)
         self.tokenizer = tokenizer
         self._settings = settings

@@ -120,6 +120,7 @@ class Follow:
         last_s = max((sequence.last_s for sequence in begun), default=None)
         return {
             "prompt_tokens": max((sequence.prompt_tokens for sequence in self._sequences), default=0),
+            "cached_tokens": max((sequence.first.reused for sequence in begun if sequence.first), default=0),
             "generated": sum(sequence.tokens for sequence in self._sequences),
             "ttft_ms": None if first_s is None else _ms(first_s - self._started_s),
             "tpot_ms": _ms(sum(tpots) / len(tpots)) if tpots else None,
