@@ -100,6 +100,7 @@ class Daemon:
             log_words=self._config.logging.prompts,
             keys=self._keys,
             stalled_after_s=self._config.api.stalled_after_s,
+            vllm_metric_names=self._config.api.vllm_metric_names,
         )
 
     def _reread_keys(self) -> None:

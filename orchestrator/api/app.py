@@ -38,12 +38,13 @@ from orchestrator.errors import RequestError
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
     """Bounds of the API. `log_words`: the log has requests' and answers' text, and what bugs say. `keys`: None asks
-    for none. `stalled_after_s`: see liveness."""
+    for none. `stalled_after_s`: see liveness. `vllm_metric_names`: see metrics."""
 
     max_body_bytes: int
     log_words: bool = False
     keys: Keys | None = None
     stalled_after_s: float = 30.0
+    vllm_metric_names: bool = False
 
 
 class Api:
@@ -59,7 +60,7 @@ class Api:
     ) -> None:
         self.control = control
         self.model_name = model_name
-        self.metrics = Metrics(control, clock)
+        self.metrics = Metrics(control, clock, vllm_names=settings.vllm_metric_names)
         self.liveness = Liveness(control, clock, settings.stalled_after_s)
         self.tokenizer = tokenizer
         self._settings = settings
@@ -67,17 +68,19 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         """Serve `/v1/completions`."""
-        body = errors.parse(CompletionRequest, await self.read(request))
+        raw, arrived_s = await self.read(request), self._clock.monotonic_s()
+        body = errors.parse(CompletionRequest, raw)
         tokenizer, context = self.loaded(body.model)
         submit = translate.completion(body, _request_id("cmpl"), tokenizer, context, _seed)
-        return await self._answer("completion", request, body, submit, tokenizer)
+        return await self._answer("completion", request, body, submit, tokenizer, arrived_s)
 
     async def chat(self, request: Request) -> Response:
         """Serve `/v1/chat/completions`."""
-        body = errors.parse(ChatRequest, await self.read(request))
+        raw, arrived_s = await self.read(request), self._clock.monotonic_s()
+        body = errors.parse(ChatRequest, raw)
         tokenizer, context = self.loaded(body.model)
         submit = translate.chat(body, _request_id("chatcmpl"), tokenizer, context, _seed)
-        return await self._answer("chat", request, body, submit, tokenizer)
+        return await self._answer("chat", request, body, submit, tokenizer, arrived_s)
 
     def models(self) -> list[dict[str, Any]]:
         """Return the served models."""
@@ -132,16 +135,17 @@ class Api:
         body: CompletionRequest | ChatRequest,
         submit: Submit,
         tokenizer: TokenizerPort,
+        arrived_s: float,
     ) -> Response:
         if submit.grammar is not None:
             param = "tools" if isinstance(body, ChatRequest) and body.forced else "response_format"
             await asyncio.to_thread(translate.check_grammar, submit.grammar, param)
-        follow = Follow(self.metrics, self._clock, keep_words=self._settings.log_words)
+        follow = Follow(self.metrics, self._clock, arrived_s, keep_words=self._settings.log_words)
         followed(request.scope)
         follow.accepted(request.url.path, submit, body)
         self.liveness.observe_request()
         asked = translate.choices(submit, body.n)
-        choices = choices_of(body, asked, tokenizer, self._clock.monotonic_s())
+        choices = choices_of(body, asked, tokenizer, arrived_s)
         told = [follow.deltas(each, self.control.generate(each)) for each in asked]
         pieces = merged([pieces_of(body, *pair, self._clock) for pair in zip(told, choices, strict=True)])
         envelope = self._envelope(kind, body, submit, tokenizer)

@@ -25,14 +25,14 @@ _log = get_logger(__name__)
 
 
 class Follow:
-    """One request, from the moment it is known to be well formed. `keep_words`: its lines have the text of request
-    and answer, and a bug's the exception's message."""
+    """One request that is known to be well formed; it came at `arrived_s` (seconds of the clock). `keep_words`: its
+    lines have the text of request and answer, and a bug's the exception's message."""
 
-    def __init__(self, metrics: Metrics, clock: Clock, *, keep_words: bool = False) -> None:
+    def __init__(self, metrics: Metrics, clock: Clock, arrived_s: float, *, keep_words: bool = False) -> None:
         self._metrics = metrics
         self._clock = clock
         self._keep_words = keep_words
-        self._started_s = clock.monotonic_s()
+        self._started_s = arrived_s
         self._sequences: list[Measured] = []
         self._head: dict[str, Any] = {}
         self._written: list[str] = []
@@ -120,6 +120,7 @@ class Follow:
         last_s = max((sequence.last_s for sequence in begun), default=None)
         return {
             "prompt_tokens": max((sequence.prompt_tokens for sequence in self._sequences), default=0),
+            "cached_tokens": max((sequence.first.reused for sequence in begun if sequence.first), default=0),
             "generated": sum(sequence.tokens for sequence in self._sequences),
             "ttft_ms": None if first_s is None else _ms(first_s - self._started_s),
             "tpot_ms": _ms(sum(tpots) / len(tpots)) if tpots else None,

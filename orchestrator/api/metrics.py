@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from orchestrator.api.measured import Measured, Recent
+from orchestrator.api.vllm_names import VllmNames
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Gauges, Round
 from orchestrator.control.port import Control, StateView
@@ -171,11 +172,17 @@ class _State:
 
 
 class Metrics:
-    """One registry a daemon. Until the first worker is ready nothing is counted: no series could be named."""
+    """One registry a daemon. Until the first worker is ready nothing is counted: no series could be named.
 
-    def __init__(self, control: Control, clock: Clock) -> None:
+    `vllm_names`: what vLLM has too is told a second time, under its names.
+    """
+
+    def __init__(self, control: Control, clock: Clock, *, vllm_names: bool = False) -> None:
         make = _Registered()
         self.registry = make.registry
+        self._aliases = CollectorRegistry()
+        if vllm_names:
+            self._aliases.register(VllmNames(self.registry))
         self._control = control
         self._rounds = _Rounds(make, clock)
         self._requests = _Requests(make)
@@ -213,7 +220,7 @@ class Metrics:
             self._count_worker(view)
             self._rounds.refresh(view.ready.model)
             self._state.refresh(view.ready.model, view)
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + generate_latest(self._aliases)
 
     def _count_worker(self, view: StateView) -> None:
         if view.ready is not None and view.gauges is not None:

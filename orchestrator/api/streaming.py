@@ -123,12 +123,18 @@ class Answer:
 
 
 def _summed(stats: Sequence[RequestStats]) -> RequestStats | None:
+    """Add up what the choices did. They have one prompt: what none of them had to compute was there before.
+    They waited side by side."""
     if not stats:
         return None
     columns = zip(*(msgspec.structs.astuple(each) for each in stats), strict=True)
-    summed = RequestStats(*(sum(column) for column in columns))
-    # The prompt is one prompt for all choices: what none of them had to compute was there before.
-    return msgspec.structs.replace(summed, reused=min(each.reused for each in stats))
+    return msgspec.structs.replace(
+        RequestStats(*(sum(column) for column in columns)),
+        prompt_tokens=stats[0].prompt_tokens,
+        reused=min(each.reused for each in stats),
+        queue_ms=max(each.queue_ms for each in stats),
+        prefill_ms=max(each.prefill_ms for each in stats),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,9 @@ class Api(Section):
     it. Empty: no key is asked for."""
     stalled_after_s: float = Field(default=30.0, gt=0, le=3600)
     """`/health/decode` says "stalled" when requests are live and no round was finished for so long."""
+    vllm_metric_names: bool = False
+    """`true`: `/metrics` has what vLLM has too a second time under its names (`vllm:...`), for its dashboards and for
+    `vllm bench serve`."""
 
 
 class ClusterSection(Section):

@@ -152,6 +152,14 @@ async def test_events_may_be_cut_anywhere(path, reader):
     assert (read.text, read.done) == (TEXT, True)
 
 
+async def test_what_was_remembered_of_the_prompt_is_told():
+    control = ScriptedControl(reused=7)
+    read = await stream(control, "/v1/completions", aiperf, {"stream_options": {"include_usage": True}}, None)
+    assert read.usage is not None
+    details: Any = read.usage["prompt_tokens_details"]
+    assert details == {"cached_tokens": 7}
+
+
 @pytest.mark.parametrize("path", ROUTES)
 async def test_usage_is_only_told_when_asked_for(path):
     read = await stream(ScriptedControl(), path, aiperf, {}, None)

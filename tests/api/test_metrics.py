@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.api.measured import Recent
 from orchestrator.api.metrics import WINDOW_S, Metrics
+from orchestrator.api.vllm_names import ONLY_OURS
 from orchestrator.cluster.port import Delta, Gauges, RequestStats, Round
 from orchestrator.errors import RequestError
 from tests.api.support import READY, ScriptedControl, app_over, serving
@@ -65,6 +66,31 @@ def test_a_round_is_counted_as_vllm_counts_it():
     assert value(text, "generation_tokens_total") == 3
     assert value(text, "prompt_tokens_total") == 7
     assert value(text, "iteration_tokens_total_sum") == 10
+
+
+def vllm_bench_figures(text: str) -> dict[str, int]:
+    """What `vllm bench serve` reads of a server's speculation: lines that begin with its names, by what they hold."""
+    found = {"num_drafts": 0, "num_draft_tokens": 0, "num_accepted_tokens": 0}
+    for line in text.splitlines():
+        if not line.startswith("vllm:spec_decode") or "_created" in line:
+            continue
+        for name in found:
+            if f"{name}_total" in line:
+                found[name] += int(float(line.split()[-1]))
+    return found
+
+
+def test_vllm_s_names_are_there_where_they_are_wanted():
+    metrics = Metrics(ScriptedControl(), HandClock(), vllm_names=True)
+    metrics.observe_round(ROUND)
+    text = metrics.render().decode()
+    assert vllm_bench_figures(text) == {"num_drafts": 1, "num_draft_tokens": 4, "num_accepted_tokens": 2}
+    assert 'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="toy",position="1"} 1.0' in text
+    assert "# TYPE vllm:time_to_first_token_seconds histogram" in text
+    assert "vllm:round_seconds" not in text
+    families = {family.name for family in metrics.registry.collect()}
+    assert families >= ONLY_OURS
+    assert "vllm:" not in Metrics(ScriptedControl(), HandClock()).render().decode()
 
 
 def test_a_prompt_is_counted_once_even_when_the_request_goes_on_in_another_worker():

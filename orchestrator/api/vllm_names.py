@@ -1,0 +1,45 @@
+"""The same metrics once more under vLLM's own names, for the dashboards and load generators that look for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.registry import Collector
+
+OURS = "outrider_"
+THEIRS = "vllm:"
+# What vLLM has no name for.
+ONLY_OURS = frozenset(
+    {
+        "outrider_acceptance_rate",
+        "outrider_tokens_per_second",
+        "outrider_draft_latency_ms",
+        "outrider_verifier_latency_ms",
+        "outrider_round_seconds",
+        "outrider_worker_restarts",
+    }
+)
+
+
+class VllmNames(Collector):
+    """Collects what another registry holds, renamed."""
+
+    def __init__(self, source: CollectorRegistry) -> None:
+        self._source = source
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the families that vLLM has too."""
+        for family in self._source.collect():
+            if family.name not in ONLY_OURS:
+                yield _renamed(family)
+
+
+def _renamed(family: Metric) -> Metric:
+    renamed = Metric(_theirs(family.name), family.documentation, family.type)
+    renamed.samples = [sample._replace(name=_theirs(sample.name)) for sample in family.samples]
+    return renamed
+
+
+def _theirs(name: str) -> str:
+    return THEIRS + name.removeprefix(OURS)
