@@ -164,7 +164,8 @@ class Soak:
         self._random.shuffle(kinds)
         del kinds[count:]
         waiting = iter(track(kinds, "requests", console=console, transient=True, disable=not console.is_terminal))
-        async with open_client() as fast, httpx.AsyncClient(transport=SlowTransport(self._mix.rest_s)) as slow:
+        transport = SlowTransport(self._mix.rest_s)
+        async with open_client() as fast, httpx.AsyncClient(transport=transport, timeout=REQUEST_TIMEOUT_S) as slow:
             senders: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
                 "stream": lambda: self._stream("stream", fast, REQUEST_TIMEOUT_S),
                 "whole": lambda: self._whole(fast),
