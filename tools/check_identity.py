@@ -1,6 +1,7 @@
 """Losslessness at full size: target-only decoding against speculation, alone and in company, at any depth.
 
-    python tools/check_identity.py --prompts FILE [--limit P] [--max-tokens N] [--concurrency C] [--adapter NAME]
+    python tools/check_identity.py --prompts FILE [--limit P] [--max-tokens N] [--concurrency C] [--depths LIST]
+        [--adapter NAME] [--json OUT]
 
 Greedy and seeded sampling (temperature 0.8, top-p 0.95). The reference computes every prompt itself; all other cases
 reuse prefixes, and the last ones preempt each other in a tight KV cache. Exits 1 when a single token differs.
@@ -36,7 +37,6 @@ from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.config.load import load_config
 
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1000)}
-DEPTHS: tuple[int | None, ...] = (0, 1, 4, 8, None)
 
 
 def submits(prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int, depth: int | None) -> list[Submit]:
@@ -89,9 +89,9 @@ def tight_bytes(target: Target, prompts: Sequence[Prompt], max_tokens: int) -> i
     return (longest + 3 * target.model.capabilities.block_tokens) * target.model.spec.bytes_per_token
 
 
-def cases(concurrency: int) -> list[Case]:
-    """Return every combination; the last ones under a tight KV cache."""
-    plain = [Case(*shape) for shape in itertools.product(SAMPLINGS, DEPTHS, (1, concurrency))]
+def cases(concurrency: int, depths: Sequence[int | None]) -> list[Case]:
+    """Return every combination; the last ones under a tight KV cache. Depth None is the policy's."""
+    plain = [Case(*shape) for shape in itertools.product(SAMPLINGS, depths, (1, concurrency))]
     return [*plain, *(Case(name, depth, concurrency, tight=True) for name in SAMPLINGS for depth in (0, None))]
 
 
@@ -102,6 +102,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=40)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--depths", default="0,1,4,8,policy")
     parser.add_argument("--adapter", default="", help="the runtime; else as configured")
     parser.add_argument("--config", type=Path, default=Path("cluster.yaml"))
     parser.add_argument("--json", type=Path, default=None)
@@ -134,7 +135,8 @@ def run(options: EngineOptions, arguments: argparse.Namespace, console: Console)
     tight = msgspec.structs.replace(options, kv_cache_bytes=tight_bytes(target, prompts, arguments.max_tokens))
     alone = msgspec.structs.replace(options, prefix_reuse=False, max_running=1)
     expected: dict[str, dict[str, list[int]]] = {}
-    every = cases(arguments.concurrency)
+    depths = [None if depth == "policy" else int(depth) for depth in arguments.depths.split(",")]
+    every = cases(arguments.concurrency, depths)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("decoding", total=len(every) + len(SAMPLINGS))
         for name, sampling in SAMPLINGS.items():
