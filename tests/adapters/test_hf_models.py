@@ -60,7 +60,7 @@ def test_logits_are_those_of_the_formulas(tmp_path: Path, store_root: Path, name
     model.close()
 
 
-@pytest.mark.parametrize(("name", "kind"), [("llama", "F32"), ("llama3", "BF16"), ("qwen2", "F16")])
+@pytest.mark.parametrize(("name", "kind"), [("llama", "F32"), ("llama3", "BF16"), ("qwen2", "F16"), ("qwen3", "BF16")])
 def test_onnx_runtime_computes_the_same(tmp_path: Path, store_root: Path, name: str, kind: str) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'outrider[onnx]'")
     directory = tiny_models.write_model(tmp_path / name, name, kind=kind)
