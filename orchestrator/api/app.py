@@ -138,7 +138,7 @@ class Api:
         arrived_s: float,
     ) -> Response:
         if submit.grammar is not None:
-            param = "tools" if isinstance(body, ChatRequest) and body.forced else "response_format"
+            param = "tools" if isinstance(body, ChatRequest) and body.offered else "response_format"
             await asyncio.to_thread(translate.check_grammar, submit.grammar, param)
         follow = Follow(self.metrics, self._clock, arrived_s, keep_words=self._settings.log_words)
         followed(request.scope)

@@ -1,4 +1,4 @@
-"""The grammar of an answer that must be a tool call, in Hermes' form: exact JSON, as the schemas want it."""
+"""The grammar of answers with tool calls, in Hermes' form: exact JSON, as the schemas want it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,32 @@ from orchestrator.api.tool_wire import Tool
 
 # As Python's json.dumps writes it, which is what models are trained on; it also cannot go on for ever.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_ANY_OBJECT = {"type": "object"}
 
 
-def calls_of(tools: Sequence[Tool], *, many: bool) -> str:
+def forced_calls(tools: Sequence[Tool], *, many: bool) -> str:
     """Return a Lark grammar of one call of one of the tools; with `many` of one or more, a line apart."""
-    rules = ["start: call" + (' ("\\n" call)*' if many else "")]
-    bodies = " | ".join(f"call_{index}" for index in range(len(tools)))
-    rules.append(f'call: "{OPEN}\\n" ({bodies}) "\\n{CLOSE}"')
+    start = "start: call" + (' ("\\n" call)*' if many else "")
+    return "\n".join([start, f'call: "{OPEN}\\n" body', *_bodies(tools, {tool.function.name for tool in tools})])
+
+
+def free_calls(tools: Sequence[Tool], *, many: bool) -> str:
+    """Return a Lark grammar of text in which whatever begins as a call is one; without `many` the answer ends behind
+    it. Arguments of tools that are `strict` follow their schemas, those of others are any object."""
+    start = "start: call* TEXT" if many else "start: call | TEXT"
+    strict = {tool.function.name for tool in tools if tool.function.strict}
+    # Lazy: the first opening tag is one, and no text.
+    rules = ["TEXT: /(.|\\n)*/", f'before[lazy]: TEXT "{OPEN}"', 'call: before "\\n" body']
+    return "\n".join([start, *rules, *_bodies(tools, strict)])
+
+
+def _bodies(tools: Sequence[Tool], strict: set[str]) -> list[str]:
+    """Return the rules of what stands between the opening tag's line and the end of the closing tag."""
+    rules = [f'body: ({" | ".join(f"call_{index}" for index in range(len(tools)))}) "\\n{CLOSE}"']
     for index, tool in enumerate(tools):
-        head = json.dumps(f'{{"name": "{tool.function.name}", "arguments": ')
+        function = tool.function
+        head = json.dumps(f'{{"name": "{function.name}", "arguments": ')
         rules.append(f'call_{index}: {head} arguments_{index} "}}"')
-        schema = tool.function.schema_of_arguments | {"x-guidance": _STYLE}
+        schema = (function.schema_of_arguments if function.name in strict else _ANY_OBJECT) | {"x-guidance": _STYLE}
         rules.append(f"arguments_{index}: %json {json.dumps(schema)}")
-    return "\n".join(rules)
+    return rules

@@ -36,8 +36,8 @@ class _Part(BaseModel):
 class Function(_Part):
     """A function that the model may call. `parameters` is a JSON schema; none takes no arguments.
 
-    `strict` is accepted in either value: where a call is forced (`tool_choice` "required" or a name) arguments follow
-    the schema in any case, where it is the model's choice they are what it writes.
+    `strict`: arguments follow the schema. They do in any case where a call is forced (`tool_choice` "required" or a
+    name).
     """
 
     name: FunctionName

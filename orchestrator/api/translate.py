@@ -10,7 +10,7 @@ import msgspec
 from adapters.contract import AdapterError
 from adapters.grammar import problem
 from orchestrator.api.port import TokenizerPort
-from orchestrator.api.tool_grammar import calls_of
+from orchestrator.api.tool_grammar import forced_calls, free_calls
 from orchestrator.api.tool_wire import Tool, told
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message
 from orchestrator.cluster.port import Grammar, Sampling, Submit
@@ -153,9 +153,12 @@ def _logit_bias(request: Generation, vocabulary_size: int) -> tuple[tuple[int, f
 
 
 def _grammar(request: CompletionRequest | ChatRequest) -> Grammar | None:
-    if isinstance(request, ChatRequest) and request.forced:
-        many = request.parallel_tool_calls and request.tool_choice == "required"
-        return Grammar("lark", calls_of(request.forced, many=many))
+    if isinstance(request, ChatRequest) and request.offered:
+        many = request.parallel_tool_calls
+        if request.forced:
+            return Grammar("lark", forced_calls(request.forced, many=many and request.tool_choice == "required"))
+        if any(tool.function.strict for tool in request.offered):
+            return Grammar("lark", free_calls(request.offered, many=many))
     text = request.response_format.schema_text if request.response_format is not None else None
     return None if text is None else Grammar("json_schema", text)
 

@@ -12,8 +12,10 @@ import pydantic
 import pytest
 
 from adapters.chat_template import ChatTemplate
+from adapters.grammar import GrammarCompiler
 from adapters.tokenizer import Tokenizer
-from tests.api.support import READY, TOKENIZER, ScriptedControl, app_over, client_of
+from orchestrator.cluster.port import Grammar
+from tests.api.support import EOS, READY, TOKENIZER, ScriptedControl, app_over, client_of
 from tests.support.daemon import Daemon, configuration, running
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
@@ -230,13 +232,49 @@ async def test_a_forced_choice_is_a_grammar(choice, names):
     control = answering(WEATHER)
     async with client_of(app_over(control)) as client:
         await client.chat.completions.create(**CHAT, tool_choice=choice)
-        await client.chat.completions.create(**CHAT)
+        await client.chat.completions.create(**CHAT | {"tools": [TOOLS[0], TOOLS[2]]})
     grammar, free = control.submits[0].grammar, control.submits[1].grammar
     assert grammar is not None
     assert free is None
     for tool in TOOLS:
         name = tool["function"]["name"]
         assert (f'\\"{name}\\"' in grammar.text) == (name in names)
+
+
+def accepted(grammar: Grammar, text: str) -> tuple[bool, bool]:
+    """Whether the text may begin an answer, and whether the answer may end behind it."""
+    progress = GrammarCompiler(lambda: TOKENIZER, TOKENIZER.vocabulary_size).start(grammar)
+    for byte in text.encode():
+        if not progress.mask()[byte]:
+            return False, False
+        progress.advance(byte)
+    return True, progress.ended or bool(progress.mask()[EOS])
+
+
+ADDING = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": true}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "many", "alone"),
+    [
+        ("any text, < and <tool_box> \n", (True, True), (True, True)),
+        (f"Let me see.\n{ADDING}", (True, True), (True, True)),
+        (f"{WEATHER}\n{ADDING} and text", (True, True), (False, False)),
+        ("x<tool_call>", (True, False), (True, False)),
+        ("x<tool_call>no", (False, False), (False, False)),
+        ('<tool_call>\n{"name": "fly"', (False, False), (False, False)),
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 10', (False, False), (False, False)),
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"town": [1]}', (True, False), (True, False)),
+    ],
+)
+async def test_a_strict_tool_binds_what_begins_as_a_call_and_nothing_else(text, many, alone):
+    control = answering("x")
+    async with client_of(app_over(control)) as client:
+        await client.chat.completions.create(**CHAT)
+        await client.chat.completions.create(**CHAT, parallel_tool_calls=False)
+    for submit, expected in zip(control.submits, (many, alone), strict=True):
+        assert submit.grammar is not None
+        assert accepted(submit.grammar, text) == expected
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -319,6 +357,20 @@ def test_a_forced_call_is_made_whatever_the_model_would_rather_say(daemon, choic
         assert CHECKED[call.function.name](json.loads(call.function.arguments))
         texts.add((call.function.name, call.function.arguments, whole.usage.completion_tokens))
     assert len(texts) == 1  # speculation changes nothing here either
+
+
+def test_a_strict_tool_changes_no_text(daemon):
+    loose = [tool | {"function": {**tool["function"], "strict": False}} for tool in TOOLS]
+    texts = {
+        daemon.client.chat.completions.create(
+            **CHAT | {"tools": tools}, max_tokens=60, temperature=0, extra_body={"speculative_config": config}
+        )
+        .choices[0]
+        .message.content
+        for tools in (TOOLS, loose)
+        for config in ({"method": "auto"}, {"method": "off"})
+    }
+    assert len(texts) == 1
 
 
 def test_several_calls_may_be_required(daemon):
