@@ -16,8 +16,8 @@ from adapters.contract import ModelRefused
 from adapters.decoder.spec import Dense, Grouped, Tensor
 
 GROUP_SIZE = 32
-KEPT = {0: "fp32", 1: "fp16", 2: "int4 (Q4_0)", 3: "int4 (Q4_1)", 8: "int8 (Q8_0)", 30: "bf16"}
-"""GGUF tensor types whose values are kept, and how people call them."""
+KEPT = {0: "fp32", 1: "fp16", 2: "int4 (Q4_0)", 3: "int4 (Q4_1, whole zeros)", 8: "int8 (Q8_0)", 30: "bf16"}
+"""GGUF tensor types that are not quantised again, and how people call them."""
 
 Raw = NDArray[np.uint8]
 

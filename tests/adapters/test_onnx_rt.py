@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from adapters import registry
-from adapters.contract import LoadOptions, ModelRefused, Precision, Segment, Unsupported
+from adapters.contract import AdapterUnavailable, LoadOptions, ModelRefused, Precision, Segment, Unsupported
 from adapters.invariance import measure_row_invariance
 from adapters.onnx_rt.kv_memory import KvMemory, block_tokens
 from device_profiles.profile import Exactness
@@ -84,6 +86,24 @@ def test_the_device_that_is_stated_is_the_one_that_the_session_took(tmp_path):
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("missing", ["onnxruntime", "onnx"])
+def test_a_missing_library_is_answered_with_the_install_command(tmp_path, monkeypatch, missing):
+    target, _ = prepared(tmp_path, MODELS["llama"])
+
+    def version(name: str) -> str:
+        if name == missing:
+            raise PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.setattr("adapters.onnx_rt.adapter.version", version)
+    with pytest.raises(AdapterUnavailable, match=r"pip install 'outrider\[onnx\]'"):
+        if missing == "onnx":
+            ADAPTER.prepare(tmp_path / "tiny.gguf", tmp_path / "other", silent)
+        else:
+            ADAPTER.load(target, LoadOptions(), silent)
 
 
 def cache_of(memory: KvMemory, cache: int, slot: int) -> np.ndarray:

@@ -85,7 +85,7 @@ def widest_gap(one: np.ndarray, two: np.ndarray) -> float:
 
 def test_the_runtimes_choose_the_same_tokens(rows):
     openvino, onnx = rows["openvino_rt"], rows["onnx_rt"]
-    assert agreement(openvino, onnx) >= 0.97
+    assert agreement(openvino, onnx) >= 0.95
     assert max(widest_gap(openvino, onnx), widest_gap(onnx, openvino)) < NEAR_TIE
 
 
