@@ -1,0 +1,94 @@
+"""Grammars over a tokenizer's tokens: what they allow, force and refuse, from any thread and beyond the cache."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from adapters.contract import GrammarFailed
+from adapters.grammar import GrammarCompiler, problem
+from adapters.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.bytes_only()
+WIDTH = 280  # rows may be wider than the vocabulary
+
+
+@dataclass(frozen=True)
+class Text:
+    kind: str
+    text: str
+
+
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(lambda: TOKENIZER, WIDTH)
+
+
+def allowed(mask: np.ndarray) -> bytes:
+    return bytes(token for token in np.flatnonzero(mask) if token < 256)
+
+
+def test_a_state_allows_forces_and_ends_by_its_tokens_alone():
+    state = compiler().start(Text("json_schema", '{"enum": ["abc", "abd"]}'))
+    assert (state.mask().shape, allowed(state.mask())) == ((WIDTH,), b'"')
+    assert state.forced(()) == list(b'"ab')
+    assert state.forced(b'"abc') == list(b'"')
+    assert state.fitting(b'"abx') == 3
+    assert allowed(state.mask()) == b'"'  # asking changed nothing
+    for token in b'"ab':
+        state.advance(token)
+    assert allowed(state.mask()) == b"cd"
+    assert state.forced(()) == []
+    for token in b'd"':
+        assert not state.ended
+        state.advance(token)
+    assert state.ended
+    with pytest.raises(GrammarFailed):
+        state.advance(ord("x"))
+
+
+def test_json_has_one_layout():
+    schema = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": [1, 2]}}, "required": ["a", "b"]}
+    state = compiler().start(Text("json_schema", json.dumps(schema | {"additionalProperties": False})))
+    assert bytes(state.forced(())) == json.dumps({"a": 1, "b": [1, 2]}).encode()
+
+
+def test_answers_of_one_grammar_do_not_share_a_place_and_threads_may_prepare():
+    grammars = compiler()
+    grammar = Text("regex", "ab+")
+    thread = threading.Thread(target=grammars.prepare, args=(grammar,))
+    thread.start()
+    thread.join()
+    one, other = grammars.start(grammar), grammars.start(grammar)
+    one.advance(ord("a"))
+    assert (allowed(one.mask()), allowed(other.mask())) == (b"b", b"a")
+
+
+def test_more_grammars_than_are_remembered():
+    grammars = compiler()
+    for _ in range(2):
+        for index in range(40):
+            assert bytes(grammars.start(Text("regex", f"x{index}y")).forced(())) == f"x{index}y".encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        ("json_schema", '{"type": "colour"}', "colour"),
+        ("json_schema", '{"not": {}}', "not"),
+        ("json_schema", "{", ""),
+        ("regex", "(", "regex"),
+        ("lark", "start: nothing", "nothing"),
+        ("yaml", "a: b", "one of json_schema, regex, lark"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line(kind, text, says):
+    found = problem(kind, text)
+    assert found
+    assert says in found
+    assert "\n" not in found
+    with pytest.raises(GrammarFailed):
+        compiler().start(Text(kind, text))
