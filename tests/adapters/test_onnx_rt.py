@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -99,11 +100,11 @@ def test_a_missing_library_is_answered_with_the_install_command(tmp_path, monkey
 
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.setattr("adapters.onnx_rt.adapter.version", version)
+    prepare = functools.partial(ADAPTER.prepare, tmp_path / "tiny.gguf", tmp_path / "other", silent)
+    load = functools.partial(ADAPTER.load, target, LoadOptions(), silent)
+    needing = prepare if missing == "onnx" else load
     with pytest.raises(AdapterUnavailable, match=r"pip install 'outrider\[onnx\]'"):
-        if missing == "onnx":
-            ADAPTER.prepare(tmp_path / "tiny.gguf", tmp_path / "other", silent)
-        else:
-            ADAPTER.load(target, LoadOptions(), silent)
+        needing()
 
 
 def cache_of(memory: KvMemory, cache: int, slot: int) -> np.ndarray:
