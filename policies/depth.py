@@ -1,17 +1,17 @@
 """How many of a drafter's tokens are worth a row in the next verification.
 
-A simple rule, priced with measured step costs: one more row costs about 6 % of a step where one sequence runs
-alone and more where many share it, so a draft token is kept while the chance that it *and all before it* are
-accepted is above that price. A row that exactness charges for anyway is free.
+A simple rule, with a price that was measured: a draft token is kept while the chance that it *and all before it* are
+accepted is above the price of one more row, which is higher where many sequences share a forward. A row that exactness
+charges for anyway is free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Cost of one more row, in tokens that the same time would have committed without it, by sequences in the batch.
-# From the step costs in docs/benchmarks.md (2 cores, bf16); a later controller measures them itself.
-_PRICE_BY_SEQUENCES = ((1, 0.18), (2, 0.24), (4, 0.35), (8, 0.45), (16, 0.55))
+# The least chance of acceptance that pays for one more row, by sequences in the batch: found by decoding real prompts
+# at several prices in one run (docs/benchmarks.md; 2 cores, bf16); a later controller measures costs itself.
+_PRICE_BY_SEQUENCES = ((1, 0.45), (8, 0.50), (16, 0.55))
 
 
 def price(sequences: int) -> float:

@@ -1,8 +1,9 @@
 """A paged-attention model on an OpenVINO device.
 
-Exactness (measured, see docs/adr/0002-two-rows-per-segment.md): with a 16-bit KV cache a row's logits are the
-same to the bit in every forward in which each segment has two rows or more. One-row segments take another
-attention kernel. So `bit` pads a one-row segment with a second row whose result nobody reads.
+Exactness (measured, see docs/adr/0002-two-rows-per-segment.md): with a 16-bit KV cache a row's logits are the same to
+the bit in every forward in which its segment has two rows or more, and again in every forward of two rows or more in
+which it stands apart, as a sequence of its own. So `bit` pads a prompt's last single row, and a forward of one row alone,
+with a second row whose result nobody reads.
 """
 
 from __future__ import annotations
@@ -26,9 +27,6 @@ from adapters.kv_blocks import BlockPool
 from adapters.openvino_rt.graph import ROWS_INPUT
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
-
-# Up to here a row alone is the cheaper one (measured, docs/benchmarks.md).
-APART_TOKENS = 512
 
 _KV_PREFIXES = ("key_cache.", "value_cache.")
 _OUT_OF_MEMORY_WORDS = ("bad_alloc", "out of memory", "cannot allocate", "failed to allocate")
@@ -78,7 +76,7 @@ class PagedModel:
             kv_cache=kv_cache,
             exactness=options.exactness,
             device=options.device,
-            apart_tokens=APART_TOKENS if options.exactness is Exactness.BIT else 0,
+            apart_tokens=spec.context_length,  # rows alone in their sequence are the cheaper ones (ADR 0002)
         )
 
     def _allocate_cache(self, budget_bytes: int) -> tuple[int, int]:
