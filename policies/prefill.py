@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-_KEEP = 0.8  # weight of what was known before, in an exponential mean
+_DECODE_WEIGHT = 0.2  # of the newest forward, in an exponential mean
+_HALF_WEIGHT_ROWS = 128  # so many rows of prefill count as much as all that was known before
 _MARGIN = 1.15  # costs grow along a prompt: each row attends to more positions than the last
 
 
@@ -23,14 +24,15 @@ class PrefillCost:
 def observed(cost: PrefillCost, *, prefill_rows: int, decoding: bool, forward_ms: float) -> PrefillCost:
     """Return the cost with one forward taken into account.
 
-    `prefill_rows` of it were prefill, and `decoding` says whether sequences decoded in it too. A cost that rises is
-    believed at once, one that falls only slowly: the bound is a promise.
+    `prefill_rows` of it were prefill, and `decoding` says whether sequences decoded in it too. Many rows teach more
+    than few, whose share of what a forward costs anyway is large.
     """
     if not prefill_rows:
-        return replace(cost, decode_ms=_mean(cost.decode_ms, forward_ms)) if decoding else cost
+        return replace(cost, decode_ms=_mean(cost.decode_ms, forward_ms, _DECODE_WEIGHT)) if decoding else cost
     base_ms = (cost.decode_ms or 0.0) if decoding else 0.0
     found_ms = max(0.0, forward_ms - base_ms) / prefill_rows
-    return replace(cost, row_ms=max(found_ms, _mean(cost.row_ms, found_ms)))
+    weight = prefill_rows / (prefill_rows + _HALF_WEIGHT_ROWS)
+    return replace(cost, row_ms=_mean(cost.row_ms, found_ms, weight))
 
 
 def rows_within(cost: PrefillCost, *, bound_ms: float, most: int, least: int) -> int:
@@ -49,5 +51,5 @@ def rows_within(cost: PrefillCost, *, bound_ms: float, most: int, least: int) ->
     return max(least, int(room_ms / (cost.row_ms * _MARGIN)))
 
 
-def _mean(before: float | None, now: float) -> float:
-    return now if before is None else _KEEP * before + (1.0 - _KEEP) * now
+def _mean(before: float | None, now: float, weight: float) -> float:
+    return now if before is None else min(max(before, now), max(min(before, now), before + weight * (now - before)))

@@ -2,8 +2,8 @@
 
 Exactness (measured, see docs/adr/0002-two-rows-per-segment.md): with a 16-bit KV cache a row's logits are the same to
 the bit in every forward in which its segment has two rows or more, and again in every forward of two rows or more in
-which it stands apart, as a sequence of its own. So `bit` pads a prompt's last single row, and a forward of one row alone,
-with a second row whose result nobody reads.
+which it stands apart, as a sequence of its own. So `bit` pads a prompt's last single row, and a forward of one row
+alone, with a second row whose result nobody reads.
 """
 
 from __future__ import annotations

@@ -35,11 +35,12 @@ def test_costs_stay_within_what_was_seen(forwards):
     assert 0.0 <= (cost.row_ms or 0.0) <= max((ms / rows for rows, _, ms in forwards if rows), default=0.0)
 
 
-def test_a_rising_cost_is_believed_at_once_and_a_falling_one_slowly():
-    cost = observed(PrefillCost(10.0, 1.0), prefill_rows=100, decoding=True, forward_ms=310.0)
-    assert cost.row_ms == 3.0
-    cost = observed(cost, prefill_rows=100, decoding=True, forward_ms=110.0)
-    assert 1.0 < (cost.row_ms or 0.0) < 3.0
+def test_many_rows_teach_more_than_few():
+    before = PrefillCost(10.0, 1.0)
+    few = observed(before, prefill_rows=4, decoding=True, forward_ms=50.0)  # 10 ms a row, four times
+    many = observed(before, prefill_rows=400, decoding=True, forward_ms=1210.0)  # 3 ms a row
+    assert 1.0 < (few.row_ms or 0.0) < 1.5
+    assert 2.3 < (many.row_ms or 0.0) < 3.0
 
 
 def test_a_forward_of_prefill_alone_teaches_the_row_and_nothing_about_decoding():
