@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 _DECODE_WEIGHT = 0.2  # of the newest forward, in an exponential mean
 _HALF_WEIGHT_ROWS = 128  # so many rows of prefill count as much as all that was known before
-_MARGIN = 1.15  # costs grow along a prompt: each row attends to more positions than the last
+_MARGIN = 1.35  # costs grow along a prompt (each row attends to more positions than the last) and vary by the forward
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,4 +114,4 @@ def test_a_prefill_beside_decoding_keeps_to_the_bound_it_has_measured():
         together.append(done)
     assert len(together) > 5
     assert max(done.device_ms for done in together) <= 20.0
-    assert sum(done.device_ms for done in together[1:-1]) / len(together[1:-1]) > 12.0  # and the room is used
+    assert sum(done.device_ms for done in together[1:-1]) / len(together[1:-1]) > 9.0  # and the room is used
