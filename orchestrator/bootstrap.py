@@ -198,7 +198,13 @@ def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
     target = load_target(options, lambda stage, fraction: emit(Progress(stage, fraction)))
     drafter = build_drafter(options)
     loop = build_loop(target, options, drafter)
-    return Loaded(loop, _ready(target, options, loop.max_running), target.model.close)
+
+    def close() -> None:
+        if drafter is not None:
+            drafter.close()
+        target.model.close()
+
+    return Loaded(loop, _ready(target, options, loop.max_running), close)
 
 
 def _ready(target: Target, options: EngineOptions, slots: int) -> Ready:

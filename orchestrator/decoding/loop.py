@@ -16,9 +16,9 @@ from orchestrator.decoding.rules import Rules
 from orchestrator.decoding.schedule import Schedule
 from orchestrator.decoding.session import NO_SLOT, Session
 from orchestrator.decoding.tally import Tally
-from orchestrator.drafting.port import NOTHING, Draft, Drafter
+from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from policies.acceptance import NotFinite, Row, Verdict, verdict
-from policies.depth import depth
+from policies.depth import depth, price
 from policies.penalties import LEAST_REPETITION
 
 
@@ -148,7 +148,7 @@ class DecodeLoop:
         if self._drafter is not None:
             for session in started:
                 if self._bound(session) > 0 and session not in preempted:
-                    self._drafter.begin(session.key, session.tokens)
+                    self._drafter.begin(session.key, session.tokens, session.submit.sampling)
             for session in preempted:
                 self._drafter.end(session.key, keep=False)
         return parts
@@ -170,24 +170,27 @@ class DecodeLoop:
             return
         caps = self._target.capabilities
         alone = len(parts) == 1
-        drafting = [part for part in parts if part.drafts]
         left = caps.max_batch_rows - rows_of(parts, caps.paid_rows)
-        for part in drafting:
+        free = {part.session.key: max(0, paid(part, alone, caps.paid_rows) - part.known) for part in parts}
+        sequences = sum(part.drafts for part in parts)
+        drafting, asks = [], []
+        for part in parts:
             session = part.session
-            free = max(0, paid(part, alone, caps.paid_rows) - part.known)
-            bound = min(self._bound(session), left + free)
-            if bound <= 0:
-                continue
-            draft = self._drafter.propose(session.key, bound)
-            if session.rules is not None:
-                draft = session.rules.draft(draft, bound)
-            count = self._depth(session, draft, len(drafting), bound, free)
-            session.draft = Draft(draft.tokens[:count], draft.confidences[:count])
-            left -= max(0, count - free)
+            bound = min(self._bound(session), left + free[session.key]) if part.drafts else 0
+            if bound > 0:
+                least = price(sequences) if session.submit.depth is None else 0.0
+                drafting.append(session)
+                asks.append(Ask(session.key, bound, least))
+        for session, ask, draft in zip(drafting, asks, self._drafter.propose(asks), strict=True):
+            bound = min(ask.limit, left + free[session.key])
+            ruled = draft if session.rules is None else session.rules.draft(draft, bound)
+            count = self._depth(session, ruled, sequences, bound, free[session.key])
+            session.draft = Draft(ruled.tokens[:count], ruled.confidences[:count])
+            left -= max(0, count - free[session.key])
         batch = [part.segment() for part in parts]
         if self._target.blocks_needed(batch) > self._target.free_blocks():
-            for part in drafting:  # drafts never cost a running sequence its place
-                part.session.draft = NOTHING
+            for session in drafting:  # drafts never cost a running sequence its place
+                session.draft = NOTHING
 
     def _depth(self, session: Session, draft: Draft, sequences: int, bound: int, free: int) -> int:
         if session.submit.depth is not None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.drafting.port import NOTHING, Draft
+from orchestrator.drafting.port import NOTHING, Ask, Draft
+from policies.acceptance import Sampling
 
 _CANDIDATES = 24  # most recent occurrences that are looked at
 _PAIR_SHIFT = 32
@@ -96,7 +97,7 @@ class SuffixDrafter:
         self._indexes: dict[str, SuffixIndex] = {}
         self._prompts: dict[str, int] = {}
 
-    def begin(self, key: str, tokens: Sequence[int]) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
         """See the port."""
         self._indexes[key] = index = SuffixIndex()
         self._prompts[key] = len(tokens)
@@ -119,8 +120,14 @@ class SuffixDrafter:
         """See the port."""
         return self._store.memory_bytes()
 
-    def propose(self, key: str, limit: int) -> Draft:
+    def close(self) -> None:
         """See the port."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See the port."""
+        return [self._draft(ask.key, ask.limit) for ask in asks]
+
+    def _draft(self, key: str, limit: int) -> Draft:
         own = self._indexes.get(key)
         if own is None or limit <= 0:
             return NOTHING

@@ -22,7 +22,7 @@ class WildDrafter:
     def __init__(self, guesses):
         self._guesses = itertools.cycle(guesses or [()])
 
-    def begin(self, key, tokens): ...
+    def begin(self, key, tokens, sampling): ...
 
     def extend(self, key, tokens): ...
 
@@ -31,9 +31,11 @@ class WildDrafter:
     def memory_bytes(self):
         return 0
 
-    def propose(self, key, limit):
-        tokens = tuple(next(self._guesses))[:limit]
-        return Draft(tokens, tuple(1.0 for _ in tokens))
+    def close(self): ...
+
+    def propose(self, asks):
+        guesses = [tuple(next(self._guesses))[: ask.limit] for ask in asks]
+        return [Draft(tokens, tuple(1.0 for _ in tokens)) for tokens in guesses]
 
 
 def requests(count: int, *, max_tokens: int = 60, **fields) -> list[Submit]:

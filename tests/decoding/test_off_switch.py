@@ -9,7 +9,7 @@ import pytest
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.cluster.port import Grammar, Sampling, Submit
-from orchestrator.drafting.port import Draft, Drafter
+from orchestrator.drafting.port import Ask, Draft, Drafter
 from orchestrator.drafting.suffix import SuffixDrafter
 from tests.support.daemon import configuration, running
 from tests.support.loops import decode, grammars_over, loop_over, toy
@@ -25,19 +25,21 @@ class Eager:
     def __init__(self) -> None:
         self.asked: set[str] = set()
 
-    def begin(self, key: str, tokens: Sequence[int]) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
         self.asked.add(key)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None: ...
 
-    def propose(self, key: str, limit: int) -> Draft:
-        self.asked.add(key)
-        return Draft((101,) * limit, (0.99,) * limit)
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        self.asked.update(ask.key for ask in asks)
+        return [Draft((101,) * ask.limit, (0.99,) * ask.limit) for ask in asks]
 
     def end(self, key: str, *, keep: bool) -> None: ...
 
     def memory_bytes(self) -> int:
         return 0
+
+    def close(self) -> None: ...
 
 
 def submit(key: str, depth: int | None, grammar: Grammar | None = None) -> Submit:
