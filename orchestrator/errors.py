@@ -2,7 +2,6 @@
 
 OutriderError
 +-- ConfigError          cluster.yaml is wrong; the message begins with file:line
-+-- StoreError           the model store cannot be used (no space, no permission)
 +-- WorkerError
 |   +-- WorkerLost       the worker process ended or stopped answering
 |   +-- WorkerStartFailed  it never became ready
@@ -20,10 +19,6 @@ class OutriderError(Exception):
 
 class ConfigError(OutriderError):
     """The configuration is wrong; the message begins with file:line and ends with the way out."""
-
-
-class StoreError(OutriderError):
-    """The model store cannot be used."""
 
 
 class WorkerError(OutriderError):

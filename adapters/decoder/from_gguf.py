@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from adapters.contract import ModelRefused
 from adapters.decoder.gguf_blocks import KEPT, matrix, type_name, vector
+from adapters.decoder.rope import rope_from
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, Tensor
 from adapters.gguf_header import GgufHeader, GgufTensor, read_header
 
@@ -56,7 +57,7 @@ class GgufWeights:
         """Return the tensor of a canonical name. Raises ModelRefused when the file lacks it or its shape is off."""
         layer, _, rest = name.rpartition(".")
         stored = self._stored(f"blk.{layer}.{_IN_LAYER[rest]}" if layer else _WHOLE[rest])
-        expected = shape_of(self.spec, rest)
+        expected = self.spec.shape_of(name)
         if stored.shape[::-1] != expected:
             raise self._refused(f"{stored.name} has the shape {stored.shape[::-1]}, not {expected}")
         found = self._decoded(stored)
@@ -137,14 +138,15 @@ class GgufWeights:
         kind = self._header.text(f"{family}.rope.scaling.type") or "none"
         if kind not in ("none", "linear"):
             raise self._refused(f"its rope is scaled by {kind!r}; supported are none, linear and Llama 3's factors")
-        frequencies = base ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        parameters = {"rope_theta": base, "rope_type": "default"}
         if kind == "linear":
-            frequencies /= self._number(f"{family}.rope.scaling.factor", 1.0)
-        if _ROPE_FACTORS in self._tensors:
-            factors = self._decoded(self._tensors[_ROPE_FACTORS])
-            assert isinstance(factors, Dense)  # noqa: S101  # one axis is never grouped
-            frequencies /= factors.values
-        return Rope(tuple(float(value) for value in frequencies))
+            parameters |= {"rope_type": "linear", "factor": self._number(f"{family}.rope.scaling.factor", 1.0)}
+        rope = rope_from(parameters, head_dim)
+        if _ROPE_FACTORS not in self._tensors:
+            return rope
+        factors = self._decoded(self._tensors[_ROPE_FACTORS])
+        assert isinstance(factors, Dense)  # noqa: S101  # one axis is never grouped
+        return Rope(tuple((np.array(rope.inverse_frequencies) / factors.values).tolist()))
 
     def _count(self, key: str) -> int:
         value = self._header.integer(key)
@@ -157,28 +159,6 @@ class GgufWeights:
         if (isinstance(value, (int, float)) and value > 0) or value == default:
             return float(value)
         raise self._refused(f"{key} is no positive number")
-
-
-def shape_of(spec: DecoderSpec, name: str) -> tuple[int, ...]:
-    """Return the shape that a canonical name (without its layer) has in a model of this spec."""
-    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "embedding": (spec.vocabulary_size, spec.hidden),
-        "head": (spec.vocabulary_size, spec.hidden),
-        "query": (queries, spec.hidden),
-        "key": (keys, spec.hidden),
-        "value": (keys, spec.hidden),
-        "query_bias": (queries,),
-        "key_bias": (keys,),
-        "value_bias": (keys,),
-        "query_norm": (spec.head_dim,),
-        "key_norm": (spec.head_dim,),
-        "output": (spec.hidden, queries),
-        "gate": (spec.mlp, spec.hidden),
-        "up": (spec.mlp, spec.hidden),
-        "down": (spec.hidden, spec.mlp),
-    }
-    return shapes.get(name, (spec.hidden,))
 
 
 def _rotate_half(tensor: Tensor, heads: int) -> Tensor:

@@ -76,7 +76,7 @@ class SafetensorsWeights:
 
     def _check_shapes(self, spec: DecoderSpec) -> None:
         for name, stored in self._tensors.items():
-            expected = expected_shape(spec, name)
+            expected = spec.shape_of(name)
             if stored.shape != expected:
                 raise ModelRefused(
                     f"{stored.path.name}: {name} has the shape {list(stored.shape)} and config.json means "
@@ -107,28 +107,6 @@ def rounded_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Return bfloat16 bit patterns, rounded to nearest even. NaN is not expected."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def expected_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
-    """Return the shape of a canonical tensor (see `adapters.decoder.spec`)."""
-    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "embedding": (spec.vocabulary_size, spec.hidden),
-        "head": (spec.vocabulary_size, spec.hidden),
-        "query": (queries, spec.hidden),
-        "key": (keys, spec.hidden),
-        "value": (keys, spec.hidden),
-        "query_bias": (queries,),
-        "key_bias": (keys,),
-        "value_bias": (keys,),
-        "query_norm": (spec.head_dim,),
-        "key_norm": (spec.head_dim,),
-        "output": (spec.hidden, queries),
-        "gate": (spec.mlp, spec.hidden),
-        "up": (spec.mlp, spec.hidden),
-        "down": (spec.hidden, spec.mlp),
-    }
-    return shapes.get(name.rpartition(".")[2], (spec.hidden,))
 
 
 def _prefix(tensors: Mapping[str, Stored], where: str) -> str:

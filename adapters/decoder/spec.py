@@ -64,6 +64,27 @@ class DecoderSpec:
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the tensor of a canonical name."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "embedding": (self.vocabulary_size, self.hidden),
+            "head": (self.vocabulary_size, self.hidden),
+            "query": (queries, self.hidden),
+            "key": (keys, self.hidden),
+            "value": (keys, self.hidden),
+            "query_bias": (queries,),
+            "key_bias": (keys,),
+            "value_bias": (keys,),
+            "query_norm": (self.head_dim,),
+            "key_norm": (self.head_dim,),
+            "output": (self.hidden, queries),
+            "gate": (self.mlp, self.hidden),
+            "up": (self.mlp, self.hidden),
+            "down": (self.hidden, self.mlp),
+        }
+        return shapes.get(name.rpartition(".")[2], (self.hidden,))
+
 
 @dataclass(frozen=True, slots=True)
 class Dense:
@@ -89,6 +110,11 @@ class Grouped:
 
 
 Tensor = Dense | Grouped
+
+
+def packed_pairs(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Put two 4-bit values of the last axis (of even length) into a byte, the first in its low half."""
+    return values[..., ::2] | np.left_shift(values[..., 1::2], 4, dtype=np.uint8)
 
 
 class Weights(Protocol):

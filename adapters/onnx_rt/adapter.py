@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from adapters.contract import (
 )
 from adapters.onnx_rt.graph import MODEL_FILE, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
+from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from device_profiles.profile import DeviceProfile
-from device_profiles.workload import ModelSpec
 
-SPEC_FILE = "spec.json"
 INSTALL = "pip install 'outrider[onnx]'"
 _PROVIDER = "ExecutionProvider"
 _NO_DEVICES = ("Azure",)  # a client of remote endpoints, present in every build
@@ -72,24 +70,13 @@ class OnnxRuntimeAdapter:
 
     def prepare(self, source: Path, target: Path, progress: Progress) -> None:
         """Write the graph and its weights, tensor by tensor. Raises ModelRefused, AdapterUnavailable."""
-        from adapters.decoder.source import fingerprint_of, open_source
+        from adapters.decoder.source import open_source
 
         _installed("onnx")
         progress(f"convert {source.name}", -1.0)
         weights = open_source(source)
         write_graph(weights, target)
-        spec = weights.spec
-        facts = {
-            "architecture": spec.family,
-            "layers": spec.layers,
-            "kv_heads": spec.kv_heads,
-            "head_dim": spec.head_dim,
-            "vocabulary_size": spec.vocabulary_size,
-            "context_length": spec.context_length,
-            "vocabulary_fingerprint": fingerprint_of(source, spec.vocabulary_size),
-            "weights": weights.label,
-        }
-        (target / SPEC_FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        write_facts(target, facts_of(weights, source))
         progress(f"convert {source.name}", 1.0)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> OrtModel:
@@ -101,12 +88,14 @@ class OnnxRuntimeAdapter:
             )
         if options.activations not in (None, Precision.FP32):
             raise Unsupported(f"activations {options.activations}: on ONNX Runtime they are fp32; leave them at auto")
-        facts = json.loads((prepared / SPEC_FILE).read_text(encoding="utf-8"))
+        facts = read_facts(prepared)
         progress("load", 0.0)
         session = self._session(prepared / MODEL_FILE, options)
         progress("load", 0.9)
         cache = CacheShape(facts["layers"], facts["kv_heads"], facts["head_dim"])
-        model = OrtModel(session, _spec(facts, cache), options, cache=cache, weights=facts["weights"])
+        model = OrtModel(
+            session, model_spec(facts, cache.bytes_per_token), options, cache=cache, weights=facts["weights"]
+        )
         progress("load", 1.0)
         return model
 
@@ -134,15 +123,3 @@ class OnnxRuntimeAdapter:
                 "its log says what that provider is missing"
             )
         return session
-
-
-def _spec(facts: dict[str, Any], cache: CacheShape) -> ModelSpec:
-    return ModelSpec(
-        name="",
-        architecture=facts["architecture"],
-        layers=facts["layers"],
-        vocabulary_size=facts["vocabulary_size"],
-        context_length=facts["context_length"],
-        bytes_per_token=cache.bytes_per_token,
-        vocabulary_fingerprint=facts["vocabulary_fingerprint"],
-    )

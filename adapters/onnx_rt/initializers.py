@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.decoder.spec import Dense, Grouped, Tensor
+from adapters.decoder.spec import Dense, Grouped, Tensor, packed_pairs
 
 ALIGNMENT_BYTES = 4096  # a page: the runtime maps the file
 
@@ -52,7 +52,7 @@ def dense(tensor: Dense) -> NDArray[np.float32]:
 def packed(tensor: Grouped) -> NDArray[np.uint8]:
     """Return the values as MatMulNBits takes them: uint8, (rows, groups, bytes of a group), low halves first."""
     groups = tensor.values.reshape(len(tensor.values), -1, tensor.group_size)
-    return groups if tensor.bits == 8 else _pairs(groups)
+    return groups if tensor.bits == 8 else packed_pairs(groups)
 
 
 def packed_zeros(tensor: Grouped) -> NDArray[np.uint8] | None:
@@ -63,12 +63,7 @@ def packed_zeros(tensor: Grouped) -> NDArray[np.uint8] | None:
     if tensor.bits == 8:
         return zeros
     even = np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2)))
-    return _pairs(even)
-
-
-def _pairs(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Put two 4-bit values of the last axis into a byte, the first in its low half."""
-    return values[..., ::2] | np.left_shift(values[..., 1::2], 4, dtype=np.uint8)
+    return packed_pairs(even)
 
 
 def joined(tensors: list[Tensor]) -> Tensor | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from importlib.metadata import version
@@ -20,10 +19,10 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.hf_directory import title
-from adapters.openvino_rt.convert import MODEL_FILE, SPEC_FILE
+from adapters.openvino_rt.convert import MODEL_FILE
 from adapters.openvino_rt.model import PagedModel
+from adapters.prepared_facts import model_spec, read_facts
 from device_profiles.profile import DeviceProfile
-from device_profiles.workload import ModelSpec
 
 _HINTS = {Precision.BF16: "bf16", Precision.FP16: "f16", Precision.FP32: "f32"}
 
@@ -87,7 +86,7 @@ class OpenVinoAdapter:
             raise Unsupported(
                 f"OpenVINO sees no device {options.device!r} here; there is {', '.join(core.available_devices)}"
             )
-        facts = json.loads((prepared / SPEC_FILE).read_text(encoding="utf-8"))
+        facts = read_facts(prepared)
         profile = self._device(core, options.device)
         activations = options.activations or (
             Precision.BF16 if Precision.BF16 in profile.precisions else Precision.FP32
@@ -98,7 +97,7 @@ class OpenVinoAdapter:
         progress("load", 0.9)
         model = PagedModel(
             compiled,
-            _spec(facts, compiled),
+            model_spec(facts, _bytes_per_token(compiled)),
             options,
             weights=facts["weights"],
             activations=activations,
@@ -124,20 +123,11 @@ class OpenVinoAdapter:
             raise ModelRefused(f"OpenVINO cannot run {path.parent.name} on {options.device}: {reason}") from error
 
 
-def _spec(facts: dict[str, Any], compiled: Any) -> ModelSpec:
+def _bytes_per_token(compiled: Any) -> int:
     caches = [port for port in compiled.inputs if "_cache." in port.any_name]
-    per_token = sum(
+    return sum(
         port.get_partial_shape()[1].get_length()
         * port.get_partial_shape()[3].get_length()
         * port.get_element_type().size
         for port in caches
-    )
-    return ModelSpec(
-        name="",
-        architecture=facts["architecture"],
-        layers=facts["layers"],
-        vocabulary_size=facts["vocabulary_size"],
-        context_length=facts["context_length"],
-        bytes_per_token=per_token,
-        vocabulary_fingerprint=facts["vocabulary_fingerprint"],
     )

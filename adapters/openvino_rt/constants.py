@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.decoder.spec import Dense, Grouped, Tensor
+from adapters.decoder.spec import Dense, Grouped, Tensor, packed_pairs
 
 
 class Constants:
@@ -78,10 +78,8 @@ def _stacked(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _packed(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Two 4-bit values a byte, the first in the lower half."""
     flat = values.reshape(-1)
-    pairs = np.append(flat, np.zeros(flat.size % 2, np.uint8)).reshape(-1, 2)
-    return (pairs[:, 0] | (pairs[:, 1] << 4)).astype(np.uint8)
+    return packed_pairs(np.pad(flat, (0, flat.size % 2)))
 
 
 def keep_compressed(path: Path) -> None:

@@ -8,7 +8,6 @@ this process down and nothing else. The last line on standard error says why it 
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -19,9 +18,9 @@ from adapters.hf_directory import open_weights
 from adapters.model_source import check_gguf
 from adapters.openvino_rt.build import write_model
 from adapters.openvino_rt.fuse import fuse_attention_inputs
+from adapters.prepared_facts import facts_of, write_facts
 
 MODEL_FILE = "model.xml"
-SPEC_FILE = "spec.json"
 
 # general.file_type of llama.cpp's GGUF files (llama.h, enum llama_ftype); the reader keeps these weights.
 _GGUF_WEIGHTS = {
@@ -40,21 +39,13 @@ def convert(source: Path, target: Path) -> None:
     Raises ModelRefused for a model that cannot be run, RuntimeError or ValueError from the libraries.
     """
     facts = _from_directory(source, target) if source.is_dir() else _from_gguf(source, target)
-    (target / SPEC_FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    write_facts(target, facts)
 
 
 def _from_directory(source: Path, target: Path) -> dict[str, str | int]:
     weights = open_weights(source)
     write_model(weights, target / MODEL_FILE)
-    spec = weights.spec
-    return {
-        "architecture": spec.family,
-        "layers": spec.layers,
-        "context_length": spec.context_length,
-        "vocabulary_size": spec.vocabulary_size,
-        "vocabulary_fingerprint": fingerprint_of(source, spec.vocabulary_size),
-        "weights": weights.label,
-    }
+    return facts_of(weights, source)
 
 
 def _from_gguf(source: Path, target: Path) -> dict[str, str | int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -97,14 +97,11 @@ class Answer:
     finish: str = ""
     stop_reason: str | int | None = None
     stats: RequestStats | None = None
-    gaps_s: list[float] = field(default_factory=list)
 
     def note(self, now_s: float, tokens: int) -> None:
-        """Tokens came. Gaps are kept between deltas, as clients see them."""
+        """Tokens came."""
         if self.tokens == 0:
             self.first_s = now_s
-        else:
-            self.gaps_s.append(now_s - self.last_s)
         self.last_s = now_s
         self.tokens += tokens
 
