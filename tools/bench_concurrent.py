@@ -3,7 +3,9 @@
     python tools/bench_concurrent.py --prompts FILE [--concurrency C] [--limit P] [--max-tokens N] [--json OUT]
 
 The prompts go in waves of two times C to each engine in turn, so that a drift of the machine meets all of them. Each
-engine runs at most C at the same time, greedily. Nobody reuses prefixes: the waves are the same for all.
+engine has C requests at the same time, the next one beginning when one ends, and decodes greedily. Nobody reuses
+prefixes: the waves are the same for all. openvino_genai is given its requests one by one, because its scheduler takes
+all that it is given into the batch, whatever `max_num_seqs` says.
 """
 
 from __future__ import annotations
@@ -44,18 +46,24 @@ def genai(source: Path, work: Path, arguments: argparse.Namespace, kv_cache_byte
     openvino_genai.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.cache_size = max(1, kv_cache_bytes >> 30)
-    scheduler.max_num_seqs = arguments.concurrency
     scheduler.enable_prefix_caching = False
     pipe = openvino_genai.ContinuousBatchingPipeline(str(work), scheduler, "CPU")
 
     def wave(prompts: Sequence[Prompt]) -> tuple[int, float]:
         config = openvino_genai.GenerationConfig(max_new_tokens=arguments.max_tokens)
         config.stop_token_ids = set(prompts[0].stop_tokens)
-        ids = [ov.Tensor(np.array([prompt.tokens], dtype=np.int64)) for prompt in prompts]
+        waiting = [ov.Tensor(np.array([prompt.tokens], dtype=np.int64)) for prompt in reversed(prompts)]
+        running: list[Any] = []
+        tokens = 0
         started = time.perf_counter()
-        results = pipe.generate(ids, [config] * len(prompts))
-        wall_s = time.perf_counter() - started
-        return sum(len(result.m_generation_ids[0]) for result in results), wall_s
+        while waiting or running:
+            while waiting and len(running) < arguments.concurrency:
+                running.append(pipe.add_request(len(waiting), waiting.pop(), config))
+            pipe.step()
+            ended = [handle for handle in running if handle.get_status() != openvino_genai.GenerationStatus.RUNNING]
+            running = [handle for handle in running if handle not in ended]
+            tokens += sum(len(handle.read_all()[0].generated_ids) for handle in ended)
+        return tokens, time.perf_counter() - started
 
     return wave
 
