@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,13 +49,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until_ready(daemon: subprocess.Popen[bytes], url: str) -> None:
+def wait_until_ready(daemon: subprocess.Popen[bytes], url: str, log: Path) -> None:
     """Poll /ready, saying what the daemon says it is doing. Exits when it ends or takes too long."""
     deadline = time.monotonic() + START_TIMEOUT_S
     with console.status("starting the daemon") as status:
         while time.monotonic() < deadline:
             if daemon.poll() is not None:
-                sys.exit(f"the daemon ended with {daemon.returncode} before it was ready (see above)")
+                end = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+                sys.exit(f"the daemon ended with {daemon.returncode} before it was ready:\n{end}")
             try:
                 response = httpx.get(f"{url}/ready", timeout=2.0)
                 if response.status_code == httpx.codes.OK:
@@ -63,7 +65,7 @@ def wait_until_ready(daemon: subprocess.Popen[bytes], url: str) -> None:
             except (httpx.TransportError, ValueError, KeyError):
                 pass
             time.sleep(0.1)
-    sys.exit(f"the daemon was not ready after {START_TIMEOUT_S:.0f} s")
+    sys.exit(f"the daemon was not ready after {START_TIMEOUT_S:.0f} s; its log is {log}")
 
 
 def ask(client: OpenAI, model: str, text: str, *, speculate: bool, show: bool = False) -> Answer:
@@ -148,9 +150,12 @@ def main() -> int:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "orchestrator.cli.main", "serve"]
-    daemon = subprocess.Popen([*command, "--config", str(ROOT / "cluster.yaml"), "--port", str(port)], cwd=ROOT)
+    command += ["--config", str(ROOT / "cluster.yaml"), "--port", str(port)]
+    with tempfile.NamedTemporaryFile(prefix="outrider-demo-", suffix=".log", delete=False) as log:
+        daemon = subprocess.Popen(command, cwd=ROOT, stderr=log)
+    console.print(f"the daemon's log is {log.name}", style="dim", highlight=False)
     try:
-        wait_until_ready(daemon, url)
+        wait_until_ready(daemon, url, Path(log.name))
         client = OpenAI(base_url=f"{url}/v1", api_key="unused")
         model = client.models.list().data[0].id
         console.print(f"\n[bold]{model}[/bold] answers at {url}/v1 (streamed):")
