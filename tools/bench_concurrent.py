@@ -70,7 +70,7 @@ def genai(source: Path, work: Path, arguments: argparse.Namespace, kv_cache_byte
 
 def outrider(target: Target, options: EngineOptions, max_tokens: int, *, speculate: bool) -> Wave:
     """Return Outrider's loop; with `speculate`, one suffix drafter over all waves, as in a server."""
-    drafter = build_drafter(options) if speculate else None
+    drafter = build_drafter(options, target) if speculate else None
 
     def wave(prompts: Sequence[Prompt]) -> tuple[int, float]:
         outcome = Run("spec" if speculate else "plain")
@@ -96,11 +96,11 @@ def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     with console.status("loading the engines"):
         source = resolve(config.model.source, arguments.config.parent).path
         targets = {
-            kind: load_target(msgspec.structs.replace(options, exactness=kind), lambda stage, fraction: None)
+            kind: load_target(options.with_model(exactness=kind), lambda stage, fraction: None)
             for kind in ("bit", "kernel")
         }
         engines = {
-            GENAI: genai(source, work, arguments, options.kv_cache_bytes),
+            GENAI: genai(source, work, arguments, options.model.kv_cache_bytes),
             "outrider plain, bit": outrider(targets["bit"], options, arguments.max_tokens, speculate=False),
             "outrider speculative, bit": outrider(targets["bit"], options, arguments.max_tokens, speculate=True),
             "outrider speculative, kernel": outrider(targets["kernel"], options, arguments.max_tokens, speculate=True),

@@ -72,7 +72,7 @@ def cases(target: Target, max_tokens: int, limit: int) -> list[Case]:
 def decode(target: Target, options: EngineOptions, asked: Sequence[Case]) -> tuple[Run, Run]:
     """Decode every request without and with speculation, in turn; one drafter over all of them, as in a server."""
     plain, spec = Run("plain"), Run("spec")
-    drafter = build_drafter(options)
+    drafter = build_drafter(options, target)
     loops = ((plain, build_loop(target, options, None)), (spec, build_loop(target, options, drafter)))
     warm = msgspec.structs.replace(asked[0].submit, request_id="warm")
     for _, loop in loops:

@@ -90,7 +90,7 @@ def onnx_genai(directory: Path, max_tokens: int) -> Generate:
 
 def outrider(target: Target, options: Any, max_tokens: int, *, speculate: bool) -> Generate:
     """Return Outrider's loop; with `speculate`, one suffix drafter over all prompts, as in a server."""
-    drafter = build_drafter(options) if speculate else None
+    drafter = build_drafter(options, target) if speculate else None
 
     def generate(prompt: Prompt) -> Record:
         outcome = Run("spec" if speculate else "plain")
@@ -116,14 +116,15 @@ def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Load every engine, decode every prompt with each, return the result."""
     config = load_config(arguments.config)
     options = engine_options(config, arguments.config.resolve().parent)
-    options = msgspec.structs.replace(options, adapter=arguments.adapter or options.adapter, prefix_reuse=False)
+    options = msgspec.structs.replace(options, prefix_reuse=False)
+    options = options.with_model(adapter=arguments.adapter or options.model.adapter)
     source = work / "model.gguf"
     source.symlink_to(resolve(config.model.source, arguments.config.parent).path.resolve())
     console = Console(stderr=True)
     with console.status("loading the engines"):
         openvino_genai.LLMPipeline(str(source), "CPU", enable_save_ov_model=True)
         targets = {
-            kind: load_target(msgspec.structs.replace(options, exactness=kind), lambda stage, fraction: None)
+            kind: load_target(options.with_model(exactness=kind), lambda stage, fraction: None)
             for kind in ("bit", "kernel")
         }
         engines: dict[str, Generate] = {
@@ -147,7 +148,7 @@ def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     rows = {name: summarise(found) for name, found in records.items()}
     summary = _ratios(rows) | _onnx_ratios(rows, [name for name, _ in arguments.onnx_genai])
     return {
-        "adapter": options.adapter,
+        "adapter": options.model.adapter,
         "summary": summary,
         "runs": rows,
         "formulas": FORMULAS,

@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -41,7 +40,7 @@ def text_of(prompts: list[Prompt], start: int, count: int) -> list[int]:
 
 def prefixes(target: Target, options: EngineOptions, prompts: list[Prompt], pairs: int) -> dict[str, float]:
     """Return the median TTFT of first and second requests of a pair, and the median ratio."""
-    loop = build_loop(target, options, build_drafter(options))
+    loop = build_loop(target, options, build_drafter(options, target))
     first_ms, second_ms = [], []
     for pair in range(pairs + 1):
         prefix = text_of(prompts, 997 * pair, PREFIX_TOKENS)
@@ -65,7 +64,7 @@ def prefixes(target: Target, options: EngineOptions, prompts: list[Prompt], pair
 
 def fairness(target: Target, options: EngineOptions, prompts: list[Prompt], streams: int) -> dict[str, float]:
     """Return the streams' inter-token latencies before and during the prefill of a long prompt."""
-    loop = build_loop(target, options, build_drafter(options))
+    loop = build_loop(target, options, build_drafter(options, target))
     for index in range(streams):
         loop.submit(Submit(f"s{index}", prompts[index].tokens[:200], 2000))
     gaps: dict[bool, list[float]] = {False: [], True: []}
@@ -102,14 +101,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Load the target, measure both."""
     options = engine_options(load_config(arguments.config), arguments.config.resolve().parent)
     if arguments.adapter:
-        options = msgspec.structs.replace(options, adapter=arguments.adapter)
+        options = options.with_model(adapter=arguments.adapter)
     target = load_target(options, lambda stage, fraction: None)
     prompts = read_prompts(arguments.prompts, target, 40)
     summary = {
         **prefixes(target, options, prompts, arguments.pairs),
         **fairness(target, options, prompts, arguments.streams),
     }
-    return {"summary": summary, "environment": {"adapter": options.adapter, "streams": arguments.streams}}
+    return {"summary": summary, "environment": {"adapter": options.model.adapter, "streams": arguments.streams}}
 
 
 def main() -> None:

@@ -76,9 +76,12 @@ class Found:
 def decoded(target: Target, options: EngineOptions, requests: list[Submit], *, speculate: bool) -> Found:
     """Decode the requests, at most `options.max_running` at the same time."""
     outcome = Run("spec")
-    loop = build_loop(target, options, build_drafter(options) if speculate else None)
+    drafter = build_drafter(options, target) if speculate else None
+    loop = build_loop(target, options, drafter)
     measure(loop, requests, outcome)
     gauges = loop.gauges(0)
+    if drafter is not None:
+        drafter.close()
     tokens = {key: record.tokens for key, record in outcome.records.items()}
     return Found(tokens, gauges.preemptions, gauges.prefix_hits)
 
@@ -109,14 +112,16 @@ def main() -> int:
     arguments = parser.parse_args()
     options = engine_options(load_config(arguments.config), arguments.config.resolve().parent)
     if arguments.adapter:
-        options = msgspec.structs.replace(options, adapter=arguments.adapter)
+        options = options.with_model(adapter=arguments.adapter)
     console = Console()
     rows = run(options, arguments, console)
     total = sum(int(row["differ"]) for row in rows)
     if arguments.json:
-        summary = {"adapter": options.adapter, "cases": len(rows), "mismatches": total, "identical": total == 0}
+        summary = {"adapter": options.model.adapter, "cases": len(rows), "mismatches": total, "identical": total == 0}
         arguments.json.write_text(json.dumps({"summary": summary, "runs": rows}, indent=1), encoding="utf-8")
-    table = Table(title=f"{options.adapter}: outputs that differ from target-only decoding, one request at a time")
+    table = Table(
+        title=f"{options.model.adapter}: outputs that differ from target-only decoding, one request at a time"
+    )
     for name in rows[0]:
         table.add_column(name, justify="right")
     for row in rows:
@@ -132,7 +137,7 @@ def run(options: EngineOptions, arguments: argparse.Namespace, console: Console)
     with console.status("loading the target"):
         target = load_target(options, lambda stage, fraction: None)
     prompts = read_prompts(arguments.prompts, target, arguments.limit)
-    tight = msgspec.structs.replace(options, kv_cache_bytes=tight_bytes(target, prompts, arguments.max_tokens))
+    tight = options.with_model(kv_cache_bytes=tight_bytes(target, prompts, arguments.max_tokens))
     alone = msgspec.structs.replace(options, prefix_reuse=False, max_running=1)
     expected: dict[str, dict[str, list[int]]] = {}
     depths = [None if depth == "policy" else int(depth) for depth in arguments.depths.split(",")]

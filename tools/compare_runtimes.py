@@ -17,7 +17,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
@@ -39,7 +38,7 @@ Text = tuple[int, list[int]]
 def loaded(name: str, arguments: argparse.Namespace, texts: list[Text]) -> list[Rows]:
     """Return a runtime's logits over all answers; where there are none yet, it gives them."""
     options = engine_options(load_config(arguments.config), arguments.config.resolve().parent)
-    options = msgspec.structs.replace(options, adapter=name, activations=arguments.activations)
+    options = options.with_model(adapter=name, activations=arguments.activations)
     target = load_target(options, lambda stage, fraction: None)
     if not texts:
         prompts = read_prompts(arguments.prompts, target, -(-arguments.positions // ANSWER_TOKENS))

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from orchestrator.bootstrap import (
@@ -64,7 +65,8 @@ def _options(config: Path | None, exactness: str, adapter: str, concurrency: int
     path = config or default_config_path()
     options = engine_options(load_config(path), path.resolve().parent)
     # Both modes decode the same prompts in turn: neither may find the other's prefill done.
-    changes: dict[str, Any] = {"max_running": max(concurrency, options.max_running), "prefix_reuse": False}
+    options = msgspec.structs.replace(options, max_running=max(concurrency, options.max_running), prefix_reuse=False)
+    changes: dict[str, str] = {}
     if exactness:
         if exactness not in ("bit", "kernel"):
             raise BenchError(f"--exactness is bit or kernel, not {exactness!r}")
@@ -75,13 +77,7 @@ def _options(config: Path | None, exactness: str, adapter: str, concurrency: int
         changes["adapter"] = adapter
     if not options.drafters or options.max_depth == 0:
         raise BenchError("the configuration switches speculation off: there is nothing to compare")
-    return _replace(options, changes)
-
-
-def _replace(options: EngineOptions, changes: dict[str, Any]) -> EngineOptions:
-    import msgspec
-
-    return msgspec.structs.replace(options, **changes)
+    return options.with_model(**changes)
 
 
 def _load(options: EngineOptions) -> Target:
@@ -125,11 +121,13 @@ def run(
     ]
     _warm_up(target, options, submits[:2])
     # One drafter for all speculative waves, as in a server; plain waves have none and teach it nothing.
-    drafter = build_drafter(options)
+    drafter = build_drafter(options, target)
     runs: dict[Mode, Run] = {"plain": Run("plain"), "spec": Run("spec")}
     for number, wave in enumerate(_waves(submits, concurrency)):
         for mode in _order(number):
             _measure_wave(target, options, wave, runs[mode], drafter if mode == "spec" else None, depth)
+    if drafter is not None:
+        drafter.close()
     return {
         "summary": summarise(runs["plain"], runs["spec"], prompts),
         "runs": [outcome.rows(prompts) for outcome in runs.values()],
@@ -165,16 +163,16 @@ def _measure_wave(
     drafter: Drafter | None,
     depth: int | None,
 ) -> None:
-    import msgspec
-
     if depth is not None:
         wave = [msgspec.structs.replace(submit, depth=depth) for submit in wave]
     measure(build_loop(target, options, drafter), wave, outcome)
 
 
 def _warm_up(target: Target, options: EngineOptions, submits: Sequence[Submit]) -> None:
-    for drafter in (None, build_drafter(options)):
+    for drafter in (None, build_drafter(options, target)):
         measure(build_loop(target, options, drafter), list(submits), Run("plain"))
+        if drafter is not None:
+            drafter.close()
 
 
 def _environment(
@@ -191,7 +189,7 @@ def _environment(
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
         "model": target.name,
-        "adapter": options.adapter,
+        "adapter": options.model.adapter,
         "device": caps.device,
         "weights": caps.weights,
         "activations": caps.activations.value,

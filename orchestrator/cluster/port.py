@@ -151,11 +151,35 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
     draft_ms: float
 
 
+class DrafterState(msgspec.Struct, frozen=True):
+    """A drafter's effective state. `state` is "ok" or "failed", then with the `reason`; a failed one proposes nothing.
+
+    `rounds` in which it drafted took `draft_ms` together; of its tokens `drafted` were verified and `accepted` became
+    output. All count since the worker started. What is not a model has no source, adapter, device or precisions.
+    """
+
+    name: str
+    method: str
+    state: str = "ok"
+    reason: str = ""
+    source: str = ""
+    adapter: str = ""
+    device: str = ""
+    weights: str = ""
+    activations: str = ""
+    kv_cache: str = ""
+    memory_bytes: int = 0
+    rounds: int = 0
+    draft_ms: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+
+
 class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     """State after a round, sent at most a few times a second and whenever the worker becomes idle.
 
-    `preemptions`, `rounds`, `prefix_queries` and `prefix_hits` (tokens looked up and found in the prefix cache)
-    are counts since the worker started.
+    `drafters` are in order of cost. `preemptions`, `rounds`, `prefix_queries` and `prefix_hits` (tokens looked up and
+    found in the prefix cache) are counts since the worker started.
     """
 
     running: int
@@ -168,6 +192,7 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     rss_bytes: int
     prefix_queries: int = 0
     prefix_hits: int = 0
+    drafters: list[DrafterState] = []
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -14,9 +14,9 @@ from pydantic_core import ErrorDetails
 from adapters.contract import ModelRefused
 from adapters.model_source import check
 from orchestrator.config.keys_file import keys_path, read_keys
-from orchestrator.config.model import ClusterConfig
-from orchestrator.config.source_text import Lines, Place, parse_text, read_text
-from orchestrator.config.wording import described
+from orchestrator.config.model import ClusterConfig, ModelDraft
+from orchestrator.config.source_text import Lines, Place, dotted, parse_text, read_text
+from orchestrator.config.wording import described, place_of
 from orchestrator.errors import ConfigError
 
 SIMULATED_PREFIX = "simulated:"
@@ -30,7 +30,7 @@ def load_config(path: Path, *, sources: bool = True) -> ClusterConfig:
     """
     config, lines = _parse(read_text(path), path)
     if sources:
-        _check_source(config, path, lines)
+        _check_sources(config, path, lines)
         _check_keys(config, path, lines)
     return config
 
@@ -101,27 +101,31 @@ def _parse(text: str, path: Path) -> tuple[ClusterConfig, Lines]:
 
 def _line(error: ErrorDetails, lines: Lines) -> int:
     """Return the line of the key, or of the nearest place above it that is written down."""
-    place: Place = tuple(error["loc"])
+    place = place_of(error)
     while place not in lines:
         place = place[:-1]
     return lines[place]
 
 
-def _check_source(config: ClusterConfig, path: Path, lines: Lines) -> None:
-    """Find the model's file now, so that a wrong source is told with its line. Raises ConfigError."""
-    source, adapter = config.model.source, config.model.adapter
-    line = lines.get(("model", "source"), 1)
-    if source.startswith(SIMULATED_PREFIX) != (adapter == "simulated"):
-        raise ConfigError(
-            f"{path}:{line}: model.source: {source!r} does not go with adapter {adapter!r}; "
-            "the adapter 'simulated' takes 'simulated:toy' and nothing else does"
-        )
-    if source.startswith(SIMULATED_PREFIX):
-        return
-    try:
-        check(source, path.resolve().parent)
-    except ModelRefused as error:
-        raise ConfigError(f"{path}:{line}: model.source: {error}") from error
+def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Find the models' files now, so that a wrong source is told with its line. Raises ConfigError."""
+    sources: list[tuple[Place, str, str]] = [(("model", "source"), config.model.source, config.model.adapter)]
+    for index, draft in enumerate(config.drafts):
+        if isinstance(draft, ModelDraft):
+            sources.append((("drafts", index, "source"), draft.source, draft.adapter))
+    for place, source, adapter in sources:
+        where = f"{path}:{lines.get(place, 1)}: {dotted(place)}:"
+        if source.startswith(SIMULATED_PREFIX) != (adapter == "simulated"):
+            raise ConfigError(
+                f"{where} {source!r} does not go with adapter {adapter!r}; "
+                "the adapter 'simulated' takes 'simulated:toy' and nothing else does"
+            )
+        if source.startswith(SIMULATED_PREFIX):
+            continue
+        try:
+            check(source, path.resolve().parent)
+        except ModelRefused as error:
+            raise ConfigError(f"{where} {error}") from error
 
 
 def _check_keys(config: ClusterConfig, path: Path, lines: Lines) -> None:

@@ -29,6 +29,8 @@ Size = Annotated[
     Field(json_schema_extra={"examples": list(SIZE_EXAMPLES)}),
 ]
 
+AdapterName = Literal["openvino_rt", "onnx_rt", "simulated"]
+
 
 class Section(BaseModel):
     """One mapping of cluster.yaml: unknown keys are errors, values are not converted, nothing changes later."""
@@ -45,7 +47,7 @@ class Target(Section):
     or `hf:ORG/NAME/FILE.gguf` (a model of the Hugging Face hub), or `simulated:toy` (no weights)."""
     name: str = Field(default="", max_length=128)
     """The model's name in the API. Empty: taken from the source."""
-    adapter: Literal["openvino_rt", "onnx_rt", "simulated"] = "openvino_rt"
+    adapter: AdapterName = "openvino_rt"
     """The runtime that runs it."""
     device: str = "CPU"
     """The device, as the runtime names it."""
@@ -65,6 +67,31 @@ class SuffixDraft(Section):
     """The longest context that is matched, in tokens."""
     memory: Size = Field(default=ByteSize(64 * 1024 * 1024))
     """Memory for earlier outputs; the oldest are forgotten first. `0 B` keeps none."""
+
+
+class ModelDraft(Section):
+    """A drafter that is a model: any that the runtimes load and that has the target's vocabulary."""
+
+    method: Literal["model"]
+    """The kind of drafter."""
+    source: str = Field(min_length=1)
+    """Where the weights are: written as `model.source`."""
+    adapter: AdapterName = "openvino_rt"
+    """The runtime that runs it."""
+    device: str = "CPU"
+    """The device, as the runtime names it."""
+    activations: Literal["auto", "bf16", "fp32"] = "auto"
+    """The number format of activations; `auto` takes the fastest that the device computes natively."""
+    kv_cache: Size = Field(default=ByteSize(256 * 1024 * 1024))
+    """Memory of its KV cache. Where it is too small for all sequences, those drafted for least recently are computed
+    again."""
+    threads: int = Field(default=0, ge=0, le=1024)
+    """Threads of its runtime; 0 is `devices.threads`."""
+
+
+Draft = Annotated[SuffixDraft | ModelDraft, Field(discriminator="method")]
+DRAFTS: dict[str, type[Section]] = {"suffix": SuffixDraft, "model": ModelDraft}
+"""What an item of `drafts` is, by its `method`."""
 
 
 class Speculation(Section):
@@ -161,8 +188,9 @@ class ClusterConfig(Section):
 
     model: Target
     """The target model."""
-    drafts: tuple[SuffixDraft, ...] = Field(default=(SuffixDraft(method="suffix"),), max_length=1, strict=False)
-    """The drafter. An empty list is plain decoding."""
+    drafts: tuple[Draft, ...] = Field(default=(SuffixDraft(method="suffix"),), max_length=4, strict=False)
+    """The drafters, in order of cost: a later one is asked where the earlier ones have little to propose. An empty list
+    is plain decoding."""
     speculation: Speculation = Speculation()
     """How speculation runs when a request does not say otherwise."""
     devices: Devices = Devices()

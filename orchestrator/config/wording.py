@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from orchestrator.config.model import ClusterConfig
+from orchestrator.config.model import DRAFTS, ClusterConfig
 from orchestrator.config.source_text import Place, dotted, shown
 
 _KINDS = {
@@ -18,19 +18,31 @@ _KINDS = {
     "float_type": "must be a number",
     "tuple_type": "must be a list",
     "model_type": "must be a mapping of keys to values",
+    "model_attributes_type": "must be a mapping of keys to values",
     "bool_type": "must be true or false",
 }
+_TAG_ERRORS = ("union_tag_invalid", "union_tag_not_found")
 _RANGE_ERRORS = ("greater_than_equal", "less_than_equal")
+
+
+def place_of(error: ErrorDetails) -> Place:
+    """Return where the error stands in the file: pydantic's place has the chosen `method` of a draft in it."""
+    place: Place = tuple(error["loc"])
+    if error["type"] in _TAG_ERRORS:
+        return (*place, "method")
+    return (*place[:2], *place[3:]) if _in_a_draft(place) else place
 
 
 def described(error: ErrorDetails) -> str:
     """Return one line that names the key, what is wrong with its value, and the way out."""
     place: Place = tuple(error["loc"])
-    name = dotted(place)
+    name = dotted(place_of(error))
     if error["type"] == "extra_forbidden":
         return f"{name}: unknown key; {_nearest(str(place[-1]), sorted(_model_at(place[:-1]).model_fields))}"
-    if error["type"] == "missing":
+    if error["type"] in ("missing", "union_tag_not_found"):
         return f"{name}: is missing"
+    if error["type"] == "union_tag_invalid":
+        return f"{name}: must be {error['ctx']['expected_tags']}, not {shown(error['input']['method'])}"
     if error["input"] is None:
         return f"{name}: has no value; write one, or leave the key out"
     return f"{name}: {_reason(error, place)}"
@@ -76,11 +88,17 @@ def _nearest(key: str, valid: list[str]) -> str:
 
 def _model_at(place: Place) -> type[BaseModel]:
     """Return the model whose keys stand at `place`."""
+    if _in_a_draft(place):
+        return DRAFTS[str(place[2])]
     model: type[BaseModel] = ClusterConfig
     for part in place:
         if isinstance(part, str):
             model = _section_of(model.model_fields[part]) or model
     return model
+
+
+def _in_a_draft(place: Place) -> bool:
+    return len(place) > 2 and place[0] == "drafts" and place[2] in DRAFTS
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:

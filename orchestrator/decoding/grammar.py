@@ -8,13 +8,14 @@ are drafts of certainty. They are verified like any other draft, by the target u
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.cluster.port import Grammar
-from orchestrator.drafting.port import Draft
+from orchestrator.drafting.port import NOTHING, Draft
 
 FORCED_CONFIDENCE = 0.999
 """The mask leaves one token: only a bias or a stop can be in its way."""
@@ -63,16 +64,20 @@ def fitted(draft: Draft, state: GrammarState, bound: int) -> Draft:
     forced = tuple(state.forced(()))
     count = min(len(forced), len(draft.tokens))
     if draft.tokens[:count] == forced[:count] and len(draft.tokens) > count:
-        draft = Draft(draft.tokens, (FORCED_CONFIDENCE,) * count + draft.confidences[count:])
+        draft = replace(draft, confidences=(FORCED_CONFIDENCE,) * count + draft.confidences[count:])
     else:
-        draft = _certain(forced)
+        draft = _lengthened(NOTHING, forced)
     fits = min(bound, state.fitting(draft.tokens))
-    draft = Draft(draft.tokens[:fits], draft.confidences[:fits])
+    draft = draft.cut(fits)
     if fits == bound or (forced and fits <= len(forced)):
         return draft
-    tail = _certain(state.forced(draft.tokens)[: bound - fits])
-    return Draft(draft.tokens + tail.tokens, draft.confidences + tail.confidences)
+    return _lengthened(draft, state.forced(draft.tokens)[: bound - fits])
 
 
-def _certain(tokens: Sequence[int]) -> Draft:
-    return Draft(tuple(tokens), (FORCED_CONFIDENCE,) * len(tokens))
+def _lengthened(draft: Draft, forced: Sequence[int]) -> Draft:
+    return replace(
+        draft,
+        tokens=(*draft.tokens, *forced),
+        confidences=draft.confidences + (FORCED_CONFIDENCE,) * len(forced),
+        forced=draft.forced + len(forced),
+    )

@@ -15,7 +15,7 @@ from orchestrator.decoding.prefixes import Prefixes
 from orchestrator.decoding.rules import Rules
 from orchestrator.decoding.schedule import Schedule
 from orchestrator.decoding.session import NO_SLOT, Session
-from orchestrator.decoding.tally import Tally
+from orchestrator.decoding.tally import ByDrafter, Tally
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from policies.acceptance import NotFinite, Row, Verdict, verdict
 from policies.depth import depth, price
@@ -49,6 +49,7 @@ class DecodeLoop:
         self._prefixes = Prefixes(target, enabled=prefix_reuse)
         self._schedule = Schedule(target, self._prefixes, clock, max_running=max_running, max_itl_ms=max_itl_ms)
         self._max_depth = max_depth if drafter is not None else 0
+        self._by_drafter = ByDrafter()
         self._failed: list[Refused] = []
         self._rounds = 0
 
@@ -111,6 +112,8 @@ class DecodeLoop:
         session = self._schedule.withdraw(request_id)
         if session is not None:
             self._retire(session, keep=False)
+        elif self._drafter is not None:  # one that gave way waits, and the drafter still knows it
+            self._drafter.end(request_id, keep=False)
 
     def run_round(self) -> Round:
         """Run one round; there must be something to do. Raises DeviceLost: the target is gone.
@@ -142,15 +145,14 @@ class DecodeLoop:
         )
 
     def _scheduled(self) -> list[Part]:
-        """Return who is in the next forward; the drafter hears of who starts and who gives way."""
+        """Return who is in the next forward; the drafter hears of who starts. What it knows of those who give way is
+        good until they start again."""
         started = self._schedule.admit()
         parts, preempted = self._schedule.parts()
         if self._drafter is not None:
             for session in started:
                 if self._bound(session) > 0 and session not in preempted:
                     self._drafter.begin(session.key, session.tokens, session.submit.sampling)
-            for session in preempted:
-                self._drafter.end(session.key, keep=False)
         return parts
 
     def _retire(self, session: Session, *, keep: bool) -> None:
@@ -183,9 +185,10 @@ class DecodeLoop:
                 asks.append(Ask(session.key, bound, least))
         for session, ask, draft in zip(drafting, asks, self._drafter.propose(asks), strict=True):
             bound = min(ask.limit, left + free[session.key])
-            ruled = draft if session.rules is None else session.rules.draft(draft, bound)
+            sane = draft.within(self._target.spec.vocabulary_size)
+            ruled = sane if session.rules is None else session.rules.draft(sane, bound)
             count = self._depth(session, ruled, sequences, bound, free[session.key])
-            session.draft = Draft(ruled.tokens[:count], ruled.confidences[:count])
+            session.draft = ruled.cut(count)
             left -= max(0, count - free[session.key])
         batch = [part.segment() for part in parts]
         if self._target.blocks_needed(batch) > self._target.free_blocks():
@@ -262,6 +265,7 @@ class DecodeLoop:
         session.drafted += drafted
         session.accepted += judged.accepted
         tally.add(drafted, judged.accepted)
+        self._by_drafter.add(session.draft, judged.accepted)
 
     def gauges(self, rss_bytes: int) -> Gauges:
         """Return the state between rounds."""
@@ -276,6 +280,7 @@ class DecodeLoop:
             rss_bytes=rss_bytes,
             prefix_queries=self._prefixes.queries,
             prefix_hits=self._prefixes.hits,
+            drafters=self._by_drafter.states(self._drafter.states()) if self._drafter is not None else [],
         )
 
 

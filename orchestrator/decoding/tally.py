@@ -1,8 +1,15 @@
-"""What a round's drafts came to."""
+"""What drafts came to: of one round, and of each drafter since the beginning."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import msgspec
+
+from orchestrator.cluster.port import DrafterState
+from orchestrator.drafting.port import Draft
 
 
 @dataclass(slots=True)
@@ -21,3 +28,23 @@ class Tally:
         self.per_position.extend([0] * (accepted - len(self.per_position)))
         for position in range(accepted):
             self.per_position[position] += 1
+
+
+class ByDrafter:
+    """Tokens of each drafter that were verified and accepted. Those that a grammar added count for none."""
+
+    def __init__(self) -> None:
+        self._drafted: Counter[str] = Counter()
+        self._accepted: Counter[str] = Counter()
+
+    def add(self, draft: Draft, accepted: int) -> None:
+        """A draft was verified, and so many of its leading tokens were accepted."""
+        self._drafted[draft.drafter] += draft.own
+        self._accepted[draft.drafter] += min(accepted, draft.own)
+
+    def states(self, states: Iterable[DrafterState]) -> list[DrafterState]:
+        """Return the drafters' states with their counts."""
+        return [
+            msgspec.structs.replace(state, drafted=self._drafted[state.name], accepted=self._accepted[state.name])
+            for state in states
+        ]

@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from orchestrator.cluster.port import DrafterState
 from policies.acceptance import Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens; `confidences[i]` estimates the chance that token i is accepted if all before it are."""
+    """Proposed tokens; `confidences[i]` estimates the chance that token i is accepted if all before it are.
+
+    `drafter` names whose tokens they are ("": nobody's). The last `forced` of them are not: a grammar added them.
+    """
 
     tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
+    drafter: str = ""
+    forced: int = 0
+
+    @property
+    def own(self) -> int:
+        """How many tokens are the drafter's: all but those that a grammar added."""
+        return len(self.tokens) - self.forced
+
+    def cut(self, count: int) -> Draft:
+        """Return the draft's first `count` tokens with all that belongs to them."""
+        if count >= len(self.tokens):
+            return self
+        return replace(
+            self,
+            tokens=self.tokens[:count],
+            confidences=self.confidences[:count],
+            forced=max(0, count - self.own),
+        )
+
+    def within(self, vocabulary: int) -> Draft:
+        """Return the draft up to its first token that is no token of the target: a drafter that went wrong."""
+        for index, token in enumerate(self.tokens):
+            if not 0 <= token < vocabulary:
+                return self.cut(index)
+        return self
 
 
 NOTHING = Draft()
@@ -36,18 +65,24 @@ class Ask:
 class Drafter(Protocol):
     """Proposes continuations. Never raises for what a sequence holds; it may always propose nothing.
 
-    Not thread-safe: the thread of the decode loop calls it.
+    A drafter that fails says so in `states` and proposes nothing from then on. Not thread-safe: the thread of the
+    decode loop calls it.
     """
 
     @property
     def name(self) -> str: ...
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Learn of a sequence, what it holds (prompt and anything already committed) and how its tokens are chosen."""
+        """Learn of a sequence, what it holds (prompt and anything already committed) and how its tokens are chosen.
+
+        A key that is known already is begun anew: what it held is replaced. A drafter with a cache may keep what it
+        computed of the tokens that both begin with.
+        """
         ...
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """Tokens were committed to a sequence. One that was never begun is ignored, here and in `end`."""
+        """Tokens were committed to a sequence: the accepted drafts, and the target's own token behind them. Whatever
+        was proposed and is not among them was rejected. One that was never begun is ignored, here and in `end`."""
         ...
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
@@ -60,6 +95,11 @@ class Drafter(Protocol):
 
     def memory_bytes(self) -> int:
         """Return an estimate of what is remembered, running sequences excluded."""
+        ...
+
+    def states(self) -> list[DrafterState]:
+        """Return the effective state of each drafter in here, in order of cost. `drafted` and `accepted` are 0: the
+        loop counts what it verifies, by `Draft.drafter`."""
         ...
 
     def close(self) -> None:

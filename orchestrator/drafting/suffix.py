@@ -10,6 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import DrafterState
+from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from policies.acceptance import Sampling
 
@@ -89,9 +94,9 @@ class OutputStore:
 class SuffixDrafter:
     """See the module. `max_match` is in tokens, `memory_bytes` bounds the store of earlier outputs."""
 
-    name = "suffix"
-
-    def __init__(self, *, max_match: int, memory_bytes: int) -> None:
+    def __init__(self, *, max_match: int, memory_bytes: int, clock: Clock, name: str = "suffix") -> None:
+        self.name = name
+        self._meter = Meter(DrafterState(name, "suffix"), clock)
         self._max_match = max_match
         self._store = OutputStore(memory_bytes)
         self._indexes: dict[str, SuffixIndex] = {}
@@ -120,12 +125,19 @@ class SuffixDrafter:
         """See the port."""
         return self._store.memory_bytes()
 
+    def states(self) -> list[DrafterState]:
+        """See the port."""
+        return [msgspec.structs.replace(self._meter.state, memory_bytes=self.memory_bytes())]
+
     def close(self) -> None:
         """See the port."""
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See the port."""
-        return [self._draft(ask.key, ask.limit) for ask in asks]
+        if not asks:
+            return []
+        with self._meter.round():
+            return [self._draft(ask.key, ask.limit) for ask in asks]
 
     def _draft(self, key: str, limit: int) -> Draft:
         own = self._indexes.get(key)
@@ -140,7 +152,7 @@ class SuffixDrafter:
                 longest = max(longest, length)
                 recency = 1.0 + 3.0 * age / len(found)  # the latest occurrence counts up to four times the oldest
                 voters.append((_weight(length, own=source == 0) * recency, index.tokens, place))
-        return _vote(voters, longest, limit) if voters else NOTHING
+        return _vote(voters, longest, limit, self.name) if voters else NOTHING
 
 
 def _weight(length: int, *, own: bool) -> float:
@@ -153,7 +165,7 @@ def _weight(length: int, *, own: bool) -> float:
 _CERTAINTY = (0.0, 0.44, 0.60, 0.67, 0.71, 0.75, 0.78, 0.83, 0.88, 0.91, 0.93, 0.95, 0.96)
 
 
-def _vote(voters: list[tuple[float, list[int], int]], longest: int, limit: int) -> Draft:
+def _vote(voters: list[tuple[float, list[int], int]], longest: int, limit: int, name: str) -> Draft:
     tokens: list[int] = []
     confidences: list[float] = []
     for step in range(limit):
@@ -171,4 +183,4 @@ def _vote(voters: list[tuple[float, list[int], int]], longest: int, limit: int) 
         tokens.append(winner)
         confidences.append(_CERTAINTY[min(longest + step, len(_CERTAINTY) - 1)] * share)
         voters = [v for v in voters if v[2] + step < len(v[1]) and v[1][v[2] + step] == winner]
-    return Draft(tuple(tokens), tuple(confidences))
+    return Draft(tuple(tokens), tuple(confidences), name)

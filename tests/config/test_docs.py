@@ -34,8 +34,9 @@ def example_of(key: str, value: str) -> str:
     if section == "model":
         written = {"source": "x.gguf"} | {name: value}
         return "model:\n" + "".join(f"  {one}: {text}\n" for one, text in written.items())
-    if section == "drafts[]":
-        written = {"method": "suffix"} | {name: value}
+    if section.startswith("drafts["):
+        method = section[len("drafts[") : -1]
+        written = {"method": method} | ({"source": "x"} if method == "model" else {}) | {name: value}
         items = ", ".join(f"{one}: {text}" for one, text in written.items())
         return f"model: {{source: x.gguf}}\ndrafts: [{{{items}}}]\n"
     return f"model: {{source: x.gguf}}\n{section}:\n  {name}: {value}\n"
@@ -66,10 +67,14 @@ def described() -> dict[str, str]:
     def walk(section: dict[str, Any], prefix: str) -> None:
         required = section.get("required", [])
         for key, value in section["properties"].items():
-            target = value.get("$ref") or value.get("items", {}).get("$ref", "")
+            for tag, place in value.get("items", {}).get("discriminator", {}).get("mapping", {}).items():
+                walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{prefix}{key}[{tag}].")
+            if "items" in value:
+                continue
+            target = value.get("$ref", "")
             inner = schema["$defs"].get(target.rsplit("/", 1)[-1], {})
             if "properties" in inner:
-                walk(inner, f"{prefix}{key}{'[]' if 'items' in value else ''}.")
+                walk(inner, f"{prefix}{key}.")
             else:
                 default = value.get("default", "")
                 text = default if isinstance(default, str) else json.dumps(default)

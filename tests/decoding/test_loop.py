@@ -31,6 +31,9 @@ class WildDrafter:
     def memory_bytes(self):
         return 0
 
+    def states(self):
+        return []
+
     def close(self): ...
 
     def propose(self, asks):

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.cluster.port import Grammar, Sampling, Submit
+from orchestrator.clock import SystemClock
+from orchestrator.cluster.port import DrafterState, Grammar, Sampling, Submit
 from orchestrator.drafting.port import Ask, Draft, Drafter
 from orchestrator.drafting.suffix import SuffixDrafter
 from tests.support.daemon import configuration, running
@@ -39,6 +40,9 @@ class Eager:
     def memory_bytes(self) -> int:
         return 0
 
+    def states(self) -> list[DrafterState]:
+        return []
+
     def close(self) -> None: ...
 
 
@@ -49,7 +53,9 @@ def submit(key: str, depth: int | None, grammar: Grammar | None = None) -> Submi
 @pytest.mark.parametrize("kind", ["eager", "suffix"])
 @pytest.mark.parametrize("grammar", [None, Grammar("regex", "[a-f]{40}")])
 def test_depth_0_verifies_no_draft_of_any_drafter(kind, grammar):
-    drafter: Drafter = Eager() if kind == "eager" else SuffixDrafter(max_match=16, memory_bytes=1 << 20)
+    drafter: Drafter = (
+        Eager() if kind == "eager" else SuffixDrafter(max_match=16, memory_bytes=1 << 20, clock=SystemClock())
+    )
     model = toy()
     loop = loop_over(model, drafter, grammars=grammars_over(Tokenizer.bytes_only(), model))
     asked = [submit(f"off {index}", 0, grammar) for index in range(3)] + [submit("on", None, grammar)]

@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.clock import SystemClock
 from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.suffix import BYTES_PER_TOKEN, SuffixDrafter
 from policies.acceptance import Sampling
@@ -12,7 +13,7 @@ GREEDY = Sampling()
 
 
 def drafter(memory: int = 1 << 20) -> SuffixDrafter:
-    return SuffixDrafter(max_match=16, memory_bytes=memory)
+    return SuffixDrafter(max_match=16, memory_bytes=memory, clock=SystemClock())
 
 
 def ask(d: SuffixDrafter, key: str, limit: int) -> Draft:

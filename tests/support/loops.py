@@ -25,7 +25,7 @@ def toy(*, script: str = "", kv_blocks: int = 4096, rows: int = 256, slots: int 
 
 def suffix() -> SuffixDrafter:
     """A suffix drafter with room for earlier outputs."""
-    return SuffixDrafter(max_match=16, memory_bytes=8 << 20)
+    return SuffixDrafter(max_match=16, memory_bytes=8 << 20, clock=SystemClock())
 
 
 def grammars_over(tokenizer: Tokenizer, model: LoadedModel) -> Grammars:

@@ -1,0 +1,16 @@
+"""The only place that names concrete classes: turns a configuration into an engine, a cluster and a worker."""
+
+from __future__ import annotations
+
+from orchestrator.bootstrap.clusters import build_cluster as build_cluster
+from orchestrator.bootstrap.drafters import build_drafter as build_drafter
+from orchestrator.bootstrap.engine import build_engine as build_engine
+from orchestrator.bootstrap.engine import build_grammars as build_grammars
+from orchestrator.bootstrap.engine import build_loop as build_loop
+from orchestrator.bootstrap.models import Target as Target
+from orchestrator.bootstrap.models import load_model as load_model
+from orchestrator.bootstrap.models import load_target as load_target
+from orchestrator.bootstrap.models import load_tokenizer as load_tokenizer
+from orchestrator.bootstrap.options import EngineOptions as EngineOptions
+from orchestrator.bootstrap.options import engine_options as engine_options
+from orchestrator.bootstrap.options import worker_spec as worker_spec

@@ -1,0 +1,97 @@
+"""Builds the engine of a target worker: its model, its drafters, its decode loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from adapters.grammar import GrammarCompiler
+from orchestrator.bootstrap.drafters import build_drafter
+from orchestrator.bootstrap.models import Target, device_name, load_target, load_tokenizer
+from orchestrator.bootstrap.options import EngineOptions
+from orchestrator.clock import SystemClock
+from orchestrator.cluster.port import Event, Progress, Ready
+from orchestrator.decoding.engine import DecodeEngine, Loaded
+from orchestrator.decoding.grammar import Grammars
+from orchestrator.decoding.loop import DecodeLoop
+from orchestrator.drafting.port import Drafter
+
+Emit = Callable[[Event], None]
+
+
+def build_engine(options: dict[str, Any]) -> DecodeEngine:
+    """Return the engine of a target worker. Called inside the worker process."""
+    settings = msgspec.convert(options, EngineOptions)
+    return DecodeEngine(lambda emit: _load_engine(settings, emit), SystemClock())
+
+
+def build_loop(target: Target, options: EngineOptions, drafter: Drafter | None) -> DecodeLoop:
+    """Return a decode loop over a loaded target."""
+    return DecodeLoop(
+        target.model,
+        drafter,
+        SystemClock(),
+        max_running=options.max_running,
+        max_depth=options.max_depth,
+        max_itl_ms=options.max_itl_ms,
+        prefix_reuse=options.prefix_reuse,
+        grammars=build_grammars(target),
+    )
+
+
+def build_grammars(target: Target) -> Grammars:
+    """Return grammars over the target's tokens; its tokenizer is loaded for the first one."""
+    return GrammarCompiler(lambda: load_tokenizer(target.tokenizer_dir), target.model.spec.vocabulary_size)
+
+
+def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
+    def progress(stage: str, fraction: float) -> None:
+        emit(Progress(stage, fraction))
+
+    target = load_target(options, progress)
+    try:
+        drafter = build_drafter(options, target, progress)
+    except BaseException:
+        target.model.close()
+        raise
+    loop = build_loop(target, options, drafter)
+
+    def close() -> None:
+        if drafter is not None:
+            drafter.close()
+        target.model.close()
+
+    return Loaded(loop, _ready(target, options, loop.max_running), close)
+
+
+def _ready(target: Target, options: EngineOptions, slots: int) -> Ready:
+    caps, spec, chosen = target.model.capabilities, target.model.spec, options.model
+    return Ready(
+        model=target.name,
+        vocabulary_size=spec.vocabulary_size,
+        vocabulary_fingerprint=spec.vocabulary_fingerprint,
+        context_tokens=caps.max_context_tokens,
+        adapter=chosen.adapter,
+        device=caps.device,
+        device_name=device_name(chosen.adapter, caps.device),
+        weights=caps.weights,
+        activations=caps.activations.value,
+        kv_cache=caps.kv_cache.value,
+        exactness=caps.exactness.value,
+        row_invariant=target.row_invariant,
+        slots=slots,
+        kv_blocks=caps.total_blocks,
+        block_tokens=caps.block_tokens,
+        drafters=[draft.name for draft in options.drafters],
+        max_depth=options.max_depth,
+        tokenizer_dir=target.tokenizer_dir,
+        pid=os.getpid(),
+        load_s=target.load_s,
+        # The store keeps what is prepared from a file in a directory that is named after the file's content.
+        model_digest=Path(target.tokenizer_dir).parent.name or chosen.source,
+        source=target.source,
+    )

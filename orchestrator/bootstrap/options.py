@@ -1,0 +1,136 @@
+"""What a worker must know, as plain values: they cross a process boundary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from adapters.model_source import pinned
+from device_profiles.profile import Exactness
+from orchestrator.cluster.port import WorkerSpec
+from orchestrator.config.load import store_directory
+from orchestrator.config.model import ClusterConfig, ModelDraft, SuffixDraft
+
+ENGINE_ENTRY = "orchestrator.bootstrap.engine:build_engine"
+
+
+class ModelOptions(msgspec.Struct, frozen=True):
+    """One model and how to load it. `base` is the directory that a relative `source` starts from, `store` the one
+    that keeps prepared models."""
+
+    source: str
+    base: str
+    store: str
+    name: str
+    adapter: str
+    device: str
+    exactness: str
+    activations: str
+    threads: int
+    kv_cache_bytes: int
+    max_batch_rows: int
+
+
+class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix"):
+    """A suffix drafter. `memory_bytes` bounds its store of earlier outputs."""
+
+    name: str
+    max_match: int
+    memory_bytes: int
+
+
+class ModelDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="model"):
+    """A draft model. `prefill_ms` bounds what a round spends on prompts that it has not seen yet; `place` is where the
+    configuration names it."""
+
+    name: str
+    place: str
+    model: ModelOptions
+    prefill_ms: float
+
+
+DraftOptions = SuffixOptions | ModelDraftOptions
+
+
+class EngineOptions(msgspec.Struct, frozen=True):
+    """The target's worker: its model, its limits and its drafters, in order of cost."""
+
+    model: ModelOptions
+    max_running: int
+    max_itl_ms: float
+    prefix_reuse: bool
+    max_depth: int
+    drafters: list[DraftOptions]
+
+    def with_model(self, **changes: object) -> EngineOptions:
+        """Return the options with some of the model's changed."""
+        return msgspec.structs.replace(self, model=msgspec.structs.replace(self.model, **changes))
+
+
+def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
+    """Return what the target's worker needs; `base` is the directory that relative sources start from.
+
+    A model of the hub is pinned to a commit here, so that a worker that starts again loads the same one. Raises
+    ModelRefused or DownloadFailed when that is not possible.
+    """
+    off = config.speculation.method == "off" or config.speculation.num_speculative_tokens == 0
+    return EngineOptions(
+        model=ModelOptions(
+            source=pinned(config.model.source),
+            base=str(base),
+            store=str(store_directory(config)),
+            name=config.model.name,
+            adapter=config.model.adapter,
+            device=config.model.device,
+            exactness=config.model.exactness.value,
+            activations=config.model.activations,
+            threads=config.devices.threads,
+            kv_cache_bytes=int(config.limits.kv_cache),
+            max_batch_rows=config.limits.max_batch_rows,
+        ),
+        max_running=config.limits.max_running,
+        max_itl_ms=config.limits.max_itl_ms,
+        prefix_reuse=config.limits.prefix_reuse,
+        max_depth=0 if off else config.speculation.num_speculative_tokens,
+        drafters=[] if off else _drafters(config, base),
+    )
+
+
+def worker_spec(options: EngineOptions) -> WorkerSpec:
+    """Return how the target's worker is started."""
+    return WorkerSpec(name="target", entry=ENGINE_ENTRY, options=msgspec.to_builtins(options))
+
+
+def _drafters(config: ClusterConfig, base: Path) -> list[DraftOptions]:
+    names: list[str] = []
+    found: list[DraftOptions] = []
+    for index, draft in enumerate(config.drafts):
+        before = sum(other.method == draft.method for other in config.drafts[:index])
+        names.append(f"{draft.method}-{before + 1}" if before else draft.method)
+        if isinstance(draft, SuffixDraft):
+            found.append(SuffixOptions(names[-1], draft.max_match, int(draft.memory)))
+        else:
+            found.append(_model_draft(names[-1], f"drafts[{index}]", draft, config, base))
+    return found
+
+
+def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig, base: Path) -> ModelDraftOptions:
+    return ModelDraftOptions(
+        name=name,
+        place=place,
+        model=ModelOptions(
+            source=pinned(draft.source),
+            base=str(base),
+            store=str(store_directory(config)),
+            name="",
+            adapter=draft.adapter,
+            device=draft.device,
+            exactness=Exactness.KERNEL.value,  # the target judges whatever it says
+            activations=draft.activations,
+            threads=draft.threads or config.devices.threads,
+            kv_cache_bytes=int(draft.kv_cache),
+            max_batch_rows=config.limits.max_batch_rows,
+        ),
+        prefill_ms=config.limits.max_itl_ms / 2,
+    )

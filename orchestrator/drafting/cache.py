@@ -1,0 +1,257 @@
+"""A draft model's KV cache: which slot holds which sequence, how far, and what goes back when the target rejects.
+
+Nothing is copied to roll back: what the slot holds behind `held` is overwritten by the next forward. Where the model
+has fewer slots or blocks than there are sequences, those that were asked for least recently give theirs up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from adapters.contract import CapacityError, LoadedModel, Segment
+from policies.acceptance import Row, Sampling
+from policies.penalties import Penalties
+from policies.prefill import PrefillCost, observed, rows_within
+
+NO_SLOT = -1
+_LEAST_ROWS = 32
+_CLOSE_BEHIND = 66
+"""A sequence with so few tokens to feed is not prefilled but follows its verdicts: that is never put off."""
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """One sequence, as the draft model knows it.
+
+    The slot holds the first `held` of `tokens` and, where that is all of them, the `guessed` tokens behind. `fixed`
+    leading positions are shared and cannot be rolled back. Rows behind `prompt` are of a class of their own where
+    `apart` (see adapters.contract.Capabilities.apart_tokens). `counts` are the generated tokens, for penalties.
+    """
+
+    key: str
+    tokens: list[int]
+    sampling: Sampling
+    prompt: int
+    apart: bool
+    penalties: Penalties | None
+    counts: dict[int, int] = field(default_factory=dict)
+    slot: int = NO_SLOT
+    held: int = 0
+    fixed: int = 0
+    guessed: list[int] = field(default_factory=list)
+    asked: int = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Tokens were committed: guesses among them stay fed, the others are rolled back."""
+        if self.penalties is not None:
+            for token in tokens:
+                self.counts[token] = self.counts.get(token, 0) + 1
+        if self.held == len(self.tokens):
+            self.held += common(self.guessed, tokens)
+        self.guessed = []
+        self.tokens.extend(tokens)
+
+    @property
+    def missing(self) -> int:
+        """Tokens that have to be fed before the next can be drafted: the last one at least, for its logits."""
+        return len(self.tokens) - min(self.held, len(self.tokens) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Feed:
+    """Tokens for a sequence's slot, behind `start`; `wanted`: the logits behind the last of them."""
+
+    known: Known
+    start: int
+    tokens: Sequence[int]
+    wanted: bool
+
+    @property
+    def segment(self) -> Segment:
+        known = self.known
+        rows = (len(self.tokens) - 1, len(self.tokens)) if self.wanted else (0, 0)
+        return Segment(known.slot, self.start, self.tokens, rows, known.apart and self.start >= known.prompt)
+
+
+class DraftCache:
+    """See the module. `prefill_ms` bounds what prefill may take in one round. Raises what the model raises but
+    CapacityError."""
+
+    def __init__(self, model: LoadedModel, *, prefill_ms: float) -> None:
+        self._model = model
+        self._prefill_ms = prefill_ms
+        self._cost = PrefillCost()
+        self._free = list(range(model.capabilities.slots - 1, -1, -1))
+        self._seated: list[Known] = []
+        self._rounds = 0
+
+    def catch_up(self, asked: Sequence[Known]) -> dict[Known, Row]:
+        """Feed what the sequences are behind, within a round's bound; returns the logits behind the last token of
+        those that are then caught up. Others go on in the next round."""
+        self._rounds += 1
+        for known in asked:
+            known.asked = self._rounds
+        going = [known for known in asked if self._seat(known)]
+        most = self._model.capabilities.max_batch_rows
+        left = rows_within(self._cost, bound_ms=self._prefill_ms, most=most, least=min(_LEAST_ROWS, most))
+        found: dict[Known, Row] = {}
+        while going:
+            feeds: list[_Feed] = []
+            for known in sorted(going, key=lambda one: one.missing):
+                close = known.missing <= _CLOSE_BEHIND
+                rows = min(known.missing, most if close else left)
+                if rows:
+                    feeds.append(_behind(known, rows))
+                    left -= 0 if close else len(feeds[-1].tokens)
+            going = []
+            for known, row in self._run(feeds):
+                self._share(known)
+                if row is None:
+                    going.append(known)
+                else:
+                    found[known] = row
+        return found
+
+    def step(self, tokens: dict[Known, int]) -> dict[Known, Row]:
+        """Feed one guessed token to each sequence; returns the logits behind it, of those that had room."""
+        feeds = [_Feed(known, known.held + len(known.guessed), [token], True) for known, token in tokens.items()]
+        return {known: row for known, row in self._run(feeds) if row is not None}
+
+    def drop(self, known: Known) -> None:
+        """Give up what is held of a sequence."""
+        if known.slot == NO_SLOT:
+            return
+        self._model.release(known.slot)
+        self._free.append(known.slot)
+        self._seated.remove(known)
+        known.slot = NO_SLOT
+        known.held = known.fixed = 0
+        known.guessed = []
+
+    def take_over(self, known: Known, before: Known) -> None:
+        """A sequence is begun anew: let it have the slot of the one before, as far as both begin alike."""
+        if before.slot == NO_SLOT:
+            return
+        held = min(before.held, common(before.tokens, known.tokens))
+        if held < before.fixed:
+            self.drop(before)
+            return
+        if held >= before.prompt:  # rows behind that prompt stay rows behind a prompt
+            known.prompt, known.apart = before.prompt, before.apart
+        self._seated[self._seated.index(before)] = known
+        known.slot, known.held, known.fixed, known.asked = before.slot, held, before.fixed, before.asked
+        before.slot = NO_SLOT
+
+    def _seat(self, known: Known) -> bool:
+        """Give a sequence a slot, taking it from one that nobody asks for in this round. False: there is none."""
+        if known.slot != NO_SLOT:
+            known.guessed = []
+            known.held = min(known.held, len(known.tokens) - 1)
+            return True
+        if not self._free and not self._evict(()):
+            return False
+        known.slot = self._free.pop()
+        self._seated.append(known)
+        limit = known.prompt if known.apart else len(known.tokens)
+        known.held = known.fixed = self._model.attach(known.slot, known.tokens[:limit])
+        return True
+
+    def _evict(self, kept: Iterable[Known]) -> bool:
+        """Drop the sequence asked for least recently, of those that are not asked for now. False: there is none."""
+        keep = set(kept)
+        idle = [known for known in self._seated if known not in keep and known.asked < self._rounds]
+        if idle:
+            self.drop(min(idle, key=lambda known: known.asked))
+        return bool(idle)
+
+    def _share(self, known: Known) -> None:
+        """Let later sequences begin with what was computed of a prompt. The last token never counts: it may have to be
+        computed again."""
+        size = self._model.capabilities.block_tokens
+        whole = min(known.held, known.prompt, len(known.tokens) - 1) // size * size
+        if whole > known.fixed:
+            self._model.share(known.slot, known.tokens[:whole])
+            known.fixed = whole
+
+    def _run(self, feeds: Sequence[_Feed]) -> list[tuple[Known, Row | None]]:
+        """Run feeds in as few forwards as the model takes; returns each sequence that had room, with its logits
+        where they were wanted."""
+        done: list[tuple[Known, Row | None]] = []
+        for group in self._groups(feeds):
+            batch = self._with_room(group)
+            while batch:
+                try:
+                    result = self._model.forward([feed.segment for feed in batch])
+                except CapacityError:
+                    batch = self._with_room(batch, failed=True)
+                    continue
+                self._observe(batch, result.device_ms)
+                rows = iter(result.logits.copy())  # they are valid until the next forward only
+                for feed in batch:
+                    _note(feed)
+                    done.append((feed.known, next(rows) if feed.wanted else None))
+                break
+        return done
+
+    def _groups(self, feeds: Sequence[_Feed]) -> Iterator[list[_Feed]]:
+        caps = self._model.capabilities
+        group: list[_Feed] = []
+        rows = 0
+        for feed in feeds:
+            more = max(len(feed.tokens), caps.paid_rows)
+            if group and (not caps.ragged or rows + more > caps.max_batch_rows):
+                yield group
+                group, rows = [], 0
+            group.append(feed)
+            rows += more
+        if group:
+            yield group
+
+    def _with_room(self, group: list[_Feed], *, failed: bool = False) -> list[_Feed]:
+        """Return the feeds for which there are KV blocks, after others gave theirs up; `failed`: a forward found
+        that there were too few, whatever the count says."""
+        group = list(group)
+        while group:
+            missing = self._model.blocks_needed([feed.segment for feed in group]) - self._model.free_blocks()
+            if missing <= 0 and not failed:
+                break
+            failed = False
+            if not self._evict(feed.known for feed in group):
+                self.drop(group.pop().known)
+        return group
+
+    def _observe(self, batch: Sequence[_Feed], forward_ms: float) -> None:
+        prefill = [len(feed.tokens) for feed in batch if len(feed.tokens) > _CLOSE_BEHIND]
+        self._cost = observed(
+            self._cost, prefill_rows=sum(prefill), decoding=len(prefill) < len(batch), forward_ms=forward_ms
+        )
+
+
+def common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return how many leading tokens two sequences share."""
+    count = 0
+    for one, other in zip(left, right, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def _behind(known: Known, rows: int) -> _Feed:
+    """Return the next committed tokens to feed, `rows` at most; no feed reaches over the prompt's end where the rows
+    behind it are of another class."""
+    start = min(known.held, len(known.tokens) - 1)
+    end = min(len(known.tokens), start + rows)
+    if known.apart and start < known.prompt < end:
+        end = known.prompt
+    return _Feed(known, start, known.tokens[start:end], wanted=end == len(known.tokens))
+
+
+def _note(feed: _Feed) -> None:
+    """The slot holds the feed's tokens."""
+    known, end = feed.known, feed.start + len(feed.tokens)
+    if end <= len(known.tokens):
+        known.held = end
+    else:
+        known.guessed.extend(feed.tokens)

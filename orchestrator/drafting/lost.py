@@ -1,0 +1,41 @@
+"""A drafter that never came to be: it proposes nothing and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.cluster.port import DrafterState
+from orchestrator.drafting.port import NOTHING, Ask, Draft
+from policies.acceptance import Sampling
+
+
+class LostDrafter:
+    """Stands where a draft model's device failed while it was loaded; `state` says how."""
+
+    def __init__(self, state: DrafterState) -> None:
+        self.name = state.name
+        self._state = state
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
+        """See the port."""
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See the port."""
+        return [NOTHING] * len(asks)
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See the port."""
+
+    def memory_bytes(self) -> int:
+        """See the port."""
+        return 0
+
+    def states(self) -> list[DrafterState]:
+        """See the port."""
+        return [self._state]
+
+    def close(self) -> None:
+        """See the port."""

@@ -1,0 +1,174 @@
+"""The model drafter: a small model decodes ahead, and its KV cache follows every verdict of the target.
+
+A round drafts step by step, one ragged forward a step for all sequences. Each token is chosen as the target chooses,
+with the noise of the same seed and position on the draft's own logits, so that it tends to be the target's choice. How
+sure the model is decides, calibrated by outcomes, where drafting stops.
+
+A model that fails costs speed and nothing else: the drafter closes it, says why in its state, and proposes nothing from
+then on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from adapters.contract import AdapterError, LoadedModel
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import DrafterState
+from orchestrator.drafting.cache import DraftCache, Known, common
+from orchestrator.drafting.meter import Meter
+from orchestrator.drafting.port import NOTHING, Ask, Draft
+from policies.acceptance import NotFinite, Row, Sampling, choose
+from policies.calibration import Calibration, chance, observed
+from policies.penalties import Penalties
+
+
+@dataclass(slots=True, eq=False)
+class _Drafting:
+    """One sequence's draft while it grows. `certainty` is the chance that all of it is accepted."""
+
+    ask: Ask
+    known: Known
+    counts: dict[int, int]
+    tokens: list[int] = field(default_factory=list)
+    probabilities: list[float] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+    certainty: float = 1.0
+
+    @property
+    def goes_on(self) -> bool:
+        return len(self.tokens) < self.ask.limit and self.certainty >= self.ask.least
+
+
+class ModelDrafter:
+    """See the module. `state` says what was loaded, under which name; `vocabulary` is the target's, in tokens.
+    `prefill_ms` bounds what a round spends on prompts that the draft model has not seen yet."""
+
+    def __init__(
+        self, model: LoadedModel, state: DrafterState, clock: Clock, *, vocabulary: int, prefill_ms: float
+    ) -> None:
+        self.name = state.name
+        self._model = model
+        self._meter = Meter(state, clock)
+        self._vocabulary = vocabulary
+        self._context = model.capabilities.max_context_tokens
+        self._cache = DraftCache(model, prefill_ms=prefill_ms)
+        self._known: dict[str, Known] = {}
+        self._proposed: dict[str, tuple[list[int], list[float]]] = {}
+        # Greedy and sampled tokens are accepted at different rates.
+        self._calibrations = {True: Calibration(), False: Calibration()}
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
+        """See the port. KV of the tokens that both begin with is kept."""
+        if self._meter.failed:
+            return
+        before = self._known.pop(key, None)
+        self._proposed.pop(key, None)
+        penalties = Penalties.of(sampling, tokens)
+        apart = len(tokens) <= self._model.capabilities.apart_tokens
+        known = self._known[key] = Known(key, list(tokens), sampling, len(tokens), apart, penalties)
+        if before is not None:
+            self._cache.take_over(known, before)
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port."""
+        known = self._known.get(key)
+        if known is None:
+            return
+        self._learn(key, known.sampling, tokens)
+        known.extend(tokens)
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See the port."""
+        known = self._known.pop(key, None)
+        self._proposed.pop(key, None)
+        if known is not None:
+            self._cache.drop(known)
+
+    def memory_bytes(self) -> int:
+        """See the port: the KV cache, which is allocated whole."""
+        caps = self._model.capabilities
+        return 0 if self._meter.failed else caps.total_blocks * caps.block_tokens * self._model.spec.bytes_per_token
+
+    def states(self) -> list[DrafterState]:
+        """See the port."""
+        return [msgspec.structs.replace(self._meter.state, memory_bytes=self.memory_bytes())]
+
+    def close(self) -> None:
+        """See the port."""
+        self._known.clear()
+        self._proposed.clear()
+        with suppress(AdapterError):  # a broken model may not even close
+            self._model.close()
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See the port."""
+        if self._meter.failed or not asks:
+            return [NOTHING] * len(asks)
+        try:
+            with self._meter.round():
+                drafts = self._drafts(asks)
+        except (AdapterError, NotFinite) as error:
+            self._meter.fail(str(error))
+            self.close()
+            return [NOTHING] * len(asks)
+        return [drafts.get(ask.key, NOTHING) for ask in asks]
+
+    def _drafts(self, asks: Sequence[Ask]) -> dict[str, Draft]:
+        drafting: dict[Known, _Drafting] = {}
+        for ask in asks:
+            known = self._known.get(ask.key)
+            if known is not None and ask.limit > 0 and len(known.tokens) + ask.limit <= self._context:
+                drafting[known] = _Drafting(ask, known, dict(known.counts))
+        rows = self._cache.catch_up(list(drafting)) if drafting else {}
+        growing = [drafting[known] for known in rows]
+        while growing:
+            for one in growing:
+                self._choose(one, rows[one.known])
+            feeds = {one.known: one.tokens[-1] for one in growing if one.goes_on}
+            rows = self._cache.step(feeds) if feeds else {}
+            growing = [drafting[known] for known in rows]
+        for one in drafting.values():
+            self._proposed[one.ask.key] = (one.tokens, one.probabilities)
+        return {
+            one.ask.key: Draft(tuple(one.tokens), tuple(one.confidences), self.name)
+            for one in drafting.values()
+            if one.tokens
+        }
+
+    def _choose(self, one: _Drafting, row: Row) -> None:
+        """Append the token that the draft model chooses from its logits. Raises NotFinite and AdapterError."""
+        sampling = one.known.sampling
+        if one.known.penalties is not None:
+            row = one.known.penalties.applied(row, one.counts)
+        token = choose(row, sampling, len(one.known.tokens) + len(one.tokens))
+        if token >= self._vocabulary:
+            raise AdapterError(f"it drafted token {token}, and the target has {self._vocabulary}")
+        one.counts[token] = one.counts.get(token, 0) + 1
+        probability = probability_of(row, token, sampling.temperature)
+        confidence = chance(self._calibrations[sampling.temperature == 0.0], probability)
+        one.tokens.append(token)
+        one.probabilities.append(probability)
+        one.confidences.append(confidence)
+        one.certainty *= confidence
+
+    def _learn(self, key: str, sampling: Sampling, committed: Sequence[int]) -> None:
+        """Compare what was proposed with what was committed, up to the first token that was wrong. Proposals that
+        the loop did not verify count too, as far as the target went the same way without them."""
+        greedy = sampling.temperature == 0.0
+        tokens, probabilities = self._proposed.pop(key, ((), ()))
+        right = common(tokens, committed)
+        for index in range(min(right + 1, len(tokens), len(committed))):
+            self._calibrations[greedy] = observed(self._calibrations[greedy], probabilities[index], index < right)
+
+
+def probability_of(row: Row, token: int, temperature: float) -> float:
+    """Return a token's probability under its logits (float32, shape (vocabulary,)), at a temperature (0: at 1)."""
+    scaled = (row - row.max()) / np.float32(temperature or 1.0)
+    return math.exp(float(scaled[token])) / float(np.exp(scaled).sum(dtype=np.float64))

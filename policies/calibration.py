@@ -1,0 +1,49 @@
+"""What a draft model's own probability of a token says about the chance that the target accepts it.
+
+A draft model is surer than it should be, by how much depends on the pair and on the text. So outcomes are counted by
+bucket of the probability, older ones fading, and a bucket's rate takes the place of the probability as outcomes come
+in: chance = (accepted + PRIOR * probability) / (seen + PRIOR), the mean of a Beta posterior whose prior is the
+draft's own word, worth PRIOR outcomes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+
+EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
+"""Upper ends of all buckets but the last: finer where drafting goes on."""
+PRIOR = 6.0
+MEMORY = 200.0
+"""So many outcomes a bucket remembers: older ones fade."""
+
+_BUCKETS = len(EDGES) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Outcomes `seen` and those `accepted`, by bucket of the draft's own probability."""
+
+    seen: tuple[float, ...] = (0.0,) * _BUCKETS
+    accepted: tuple[float, ...] = (0.0,) * _BUCKETS
+
+
+def chance(calibration: Calibration, probability: float) -> float:
+    """Return the chance that a token is accepted to which its draft model gave `probability` (0 to 1)."""
+    bucket = bisect_right(EDGES, probability)
+    return (calibration.accepted[bucket] + PRIOR * probability) / (calibration.seen[bucket] + PRIOR)
+
+
+def observed(calibration: Calibration, probability: float, accepted: bool) -> Calibration:
+    """Return the calibration with one more outcome: of a token whose predecessors were all accepted."""
+    bucket = bisect_right(EDGES, probability)
+    fade = min(1.0, (MEMORY - 1.0) / max(calibration.seen[bucket], 1.0))
+    return replace(
+        calibration,
+        seen=_put(calibration.seen, bucket, calibration.seen[bucket] * fade + 1.0),
+        accepted=_put(calibration.accepted, bucket, calibration.accepted[bucket] * fade + accepted),
+    )
+
+
+def _put(values: tuple[float, ...], index: int, value: float) -> tuple[float, ...]:
+    return (*values[:index], value, *values[index + 1 :])
