@@ -7,6 +7,7 @@ from orchestrator.bootstrap.models import OnProgress, Target, load_model, silent
 from orchestrator.bootstrap.options import DraftOptions, EngineOptions, ModelDraftOptions, SuffixOptions
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import DrafterState
+from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.lost import LostDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Drafter
@@ -19,9 +20,15 @@ def build_drafter(options: EngineOptions, target: Target, progress: OnProgress =
     Raises what adapters raise for a draft model that cannot be used; a device that fails while it loads one costs the
     draft only.
     """
-    for draft in options.drafters:
-        return _build(draft, options.max_running, target.model, progress)
-    return None
+    built: list[Drafter] = []
+    try:
+        for draft in options.drafters:
+            built.append(_build(draft, options.max_running, target.model, progress))
+    except BaseException:
+        for drafter in built:
+            drafter.close()
+        raise
+    return ChainDrafter(built) if len(built) > 1 else next(iter(built), None)
 
 
 def _build(options: DraftOptions, slots: int, target: LoadedModel, progress: OnProgress) -> Drafter:

@@ -7,8 +7,9 @@ import pytest
 from adapters.simulated.model import ToyModel
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import DrafterState, Sampling, Submit
+from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.model import ModelDrafter
-from tests.support.loops import decode, loop_over, toy
+from tests.support.loops import decode, loop_over, suffix, toy
 
 END = 256
 STATE = DrafterState("model", "model", adapter="simulated", device="SIM")
@@ -95,3 +96,27 @@ def test_preemption_of_the_target_keeps_what_the_draft_knows(expected):
     assert loop.gauges(0).preemptions > 0
     assert sum(done.accepted for done in rounds) > 0
     assert draft.free_blocks() == draft.capabilities.total_blocks
+
+
+@pytest.mark.parametrize("running", [1, 4])
+def test_a_chain_asks_the_model_where_the_text_has_nothing(expected, running):
+    drafter = ChainDrafter([suffix(), drafter_over(toy())])
+    loop = loop_over(toy(), drafter, running=running)
+    out, rounds = decode(loop, requests(10))
+    assert out == expected
+    of_suffix, of_model = loop.gauges(0).drafters
+    assert (of_suffix.name, of_model.name) == ("suffix", "model")
+    assert of_suffix.drafted + of_model.drafted == sum(done.drafted for done in rounds)
+    assert of_suffix.accepted + of_model.accepted == sum(done.accepted for done in rounds)
+    assert of_model.accepted > 0.6 * of_model.drafted > 0
+    assert of_model.rounds < of_suffix.rounds  # it was not needed everywhere
+
+
+def test_a_chain_goes_on_without_a_drafter_that_failed(expected):
+    drafter = ChainDrafter([drafter_over(toy(script="fault=device_lost&at=20")), suffix()])
+    loop = loop_over(toy(), drafter, running=4)
+    out, _ = decode(loop, requests(10))
+    assert out == expected
+    of_model, of_suffix = loop.gauges(0).drafters
+    assert (of_model.state, of_suffix.state) == ("failed", "ok")
+    assert of_suffix.accepted > 0

@@ -1,0 +1,40 @@
+"""When a costlier drafter is asked after a cheaper one, and whose draft is taken.
+
+A draft is worth the tokens that it saves: with c_i the chance that token i is accepted if all before it are, the
+expected number of accepted tokens is sum over k of prod_{i<=k} c_i (Leviathan et al., "Fast Inference from
+Transformers via Speculative Decoding", 2023, section 3.1, with a chance for each token).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+WORTH_TOKENS = 0.5
+"""A costlier drafter is asked where it usually brings so many accepted tokens more."""
+_WEIGHT = 0.05  # of the newest draft, in an exponential mean
+
+
+def expected_tokens(confidences: Sequence[float]) -> float:
+    """Return how many of a draft's tokens can be expected to be accepted."""
+    total, chance = 0.0, 1.0
+    for confidence in confidences:
+        chance *= confidence
+        total += chance
+    return total
+
+
+def asks_on(confidences: Sequence[float], *, limit: int, usual: float) -> bool:
+    """Return whether to ask the next drafter too, where the cheaper ones' best draft has these confidences.
+
+    `usual`: the accepted tokens that can be expected of the next one's drafts. Where there is no draft yet it is
+    always asked, so that what is known of it stays true.
+    """
+    if limit <= 0 or len(confidences) >= limit:
+        return False
+    return not confidences or expected_tokens(confidences) + WORTH_TOKENS < min(usual, limit)
+
+
+def usual_after(usual: float | None, confidences: Sequence[float]) -> float:
+    """Return what can be expected of a drafter, one more of its drafts considered (None: the first)."""
+    found = expected_tokens(confidences)
+    return found if usual is None else usual + _WEIGHT * (found - usual)

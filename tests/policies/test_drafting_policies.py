@@ -1,0 +1,76 @@
+"""Calibration of a draft model's probabilities, and whom a chain asks: properties, no mocks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.calibration import EDGES, MEMORY, Calibration, chance, observed
+from policies.chain import WORTH_TOKENS, asks_on, expected_tokens, usual_after
+
+chances = st.floats(0.0, 1.0)
+outcomes = st.lists(st.tuples(chances, st.booleans()), max_size=60)
+
+
+def after(history) -> Calibration:
+    calibration = Calibration()
+    for probability, accepted in history:
+        calibration = observed(calibration, probability, accepted)
+    return calibration
+
+
+@given(outcomes, chances)
+def test_a_chance_is_a_chance_and_an_outcome_moves_it_its_way(history, probability):
+    calibration = after(history)
+    before = chance(calibration, probability)
+    assert 0.0 <= before <= 1.0
+    assert chance(observed(calibration, probability, True), probability) >= before
+    assert chance(observed(calibration, probability, False), probability) <= before
+
+
+@given(chances)
+def test_without_outcomes_the_draft_is_believed(probability):
+    assert chance(Calibration(), probability) == pytest.approx(probability)
+
+
+@given(outcomes, chances, chances)
+def test_outcomes_of_one_bucket_say_nothing_of_another(history, probability, other):
+    calibration = after(history)
+    if any(min(probability, other) < edge <= max(probability, other) for edge in EDGES):
+        assert chance(observed(calibration, other, True), probability) == chance(calibration, probability)
+
+
+@given(st.integers(1, 9), chances, outcomes)
+def test_the_rate_is_learned_and_an_old_one_forgotten(tenths, probability, history):
+    calibration = after(history)
+    for index in range(int(MEMORY) * 6):
+        calibration = observed(calibration, probability, index % 10 < tenths)
+    assert chance(calibration, probability) == pytest.approx(tenths / 10, abs=0.06)
+    assert max(calibration.seen) <= MEMORY
+
+
+@given(st.lists(chances, max_size=12), chances)
+def test_expected_tokens_is_what_simulation_by_hand_gives(confidences, more):
+    total = expected_tokens(confidences)
+    assert 0.0 <= total <= len(confidences)
+    assert expected_tokens([*confidences, more]) >= total
+    assert expected_tokens([more, *confidences]) == pytest.approx(more * (1.0 + total))
+
+
+@given(st.lists(chances, max_size=12), st.integers(0, 12), st.floats(0.0, 12.0))
+def test_the_next_drafter_is_asked_where_it_can_bring_more(confidences, limit, usual):
+    asked = asks_on(confidences, limit=limit, usual=usual)
+    if not confidences:
+        assert asked == (limit > 0)
+    elif asked:
+        assert min(usual, limit) - expected_tokens(confidences) > WORTH_TOKENS
+        assert len(confidences) < limit
+    assert not (asked and limit == 0)
+
+
+@given(st.lists(chances, max_size=12), st.floats(0.0, 12.0))
+def test_what_is_usual_moves_towards_the_newest(confidences, usual):
+    found = expected_tokens(confidences)
+    assert usual_after(None, confidences) == found
+    assert min(usual, found) - 1e-9 <= usual_after(usual, confidences) <= max(usual, found) + 1e-9
