@@ -94,7 +94,6 @@ class ToyModel:
         for segment in batch:
             if not all(0 <= token < VOCABULARY for token in segment.tokens):
                 raise Unsupported(f"slot {segment.slot}: a token is outside the vocabulary of {VOCABULARY}")
-        self._pool.reserve(batch)
         armed = self._forwards > 0 or self._script.arm < 0
         if armed or any(self._script.arm in segment.tokens for segment in batch):
             self._forwards += 1
@@ -103,6 +102,7 @@ class ToyModel:
         except DeviceLost:
             self._dead = True
             raise
+        self._pool.reserve(batch)
         rows = sum(len(segment.tokens) for segment in batch)
         self._script.wait(rows)
         parts = [self._run(segment) for segment in batch]

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from adapters.contract import DeviceLost, ModelRefused, OutOfMemory
+from adapters.contract import CapacityError, DeviceLost, ModelRefused, OutOfMemory
 
-FAULTS = ("", "abort", "segfault", "exit", "hang", "device_lost", "out_of_memory", "nan")
+FAULTS = ("", "abort", "segfault", "exit", "hang", "device_lost", "out_of_memory", "capacity", "nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,8 @@ class Script:
             time.sleep(3600)
         if self.fault == "device_lost":
             raise DeviceLost(f"simulated: the device was lost at forward {forward}")
+        if self.fault == "capacity":
+            raise CapacityError(f"simulated: no KV block is left at forward {forward}")
         if self.fault == "out_of_memory":
             raise OutOfMemory(f"simulated: the device ran out of memory at forward {forward}")
         return True

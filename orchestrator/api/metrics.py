@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from device_profiles.units import MS_PER_S
 from orchestrator.api.measured import Measured, Recent
 from orchestrator.api.vllm_names import VllmNames
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Gauges, Round
+from orchestrator.cluster.port import DrafterState, Gauges, Round
 from orchestrator.control.port import Control, StateView
 
 WINDOW_S = 30.0
@@ -27,14 +29,15 @@ class _PerWorker:
 
     counter: Counter
     _pid: int = 0
-    _seen: int = 0
+    _seen: dict[tuple[str, ...], float] = field(default_factory=dict)
 
-    def update(self, model: str, pid: int, count: int) -> None:
-        """Take what the worker with this pid has counted so far."""
+    def update(self, pid: int, count: float, *labels: str) -> None:
+        """Take what the worker with this pid has counted so far, under these labels."""
         if pid != self._pid:
-            self._pid, self._seen = pid, 0
-        self.counter.labels(model).inc(max(0, count - self._seen))
-        self._seen = max(self._seen, count)
+            self._pid, self._seen = pid, {}
+        seen = self._seen.get(labels, 0)
+        self.counter.labels(*labels).inc(max(0, count - seen))
+        self._seen[labels] = max(seen, count)
 
 
 @dataclass(slots=True)
@@ -46,8 +49,8 @@ class _Registered:
     def counter(self, name: str, text: str, *more: str) -> Counter:
         return Counter(f"outrider_{name}", text, ["model_name", *more], registry=self.registry)
 
-    def gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"outrider_{name}", text, ["model_name"], registry=self.registry)
+    def gauge(self, name: str, text: str, *more: str) -> Gauge:
+        return Gauge(f"outrider_{name}", text, ["model_name", *more], registry=self.registry)
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"outrider_{name}", text, ["model_name"], registry=self.registry, buckets=buckets)
@@ -157,9 +160,9 @@ class _State:
         self._restarts_counted = 0
 
     def count(self, model: str, pid: int, gauges: Gauges) -> None:
-        self._preemptions.update(model, pid, gauges.preemptions)
-        self._queries.update(model, pid, gauges.prefix_queries)
-        self._hits.update(model, pid, gauges.prefix_hits)
+        self._preemptions.update(pid, gauges.preemptions, model)
+        self._queries.update(pid, gauges.prefix_queries, model)
+        self._hits.update(pid, gauges.prefix_hits, model)
 
     def refresh(self, model: str, view: StateView) -> None:
         self._restarts.labels(model).inc(view.totals.restarts - self._restarts_counted)
@@ -169,6 +172,25 @@ class _State:
             self._running.labels(model).set(view.gauges.running)
             self._waiting.labels(model).set(view.gauges.waiting)
             self._kv_usage.labels(model).set(used / max(1, view.gauges.total_blocks))
+
+
+class _Drafters:
+    """What the worker says of each drafter."""
+
+    def __init__(self, make: _Registered) -> None:
+        self._up = make.gauge("drafter_up", "1 while a drafter works, 0 when it has failed.", "drafter")
+        self._drafted = _PerWorker(make.counter("drafter_draft_tokens", "Its tokens verified.", "drafter"))
+        self._accepted = _PerWorker(make.counter("drafter_accepted_tokens", "Its tokens accepted.", "drafter"))
+        self._rounds = _PerWorker(make.counter("drafter_rounds", "Rounds in which it drafted.", "drafter"))
+        self._seconds = _PerWorker(make.counter("drafter_seconds", "Time that its drafting took.", "drafter"))
+
+    def count(self, model: str, pid: int, drafters: Sequence[DrafterState]) -> None:
+        for drafter in drafters:
+            self._up.labels(model, drafter.name).set(drafter.state == "ok")
+            self._drafted.update(pid, drafter.drafted, model, drafter.name)
+            self._accepted.update(pid, drafter.accepted, model, drafter.name)
+            self._rounds.update(pid, drafter.rounds, model, drafter.name)
+            self._seconds.update(pid, drafter.draft_ms / MS_PER_S, model, drafter.name)
 
 
 class Metrics:
@@ -187,6 +209,7 @@ class Metrics:
         self._rounds = _Rounds(make, clock)
         self._requests = _Requests(make)
         self._state = _State(make)
+        self._drafters = _Drafters(make)
 
     @property
     def _model(self) -> str:
@@ -225,3 +248,4 @@ class Metrics:
     def _count_worker(self, view: StateView) -> None:
         if view.ready is not None and view.gauges is not None:
             self._state.count(view.ready.model, view.ready.pid, view.gauges)
+            self._drafters.count(view.ready.model, view.ready.pid, view.gauges.drafters)

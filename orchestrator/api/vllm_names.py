@@ -18,6 +18,11 @@ ONLY_OURS = frozenset(
         "outrider_verifier_latency_ms",
         "outrider_round_seconds",
         "outrider_worker_restarts",
+        "outrider_drafter_up",
+        "outrider_drafter_draft_tokens",
+        "outrider_drafter_accepted_tokens",
+        "outrider_drafter_rounds",
+        "outrider_drafter_seconds",
     }
 )
 

@@ -95,6 +95,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
                 f"{gauges['running']} running, {gauges['waiting']} waiting, {answer['streams']} streams",
             ),
             ("KV cache", f"{used} of {gauges['total_blocks']} blocks, {gauges['preemptions']} preemptions"),
+            *((f"drafter {drafter['name']}", drafter_line(drafter)) for drafter in gauges["drafters"]),
             (
                 "memory",
                 f"worker {human_bytes(gauges['rss_bytes'])}, drafter {human_bytes(gauges['drafter_bytes'])}",
@@ -107,3 +108,15 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
             ("mean acceptance length", f"{totals['mean_acceptance_length']:.2f} (1 + accepted / drafts)"),
         ]
     return rows
+
+
+def drafter_line(state: dict[str, Any]) -> str:
+    """Return what a drafter is and what came of it: accepted of verified tokens, time of a round of drafting."""
+    what = ""
+    if state["source"]:
+        precision = f"weights {state['weights']}, activations {state['activations']}, KV cache {state['kv_cache']}; "
+        what = f"{state['adapter']} {state['device']}, {state['source']}; {precision if state['weights'] else ''}"
+    if state["state"] == "failed":
+        what = f"FAILED ({state['reason']}); {what}"
+    took = f", {state['draft_ms'] / state['rounds']:.1f} ms a round" if state["rounds"] else ""
+    return f"{what}{state['accepted']} of {state['drafted']} drafted tokens accepted{took}"

@@ -23,6 +23,7 @@ from orchestrator.cluster.port import (
     Delta,
     Event,
     Failed,
+    Gauges,
     Progress,
     Ready,
     Refused,
@@ -32,7 +33,7 @@ from orchestrator.cluster.port import (
     WorkerSpec,
 )
 from orchestrator.control.port import StateView
-from orchestrator.control.state import FAILED, STARTING, RestartBudget, TargetState
+from orchestrator.control.state import FAILED, STARTING, RestartBudget, TargetState, failed_drafters
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.errors import RequestError, WorkerError
 
@@ -257,11 +258,15 @@ class TargetControl:
             now = self._clock.monotonic_s()
             delivered = sum(self._streams.deliver(delta, now) for delta in event.deltas)
         again = self._state.phase != STARTING
+        gauges = self._state.gauges
         self._state.observe(event, delivered)
         match event:
             case Round():
                 self._feed()
                 _notify(self.on_round, event)
+            case Gauges():
+                for drafter in failed_drafters(gauges, event):
+                    _log.warning("drafter %s failed and is not used any more: %s", drafter.name, drafter.reason)
             case Progress():
                 _notify(self.on_progress, event)
             case Ready():
@@ -276,8 +281,6 @@ class TargetControl:
                 self._feed()
             case Failed(message):
                 _log.error("worker %s: %s", self._spec.name, message)
-            case _:
-                pass
 
     def _feed(self) -> None:
         """Send the worker what is due."""

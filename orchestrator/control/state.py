@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Final
 
-from orchestrator.cluster.port import Event, Failed, Gauges, Progress, Ready, Round
+from orchestrator.cluster.port import DrafterState, Event, Failed, Gauges, Progress, Ready, Round
 from orchestrator.control.port import StateView, Totals
 
 STARTING: Final = "starting"
@@ -37,6 +37,12 @@ def fold_round(totals: Totals, round_: Round, delivered: int) -> Totals:
 
 def _added(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
     return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
+
+
+def failed_drafters(before: Gauges | None, now: Gauges) -> list[DrafterState]:
+    """Return the drafters that have failed since the state before."""
+    known = {drafter.name for drafter in before.drafters if drafter.state == "failed"} if before else set()
+    return [drafter for drafter in now.drafters if drafter.state == "failed" and drafter.name not in known]
 
 
 @dataclass(slots=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from adapters.simulated.model import ToyModel
+from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import DrafterState, Sampling, Submit
+from orchestrator.cluster.port import DrafterState, Grammar, Sampling, Submit
 from orchestrator.drafting.chain import ChainDrafter
+from orchestrator.drafting.lost import LostDrafter
 from orchestrator.drafting.model import ModelDrafter
-from tests.support.loops import decode, loop_over, suffix, toy
+from orchestrator.drafting.port import Draft
+from tests.support.loops import decode, grammars_over, loop_over, suffix, toy
 
 END = 256
 STATE = DrafterState("model", "model", adapter="simulated", device="SIM")
@@ -85,6 +88,90 @@ def test_a_draft_that_fails_half_way_costs_no_token(expected, fault, at):
     assert state.reason
     failed = next((i for i, done in enumerate(rounds) if done.drafts == 0 and i > at), 0)
     assert sum(done.drafted for done in rounds[failed:]) == 0
+
+
+@pytest.mark.parametrize("at", [1, 7, 40])
+def test_a_draft_that_finds_no_room_where_it_counted_on_some_goes_on_with_the_others(expected, at):
+    draft = toy(script=f"fault=capacity&at={at}")
+    loop = loop_over(toy(), drafter_over(draft), running=4)
+    out, rounds = decode(loop, requests(10))
+    assert out == expected
+    assert loop.gauges(0).drafters[0].state == "ok"
+    assert sum(done.accepted for done in rounds) > 0
+    assert draft.free_blocks() == draft.capabilities.total_blocks
+
+
+def test_a_draft_with_a_wider_output_than_the_target_fails_with_a_reason(expected):
+    loop = loop_over(toy(), drafter_over(toy(), vocabulary=101))
+    assert decode(loop, requests(4))[0] == {key: expected[key] for key in ("r0", "r1", "r2", "r3")}
+    state = loop.gauges(0).drafters[0]
+    assert state.state == "failed"
+    assert "the target has 101" in state.reason
+
+
+@pytest.mark.parametrize("token", [-1, 272, 1 << 40])
+def test_tokens_that_the_target_does_not_have_never_reach_it(expected, token):
+    class Broken(LostDrafter):
+        def propose(self, asks):
+            return [Draft((101, token, 32), (0.9, 0.9, 0.9), "broken") for _ in asks]
+
+    out, rounds = decode(loop_over(toy(), Broken(STATE)), requests(4))
+    assert out == {key: expected[key] for key in out}
+    assert sum(done.drafted for done in rounds) > 0
+
+
+def test_a_long_prompt_is_prefilled_in_bounded_pieces_and_others_draft_meanwhile():
+    """A row costs 1 ms here, so that 40 ms are some thirty rows: 1500 take many rounds."""
+    draft = toy(script="row_ms=1", rows=512)
+    loop = loop_over(toy(rows=2048), drafter_over(draft, prefill_ms=40.0), max_itl_ms=60_000.0)
+    short, long = requests(1, max_tokens=70)[0], Submit("long", [60, 32, 101] * 170, 70, Sampling())
+    out, rounds = decode(loop, [short, long])
+    alone = decode(loop_over(toy(), None), [short, long])[0]
+    assert out == alone
+    drafting = [done for done in rounds if done.draft_ms > 1.0]
+    assert max(done.draft_ms for done in drafting) < 250.0
+    assert sum(done.drafts == 1 for done in drafting) > 5  # while the long one is behind
+    assert any(done.drafts == 2 for done in drafting)  # and in the end it is not
+
+
+def test_prompts_that_begin_alike_are_computed_once_by_the_draft_too():
+    draft = toy()
+    drafter = drafter_over(draft)
+    loop = loop_over(toy(), drafter)
+    prompt = [60, 32, 101] * 40
+    decode(loop, [Submit("first", prompt, 20)])
+    fed: list[int] = []
+    forward = draft.forward
+    draft.forward = lambda batch: fed.append(sum(len(s.tokens) for s in batch)) or forward(batch)  # type: ignore[method-assign,func-returns-value]
+    decode(loop, [Submit("second", [*prompt, 99], 20)])
+    assert max(fed) < 20
+
+
+@pytest.mark.parametrize("grammar", [Grammar("regex", "[a-f ]{40}"), Grammar("json_schema", '{"enum": ["abcdef"]}')])
+def test_requests_with_a_grammar_keep_to_it(grammar):
+    asked = [Submit(f"r{i}", [97 + i, 32] * 5, 40, Sampling(0.7 * i, seed=i), grammar=grammar) for i in range(2)]
+    found = []
+    for drafter in (None, drafter_over(toy())):
+        model = toy()
+        loop = loop_over(model, drafter, grammars=grammars_over(Tokenizer.bytes_only(), model))
+        found.append(decode(loop, asked)[0])
+        if drafter is not None:
+            state = loop.gauges(0).drafters[0]
+            assert state.state == "ok"
+            assert state.accepted <= state.drafted
+    assert found[0] == found[1]
+
+
+def test_penalties_and_bias_are_the_drafts_too():
+    sampling = Sampling(0.8, seed=5, frequency_penalty=0.6, presence_penalty=0.4, repetition_penalty=1.3)
+    asked = [
+        Submit("penalties", [60, 32, 101] * 20, 60, sampling),
+        Submit("bias", [61, 32, 101] * 20, 60, Sampling(logit_bias=((113, 9.0), (97, -20.0)))),
+    ]
+    expected = decode(loop_over(toy(), None), asked)[0]
+    out, rounds = decode(loop_over(toy(), drafter_over(toy())), asked)
+    assert out == expected
+    assert sum(done.accepted for done in rounds) > 0.6 * sum(done.drafted for done in rounds) > 0
 
 
 def test_preemption_of_the_target_keeps_what_the_draft_knows(expected):
