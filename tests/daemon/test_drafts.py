@@ -1,0 +1,68 @@
+"""Draft models in a real daemon: a chain of them, one that fails while it serves, and one that does not fit."""
+
+from __future__ import annotations
+
+import httpx
+
+from tests.daemon.test_life import outrider
+from tests.support import tiny_models
+from tests.support.daemon import configuration, running
+
+ASK = {"model": "toy", "prompt": "the sea is", "max_tokens": 120, "temperature": 0.7, "seed": 4}
+
+
+def drafts(*lines: str) -> str:
+    return "drafts:\n" + "".join(f"  - {{{line}}}\n" for line in lines)
+
+
+def model(script: str = "") -> str:
+    return f"method: model, source: 'simulated:toy?{script}', adapter: simulated"
+
+
+def counted(url: str, drafter: str) -> dict[str, float]:
+    lines = [line.split(" ") for line in httpx.get(f"{url}/metrics").text.splitlines() if not line.startswith("#")]
+    return {
+        name.split("{")[0].removeprefix("outrider_drafter_"): float(value)
+        for name, value in lines
+        if f'drafter="{drafter}"' in name and "_created" not in name
+    }
+
+
+def test_a_chain_serves_and_goes_on_without_the_one_that_fails(tmp_path):
+    with running(configuration(tmp_path, extra="drafts: []")) as daemon:
+        expected = daemon.client.completions.create(**ASK).choices[0].text
+    chain = drafts("method: suffix", model(), model("fault=device_lost&at=30"))
+    with running(configuration(tmp_path, extra=chain)) as daemon:
+        assert daemon.status()["ready"]["drafters"] == ["suffix", "model", "model-2"]
+        for _ in range(2):
+            assert daemon.client.completions.create(**ASK).choices[0].text == expected
+        daemon.wait_for("gauges", running=0)
+        states = daemon.status()["gauges"]["drafters"]
+        assert [state["name"] for state in states] == ["suffix", "model", "model-2"]
+        assert (states[1]["adapter"], states[1]["device"], states[1]["state"]) == ("simulated", "SIM", "ok")
+        good = counted(daemon.url, "model")
+        assert good["up"] == 1.0
+        assert good["draft_tokens_total"] >= good["accepted_tokens_total"] > 0
+        assert good["seconds_total"] > 0
+        shown = outrider("status", "--socket", str(daemon.admin)).stdout
+        assert "drafter model-2" in shown
+    only = drafts(model("fault=device_lost&at=9"))
+    with running(configuration(tmp_path, extra=only)) as daemon:
+        assert daemon.client.completions.create(**ASK).choices[0].text == expected
+        daemon.wait_for("gauges", running=0)
+        (state,) = daemon.status()["gauges"]["drafters"]
+        assert state["state"] == "failed"
+        assert "the device was lost" in state["reason"]
+        assert counted(daemon.url, "model")["up"] == 0.0
+        assert daemon.status()["totals"]["restarts"] == 0
+        assert "FAILED" in outrider("status", "--socket", str(daemon.admin)).stdout
+        assert "drafter model failed and is not used any more" in daemon.log.read_text()
+
+
+def test_a_draft_with_another_vocabulary_is_refused_at_the_start(tmp_path):
+    tiny_models.write_model(tmp_path / "tiny", "llama", kind="BF16")
+    config = configuration(tmp_path, extra=drafts("method: suffix", "method: model, source: tiny"))
+    found = outrider("serve", "--config", str(config))
+    assert found.returncode == 1
+    assert "drafts[1]" in found.stderr
+    assert "another vocabulary" in found.stderr
