@@ -69,10 +69,10 @@ class SafetensorsWeights:
         stored = self._tensors.get(name)
         if stored is None:
             raise ModelRefused(f"{self._where}: it has no tensor {name}")
-        values = stored.values()
+        found = Dense(stored.values(), bfloat16=stored.kind == "BF16")
         if self._family.unit_offset_norms and name.rpartition(".")[2].endswith("norm"):
-            return Dense(np.float32(1.0) + widened(values, stored.kind))
-        return Dense(values, bfloat16=stored.kind == "BF16")
+            return Dense(np.float32(1.0) + found.float32())
+        return found
 
     def _check_shapes(self, spec: DecoderSpec) -> None:
         for name, stored in self._tensors.items():
@@ -90,17 +90,10 @@ class SafetensorsWeights:
         kind = self._tensors["embedding"].kind
         scale = np.float32(spec.embedding_scale)
         if kind == "BF16":
-            scale = widened(rounded_to_bfloat16(scale.reshape(1)), "BF16")[0]
+            scale = Dense(rounded_to_bfloat16(scale.reshape(1)), bfloat16=True).float32()[0]
         elif kind == "F16":
             scale = np.float32(np.float16(scale))
         return replace(spec, embedding_scale=float(scale))
-
-
-def widened(values: NDArray[Any], kind: str) -> NDArray[np.float32]:
-    """Return float32 from elements as a safetensors file stores them."""
-    if kind == "BF16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
 
 
 def rounded_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -93,6 +93,12 @@ class Dense:
     values: NDArray[Any]
     bfloat16: bool = False
 
+    def float32(self) -> NDArray[np.float32]:
+        """Return the values in float32, always a copy."""
+        if self.bfloat16:
+            return (self.values.astype(np.uint32) << 16).view(np.float32)
+        return self.values.astype(np.float32)
+
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
@@ -107,6 +113,12 @@ class Grouped:
     zeros: NDArray[np.uint8]
     bits: Literal[4, 8]
     group_size: int
+
+    def float32(self) -> NDArray[np.float32]:
+        """Return what the matrix stands for, in float32."""
+        groups = self.values.reshape(*self.scales.shape, self.group_size).astype(np.float32)
+        centred = groups - self.zeros[..., None].astype(np.float32)
+        return (centred * self.scales[..., None].astype(np.float32)).reshape(self.values.shape)
 
 
 Tensor = Dense | Grouped

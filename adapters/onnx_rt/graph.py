@@ -15,7 +15,7 @@ import numpy as np
 
 from adapters.contract import ModelRefused
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Tensor, Weights
-from adapters.onnx_rt.initializers import WeightFile, dense, joined, packed, packed_zeros
+from adapters.onnx_rt.initializers import WeightFile, joined, packed, packed_zeros
 
 MODEL_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"
 MICROSOFT = "com.microsoft"
@@ -129,7 +129,7 @@ class _Builder:
     def _embedding(self) -> str:
         table = self._weights.tensor("embedding")
         if isinstance(table, Dense):
-            return self._node("Gather", [self._file.add("embedding", dense(table)), "input_ids"], "embedded", axis=0)
+            return self._node("Gather", [self._file.add("embedding", table.float32()), "input_ids"], "embedded", axis=0)
         inputs = [self._file.add("embedding", packed(table)), "input_ids"]
         inputs.append(self._file.add("embedding.scales", table.scales.astype(np.float32)[:, :, None]))
         if (table.zeros != 1 << (table.bits - 1)).any():
@@ -227,12 +227,12 @@ class _Builder:
 
     def _joined_bias(self, names: list[str], name: str) -> str:
         vectors = [self._weights.tensor(bias) for bias in names]
-        return self._file.add(f"{name}.bias", np.concatenate([dense(part) for part in vectors]))  # type: ignore[arg-type]
+        return self._file.add(f"{name}.bias", np.concatenate([part.float32() for part in vectors]))
 
     def _product(self, source: str, tensor: Tensor, name: str, *, bias: str = "", out: str = "") -> str:
         out = out or f"{name}.out"
         if isinstance(tensor, Dense):
-            matrix = self._file.add(name, dense(tensor).T)
+            matrix = self._file.add(name, tensor.float32().T)
             product = self._node("MatMul", [source, matrix], f"{name}.product" if bias else out)
             return self._node("Add", [product, bias], out) if bias else product
         zeros = packed_zeros(tensor)
@@ -261,7 +261,7 @@ class _Builder:
     def _vector(self, name: str) -> str:
         tensor = self._weights.tensor(name)
         assert isinstance(tensor, Dense)  # noqa: S101  # one axis is never grouped
-        return self._file.add(name, dense(tensor))
+        return self._file.add(name, tensor.float32())
 
     def _constant(self, name: str, values: list[int]) -> str:
         """A shape: inside the graph, because shape inference reads it."""

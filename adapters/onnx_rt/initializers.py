@@ -42,13 +42,6 @@ class WeightFile:
         return name
 
 
-def dense(tensor: Dense) -> NDArray[np.float32]:
-    """Return a tensor's values in float32."""
-    if tensor.bfloat16:
-        return (tensor.values.astype(np.uint32) << 16).view(np.float32)
-    return tensor.values.astype(np.float32)
-
-
 def packed(tensor: Grouped) -> NDArray[np.uint8]:
     """Return the values as MatMulNBits takes them: uint8, (rows, groups, bytes of a group), low halves first."""
     groups = tensor.values.reshape(len(tensor.values), -1, tensor.group_size)
@@ -71,7 +64,7 @@ def joined(tensors: list[Tensor]) -> Tensor | None:
     first = tensors[0]
     if isinstance(first, Dense):
         parts = [tensor for tensor in tensors if isinstance(tensor, Dense)]
-        return Dense(np.concatenate([dense(part) for part in parts])) if len(parts) == len(tensors) else None
+        return Dense(np.concatenate([part.float32() for part in parts])) if len(parts) == len(tensors) else None
     alike = [
         tensor
         for tensor in tensors

@@ -28,6 +28,7 @@ from adapters.contract import (
 from adapters.kv_blocks import BlockPool
 from adapters.onnx_rt.graph import cache_names
 from adapters.onnx_rt.kv_memory import KvMemory, block_tokens
+from adapters.pooled import PooledModel, padded_rows
 from device_profiles.profile import Exactness
 from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec
@@ -49,17 +50,17 @@ class CacheShape:
         return self.layers * 2 * self.kv_heads * self.head_dim * 4
 
 
-class OrtModel:
+class OrtModel(PooledModel):
     """See the module and the contract. One thread calls it."""
 
     def __init__(self, session: Any, spec: ModelSpec, options: LoadOptions, *, cache: CacheShape, weights: str) -> None:
         self._session = session
         self._layers = cache.layers
         self._vocabulary = spec.vocabulary_size
-        pad_to = 2 if options.exactness is Exactness.BIT else 1
+        pad_to = padded_rows(options.exactness)
         block = block_tokens(cache.head_dim * 4, options.kv_cache_bytes)
         blocks = max(1, options.kv_cache_bytes // (block * cache.bytes_per_token))
-        self._pool = BlockPool(blocks, block, options.slots, pad_to=pad_to)
+        super().__init__(BlockPool(blocks, block, options.slots, pad_to=pad_to))
         self._memory = KvMemory(
             caches=2 * cache.layers,
             slots=options.slots,
@@ -164,29 +165,9 @@ class OrtModel:
             self.close()
             raise _typed(error) from error
 
-    def held(self, slot: int) -> int:
-        """See the contract."""
-        return self._pool.held(slot)
-
-    def free_blocks(self) -> int:
-        """See the contract."""
-        return self._pool.free
-
-    def blocks_needed(self, batch: Sequence[Segment]) -> int:
-        """See the contract."""
-        return self._pool.needed(batch)
-
-    def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract."""
-        return self._pool.attach(slot, tokens)
-
-    def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See the contract."""
-        self._pool.share(slot, tokens)
-
     def release(self, slot: int) -> None:
         """See the contract."""
-        self._pool.release(slot)
+        super().release(slot)
         if self._session is not None:
             self._memory.clear(slot)
 

@@ -25,6 +25,7 @@ from adapters.contract import (
 )
 from adapters.kv_blocks import BlockPool
 from adapters.openvino_rt.graph import ROWS_INPUT
+from adapters.pooled import PooledModel, padded_rows
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
 
@@ -32,12 +33,7 @@ _KV_PREFIXES = ("key_cache.", "value_cache.")
 _OUT_OF_MEMORY_WORDS = ("bad_alloc", "out of memory", "cannot allocate", "failed to allocate")
 
 
-def paid_rows(exactness: Exactness) -> int:
-    """Return the fewest rows that a segment is run with."""
-    return 2 if exactness is Exactness.BIT else 1
-
-
-class PagedModel:
+class PagedModel(PooledModel):
     """See the module and the contract. One thread calls it."""
 
     def __init__(
@@ -57,8 +53,8 @@ class PagedModel:
         self._request = compiled.create_infer_request()
         self._bound: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
         block_tokens, blocks = self._allocate_cache(options.kv_cache_bytes)
-        pad_to = paid_rows(options.exactness)
-        self._pool = BlockPool(blocks, block_tokens, options.slots, pad_to=pad_to)
+        pad_to = padded_rows(options.exactness)
+        super().__init__(BlockPool(blocks, block_tokens, options.slots, pad_to=pad_to))
         self.spec = spec
         self.capabilities = Capabilities(
             slots=options.slots,
@@ -160,30 +156,6 @@ class PagedModel:
             return
         self._bound[name] = fresh
         self._request.set_tensor(name, self._tensor(fresh, shared_memory=True))
-
-    def held(self, slot: int) -> int:
-        """See the contract."""
-        return self._pool.held(slot)
-
-    def free_blocks(self) -> int:
-        """See the contract."""
-        return self._pool.free
-
-    def blocks_needed(self, batch: Sequence[Segment]) -> int:
-        """See the contract."""
-        return self._pool.needed(batch)
-
-    def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract."""
-        return self._pool.attach(slot, tokens)
-
-    def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See the contract."""
-        self._pool.share(slot, tokens)
-
-    def release(self, slot: int) -> None:
-        """See the contract."""
-        self._pool.release(slot)
 
     def close(self) -> None:
         """See the contract."""

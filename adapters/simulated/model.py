@@ -21,6 +21,7 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.kv_blocks import BlockPool
+from adapters.pooled import PooledModel
 from adapters.simulated.script import Script
 from device_profiles.profile import Exactness, Precision
 from device_profiles.workload import ModelSpec
@@ -46,13 +47,13 @@ def _tables() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     return context, history
 
 
-class ToyModel:
+class ToyModel(PooledModel):
     """See the module. One thread calls it."""
 
     def __init__(self, script: Script, options: LoadOptions) -> None:
         blocks = max(1, options.kv_cache_bytes // (BLOCK_TOKENS * BYTES_PER_TOKEN))
         self._script = script
-        self._pool = BlockPool(blocks, BLOCK_TOKENS, options.slots)
+        super().__init__(BlockPool(blocks, BLOCK_TOKENS, options.slots))
         self._context, self._history = _tables()
         # What a KV cache holds, by block: each position's token, and the hash of everything up to it.
         self._cache = np.zeros((blocks, BLOCK_TOKENS, 2), np.uint64)
@@ -132,30 +133,6 @@ class ToyModel:
             return 0, 7
         before, token = self._cache[table[position // BLOCK_TOKENS], position % BLOCK_TOKENS]
         return int(before), int(token)
-
-    def held(self, slot: int) -> int:
-        """See the contract."""
-        return self._pool.held(slot)
-
-    def free_blocks(self) -> int:
-        """See the contract."""
-        return self._pool.free
-
-    def blocks_needed(self, batch: Sequence[Segment]) -> int:
-        """See the contract."""
-        return self._pool.needed(batch)
-
-    def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract."""
-        return self._pool.attach(slot, tokens)
-
-    def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See the contract."""
-        self._pool.share(slot, tokens)
-
-    def release(self, slot: int) -> None:
-        """See the contract."""
-        self._pool.release(slot)
 
     def close(self) -> None:
         """See the contract."""

@@ -13,7 +13,6 @@ from adapters.contract import ModelRefused
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.gguf_blocks import matrix
 from adapters.decoder.spec import Grouped
-from tests.support.reference import values_of
 from tests.support.tiny_gguf import Tiny, write
 
 Kind = GGMLQuantizationType
@@ -28,14 +27,14 @@ def random_rows(seed: int = 0) -> np.ndarray:
 def test_kept_formats_keep_every_value(kind):
     packed = quantize(random_rows(), kind)
     found = matrix(int(kind), np.frombuffer(packed.tobytes(), np.uint8), 24)
-    assert np.array_equal(values_of(found), dequantize(packed, kind).reshape(24, 512).astype(np.float32))
+    assert np.array_equal(found.float32(), dequantize(packed, kind).reshape(24, 512).astype(np.float32))
 
 
 def test_q4_1_keeps_values_and_scales_and_moves_offsets_by_half_a_step_at_most():
     packed = quantize(random_rows(), Kind.Q4_1)
     found = matrix(3, np.frombuffer(packed.tobytes(), np.uint8), 24)
     assert isinstance(found, Grouped)
-    moved = np.abs(values_of(found) - dequantize(packed, Kind.Q4_1).reshape(24, 512))
+    moved = np.abs(found.float32() - dequantize(packed, Kind.Q4_1).reshape(24, 512))
     assert (moved <= np.repeat(found.scales.astype(np.float32), 32, axis=1) * 0.501 + 1e-6).all()
     assert found.values.max() == 15
     assert (found.zeros < 16).all()
@@ -43,7 +42,7 @@ def test_q4_1_keeps_values_and_scales_and_moves_offsets_by_half_a_step_at_most()
 
 def test_q4_1_keeps_a_constant_block_as_it_is():
     packed = quantize(np.full((2, 32), 0.75, np.float32), Kind.Q4_1)
-    assert np.array_equal(values_of(matrix(3, np.frombuffer(packed.tobytes(), np.uint8), 2)), np.full((2, 32), 0.75))
+    assert np.array_equal(matrix(3, np.frombuffer(packed.tobytes(), np.uint8), 2).float32(), np.full((2, 32), 0.75))
 
 
 def test_other_formats_are_quantised_again_to_8_bits():
@@ -55,7 +54,7 @@ def test_other_formats_are_quantised_again_to_8_bits():
     assert isinstance(found, Grouped)
     assert found.bits == 8
     most = np.abs(expected.reshape(4, -1, 32)).max(axis=2, keepdims=True)
-    assert (np.abs(values_of(found).reshape(4, -1, 32) - expected.reshape(4, -1, 32)) <= most * 0.0051).all()
+    assert (np.abs(found.float32().reshape(4, -1, 32) - expected.reshape(4, -1, 32)) <= most * 0.0051).all()
 
 
 def test_labels_say_what_was_kept_and_what_was_not(tmp_path):

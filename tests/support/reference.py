@@ -10,8 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.decoder.from_gguf import GgufWeights
-from adapters.decoder.spec import Dense, Tensor
-from adapters.onnx_rt.initializers import dense
 
 _NAMES = {
     "attention_norm": "input_layernorm",
@@ -48,8 +46,7 @@ class Reference:
         for layer in range(weights.spec.layers):
             names |= {f"model.layers.{layer}.{theirs}": f"{layer}.{ours}" for ours, theirs in _NAMES.items()}
         return {
-            f"{theirs}.weight": self._torch.from_numpy(values_of(weights.tensor(ours)))
-            for theirs, ours in names.items()
+            f"{theirs}.weight": self._torch.from_numpy(weights.tensor(ours).float32()) for theirs, ours in names.items()
         }
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -57,12 +54,3 @@ class Reference:
         with self._torch.no_grad():
             rows: NDArray[np.float32] = self._model(self._torch.tensor([list(tokens)])).logits[0].numpy()
         return rows
-
-
-def values_of(tensor: Tensor) -> NDArray[np.float32]:
-    """Return what a tensor of the reader stands for, in float32."""
-    if isinstance(tensor, Dense):
-        return dense(tensor)
-    size = tensor.group_size
-    centred = tensor.values.astype(np.float32) - np.repeat(tensor.zeros.astype(np.float32), size, axis=1)
-    return centred * np.repeat(tensor.scales.astype(np.float32), size, axis=1)

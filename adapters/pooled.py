@@ -1,0 +1,45 @@
+"""What every model over a pool of KV blocks does alike: the bookkeeping half of `adapters.contract.LoadedModel`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from adapters.contract import Segment
+from adapters.kv_blocks import BlockPool
+from device_profiles.profile import Exactness
+
+
+def padded_rows(exactness: Exactness) -> int:
+    """Return the fewest rows that a segment is run with where single rows are a numerical class of their own."""
+    return 2 if exactness is Exactness.BIT else 1
+
+
+class PooledModel:
+    """The slots of a model whose KV cache is a `BlockPool`; the runtime's model derives from it."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    def held(self, slot: int) -> int:
+        """See the contract."""
+        return self._pool.held(slot)
+
+    def free_blocks(self) -> int:
+        """See the contract."""
+        return self._pool.free
+
+    def blocks_needed(self, batch: Sequence[Segment]) -> int:
+        """See the contract."""
+        return self._pool.needed(batch)
+
+    def attach(self, slot: int, tokens: Sequence[int]) -> int:
+        """See the contract."""
+        return self._pool.attach(slot, tokens)
+
+    def share(self, slot: int, tokens: Sequence[int]) -> None:
+        """See the contract."""
+        self._pool.share(slot, tokens)
+
+    def release(self, slot: int) -> None:
+        """See the contract."""
+        self._pool.release(slot)
