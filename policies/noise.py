@@ -7,9 +7,14 @@ at the same position meets the same noise, and a replay after a failure draws th
 The generator is a keyed integer hash (two rounds of the multiply-xorshift finaliser "lowbias32", C. Wellons)
 over the token id, keyed by a 64-bit mix ("splitmix64", Steele et al. 2014) of seed and position. Two 32-bit
 hashes make the 52 bits of one uniform; the high one alone is enough to tell which tokens can matter.
+
+A rule that needs several random numbers at a position takes each from a purpose of its own; they are independent.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +23,17 @@ _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _LOW_SALT = 0xD1B54A32D192ED03
 
+_PURPOSE_SALT = 0xA0761D6478BD642F
+
 Keys = tuple[np.uint32, np.uint32]
+
+
+class Purpose(IntEnum):
+    """What a single random number of a position is for. 0 is the noise of the target's own choice."""
+
+    DRAFT = 1
+    ACCEPT = 2
+    RESIDUAL = 3
 
 
 def _mix64(value: int) -> int:
@@ -63,3 +78,20 @@ def uniform(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[np.
 def gumbel(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[np.float64]:
     """Return standard Gumbel noise, -log(-log(u)), of each token at a position, shape of `tokens`."""
     return np.asarray(-np.log(-np.log(uniform(seed, position, tokens))), dtype=np.float64)
+
+
+def single(seed: int, position: int, purpose: Purpose) -> float:
+    """Return one uniform in the open interval (0, 1) for a purpose at a position; independent of all others."""
+    salted = (seed ^ (purpose * _PURPOSE_SALT)) & _MASK64
+    return float(uniform(salted, position, np.zeros(1, np.uint32))[0])
+
+
+Uniform = Callable[[int, int, Purpose], float]
+"""(seed, position, purpose) to a number in the open interval (0, 1); `single` is one."""
+
+
+def drawn(weights: NDArray[np.float64], at: float) -> int:
+    """Return the index that the uniform `at` picks from weights (shape (n,), >= 0, some above 0) by inversion."""
+    steps = np.cumsum(weights)
+    index = int(np.searchsorted(steps, at * steps[-1], side="right"))
+    return index if index < len(weights) else int(np.flatnonzero(weights)[-1])

@@ -1,0 +1,56 @@
+"""The target's own choice at a position: a function of its logits, the seed and the position, whatever was drafted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from policies import noise
+from policies.acceptance.sampling import NotFinite, Row, Sampling, filtered, finite_top, scaled
+
+_SCREEN_NATS = 8.0
+
+
+def greedy(rows: Row) -> list[int]:
+    """Return the best token of each row, the lowest id where several tie. Raises NotFinite."""
+    best = rows.argmax(axis=1)
+    if not np.isfinite(rows[np.arange(len(rows)), best]).all():
+        raise NotFinite("the logits are not finite")
+    return [int(token) for token in best]
+
+
+def choose(row: Row, sampling: Sampling, position: int) -> int:
+    """Return the target's choice at `position` from its logits (float32, shape (vocabulary,)). Raises NotFinite."""
+    if sampling.temperature == 0.0:
+        return greedy(row[None, :])[0]
+    top = finite_top(row)
+    if sampling.unfiltered:
+        return _choose_unfiltered(row, top, sampling, position)
+    kept = filtered(row, sampling)
+    scores = scaled(row, top, kept, sampling) + noise.gumbel(sampling.seed, position, kept)
+    return int(kept[int(scores.argmax())])
+
+
+def _choose_unfiltered(row: Row, top: float, sampling: Sampling, position: int) -> int:
+    """Gumbel-max over the whole vocabulary, computing logarithms only where they can matter.
+
+    With `best` the score of a leading token, a token more than _SCREEN_NATS below the top can win only with
+    noise above best + _SCREEN_NATS, so with a uniform above exp(-exp(-(best + _SCREEN_NATS))): a comparison
+    of the hash's high bits leaves a handful of tokens.
+    """
+    leading = np.flatnonzero(row >= np.float32(top - _SCREEN_NATS * sampling.temperature)).astype(np.uint32)
+    scores = scaled(row, top, leading, sampling) + noise.gumbel(sampling.seed, position, leading)
+    winner = int(scores.argmax())
+    best = float(scores[winner])
+    bound = math.exp(-math.exp(-(best + _SCREEN_NATS)))
+    # One step of slack on either side: the screen may keep too many tokens, never too few.
+    screen = np.uint32(max(0, int(bound * 2.0**32) - 1))
+    every = np.arange(len(row), dtype=np.uint32)
+    others = every[noise.high_bits(sampling.seed, position, every) >= screen]
+    if len(others):
+        challengers = scaled(row, top, others, sampling) + noise.gumbel(sampling.seed, position, others)
+        rival = int(challengers.argmax())
+        if challengers[rival] > best:
+            return int(others[rival])
+    return int(leading[winner])

@@ -1,0 +1,133 @@
+"""Tolerance accepts what its delta says, is lossless while it learns delta, and finds the one that was asked for."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.acceptance import (
+    Sampling,
+    ToleranceGoal,
+    ToleranceState,
+    calibrated,
+    distribution,
+    judge,
+    propose,
+    verdict,
+)
+
+VOCABULARY = 6
+GOAL = ToleranceGoal(acceptance_rate=0.8, warmup_tokens=50, max_delta=3.0)
+
+
+def rows_of(seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 2, (count, VOCABULARY)).astype(np.float32)
+
+
+def tolerance(temperature: float = 1.0, **more) -> Sampling:
+    return Sampling(temperature, acceptance="tolerance", **more)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 500), st.floats(0.0, 5.0), st.sampled_from([1.0, 0.6]))
+@settings(max_examples=200, deadline=None)
+def test_a_draft_is_accepted_where_the_target_is_within_delta_of_it(table, position, delta, top_p):
+    target, drafter = rows_of(table, 2)
+    sampling = tolerance(top_p=top_p, seed=table)
+    draft, proposal = propose(drafter, sampling, position)
+    judged = judge(target, draft, proposal, sampling, position, delta=delta)
+    ids, p = distribution(target, sampling)
+    q = proposal.probabilities(VOCABULARY)
+    assert q is not None
+    p_draft, q_draft = p[ids == draft].sum(), q[proposal.tokens == draft].sum()
+    if p_draft == 0.0:
+        assert judged.gap == math.inf
+        assert not judged.accepted
+    else:
+        assert judged.gap == pytest.approx(math.log(q_draft / p_draft))
+        assert judged.accepted == (judged.gap <= delta)
+    assert judged.token in ids
+    assert (judged.token == draft) == judged.accepted
+
+
+@given(st.integers(0, 2**32), st.integers(0, 500), st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_until_delta_is_known_nothing_is_lost(table, position, depth):
+    targets, drafters = rows_of(table, depth + 1), rows_of(table + 1, depth)
+    drafted = [propose(row, tolerance(), position + index) for index, row in enumerate(drafters)]
+    draft, proposals = [token for token, _ in drafted], [proposal for _, proposal in drafted]
+    learning = verdict(targets, draft, tolerance(), position, proposals=proposals)
+    lossless = verdict(targets, draft, Sampling(1.0, acceptance="rejection"), position, proposals=proposals)
+    assert learning.tokens == lossless.tokens
+    assert len(learning.gaps) == min(learning.accepted + 1, depth)
+
+
+@given(st.integers(0, 2**32), st.integers(0, VOCABULARY - 1), st.floats(0.0, 5.0))
+def test_greedily_the_logit_may_be_delta_below_the_best(table, draft, delta):
+    rows = rows_of(table, 2)
+    judged = verdict(rows, [draft], tolerance(0.0), 0, delta=delta)
+    assert bool(judged.accepted) == (rows[0].max() - rows[0, draft] <= delta)
+    assert judged.tokens[judged.accepted] == rows[judged.accepted].argmax()
+    assert verdict(rows, [draft], tolerance(0.0), 0).tokens == verdict(rows, [draft], Sampling(0.0), 0).tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_forbidden_token_never_comes_out(temperature):
+    rows = rows_of(1, 2)
+    forbidden = int(rows[0].argmax())
+    judged = verdict(
+        *(rows, [forbidden], tolerance(temperature), 0),
+        shape=lambda row, taken: np.where(np.arange(VOCABULARY) == forbidden, np.float32(-np.inf), row),
+        delta=math.inf,
+    )
+    assert judged.accepted == 0
+    assert judged.tokens[0] != forbidden
+    assert judged.gaps == (math.inf,)
+
+
+@given(
+    st.lists(st.floats(-3.0, 6.0), min_size=50, max_size=80),
+    st.floats(0.05, 0.99),
+    st.lists(st.integers(1, 7), min_size=1, max_size=5),
+)
+def test_delta_is_the_least_that_accepts_the_wanted_share_of_the_warm_up(gaps, rate, steps):
+    """Whatever the portions that the gaps come in."""
+    goal = ToleranceGoal(rate, 50, 100.0)
+    state, fed = ToleranceState(), 0
+    while state.delta is None:
+        portion = gaps[fed : fed + steps[fed % len(steps)]]
+        fed += len(portion)
+        state = calibrated(state, portion, goal)
+    assert 50 <= fed < 57
+    within = sum(gap <= state.delta for gap in gaps[:fed])
+    assert within >= rate * fed - 1e-6
+    if state.delta > 0.0:
+        assert sum(gap < state.delta for gap in gaps[:fed]) < rate * fed
+    assert calibrated(state, [9.0] * 100, goal) == state
+
+
+def test_delta_keeps_to_its_bounds():
+    assert calibrated(ToleranceState(), [-1.0] * 50, GOAL).delta == 0.0
+    assert calibrated(ToleranceState(), [math.inf] * 50, GOAL).delta == 3.0
+    assert calibrated(ToleranceState(), [0.1] * 49, GOAL) == ToleranceState((0.1,) * 49)
+    exact = calibrated(ToleranceState(), [float(i) for i in range(10)], ToleranceGoal(0.7, 10, 100.0))
+    assert exact.delta == 6.0
+
+
+def test_the_wanted_acceptance_rate_is_reached():
+    """On drafts that it has not learned from, of rows that agree a little."""
+    sampling, state = tolerance(seed=5), ToleranceState()
+    rng = np.random.default_rng(9)
+    accepted = judged = 0
+    for position in range(3000):
+        target = rng.normal(0, 2, VOCABULARY).astype(np.float32)
+        drafter = (target + rng.normal(0, 1.5, VOCABULARY)).astype(np.float32)
+        draft, proposal = propose(drafter, sampling, position)
+        found = verdict(
+            np.stack([target, target]), [draft], sampling, position, proposals=[proposal], delta=state.delta
+        )
+        if state.delta is not None:
+            accepted, judged = accepted + found.accepted, judged + 1
+        state = calibrated(state, found.gaps, ToleranceGoal(0.9, 500, 10.0))
+    assert accepted / judged == pytest.approx(0.9, abs=0.03)
