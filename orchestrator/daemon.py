@@ -17,6 +17,7 @@ import uvicorn
 
 from adapters.contract import AdapterError
 from adapters.tokenizer import Tokenizer
+from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.keys import Keys
@@ -101,6 +102,7 @@ class Daemon:
             keys=self._keys,
             stalled_after_s=self._config.api.stalled_after_s,
             vllm_metric_names=self._config.api.vllm_metric_names,
+            acceptance=AcceptanceBounds(self._config.speculation.acceptance, self._config.speculation.allow_tolerance),
         )
 
     def _reread_keys(self) -> None:

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from orchestrator.api.acceptance import Rule
+
 
 class Answered(BaseModel):
     """A part of an answer: no field is missing, and there is no other."""
@@ -77,13 +79,16 @@ class Usage(Answered):
 
 
 class SpeculativeDecoding(Answered):
-    """What speculation did for this request."""
+    """What speculation did for this request. `acceptance` is the rule by which drafts became output; "tolerance" may
+    change it. `tolerance_delta`, in nats: what drafts were judged with last; null while nothing is lost."""
 
     mean_acceptance_length: float
     draft_acceptance_rate: float | None
     num_spec_steps: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
+    acceptance: Rule
+    tolerance_delta: float | None
 
 
 class RequestMetrics(Answered):

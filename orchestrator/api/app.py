@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from orchestrator.api import errors, probes, tokenize, translate
+from orchestrator.api.acceptance import AcceptanceBounds, rule_of
 from orchestrator.api.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, Model, ModelList
 from orchestrator.api.choices import choices_of, cost_of, merged, pieces_of
 from orchestrator.api.fingerprint import system_fingerprint
@@ -38,13 +39,15 @@ from orchestrator.errors import RequestError
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
     """Bounds of the API. `log_words`: the log has requests' and answers' text, and what bugs say. `keys`: None asks
-    for none. `stalled_after_s`: see liveness. `vllm_metric_names`: see metrics."""
+    for none. `stalled_after_s`: see liveness. `vllm_metric_names`: see metrics. `acceptance`: the rules that requests
+    may ask for."""
 
     max_body_bytes: int
     log_words: bool = False
     keys: Keys | None = None
     stalled_after_s: float = 30.0
     vllm_metric_names: bool = False
+    acceptance: AcceptanceBounds = field(default_factory=AcceptanceBounds)
 
 
 class Api:
@@ -71,7 +74,8 @@ class Api:
         raw, arrived_s = await self.read(request), self._clock.monotonic_s()
         body = errors.parse(CompletionRequest, raw)
         tokenizer, context = self.loaded(body.model)
-        submit = translate.completion(body, _request_id("cmpl"), tokenizer, context, _seed)
+        bounds = self._settings.acceptance
+        submit = translate.completion(body, _request_id("cmpl"), tokenizer, context, _seed, bounds)
         return await self._answer("completion", request, body, submit, tokenizer, arrived_s)
 
     async def chat(self, request: Request) -> Response:
@@ -79,7 +83,8 @@ class Api:
         raw, arrived_s = await self.read(request), self._clock.monotonic_s()
         body = errors.parse(ChatRequest, raw)
         tokenizer, context = self.loaded(body.model)
-        submit = translate.chat(body, _request_id("chatcmpl"), tokenizer, context, _seed)
+        bounds = self._settings.acceptance
+        submit = translate.chat(body, _request_id("chatcmpl"), tokenizer, context, _seed, bounds)
         return await self._answer("chat", request, body, submit, tokenizer, arrived_s)
 
     def models(self) -> list[dict[str, Any]]:
@@ -158,25 +163,27 @@ class Api:
                     return follow.gone()
                 options = body.stream_options or StreamOptions()
                 events = self._events(envelope, first, pieces, choices, follow, options)
-                return EventStream(events, pieces, follow.gone)
+                return EventStream(events, pieces, follow.gone, envelope.headers)
             found = await unless_gone(request.receive, _collect(pieces))
             if found is None:
                 return follow.gone()
         follow.wrote(*found)
         follow.ended(HTTPStatus.OK)
-        return json_response(envelope.whole(found, cost_of(choices)))
+        return json_response(envelope.whole(found, cost_of(choices)), envelope.headers)
 
     def _envelope(
         self, kind: Kind, body: CompletionRequest | ChatRequest, submit: Submit, tokenizer: TokenizerPort
     ) -> Envelope:
         rendered = chat_logprobs if kind == "chat" else completion_logprobs
+        rule = rule_of(submit.sampling)
         return Envelope(
             kind,
             submit.request_id,
             int(self._clock.wall_s()),
             self.model_name(),
             len(submit.prompt),
-            system_fingerprint(self.control.view().ready),
+            system_fingerprint(self.control.view().ready, rule),
+            rule,
             None if body.wanted_logprobs is None else lambda tokens: rendered(tokens, tokenizer),
         )
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 from importlib.metadata import version
 
+from orchestrator.api.acceptance import Rule
 from orchestrator.cluster.port import Ready
 
 
-def system_fingerprint(ready: Ready | None) -> str | None:
+def system_fingerprint(ready: Ready | None, rule: Rule = "coupled") -> str | None:
     """Return "fp_" and 12 hex digits over the effective state of the worker: model file and vocabulary, weights,
     activations and KV cache formats, runtime and device, exactness, and this program's version. None before the
     first worker is ready.
 
-    Drafters, depths and bounds are left out: they do not change the output. With `exactness: kernel` the batch may
-    change the last bits, and no fingerprint can say how.
+    Drafters, depths and bounds are left out: they do not change the output. Under the rules "rejection" and "tolerance"
+    they do, and there the rule, the drafters and the depth count too; but the drafts themselves are not in it, and with
+    `exactness: kernel` neither is what else was in the batch.
     """
     if ready is None:
         return None
-    parts = (
+    parts: tuple[str, ...] = (
         ready.model,
         ready.vocabulary_fingerprint,
         ready.model_digest,
@@ -32,4 +34,6 @@ def system_fingerprint(ready: Ready | None) -> str | None:
         str(ready.row_invariant),
         version("outrider"),
     )
+    if rule in ("rejection", "tolerance"):
+        parts += (rule, *ready.drafters, str(ready.max_depth))
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

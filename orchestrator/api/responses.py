@@ -11,6 +11,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from orchestrator.api.acceptance import HEADER, Rule
 from orchestrator.api.logprobs import ScoredToken
 from orchestrator.api.streaming import Answer, Piece
 from orchestrator.api.tool_stream import whole_calls
@@ -39,9 +40,11 @@ class Envelope:
         model: str,
         prompt_tokens: int,
         fingerprint: str | None,
+        rule: Rule,
         logprobs: RenderLogprobs | None = None,
     ) -> None:
         self._kind = kind
+        self._rule = rule
         self._head = {"id": request_id, "created": created_s, "model": model, "system_fingerprint": fingerprint}
         self._prompt_tokens = prompt_tokens
         self._logprobs = logprobs
@@ -119,10 +122,15 @@ class Envelope:
     def _cost(self, answer: Answer) -> dict[str, Any]:
         cached = answer.stats.reused if answer.stats is not None else 0
         usage = {**self._usage(answer.tokens), "prompt_tokens_details": {"cached_tokens": cached}}
-        return {"usage": usage, "metrics": _metrics(answer)}
+        return {"usage": usage, "metrics": _metrics(answer, self._rule)}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the answer's headers say of it."""
+        return {HEADER: self._rule}
 
 
-def _metrics(answer: Answer) -> dict[str, Any]:
+def _metrics(answer: Answer, rule: Rule) -> dict[str, Any]:
     """Return vLLM's per-request figures; the formulas are in docs/metrics.md."""
     stats = answer.stats
     found: dict[str, Any] = {
@@ -137,6 +145,8 @@ def _metrics(answer: Answer) -> dict[str, Any]:
             "num_spec_steps": stats.steps,
             "num_draft_tokens": stats.drafted,
             "num_accepted_draft_tokens": stats.accepted,
+            "acceptance": rule,
+            "tolerance_delta": stats.tolerance_delta if stats.tolerance_delta >= 0.0 else None,
         }
     return found
 
@@ -146,9 +156,9 @@ def event(body: dict[str, Any]) -> bytes:
     return b"data: " + _encode(body) + b"\n\n"
 
 
-def json_response(body: dict[str, Any]) -> Response:
+def json_response(body: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
     """Return a JSON body."""
-    return Response(_encode(body), media_type="application/json")
+    return Response(_encode(body), media_type="application/json", headers=headers)
 
 
 class EventStream(Response):
@@ -160,8 +170,9 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         source: AsyncGenerator[Piece, None],
         closed: Callable[[], object],
+        headers: dict[str, str],
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache"}, media_type="text/event-stream")
+        super().__init__(headers={"Cache-Control": "no-cache", **headers}, media_type="text/event-stream")
         del self.headers["content-length"]
         self._events = events
         self._source = source

@@ -131,6 +131,7 @@ def _summed(stats: Sequence[RequestStats]) -> RequestStats | None:
         reused=min(each.reused for each in stats),
         queue_ms=max(each.queue_ms for each in stats),
         prefill_ms=max(each.prefill_ms for each in stats),
+        tolerance_delta=max(each.tolerance_delta for each in stats),
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from adapters.contract import AdapterError
 from adapters.grammar import problem
+from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.tool_grammar import forced_calls, free_calls
 from orchestrator.api.tool_wire import Tool, told
@@ -26,6 +27,7 @@ def completion(
     tokenizer: TokenizerPort,
     context_tokens: int,
     make_seed: MakeSeed,
+    bounds: AcceptanceBounds,
 ) -> Submit:
     """Translate `/v1/completions`. Special tokens in the prompt are parsed. Raises RequestError."""
     prompt = _completion_prompt(request, tokenizer)
@@ -33,17 +35,23 @@ def completion(
     if "max_tokens" not in request.model_fields_set:  # a limit that nobody asked for gives way to the context's
         wanted = min(wanted, max(1, context_tokens - len(prompt)))
     _check_fits(len(prompt), wanted, context_tokens, "prompt")
-    return _submit(request, request_id, prompt, wanted, tokenizer, make_seed)
+    return _submit(request, request_id, prompt, wanted, tokenizer, _sampling(request, tokenizer, make_seed, bounds))
 
 
 def chat(
-    request: ChatRequest, request_id: str, tokenizer: TokenizerPort, context_tokens: int, make_seed: MakeSeed
+    request: ChatRequest,
+    request_id: str,
+    tokenizer: TokenizerPort,
+    context_tokens: int,
+    make_seed: MakeSeed,
+    bounds: AcceptanceBounds,
 ) -> Submit:
     """Translate `/v1/chat/completions`; without a limit the answer may fill the context. Raises RequestError."""
     prompt = chat_prompt(request.messages, tokenizer, request.offered)
     asked = request.max_completion_tokens or request.max_tokens
     _check_fits(len(prompt), asked or 1, context_tokens, "messages")
-    return _submit(request, request_id, prompt, asked or context_tokens - len(prompt), tokenizer, make_seed)
+    sampling = _sampling(request, tokenizer, make_seed, bounds)
+    return _submit(request, request_id, prompt, asked or context_tokens - len(prompt), tokenizer, sampling)
 
 
 def chat_prompt(
@@ -103,7 +111,7 @@ def _submit(
     prompt: list[int],
     max_tokens: int,
     tokenizer: TokenizerPort,
-    make_seed: MakeSeed,
+    sampling: Sampling,
 ) -> Submit:
     wrong = next((t for t in request.stop_token_ids if not 0 <= t < tokenizer.vocabulary_size), None)
     if wrong is not None:
@@ -115,7 +123,7 @@ def _submit(
         request_id=request_id,
         prompt=prompt,
         max_tokens=max_tokens,
-        sampling=_sampling(request, tokenizer, make_seed() if request.seed is None else request.seed),
+        sampling=sampling,
         stop_tokens=sorted({*ends, *request.stop_token_ids}),
         depth=_depth(request),
         timeout_s=request.timeout_s or 0.0,
@@ -126,7 +134,9 @@ def _submit(
     )
 
 
-def _sampling(request: Generation, tokenizer: TokenizerPort, seed: int) -> Sampling:
+def _sampling(request: Generation, tokenizer: TokenizerPort, make_seed: MakeSeed, bounds: AcceptanceBounds) -> Sampling:
+    seed = make_seed() if request.seed is None else request.seed
+    asked = request.speculative_config
     return Sampling(
         temperature=request.temperature,
         # At the vocabulary it keeps every token already, and a larger number may not fit on the wire.
@@ -138,6 +148,7 @@ def _sampling(request: Generation, tokenizer: TokenizerPort, seed: int) -> Sampl
         repetition_penalty=request.repetition_penalty,
         frequency_penalty=request.frequency_penalty,
         presence_penalty=request.presence_penalty,
+        acceptance=bounds.chosen(None if asked is None else asked.acceptance),
     )
 
 

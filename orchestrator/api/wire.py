@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.api.tool_wire import MAX_TOOLS, NamedChoice, Tool, ToolCall, ToolChoice
+from policies.acceptance import Acceptance
 from policies.penalties import LEAST_REPETITION
 
 MAX_STOPS = 16
@@ -63,10 +64,12 @@ class StreamOptions(Body):
 
 
 class SpeculativeConfig(Body):
-    """Speculation of one request: `method` "off" is plain decoding, `num_speculative_tokens` fixes the depth."""
+    """Speculation of one request: `method` "off" is plain decoding, `num_speculative_tokens` fixes the depth,
+    `acceptance` is the rule by which drafts become output."""
 
     method: Literal["auto", "off"] = "auto"
     num_speculative_tokens: int | None = Field(default=None, ge=0, le=64)
+    acceptance: Acceptance | None = None
 
 
 class JsonSchema(Body):

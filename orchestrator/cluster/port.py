@@ -104,7 +104,8 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
 
     `drafted`/`accepted`: draft tokens verified/accepted. `steps`: verification forwards of this request after
     its prompt. `draft_steps`: those of them that carried at least one draft token. `reused`: tokens of the prompt whose
-    KV cache was there already.
+    KV cache was there already. `tolerance_delta`: the tolerance (nats) that drafts were judged with last, below 0
+    where there was none.
     """
 
     prompt_tokens: int
@@ -116,6 +117,7 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     queue_ms: float
     prefill_ms: float
     reused: int = 0
+    tolerance_delta: float = -1.0
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

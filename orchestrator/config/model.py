@@ -101,6 +101,12 @@ class Speculation(Section):
     """`off` switches every drafter off: plain decoding in the same loop."""
     num_speculative_tokens: int = Field(default=12, ge=0, le=64)
     """The most tokens drafted for one sequence in one round (depth); 0 is plain decoding."""
+    acceptance: Literal["coupled", "rejection", "tolerance"] = "coupled"
+    """The rule by which drafts become output, for requests that name none. `coupled`: the target's own tokens,
+    whatever is drafted. `rejection`: the target's distribution; which tokens come out depends on the drafts.
+    `tolerance`: lossy; more drafts are accepted, and the output is not the target's."""
+    allow_tolerance: bool = False
+    """`true`: requests may ask for `tolerance`. It is allowed where it is the rule of `acceptance`, too."""
 
 
 class Devices(Section):

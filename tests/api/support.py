@@ -60,6 +60,7 @@ class ScriptedControl:
     error_at: int = 0
     hang_at: int | None = None
     reused: int = 0
+    tolerance_delta: float = -1.0
     phase: str = "ready"
     ready: Ready | None = READY
     gauges: Gauges | None = None
@@ -84,7 +85,8 @@ class ScriptedControl:
                 if index == self.hang_at:
                     await asyncio.Event().wait()
                 last = index == len(self.steps) - 1
-                stats = RequestStats(len(submit.prompt), 5, 4, 2, 6, 3, 1.0, 2.0, self.reused) if last else None
+                counts = (len(submit.prompt), 5, 4, 2, 6, 3, 1.0, 2.0, self.reused, self.tolerance_delta)
+                stats = RequestStats(*counts) if last else None
                 yield Delta(submit.request_id, tokens, self.finish if last else "", stats)
         finally:
             self.ended.append(submit.request_id)

@@ -123,6 +123,8 @@ async def test_the_usage_chunk_carries_the_speculation_figures():
         "num_spec_steps": 4,
         "num_draft_tokens": 6,
         "num_accepted_draft_tokens": 3,
+        "acceptance": "coupled",
+        "tolerance_delta": None,
     }
 
 
