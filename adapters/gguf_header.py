@@ -24,7 +24,7 @@ MOST_DIMENSIONS = 4
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-_STRING, _ARRAY = 8, 9
+_FLOAT, _STRING, _ARRAY = 6, 8, 9
 _SCALARS = {
     0: struct.Struct("<B"),
     1: struct.Struct("<b"),
@@ -125,6 +125,15 @@ class GgufHeader:
         if scalar is None or scalar.format[-1] in "fd?":
             raise _refused(self.path, f"{key} is not a list of integers")
         return list(struct.unpack_from(f"<{array.count}{scalar.format[-1]}", self.raw, array.offset))
+
+    def floats(self, key: str) -> list[float] | None:
+        """Decode an array of float32; None when the key is absent. Raises ModelRefused for another type."""
+        array = self._typed(key, GgufArray, "a list")
+        if array is None:
+            return None
+        if array.kind != _FLOAT:
+            raise _refused(self.path, f"{key} is not a list of numbers")
+        return list(struct.unpack_from(f"<{array.count}f", self.raw, array.offset))
 
     def _typed(self, key: str, kind: type[_T], what: str) -> _T | None:
         value = self.metadata.get(key)

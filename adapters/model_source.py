@@ -1,7 +1,8 @@
 """From what an operator writes in cluster.yaml to a model on disk, and the first look at it.
 
-A source is `package:NAME/FILE` (a file that an installed Python package carries), `hf:ORG/NAME[/FILE.gguf][@REVISION]`
-(a model of the Hugging Face hub), or a path: a GGUF file, or a directory with config.json and safetensors.
+A source is `package:NAME/FILE` (a file that an installed Python package carries, whole or in parts),
+`hf:ORG/NAME[/FILE.gguf][@REVISION]` (a model of the Hugging Face hub), or a path: a GGUF file, or a directory with
+config.json and safetensors.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from adapters.contract import ModelRefused, Progress
 from adapters.gguf_header import GgufHeader, read_header
 from adapters.hf_directory import PICKLES, model_files
 from adapters.hf_hub import HUB_ID, HUB_PREFIX, DownloadFailed, fetch, parse_id, pin
+from adapters.model_parts import Parts, find_parts
 
 PACKAGE_PREFIX = "package:"
 INSTALL_COMMANDS = {
@@ -29,15 +31,17 @@ _QUANTISATION = re.compile(r"[-._](?:i?q\d\w*|tq\d\w*|mxfp\d\w*|b?f16|f32|fp16|f
 class ModelSource:
     """A model that exists. `path` is a GGUF file or a Hugging Face directory, `name` its default name in the API,
     `source` what the operator wrote (with the commit, for a model of the hub), and `files` what the model
-    consists of where that is more than `path` itself."""
+    consists of where that is more than `path` itself. `parts`: the file comes in parts, of which `path` is the first;
+    the model store joins them."""
 
     path: Path
     name: str
     source: str
     files: tuple[Path, ...] = ()
+    parts: Parts | None = None
 
     @property
-    def parts(self) -> tuple[Path, ...]:
+    def content(self) -> tuple[Path, ...]:
         """The files whose content is the model, in a fixed order."""
         return self.files or (self.path,)
 
@@ -70,8 +74,12 @@ def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fracti
         if hub_id.file:
             return ModelSource(path, default_name(read_header(path)), str(bound))
         return ModelSource(path, _dashed(hub_id.repo.rpartition("/")[2]), str(bound), model_files(path))
-    in_package = source.startswith(PACKAGE_PREFIX)
-    path = _in_package(source) if in_package else (base / Path(source).expanduser()).absolute()
+    if source.startswith(PACKAGE_PREFIX):
+        path, parts = _in_package(source)
+        if parts is not None:
+            return ModelSource(path, _dashed(_QUANTISATION.sub("", Path(parts.name).stem)), source, parts.files, parts)
+    else:
+        path = (base / Path(source).expanduser()).absolute()
     if path.is_dir():
         return ModelSource(path, _dashed(path.resolve().name) or "model", source, model_files(path))
     if not path.is_file():
@@ -157,7 +165,8 @@ def _positive(header: GgufHeader, key: str) -> int:
     return value
 
 
-def _in_package(source: str) -> Path:
+def _in_package(source: str) -> tuple[Path, Parts | None]:
+    """Return the file in a package, or the first of its parts and all of them."""
     package, _, inside = source.removeprefix(PACKAGE_PREFIX).partition("/")
     module = package.replace("-", "_")
     # find_spec would import the parents of a dotted name, and a package must not run code to be looked into.
@@ -169,7 +178,10 @@ def _in_package(source: str) -> Path:
         raise ModelRefused(f"{source}: the package {module} is not installed. Install it: {command}")
     for root in roots:
         if (root / inside).is_file():
-            return root / inside
+            return root / inside, None
+    parts = find_parts(module, inside)
+    if parts is not None:
+        return parts.files[0], parts
     carried = sorted(path.name for root in roots for path in root.glob("*.gguf"))
     raise ModelRefused(f"{source}: {module} carries no such file. GGUF files in it: {', '.join(carried) or 'none'}.")
 

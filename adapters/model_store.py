@@ -18,7 +18,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 from adapters.artefact import Origin, changed_files, damage, publish, write_manifest
 from adapters.content_digest import DigestCache, file_identity
 from adapters.contract import AdapterError, ModelRefused, Progress
+from adapters.model_parts import JoinedFile, Parts
 from adapters.model_source import ModelSource
 from device_profiles.units import human_bytes
 
@@ -85,8 +86,10 @@ class ModelStore:
         Raises StoreFull, StoreUnwritable, ModelRefused when the file cannot be read or changes meanwhile, and
         what the recipe raises.
         """
+        if file.parts is not None:
+            file = self._joined(file, file.parts, progress)
         identity = _identity(file)
-        digest = self._digests.digest_of(file.parts, progress)
+        digest = self._digests.digest_of(file.content, progress)
         origin = Origin(file.source, digest, recipe.name, recipe.recipe())
         artefact = self.root / digest[:16] / f"{recipe.name}-{_short_hash(origin.recipe)}"
         if _problem(artefact, origin, thorough) is None:
@@ -101,6 +104,11 @@ class ModelStore:
                     progress(f"{artefact.name} is damaged ({problem}): preparing it again", -1.0)
                 self._make(_Job(file, recipe, origin, artefact, identity), progress)
         return artefact
+
+    def _joined(self, file: ModelSource, parts: Parts, progress: Progress) -> ModelSource:
+        """Return a model that comes in parts as one file, which the store keeps like any artefact."""
+        found = self.prepare(replace(file, parts=None), JoinedFile(parts), progress)
+        return replace(file, path=found / parts.name, files=(), parts=None)
 
     def verify(self, artefact: Path) -> list[str]:
         """Compare every byte of an artefact with what was written: one line a damaged file, [] when whole."""
@@ -163,7 +171,7 @@ class _Job:
 
 def _identity(file: ModelSource) -> list[list[int]]:
     found = []
-    for path in file.parts:
+    for path in file.content:
         try:
             found.append(file_identity(path))
         except OSError as error:

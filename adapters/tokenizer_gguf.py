@@ -1,8 +1,8 @@
 """From the vocabulary inside a GGUF file to a tokenizer on disk.
 
-Byte-level BPE only (`tokenizer.ggml.model` "gpt2"). How text is cut before the merges is a name in
-`tokenizer.ggml.pre`; the patterns behind the names are llama.cpp's (`llama-vocab.cpp`), because they define
-what a GGUF file means.
+Byte-level BPE (`tokenizer.ggml.model` "gpt2") and SentencePiece's BPE ("llama"). How text is cut before the merges
+is a name in `tokenizer.ggml.pre` for the first; the patterns behind the names are llama.cpp's (`llama-vocab.cpp`),
+because they define what a GGUF file means. SentencePiece does not cut.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 from adapters.contract import ModelRefused, Progress
 from adapters.gguf_header import GgufHeader, read_header
 from adapters.tokenizer_files import END_OF_TURN, FORMAT, TOKENIZER_FILE, TokenizerMeta, write_meta
+from adapters.tokenizer_spm import library_of
 from device_profiles.workload import vocabulary_fingerprint
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+_BYTES, _PIECES = "gpt2", "llama"
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _SINGLE_DIGITS = (r"\p{N}", _GPT2)
@@ -46,7 +48,8 @@ def write_tokenizer(source: Path, target: Path, progress: Progress) -> None:
     header = read_header(source)
     tokens, kinds = _vocabulary(header)
     meta = _meta(header, tokens, kinds)
-    tokenizer = _build(header, tokens, meta)
+    tokenizer = _pieces(header, tokens, kinds) if meta.alphabet == "metaspace" else _build(header, tokens, meta)
+    _add(tokenizer, tokens, meta)
     progress("writing the tokenizer", 0.8)
     tokenizer.save(str(target / TOKENIZER_FILE), pretty=False)
     write_meta(meta, header.text("tokenizer.chat_template"), target)
@@ -55,8 +58,9 @@ def write_tokenizer(source: Path, target: Path, progress: Progress) -> None:
 
 def _vocabulary(header: GgufHeader) -> tuple[list[str], list[int]]:
     model = header.text("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise _refused(header, f"its tokenizer is of the kind {model!r}; supported is 'gpt2' (byte-level BPE)")
+    if model not in (_BYTES, _PIECES):
+        supported = "'gpt2' (byte-level BPE) and 'llama' (SentencePiece)"
+        raise _refused(header, f"its tokenizer is of the kind {model!r}; supported are {supported}")
     tokens = header.texts("tokenizer.ggml.tokens")
     if not tokens:
         raise _refused(header, "it has no vocabulary (tokenizer.ggml.tokens)")
@@ -73,8 +77,9 @@ def _vocabulary(header: GgufHeader) -> tuple[list[str], list[int]]:
 
 
 def _meta(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> TokenizerMeta:
-    pre = header.text("tokenizer.ggml.pre") or "default"
-    if pre not in _PATTERNS:
+    pieces = header.text("tokenizer.ggml.model") == _PIECES
+    pre = _PIECES if pieces else header.text("tokenizer.ggml.pre") or "default"
+    if not pieces and pre not in _PATTERNS:
         raise _refused(header, f"it cuts text in the way {pre!r}; supported are {', '.join(sorted(_PATTERNS))}")
     eos = _token_id(header, "eos", len(tokens))
     ends = {eos, _token_id(header, "eot", len(tokens)), _token_id(header, "eom", len(tokens))} - {None}
@@ -86,12 +91,13 @@ def _meta(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> To
         bos_id=_token_id(header, "bos", len(tokens)),
         eos_id=eos,
         eos_ids=sorted(index for index in ends if index is not None),
-        add_bos=pre in _LLAMA3_NAMES if add_bos is None else add_bos,
+        add_bos=(pieces or pre in _LLAMA3_NAMES) if add_bos is None else add_bos,
         control_ids=_of_kind(kinds, {_CONTROL}),
         user_defined_ids=_of_kind(kinds, {_USER_DEFINED}),
-        unused_ids=[i for i, kind in enumerate(kinds) if kind not in {_NORMAL, _CONTROL, _USER_DEFINED}],
+        unused_ids=[i for i, kind in enumerate(kinds) if kind not in {_NORMAL, _CONTROL, _USER_DEFINED, _BYTE}],
         vocabulary_size=len(tokens),
         vocabulary_fingerprint=vocabulary_fingerprint(tokens),
+        alphabet="metaspace" if pieces else "bytes",
     )
 
 
@@ -108,7 +114,7 @@ def _token_id(header: GgufHeader, role: str, count: int) -> int | None:
 
 
 def _build(header: GgufHeader, tokens: Sequence[str], meta: TokenizerMeta) -> Any:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+    from tokenizers import Tokenizer, decoders, models, normalizers
 
     merges = [_split_merge(header, merge) for merge in header.texts("tokenizer.ggml.merges") or []]
     try:
@@ -124,10 +130,20 @@ def _build(header: GgufHeader, tokens: Sequence[str], meta: TokenizerMeta) -> An
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _cutter(meta.pre)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _pieces(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> Any:
+    unknown = _token_id(header, "unknown", len(tokens))
+    return library_of(header, tokens, _of_kind(kinds, {_NORMAL}), unknown)
+
+
+def _add(tokenizer: Any, tokens: Sequence[str], meta: TokenizerMeta) -> None:
+    from tokenizers import AddedToken
+
     added = [AddedToken(tokens[i], special=True, normalized=False) for i in meta.control_ids]
     added += [AddedToken(tokens[i], special=False, normalized=False) for i in meta.user_defined_ids]
     tokenizer.add_tokens(added)
-    return tokenizer
 
 
 def _cutter(pre: str) -> Any:

@@ -1,12 +1,15 @@
-"""Reads a GGUF file of a Llama, Qwen2 or Qwen3 model as `Weights`. Formats: adapters/decoder/gguf_blocks.py.
+"""Reads a GGUF file of a Llama, Qwen2, Qwen3 or Gemma 3 model as `Weights`. Formats: adapters/decoder/gguf_blocks.py.
 
-Llama files store query and key rows interleaved, for llama.cpp's rope; they are put back in rotate-half order.
+Llama files store query and key rows interleaved, for llama.cpp's rope; they are put back in rotate-half order. What
+Gemma 3 files do not say is fixed in llama.cpp (llama-model.cpp): every sixth layer looks at all tokens, the others
+have a rope of their own, unscaled; norms are stored as what is multiplied with.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,8 @@ from adapters.decoder.rope import rope_from
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, Tensor
 from adapters.gguf_header import GgufHeader, GgufTensor, read_header
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+_GEMMA_PERIOD, _GEMMA_LOCAL_BASE, _GEMMA_27B_LAYERS = 6, 10000.0, 62
 _WHOLE = {"embedding": "token_embd.weight", "final_norm": "output_norm.weight", "head": "output.weight"}
 _IN_LAYER = {
     "attention_norm": "attn_norm.weight",
@@ -36,6 +40,8 @@ _IN_LAYER = {
     "gate": "ffn_gate.weight",
     "up": "ffn_up.weight",
     "down": "ffn_down.weight",
+    "post_attention_norm": "post_attention_norm.weight",
+    "post_mlp_norm": "post_ffw_norm.weight",
 }
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3: what every frequency is divided by
 _INTERLEAVED = ("query", "key", "query_bias", "key_bias")
@@ -92,7 +98,7 @@ class GgufWeights:
         heads = self._count(f"{family}.attention.head_count")
         head_dim = header.integer(f"{family}.attention.key_length") or hidden // heads
         rope = self._rope(family, head_dim)
-        return DecoderSpec(
+        spec = DecoderSpec(
             family=family,
             layers=layers,
             hidden=hidden,
@@ -110,7 +116,9 @@ class GgufWeights:
             tied_embeddings="output.weight" not in self._tensors,
             qkv_bias="blk.0.attn_q.bias" in self._tensors,
             qk_norm="blk.0.attn_q_norm.weight" in self._tensors,
+            post_norms="blk.0.post_attention_norm.weight" in self._tensors,
         )
+        return _as_gemma(spec) if family == "gemma3" else spec
 
     def _refuse_variants(self, family: str) -> None:
         """Refuse what the spec has no words for: experts, a rope over a part of the head, unequal heads."""
@@ -159,6 +167,21 @@ class GgufWeights:
         if (isinstance(value, (int, float)) and value > 0) or value == default:
             return float(value)
         raise self._refused(f"{key} is no positive number")
+
+
+def _as_gemma(spec: DecoderSpec) -> DecoderSpec:
+    """Add what every Gemma 3 model has and its file does not say."""
+    local = rope_from({"rope_theta": _GEMMA_LOCAL_BASE, "rope_type": "default"}, spec.head_dim)
+    sliding = [(layer + 1) % _GEMMA_PERIOD != 0 for layer in range(spec.layers)]
+    query_dim = spec.hidden // spec.heads if spec.layers == _GEMMA_27B_LAYERS else spec.head_dim
+    return replace(
+        spec,
+        activation="gelu_tanh",
+        query_scale=1.0 / math.sqrt(query_dim),
+        ropes=tuple(local if slides else rope for slides, rope in zip(sliding, spec.ropes, strict=True)),
+        windows=tuple(window if slides else 0 for slides, window in zip(sliding, spec.windows, strict=True)),
+        embedding_scale=math.sqrt(spec.hidden),
+    )
 
 
 def _rotate_half(tensor: Tensor, heads: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Converts a model to the IR that the adapter loads. Runs as a process of its own.
 
-A GGUF file goes through openvino_genai's reader, a Hugging Face directory through our own builder.
+A GGUF file goes through openvino_genai's reader where that knows the architecture; a Hugging Face directory and
+other GGUF files go through our own builder.
 
 `python -m adapters.openvino_rt.convert SOURCE TARGET_DIR`: a file that makes the native reader crash takes
 this process down and nothing else. The last line on standard error says why it failed.
@@ -13,8 +14,7 @@ import tempfile
 from pathlib import Path
 
 from adapters.contract import ModelRefused
-from adapters.decoder.source import fingerprint_of
-from adapters.hf_directory import open_weights
+from adapters.decoder.source import fingerprint_of, open_source
 from adapters.model_source import check_gguf
 from adapters.openvino_rt.build import write_model
 from adapters.openvino_rt.fuse import fuse_attention_inputs
@@ -22,6 +22,7 @@ from adapters.prepared_facts import facts_of, write_facts
 
 MODEL_FILE = "model.xml"
 
+_GENAI_READS = ("llama", "qwen2", "qwen3")
 # general.file_type of llama.cpp's GGUF files (llama.h, enum llama_ftype); the reader keeps these weights.
 _GGUF_WEIGHTS = {
     0: "fp32",
@@ -38,12 +39,13 @@ def convert(source: Path, target: Path) -> None:
 
     Raises ModelRefused for a model that cannot be run, RuntimeError or ValueError from the libraries.
     """
-    facts = _from_directory(source, target) if source.is_dir() else _from_gguf(source, target)
+    read_by_genai = source.is_file() and check_gguf(source).architecture in _GENAI_READS
+    facts = _from_gguf(source, target) if read_by_genai else _built(source, target)
     write_facts(target, facts)
 
 
-def _from_directory(source: Path, target: Path) -> dict[str, str | int]:
-    weights = open_weights(source)
+def _built(source: Path, target: Path) -> dict[str, str | int]:
+    weights = open_source(source)
     write_model(weights, target / MODEL_FILE)
     return facts_of(weights, source)
 

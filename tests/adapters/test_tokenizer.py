@@ -142,7 +142,7 @@ def test_begin_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model": "llama"}, "byte-level BPE"),
+        ({"model": "bert"}, "byte-level BPE"),
         ({"model": None}, "byte-level BPE"),
         ({"pre": "martian"}, "'martian'; supported are .*gpt-2.*smollm"),
         ({"tokens": None}, "no vocabulary"),

@@ -1,0 +1,56 @@
+"""A SentencePiece vocabulary of a GGUF file (`tokenizer.ggml.model` "llama") as a tokenizer of `tokenizers`.
+
+SentencePiece joins the neighbours whose join has the highest score, the leftmost where several have it; the file
+holds scores and no merges. Each way to cut a token into two tokens is a merge, ranked by the token's score, as
+transformers makes them from the same vocabularies (convert_slow_tokenizer.py, generate_merges).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from adapters.contract import ModelRefused
+from adapters.gguf_header import GgufHeader
+from adapters.tokenizer_files import METASPACE
+
+
+def library_of(header: GgufHeader, tokens: Sequence[str], normal: Collection[int], unknown: int | None) -> Any:
+    """Return the library's tokenizer, without added tokens. `normal`: the ids that text is made of by merging.
+
+    Raises ModelRefused where scores are missing.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    scores = header.floats("tokenizer.ggml.scores")
+    if scores is None or len(scores) != len(tokens):
+        raise ModelRefused(f"{header.path.name}: it lacks its tokens' scores (damaged). Choose another model file.")
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: index for index, token in enumerate(tokens)},
+            merges=merges_of(tokens, scores, normal),
+            byte_fallback=True,
+            fuse_unk=True,
+            unk_token=None if unknown is None else tokens[unknown],
+        )
+    )
+    spaces = normalizers.Replace(" ", METASPACE)
+    prefixed = header.flag("tokenizer.ggml.add_space_prefix")
+    tokenizer.normalizer = (
+        spaces if prefixed is False else normalizers.Sequence([normalizers.Prepend(METASPACE), spaces])
+    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+def merges_of(tokens: Sequence[str], scores: Sequence[float], normal: Collection[int]) -> list[tuple[str, str]]:
+    """Return all merges, the best first; among the cuts of one token the one with the longest left half."""
+    parts = {tokens[index] for index in normal}
+    found: list[tuple[float, int, str, int]] = []
+    for index in normal:
+        token = tokens[index]
+        for cut in range(1, len(token)):
+            if token[:cut] in parts and token[cut:] in parts:
+                found.append((-scores[index], index, token, -cut))
+    found.sort()
+    return [(token[:-cut], token[-cut:]) for _, _, token, cut in found]

@@ -1,0 +1,96 @@
+"""Gemma 3 from a GGUF file is the same decoder as from its Hugging Face directory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+
+from adapters.contract import ModelRefused
+from adapters.decoder.from_gguf import GgufWeights
+from adapters.hf_directory import open_weights
+from tests.support import tiny_models
+from tests.support.reference import values_of
+
+_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+# Files of llama.cpp do not state them: six layers a period, and the scale of queries follows the head's size.
+CHANGES: dict[str, Any] = {"sliding_window_pattern": 6, "num_hidden_layers": 7, "query_pre_attn_scalar": 32}
+
+
+def write_gguf(path: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:
+    """Write a Gemma 3 as llama.cpp's converter does: other names, and norms as what is multiplied with."""
+    writer = GGUFWriter(str(path), "gemma3")
+    for key, value in {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
+        "attention.sliding_window": config["sliding_window"],
+    }.items():
+        writer.add_uint32(f"gemma3.{key}", value)
+    writer.add_float32("gemma3.rope.freq_base", config["rope_theta"])
+    writer.add_string("gemma3.rope.scaling.type", "linear")
+    writer.add_float32("gemma3.rope.scaling.factor", config["rope_scaling"]["factor"])
+    writer.add_float32("gemma3.attention.layer_norm_rms_epsilon", config["rms_norm_eps"])
+    for name, values in tensors.items():
+        writer.add_tensor(_renamed(name), values + np.float32(1.0) if "norm" in name else values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _renamed(name: str) -> str:
+    whole = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    if name in whole:
+        return whole[name]
+    layer, _, rest = name.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{_NAMES[rest.removesuffix('.weight')]}.weight"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> tuple[Path, Path]:
+    directory = tmp_path_factory.mktemp("gemma")
+    config = tiny_models.config_of("gemma3", **CHANGES)
+    found = tiny_models.write_model(directory / "hf", "gemma3", **CHANGES)
+    return found, write_gguf(directory / "m.gguf", config, tiny_models.tensors_of(config))
+
+
+def test_both_files_give_the_same_decoder(pair):
+    directory, file = pair
+    expected, found = open_weights(directory), GgufWeights(file)
+    assert found.spec.windows == (16, 16, 16, 16, 16, 0, 16)
+    assert found.spec.query_scale == pytest.approx(expected.spec.query_scale)
+    assert replace(found.spec, norm_epsilon=1e-6, query_scale=32**-0.5, ropes=expected.spec.ropes) == expected.spec
+    for ours, theirs in zip(found.spec.ropes, expected.spec.ropes, strict=True):
+        assert np.allclose(ours.inverse_frequencies, theirs.inverse_frequencies, rtol=1e-6)
+    for name in ("embedding", "final_norm", "0.query", "5.key_norm", "6.post_mlp_norm", "3.post_attention_norm"):
+        assert np.array_equal(values_of(found.tensor(name)), values_of(expected.tensor(name)))
+
+
+def test_a_norm_that_is_missing_is_named(pair):
+    with pytest.raises(ModelRefused, match=r"lacks the tensor blk\.7"):
+        GgufWeights(pair[1]).tensor("7.post_mlp_norm")
