@@ -44,12 +44,14 @@ _BYTE_TEMPLATE = (
 class _Vocabulary:
     """`pieces`: the bytes of each token in id order (b"" for one that stands for nothing). `controls`: the
     ids of control tokens by their text. `encode`: plain text to ids, knowing no control tokens; `encode_inner`: the
-    same for text that does not stand at the very beginning (some vocabularies put a space before a beginning)."""
+    same for text that does not stand at the very beginning (some vocabularies put a space before a beginning);
+    `encode_behind`: the same for text that continues other text (some put a space before every text)."""
 
     pieces: list[bytes]
     controls: dict[str, int]
     encode: Callable[[str], list[int]]
     encode_inner: Callable[[str], list[int]]
+    encode_behind: Callable[[str], list[int]]
     eos_ids: frozenset[int]
     bos_id: int | None
     add_bos: bool
@@ -79,7 +81,10 @@ class Tokenizer:
                 raise ModelRefused(f"{directory}: tokenizer format {meta.format} is not {FORMAT}; prepare again")
             written = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
             library = Library.from_str(written)
-            inner = Library.from_str(written.replace(_AT_BEGINNING, _NOWHERE)) if _AT_BEGINNING in written else library
+            unled = written.replace(_AT_BEGINNING, _NOWHERE)
+            inner = library if unled == written else Library.from_str(unled)
+            bare = _without_prefix(unled)
+            behind = inner if bare is None else Library.from_str(bare)
             texts = _texts_by_id(library, meta)
             source = directory / TEMPLATE_FILE
             template = source.read_bytes().decode() if source.exists() else None
@@ -92,6 +97,7 @@ class Tokenizer:
             controls={texts[index]: index for index in meta.control_ids},
             encode=_plain_encoder(library),
             encode_inner=_plain_encoder(inner),
+            encode_behind=_plain_encoder(behind),
             eos_ids=frozenset(meta.eos_ids),
             bos_id=meta.bos_id,
             add_bos=meta.add_bos and meta.bos_id is not None,
@@ -114,6 +120,7 @@ class Tokenizer:
             controls={text: index for index, text in _BYTE_CONTROLS.items()},
             encode=lambda text: list(text.encode()),
             encode_inner=lambda text: list(text.encode()),
+            encode_behind=lambda text: list(text.encode()),
             eos_ids=frozenset({256}),
             bos_id=None,
             add_bos=False,
@@ -141,6 +148,11 @@ class Tokenizer:
         return frozenset(self._vocabulary.controls.values())
 
     @property
+    def adds_bos(self) -> bool:
+        """Whether the model wants `bos_id` before a text."""
+        return self._vocabulary.add_bos
+
+    @property
     def vocabulary_size(self) -> int:
         """How many ids there are."""
         return len(self._vocabulary.pieces)
@@ -163,6 +175,18 @@ class Tokenizer:
         """
         text = _well_formed(text)
         return self._split_and_encode(text, guard="") if special else self._vocabulary.encode(text)
+
+    def encode_behind(self, text: str, *, special: bool) -> list[int]:
+        """Return the ids of text that continues other text: as `encode`, and nothing is put before it."""
+        text, behind = _well_formed(text), self._vocabulary.encode_behind
+        if not special:
+            return behind(text)
+        ids: list[int] = []
+        start = 0
+        for found in self._controls.finditer(text):
+            ids += [*behind(text[start : found.start()]), self._vocabulary.controls[found[0]]]
+            start = found.end()
+        return ids + behind(text[start:])
 
     def encode_prompt(self, text: str, *, special: bool) -> list[int]:
         """Return the ids of the text that a completion begins with: as `encode`, after the model's begin
@@ -274,6 +298,19 @@ def _well_formed(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def _without_prefix(written: str) -> str | None:
+    """Return a tokenizer.json without what puts a space before every text; None where nothing does."""
+    if '"type":"Prepend"' not in written and '"prepend_scheme":"always"' not in written:
+        return None
+    parsed = json.loads(written)
+    steps = parsed.get("normalizer") or {}
+    if steps.get("type") == "Prepend":
+        parsed["normalizer"] = None
+    elif steps.get("type") == "Sequence":
+        steps["normalizers"] = [step for step in steps["normalizers"] if step["type"] != "Prepend"]
+    return json.dumps(parsed).replace('"prepend_scheme": "always"', '"prepend_scheme": "never"')
 
 
 def _plain_encoder(library: Any) -> Callable[[str], list[int]]:
