@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 
 from tests.daemon.test_life import outrider
 from tests.support import tiny_models
 from tests.support.daemon import configuration, running
 
-ASK = {"model": "toy", "prompt": "the sea is", "max_tokens": 120, "temperature": 0.7, "seed": 4}
+ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 120, "temperature": 0.7, "seed": 4}
 
 
 def drafts(*lines: str) -> str:
