@@ -1,6 +1,6 @@
-"""What a draft model's own probability of a token says about the chance that the target accepts it.
+"""What a drafter's own probability of a token says about the chance that the target accepts it.
 
-A draft model is surer than it should be, by how much depends on the pair and on the text. So outcomes are counted by
+A drafter is surer than it should be, by how much depends on the pair and on the text. So outcomes are counted by
 bucket of the probability, older ones fading, and a bucket's rate takes the place of the probability as outcomes come
 in: chance = (accepted + PRIOR * probability) / (seen + PRIOR), the mean of a Beta posterior whose prior is the
 draft's own word, worth PRIOR outcomes.
@@ -9,6 +9,7 @@ draft's own word, worth PRIOR outcomes.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
@@ -43,6 +44,18 @@ def observed(calibration: Calibration, probability: float, accepted: bool) -> Ca
         seen=_put(calibration.seen, bucket, calibration.seen[bucket] * fade + 1.0),
         accepted=_put(calibration.accepted, bucket, calibration.accepted[bucket] * fade + accepted),
     )
+
+
+def compared(
+    calibration: Calibration, proposed: Sequence[int], probabilities: Sequence[float], committed: Sequence[int]
+) -> Calibration:
+    """Return the calibration after a verdict: what was proposed against what was committed, up to the first token that
+    was wrong. Proposals that were not verified count too, as far as the target went the same way without them."""
+    for token, probability, chosen in zip(proposed, probabilities, committed, strict=False):
+        calibration = observed(calibration, probability, token == chosen)
+        if token != chosen:
+            break
+    return calibration
 
 
 def _put(values: tuple[float, ...], index: int, value: float) -> tuple[float, ...]:

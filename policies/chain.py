@@ -11,6 +11,10 @@ from collections.abc import Sequence
 
 WORTH_TOKENS = 0.5
 """A costlier drafter is asked where it usually brings so many accepted tokens more."""
+OPTIMISM_TOKENS = 4.0
+"""What is expected of a drafter at first: enough to ask it until its own figures say otherwise."""
+LOOK_AGAIN = 32
+"""After so many drafts that it was not asked for, a drafter is asked all the same: what it brings may have changed."""
 _WEIGHT = 0.05  # of the newest draft, in an exponential mean
 
 
@@ -23,18 +27,19 @@ def expected_tokens(confidences: Sequence[float]) -> float:
     return total
 
 
-def asks_on(confidences: Sequence[float], *, limit: int, usual: float) -> bool:
+def asks_on(confidences: Sequence[float], *, limit: int, usual: float, passed: int) -> bool:
     """Return whether to ask the next drafter too, where the cheaper ones' best draft has these confidences.
 
-    `usual`: the accepted tokens that can be expected of the next one's drafts. Where there is no draft yet it is
-    always asked, so that what is known of it stays true.
+    `usual`: the accepted tokens that can be expected of the next one's drafts. `passed`: drafts that it was not asked
+    for since the last. Where there is no draft yet it is always asked.
     """
-    if limit <= 0 or len(confidences) >= limit:
+    if limit <= 0:
         return False
-    return not confidences or expected_tokens(confidences) + WORTH_TOKENS < min(usual, limit)
+    if not confidences or passed >= LOOK_AGAIN:
+        return True
+    return expected_tokens(confidences) + WORTH_TOKENS < min(usual, limit)
 
 
-def usual_after(usual: float | None, confidences: Sequence[float]) -> float:
-    """Return what can be expected of a drafter, one more of its drafts considered (None: the first)."""
-    found = expected_tokens(confidences)
-    return found if usual is None else usual + _WEIGHT * (found - usual)
+def usual_after(usual: float, confidences: Sequence[float]) -> float:
+    """Return what can be expected of a drafter's drafts, one more of them considered."""
+    return usual + _WEIGHT * (expected_tokens(confidences) - usual)

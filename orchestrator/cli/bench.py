@@ -5,8 +5,10 @@ from __future__ import annotations
 import typer
 
 from orchestrator.cli.bench_decode import decode
+from orchestrator.cli.bench_pairs import pairs
 from orchestrator.cli.bench_serve import serve
 
 app = typer.Typer(no_args_is_help=True, help="Measure decoding in one process, or a server under load.")
 app.command("decode")(decode)
+app.command("pairs")(pairs)
 app.command("serve")(serve)

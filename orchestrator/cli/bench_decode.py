@@ -23,7 +23,7 @@ from orchestrator.bootstrap import (
     load_target,
     load_tokenizer,
 )
-from orchestrator.cli.bench_prompts import BenchError, read_texts, spread
+from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, PromptText, read_texts, spread
 from orchestrator.cli.bench_record import FORMULAS, Mode, Prompt, Run, measure, summarise
 from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.port import Drafter
@@ -48,7 +48,10 @@ def decode(
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
     target = _load(options)
     loaded = read_prompts(prompts, target, limit)
-    result = run(target, options, loaded, max_tokens, concurrency, sampling, depth)
+    drafter = build_drafter(options, target)
+    result = run(target, options, drafter, loaded, max_tokens, concurrency, sampling, depth)
+    if drafter is not None:
+        drafter.close()
     target.model.close()
     if json_out is not None:
         json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
@@ -90,25 +93,34 @@ def _load(options: EngineOptions) -> Target:
 
 def read_prompts(path: Path, target: Target, limit: int) -> list[Prompt]:
     """Read prompts and encode them as the chat API does. Raises BenchError naming file and line."""
-    tokenizer = load_tokenizer(target.tokenizer_dir)
     texts = read_texts(path)
+    return encoded(spread(texts, min(limit, len(texts)) or len(texts)), target)
+
+
+def encoded(texts: Sequence[PromptText], target: Target) -> list[Prompt]:
+    """Return prompts as the chat API encodes them."""
+    tokenizer = load_tokenizer(target.tokenizer_dir)
     stop_tokens = sorted(tokenizer.eos_ids)
     return [
         Prompt(text.key, text.category, tokenizer.encode_chat([{"role": "user", "content": text.text}]), stop_tokens)
-        for text in spread(texts, min(limit, len(texts)) or len(texts))
+        for text in texts
     ]
 
 
 def run(
     target: Target,
     options: EngineOptions,
+    drafter: Drafter | None,
     prompts: Sequence[Prompt],
     max_tokens: int,
     concurrency: int,
     sampling: Sampling,
     depth: int | None,
 ) -> dict[str, Any]:
-    """Measure both modes and return the whole result (`summary`, `runs`, `environment`, `formulas`)."""
+    """Measure both modes and return the whole result (`summary`, `runs`, `environment`, `formulas`).
+
+    One drafter drafts for all speculative waves, as in a server; plain waves have none and teach it nothing.
+    """
     submits = [
         Submit(
             request_id=f"{index}-{prompt.key}",
@@ -119,15 +131,11 @@ def run(
         )
         for index, prompt in enumerate(prompts)
     ]
-    _warm_up(target, options, submits[:2])
-    # One drafter for all speculative waves, as in a server; plain waves have none and teach it nothing.
-    drafter = build_drafter(options, target)
+    _warm_up(target, options, drafter)
     runs: dict[Mode, Run] = {"plain": Run("plain"), "spec": Run("spec")}
     for number, wave in enumerate(_waves(submits, concurrency)):
         for mode in _order(number):
             _measure_wave(target, options, wave, runs[mode], drafter if mode == "spec" else None, depth)
-    if drafter is not None:
-        drafter.close()
     return {
         "summary": summarise(runs["plain"], runs["spec"], prompts),
         "runs": [outcome.rows(prompts) for outcome in runs.values()],
@@ -168,11 +176,14 @@ def _measure_wave(
     measure(build_loop(target, options, drafter), wave, outcome)
 
 
-def _warm_up(target: Target, options: EngineOptions, submits: Sequence[Submit]) -> None:
-    for drafter in (None, build_drafter(options, target)):
-        measure(build_loop(target, options, drafter), list(submits), Run("plain"))
-        if drafter is not None:
-            drafter.close()
+def _warm_up(target: Target, options: EngineOptions, drafter: Drafter | None) -> None:
+    """Let runtimes compile their shapes, on prompts of our own: what a drafter learns of them helps with no other."""
+    warm = [
+        Submit(f"warm-{prompt.key}", prompt.tokens, 24, stop_tokens=prompt.stop_tokens)
+        for prompt in encoded(OWN_PROMPTS[:2], target)
+    ]
+    for one in (None, drafter):
+        measure(build_loop(target, options, one), warm, Run("plain"))
 
 
 def _environment(

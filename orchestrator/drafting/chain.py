@@ -1,32 +1,67 @@
-"""Several drafters as one, in order of cost: a later one is asked where the earlier ones have little to propose."""
+"""Several drafters as one, in order of cost: a later one is asked where the earlier ones have little to propose.
+
+Drafters are compared by the tokens that can be expected of their drafts, so what each says of its own certainty is
+calibrated here by outcomes: of the text's repetitions, say, far fewer are right in sampled text than in greedy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from orchestrator.cluster.port import DrafterState
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from policies.acceptance import Sampling
-from policies.chain import asks_on, expected_tokens, usual_after
+from policies.calibration import Calibration, chance, compared
+from policies.chain import OPTIMISM_TOKENS, asks_on, expected_tokens, usual_after
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What is known of one drafter, for one kind of text (greedy or sampled). `usual` and `passed`: see policies.chain.
+    `proposed` are its last drafts, by sequence, as it gave them."""
+
+    calibration: Calibration = field(default_factory=Calibration)
+    usual: float = OPTIMISM_TOKENS
+    passed: int = 0
+    proposed: dict[str, Draft] = field(default_factory=dict)
+
+    def note(self, key: str, draft: Draft) -> Draft:
+        """Return a draft with calibrated confidences, and remember it until its verdict."""
+        self.proposed[key] = draft
+        found = replace(draft, confidences=tuple(chance(self.calibration, c) for c in draft.confidences))
+        self.usual = usual_after(self.usual, found.confidences)
+        return found
+
+    def learn(self, key: str, committed: Sequence[int]) -> None:
+        """The verdict on a sequence came."""
+        draft = self.proposed.pop(key, NOTHING)
+        self.calibration = compared(self.calibration, draft.tokens, draft.confidences, committed)
 
 
 class ChainDrafter:
     """See the module. Of several drafts for a sequence the one that promises most is taken, the cheapest of equals;
-    `Draft.drafter` says whose it is."""
+    `Draft.drafter` says whose it is. Every drafter learns what was committed, whoever proposed it."""
 
     name = "chain"
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = tuple(drafters)
-        self._usual: list[float | None] = [None] * len(self._drafters)
+        self._greedy: dict[str, bool] = {}
+        self._standings = {greedy: [_Standing() for _ in self._drafters] for greedy in (True, False)}
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
         """See the port."""
+        self._forget(key)
+        self._greedy[key] = sampling.temperature == 0.0
         for drafter in self._drafters:
             drafter.begin(key, tokens, sampling)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """See the port. Every drafter learns what was committed, whoever proposed it."""
+        """See the port."""
+        if key in self._greedy:
+            for standing in self._standings[self._greedy[key]]:
+                standing.learn(key, tokens)
         for drafter in self._drafters:
             drafter.extend(key, tokens)
 
@@ -34,25 +69,34 @@ class ChainDrafter:
         """See the port."""
         best = [NOTHING] * len(asks)
         for number, drafter in enumerate(self._drafters):
-            usual = self._usual[number]
-            places = [
-                place
-                for place, ask in enumerate(asks)
-                if asks_on(best[place].confidences, limit=ask.limit, usual=ask.limit if usual is None else usual)
-            ]
+            places = [place for place, ask in enumerate(asks) if self._asks(number, ask, best[place])]
             found = drafter.propose([asks[place] for place in places]) if places else []
             for place, draft in zip(places, found, strict=True):
-                if not draft.tokens:
-                    continue
-                self._usual[number] = usual_after(self._usual[number], draft.confidences)
-                if expected_tokens(draft.confidences) > expected_tokens(best[place].confidences):
-                    best[place] = draft
+                key = asks[place].key
+                if draft.tokens:
+                    noted = self._standings[self._greedy[key]][number].note(key, draft)
+                    if expected_tokens(noted.confidences) > expected_tokens(best[place].confidences):
+                        best[place] = noted
         return best
+
+    def _asks(self, number: int, ask: Ask, best: Draft) -> bool:
+        if ask.key not in self._greedy:
+            return False
+        standing = self._standings[self._greedy[ask.key]][number]
+        asks = asks_on(best.confidences, limit=ask.limit, usual=standing.usual, passed=standing.passed)
+        standing.passed = 0 if asks else standing.passed + 1
+        return asks
 
     def end(self, key: str, *, keep: bool) -> None:
         """See the port."""
+        self._forget(key)
         for drafter in self._drafters:
             drafter.end(key, keep=keep)
+
+    def _forget(self, key: str) -> None:
+        if (greedy := self._greedy.pop(key, None)) is not None:
+            for standing in self._standings[greedy]:
+                standing.proposed.pop(key, None)
 
     def memory_bytes(self) -> int:
         """See the port."""

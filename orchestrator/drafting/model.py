@@ -21,11 +21,11 @@ import numpy as np
 from adapters.contract import AdapterError, LoadedModel
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import DrafterState
-from orchestrator.drafting.cache import DraftCache, Known, common
+from orchestrator.drafting.cache import DraftCache, Known
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from policies.acceptance import NotFinite, Row, Sampling, choose
-from policies.calibration import Calibration, chance, observed
+from policies.calibration import Calibration, chance, compared
 from policies.penalties import Penalties
 
 
@@ -159,13 +159,9 @@ class ModelDrafter:
         one.certainty *= confidence
 
     def _learn(self, key: str, sampling: Sampling, committed: Sequence[int]) -> None:
-        """Compare what was proposed with what was committed, up to the first token that was wrong. Proposals that
-        the loop did not verify count too, as far as the target went the same way without them."""
         greedy = sampling.temperature == 0.0
         tokens, probabilities = self._proposed.pop(key, ((), ()))
-        right = common(tokens, committed)
-        for index in range(min(right + 1, len(tokens), len(committed))):
-            self._calibrations[greedy] = observed(self._calibrations[greedy], probabilities[index], index < right)
+        self._calibrations[greedy] = compared(self._calibrations[greedy], tokens, probabilities, committed)
 
 
 def probability_of(row: Row, token: int, temperature: float) -> float:

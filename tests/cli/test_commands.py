@@ -166,3 +166,32 @@ def test_bench_decode_names_what_is_wrong_with_the_prompts(tmp_path, toy, conten
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_bench_pairs_runs_every_pairing_and_tells_what_failed(tmp_path, toy):
+    out = tmp_path / "out.json"
+    arguments = ("bench", "pairs", "--config", str(toy), "--max-tokens", "30", "--json", str(out))
+    done = outrider(*arguments)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    assert [row["pair"] for row in result["runs"]] == [
+        "suffix -> simulated",
+        "simulated -> simulated",
+        "suffix + simulated -> simulated",
+    ]
+    summary = result["summary"]
+    assert (summary["pairs"], summary["identical_pairs"], summary["failed_pairs"]) == (3, 3, 0)
+    assert summary["coupled_acceptance"] > 0.9
+    same = result["runs"][1]
+    assert same["greedy"]["mean_acceptance_length"] > 3.0
+    assert same["kv_cache_mib"] > 0
+    toy.write_text(
+        toy.read_text()
+        + "drafts: [{method: model, adapter: simulated, source: 'simulated:toy?fault=device_lost&at=9'}]\n"
+    )
+    done = outrider(*arguments, "--only", "fault")
+    assert done.returncode == 1
+    assert "pairs failed" in done.stderr
+    result = json.loads(out.read_text())
+    assert result["summary"]["failed_pairs"] == len(result["runs"]) == 2
+    assert all(row["identical"] and "the device was lost" in row["failed"] for row in result["runs"])

@@ -36,7 +36,7 @@ steps = st.lists(
 def cached(model: ToyModel, slot: int, count: int) -> np.ndarray:
     """What the cache holds of a slot's first positions: (hash of all before, token)."""
     size = model.capabilities.block_tokens
-    table = model._pool.table(slot, count)
+    table = model._pool.table(slot, count) if count else []
     return np.array([model._cache[table[at // size], at % size] for at in range(count)]).reshape(-1, 2)
 
 

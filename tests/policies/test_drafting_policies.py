@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.calibration import EDGES, MEMORY, Calibration, chance, observed
-from policies.chain import WORTH_TOKENS, asks_on, expected_tokens, usual_after
+from policies.calibration import EDGES, MEMORY, Calibration, chance, compared, observed
+from policies.chain import LOOK_AGAIN, WORTH_TOKENS, asks_on, expected_tokens, usual_after
 
 chances = st.floats(0.0, 1.0)
 outcomes = st.lists(st.tuples(chances, st.booleans()), max_size=60)
@@ -50,6 +50,18 @@ def test_the_rate_is_learned_and_an_old_one_forgotten(tenths, probability, histo
     assert max(calibration.seen) <= MEMORY
 
 
+tokens = st.lists(st.integers(0, 2), max_size=6)
+
+
+@given(tokens, tokens, st.data())
+def test_a_verdict_says_nothing_of_what_stands_behind_the_first_wrong_token(proposed, committed, data):
+    probabilities = data.draw(st.lists(chances, min_size=len(proposed), max_size=len(proposed)))
+    right = next((i for i, (a, b) in enumerate(zip(proposed, committed, strict=False)) if a != b), None)
+    count = min(len(proposed), len(committed)) if right is None else right + 1
+    expected = after([(p, i != right) for i, p in enumerate(probabilities[:count])])
+    assert compared(Calibration(), proposed, probabilities, committed) == expected
+
+
 @given(st.lists(chances, max_size=12), chances)
 def test_expected_tokens_is_what_simulation_by_hand_gives(confidences, more):
     total = expected_tokens(confidences)
@@ -58,19 +70,17 @@ def test_expected_tokens_is_what_simulation_by_hand_gives(confidences, more):
     assert expected_tokens([more, *confidences]) == pytest.approx(more * (1.0 + total))
 
 
-@given(st.lists(chances, max_size=12), st.integers(0, 12), st.floats(0.0, 12.0))
-def test_the_next_drafter_is_asked_where_it_can_bring_more(confidences, limit, usual):
-    asked = asks_on(confidences, limit=limit, usual=usual)
-    if not confidences:
+@given(st.lists(chances, max_size=12), st.integers(0, 12), st.floats(0.0, 12.0), st.integers(0, 40))
+def test_the_next_drafter_is_asked_where_it_can_bring_more(confidences, limit, usual, passed):
+    asked = asks_on(confidences, limit=limit, usual=usual, passed=passed)
+    if not confidences or passed >= LOOK_AGAIN:
         assert asked == (limit > 0)
     elif asked:
         assert min(usual, limit) - expected_tokens(confidences) > WORTH_TOKENS
-        assert len(confidences) < limit
     assert not (asked and limit == 0)
 
 
 @given(st.lists(chances, max_size=12), st.floats(0.0, 12.0))
 def test_what_is_usual_moves_towards_the_newest(confidences, usual):
     found = expected_tokens(confidences)
-    assert usual_after(None, confidences) == found
     assert min(usual, found) - 1e-9 <= usual_after(usual, confidences) <= max(usual, found) + 1e-9

@@ -1,0 +1,239 @@
+"""`outrider bench pairs`: every draft on every target that this machine can run, each against target-only decoding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import psutil
+import typer
+
+from adapters import registry
+from adapters.contract import AdapterError
+from device_profiles.units import MIB
+from orchestrator.bootstrap import EngineOptions, Target, build_drafter, engine_options, load_target
+from orchestrator.bootstrap.options import DraftOptions, ModelDraftOptions, ModelOptions, SuffixOptions
+from orchestrator.cli.bench_decode import encoded, read_prompts, run
+from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError
+from orchestrator.cli.bench_record import FORMULAS, Prompt
+from orchestrator.cluster.port import Sampling
+from orchestrator.drafting.port import Drafter
+from orchestrator.errors import OutriderError
+
+SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1)}
+_SUFFIX = SuffixOptions("suffix", max_match=16, memory_bytes=16 * MIB)
+_DRAFT_KV_BYTES = 256 * MIB
+
+
+def pairs(
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with `turns` or `prompt`; else six of our own.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 48,
+    limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 6,
+    only: Annotated[str, typer.Option(help="Pairs whose name holds this text.")] = "",
+    config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
+) -> None:
+    """Decode with every draft on every target of this machine, greedy and sampled; compare the tokens one by one."""
+    options = _options(config)
+    chosen, skipped = pairings(options)
+    chosen = [pair for pair in chosen if only in pair.name]
+    if not chosen:
+        raise BenchError(f"no pair's name holds {only!r}")
+    found = list(_measured(chosen, options, lambda target: _prompts(prompts, target, limit), max_tokens))
+    summary = summarise(found)
+    result: dict[str, Any] = {
+        "summary": summary,
+        "runs": found,
+        "skipped": skipped,
+        "environment": {"max_tokens": max_tokens, "model": options.model.source, "exactness": options.model.exactness},
+        "formulas": {name: FORMULAS[name] for name in ("acceptance_rate", "mean_acceptance_length", "tpot_ms")}
+        | {
+            "coupled_acceptance": "accepted / drafted tokens of the sampled runs with one draft model",
+            "rss_mib": "growth of this process's resident memory as the draft is loaded; what was there is shared",
+        },
+    }
+    if json_out is not None:
+        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    from orchestrator.cli.bench_pairs_table import print_pairs
+
+    print_pairs(result)
+    wrong = len(found) - summary["identical_pairs"]
+    if wrong and options.model.exactness == "bit":
+        raise BenchError(f"{wrong} of {len(found)} pairs failed, or gave other tokens than the target alone")
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """A target and the drafters for it."""
+
+    target: ModelOptions
+    drafters: tuple[DraftOptions, ...]
+
+    @property
+    def name(self) -> str:
+        """The drafters, in order, and the target: "suffix + onnx_rt CPU -> openvino_rt CPU"."""
+        return f"{' + '.join(draft.name for draft in self.drafters)} -> {_where(self.target)}"
+
+
+def pairings(options: EngineOptions) -> tuple[list[Pairing], list[str]]:
+    """Return every pairing of the configured model with itself and the configured draft models over all runtimes and
+    devices here, and why the others are left out."""
+    runtimes, skipped = places(options.model)
+    models = [_draft_of(place, options) for place in runtimes]
+    for draft in options.drafters:
+        if isinstance(draft, ModelDraftOptions) and draft.model.source != options.model.source:
+            name = f"{Path(draft.model.source).name} on {_where(draft.model)}"
+            models.append(msgspec.structs.replace(draft, name=name))
+    sets: list[tuple[DraftOptions, ...]] = [(_SUFFIX,), *((draft,) for draft in models)]
+    sets += [(_SUFFIX, draft) for draft in models]
+    return [Pairing(target, drafters) for target in runtimes for drafters in sets], skipped
+
+
+def places(model: ModelOptions) -> tuple[list[ModelOptions], list[str]]:
+    """Return the model on each runtime and device that is here, and why the others are left out."""
+    if model.adapter == "simulated":
+        return [model], []
+    found: list[ModelOptions] = []
+    skipped: list[str] = []
+    for name in registry.names():
+        if name == "simulated":
+            continue
+        try:
+            devices = registry.get(name).devices()
+        except AdapterError as error:
+            skipped.append(f"{name}: {error}")
+            continue
+        for device in devices:
+            if (name, device.name) == (model.adapter, model.device):
+                found.append(model)
+            else:
+                found.append(msgspec.structs.replace(model, adapter=name, device=device.name, activations="auto"))
+    return found, skipped
+
+
+def _measured(
+    chosen: Sequence[Pairing], options: EngineOptions, read: Callable[[Target], list[Prompt]], max_tokens: int
+) -> Iterator[dict[str, Any]]:
+    """Measure the pairings, each target loaded once. What cannot be run is told as such."""
+    loaded: Target | None = None
+    target: ModelOptions | None = None
+    reason = ""
+    for pair in chosen:
+        if pair.target != target:
+            if loaded is not None:
+                loaded.model.close()
+            loaded, reason, target = None, "", pair.target
+            try:
+                loaded = load_target(_options_of(pair, options), lambda stage, fraction: None)
+            except AdapterError as error:
+                reason = str(error)
+        if loaded is None:
+            yield _failed(pair, f"the target cannot be run: {reason}")
+        else:
+            yield _measure(pair, loaded, _options_of(pair, options), read(loaded), max_tokens)
+    if loaded is not None:
+        loaded.model.close()
+
+
+def _measure(
+    pair: Pairing, target: Target, options: EngineOptions, prompts: Sequence[Prompt], max_tokens: int
+) -> dict[str, Any]:
+    process = psutil.Process()
+    before = process.memory_info().rss
+    drafter: Drafter | None = None
+    try:
+        drafter = build_drafter(options, target)
+        found: dict[str, Any] = {}
+        for name, sampling in SAMPLINGS.items():
+            found[name] = _figures(run(target, options, drafter, prompts, max_tokens, 1, sampling, None))
+    except (AdapterError, OutriderError) as error:
+        return _failed(pair, str(error))
+    finally:
+        rss_mib = (process.memory_info().rss - before) / MIB
+        states = drafter.states() if drafter is not None else []
+        if drafter is not None:
+            drafter.close()
+    broken = [f"{state.name} failed: {state.reason}" for state in states if state.state == "failed"]
+    return {
+        "pair": pair.name,
+        "target": _where(pair.target),
+        "drafters": [draft.name for draft in pair.drafters],
+        "coupled": len(pair.drafters) == 1 and isinstance(pair.drafters[0], ModelDraftOptions),
+        "failed": "; ".join(broken),
+        "identical": all(figures["identical"] for figures in found.values()),
+        "rss_mib": rss_mib,
+        "kv_cache_mib": sum(state.memory_bytes for state in states) / MIB,
+        "states": msgspec.to_builtins(states),
+        **found,
+    }
+
+
+def _figures(result: dict[str, Any]) -> dict[str, Any]:
+    kept = ("identical", "mismatches", "acceptance_rate", "mean_acceptance_length", "plain_tpot_ms", "spec_tpot_ms")
+    requests = result["runs"][1]["requests"]
+    return {name: result["summary"][name] for name in (*kept, "tpot_speed_up", "prompts")} | {
+        "drafted": sum(request["drafted"] for request in requests),
+        "accepted": sum(request["accepted"] for request in requests),
+    }
+
+
+def _failed(pair: Pairing, reason: str) -> dict[str, Any]:
+    return {
+        "pair": pair.name,
+        "target": _where(pair.target),
+        "drafters": [draft.name for draft in pair.drafters],
+        "coupled": False,
+        "failed": reason,
+        "identical": False,
+    }
+
+
+def summarise(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return `pairs`, `identical_pairs` (both samplings, no failure), `failed_pairs` and `coupled_acceptance`."""
+    coupled = [row["sampled"] for row in found if row["coupled"]]
+    drafted = sum(figures["drafted"] for figures in coupled)
+    return {
+        "pairs": len(found),
+        "identical_pairs": sum(row["identical"] and not row["failed"] for row in found),
+        "failed_pairs": sum(bool(row["failed"]) for row in found),
+        "coupled_acceptance": sum(figures["accepted"] for figures in coupled) / drafted if drafted else None,
+    }
+
+
+def _options(config: Path | None) -> EngineOptions:
+    from orchestrator.config.load import default_config_path, load_config
+
+    path = config or default_config_path()
+    options = engine_options(load_config(path), path.resolve().parent)
+    if options.max_depth == 0:
+        raise BenchError("the configuration switches speculation off: there is nothing to pair")
+    return msgspec.structs.replace(options, prefix_reuse=False)
+
+
+def _options_of(pair: Pairing, options: EngineOptions) -> EngineOptions:
+    return msgspec.structs.replace(options, model=pair.target, drafters=list(pair.drafters))
+
+
+def _prompts(path: Path | None, target: Target, limit: int) -> list[Prompt]:
+    if path is not None:
+        return read_prompts(path, target, limit)
+    return encoded(OWN_PROMPTS[: limit or len(OWN_PROMPTS)], target)
+
+
+def _draft_of(place: ModelOptions, options: EngineOptions) -> ModelDraftOptions:
+    return ModelDraftOptions(
+        name=_where(place),
+        place="bench pairs",
+        model=msgspec.structs.replace(place, exactness="kernel", kv_cache_bytes=_DRAFT_KV_BYTES),
+        prefill_ms=options.max_itl_ms / 2,
+    )
+
+
+def _where(model: ModelOptions) -> str:
+    return model.adapter if model.adapter == "simulated" else f"{model.adapter} {model.device}"
