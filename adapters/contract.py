@@ -103,6 +103,9 @@ class Capabilities:
     bits. The class of a row must then follow from the request alone: rows behind a prompt of at most `apart_tokens`
     tokens are run with `Segment.apart`, all others without. Apart rows are charged one by one, but a forward of a
     single row is charged `paid_rows`.
+
+    `static_widths`: where shapes are static, the numbers of rows that there are graphs for, in ascending order. Each
+    sequence is run in forwards of these widths, and a row that is left over costs like one that is used.
     """
 
     slots: int
@@ -121,6 +124,7 @@ class Capabilities:
     exactness: Exactness
     device: str
     apart_tokens: int = 0
+    static_widths: tuple[int, ...] = ()
 
 
 class LoadedModel(Protocol):
@@ -179,8 +183,21 @@ class LoadedModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class StaticShapes:
+    """Graphs of fixed shape. `on`: also on a device that does not need them. `context_tokens`: how many positions a
+    sequence may hold, 0 for the adapter's choice. `prefill_rows` and `verify_rows`: the numbers of rows of a forward
+    that graphs are made for."""
+
+    on: bool = False
+    context_tokens: int = 0
+    prefill_rows: int = 128
+    verify_rows: tuple[int, ...] = (1, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load: `kv_cache_bytes` bounds the KV pool, `threads` 0 leaves the count to the runtime."""
+    """How to load: `kv_cache_bytes` bounds the KV pool, `threads` 0 leaves the count to the runtime. `static` is read
+    where shapes are static."""
 
     device: str = "CPU"
     exactness: Exactness = Exactness.BIT
@@ -189,6 +206,7 @@ class LoadOptions:
     slots: int = 32
     max_batch_rows: int = 512
     threads: int = 0
+    static: StaticShapes = StaticShapes()
 
 
 class Adapter(Protocol):

@@ -26,8 +26,8 @@ from adapters.contract import (
     Segment,
 )
 from adapters.kv_blocks import BlockPool
+from adapters.kv_memory import KvMemory, block_tokens
 from adapters.onnx_rt.graph import cache_names
-from adapters.onnx_rt.kv_memory import KvMemory, block_tokens
 from adapters.pooled import PooledModel, padded_rows
 from device_profiles.profile import Exactness
 from device_profiles.units import ceil_div

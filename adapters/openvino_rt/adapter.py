@@ -24,7 +24,7 @@ from adapters.openvino_rt.model import PagedModel
 from adapters.prepared_facts import model_spec, read_facts
 from device_profiles.profile import DeviceProfile
 
-_HINTS = {Precision.BF16: "bf16", Precision.FP16: "f16", Precision.FP32: "f32"}
+HINTS = {Precision.BF16: "bf16", Precision.FP16: "f16", Precision.FP32: "f32"}
 
 
 def _core() -> Any:
@@ -35,6 +35,40 @@ def _core() -> Any:
     return ov.Core()
 
 
+def core_with(device: str) -> Any:
+    """Return OpenVINO's core. Raises AdapterUnavailable, and Unsupported where it sees no such device."""
+    core = _core()
+    if device not in core.available_devices:
+        raise Unsupported(f"OpenVINO sees no device {device!r} here; there is {', '.join(core.available_devices)}")
+    return core
+
+
+def devices() -> list[DeviceProfile]:
+    """List OpenVINO's devices. Raises AdapterUnavailable."""
+    core = _core()
+    return [device_profile(core, name) for name in core.available_devices]
+
+
+def device_profile(core: Any, name: str) -> DeviceProfile:
+    """Return what is known of a device."""
+    words = {
+        "BF16": Precision.BF16,
+        "FP16": Precision.FP16,
+        "FP32": Precision.FP32,
+        "INT8": Precision.INT8,
+    }
+    found = core.get_property(name, "OPTIMIZATION_CAPABILITIES")
+    memory = psutil.virtual_memory().total if name == "CPU" else 0
+    return DeviceProfile(
+        adapter=OpenVinoAdapter.name,
+        name=name,
+        kind=name.split(".")[0].lower(),
+        full_name=str(core.get_property(name, "FULL_DEVICE_NAME")),
+        memory_bytes=memory,
+        precisions=tuple(precision for word, precision in words.items() if word in found),
+    )
+
+
 class OpenVinoAdapter:
     """See the module and the contract."""
 
@@ -42,26 +76,7 @@ class OpenVinoAdapter:
 
     def devices(self) -> list[DeviceProfile]:
         """List OpenVINO's devices. Raises AdapterUnavailable."""
-        core = _core()
-        return [self._device(core, name) for name in core.available_devices]
-
-    def _device(self, core: Any, name: str) -> DeviceProfile:
-        words = {
-            "BF16": Precision.BF16,
-            "FP16": Precision.FP16,
-            "FP32": Precision.FP32,
-            "INT8": Precision.INT8,
-        }
-        found = core.get_property(name, "OPTIMIZATION_CAPABILITIES")
-        memory = psutil.virtual_memory().total if name == "CPU" else 0
-        return DeviceProfile(
-            adapter=self.name,
-            name=name,
-            kind=name.split(".")[0].lower(),
-            full_name=str(core.get_property(name, "FULL_DEVICE_NAME")),
-            memory_bytes=memory,
-            precisions=tuple(precision for word, precision in words.items() if word in found),
-        )
+        return devices()
 
     def recipe(self) -> str:
         """Name the conversion: its format and the versions of the libraries that write it."""
@@ -81,13 +96,9 @@ class OpenVinoAdapter:
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> PagedModel:
         """See the contract."""
-        core = _core()
-        if options.device not in core.available_devices:
-            raise Unsupported(
-                f"OpenVINO sees no device {options.device!r} here; there is {', '.join(core.available_devices)}"
-            )
+        core = core_with(options.device)
         facts = read_facts(prepared)
-        profile = self._device(core, options.device)
+        profile = device_profile(core, options.device)
         activations = options.activations or (
             Precision.BF16 if Precision.BF16 in profile.precisions else Precision.FP32
         )
@@ -110,8 +121,8 @@ class OpenVinoAdapter:
         from adapters.openvino_rt.graph import read_paged
 
         settings: dict[str, Any] = {
-            "INFERENCE_PRECISION_HINT": _HINTS[activations],
-            "KV_CACHE_PRECISION": _HINTS[kv_cache],
+            "INFERENCE_PRECISION_HINT": HINTS[activations],
+            "KV_CACHE_PRECISION": HINTS[kv_cache],
             "PERFORMANCE_HINT": "LATENCY",
         }
         if options.threads:

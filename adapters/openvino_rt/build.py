@@ -18,6 +18,7 @@ import numpy as np
 from adapters.contract import ModelRefused
 from adapters.decoder.spec import Rope, Weights
 from adapters.openvino_rt.constants import Constants, keep_compressed
+from adapters.openvino_rt.layers import Layers
 
 _MASKED = -65504.0  # the lowest f16: what exported graphs use for "not to be seen"
 
@@ -41,20 +42,16 @@ def write_model(weights: Weights, path: Path) -> None:
     keep_compressed(path)
 
 
-class _Builder:
+class _Builder(Layers):
     """One graph in the making. Nodes that layers share (ropes, masks) are made once."""
 
     def __init__(self, weights: Weights, constants: Constants) -> None:
-        import openvino as ov
-        from openvino import opset13
-
-        self.ov, self.ops = ov, opset13
-        self.weights, self.spec, self.constants = weights, weights.spec, constants
+        super().__init__(weights, constants)
         self.sinks: list[Any] = []
         self.ids, self.seen, self.positions = (
-            self._input(name, [-1, -1], ov.Type.i64) for name in ("input_ids", "attention_mask", "position_ids")
+            self.input(name, [-1, -1], self.ov.Type.i64) for name in ("input_ids", "attention_mask", "position_ids")
         )
-        self.beams = self._input("beam_idx", [-1], ov.Type.i32)
+        self.beams = self.input("beam_idx", [-1], self.ov.Type.i32)
         self.batch = self._size(self.ids, 0)
         self.ropes: dict[Rope, tuple[Any, Any]] = {}
         self.masks: dict[int, Any] = {}
@@ -62,85 +59,31 @@ class _Builder:
     def model(self) -> Any:
         """Return the whole graph."""
         ops, spec = self.ops, self.spec
-        table = self._weight("embedding")
-        hidden = ops.gather(table, ops.convert(self.ids, "i32"), self._scalar(0, np.int32))
+        table = self.weight("embedding")
+        hidden = ops.gather(table, ops.convert(self.ids, "i32"), self.scalar(0, np.int32))
         if spec.embedding_scale != 1.0:
-            hidden = ops.multiply(hidden, self._scalar(spec.embedding_scale))
+            hidden = ops.multiply(hidden, self.scalar(spec.embedding_scale))
         for layer in range(spec.layers):
-            hidden = self._layer(hidden, layer)
-        hidden = self._norm(hidden, "final_norm")
-        head = table if spec.tied_embeddings else self._weight("head")
-        logits = ops.matmul(hidden, head, False, True)
-        if spec.logit_softcap:
-            cap = self._scalar(spec.logit_softcap)
-            logits = ops.multiply(ops.tanh(ops.divide(logits, cap)), cap)
-        logits.output(0).get_tensor().set_names({"logits"})
+            hidden = self.layer(hidden, layer)
+        hidden = self.norm(hidden, "final_norm")
+        logits = self.logits(hidden, table if spec.tied_embeddings else self.weight("head"))
         inputs = [self.ids, self.seen, self.positions, self.beams]
         return self.ov.Model([ops.result(logits)], self.sinks, inputs, f"{spec.family}_decoder")
 
-    def _layer(self, hidden: Any, layer: int) -> Any:
-        ops, spec = self.ops, self.spec
-        attention = self._attention(self._norm(hidden, f"{layer}.attention_norm"), layer)
-        if spec.post_norms:
-            attention = self._norm(attention, f"{layer}.post_attention_norm")
-        hidden = ops.add(hidden, attention)
-        mlp = self._mlp(self._norm(hidden, f"{layer}.mlp_norm"), layer)
-        if spec.post_norms:
-            mlp = self._norm(mlp, f"{layer}.post_mlp_norm")
-        return ops.add(hidden, mlp)
-
-    def _mlp(self, hidden: Any, layer: int) -> Any:
-        ops = self.ops
-        gate = ops.matmul(hidden, self._weight(f"{layer}.gate"), False, True)
-        active = ops.swish(gate) if self.spec.activation == "silu" else ops.gelu(gate, "tanh")
-        up = ops.matmul(hidden, self._weight(f"{layer}.up"), False, True)
-        return ops.matmul(ops.multiply(active, up), self._weight(f"{layer}.down"), False, True)
-
-    def _attention(self, hidden: Any, layer: int) -> Any:
-        ops, spec = self.ops, self.spec
-        query, key, value = (
-            self._heads(part, heads)
-            for part, heads in zip(
-                self._projected(hidden, layer), (spec.heads, spec.kv_heads, spec.kv_heads), strict=True
-            )
-        )
-        if spec.qk_norm:
-            query, key = self._norm(query, f"{layer}.query_norm"), self._norm(key, f"{layer}.key_norm")
-        order = self._ints([0, 2, 1, 3])
-        query, key, value = (ops.transpose(part, order) for part in (query, key, value))  # (B, H or K, S, D)
+    def attention(self, hidden: Any, layer: int) -> Any:
+        """See `Layers`."""
+        spec = self.spec
+        query, key, value = self.heads(hidden, layer)
         query, key = self._rotated(query, spec.ropes[layer]), self._rotated(key, spec.ropes[layer])
         keys, values = self._remembered(key, layer, "key"), self._remembered(value, layer, "value")
-        attended = ops.scaled_dot_product_attention(
+        attended = self.ops.scaled_dot_product_attention(
             query,
             self._shared(keys),
             self._shared(values),
             self._mask(spec.windows[layer]),
-            self._scalar(spec.query_scale),
+            self.scalar(spec.query_scale),
         )
-        joined = ops.reshape(ops.transpose(attended, order), self._ints([0, 0, spec.heads * spec.head_dim]), True)
-        return ops.matmul(joined, self._weight(f"{layer}.output"), False, True)
-
-    def _projected(self, hidden: Any, layer: int) -> list[Any]:
-        """Query, key and value as one product: it is dispatched once (measured in fuse.py)."""
-        ops, spec = self.ops, self.spec
-        roles = ("query", "key", "value")
-        joined = ops.matmul(hidden, self._weight(*(f"{layer}.{role}" for role in roles)), False, True)
-        if spec.qkv_bias:
-            joined = ops.add(joined, self._weight(*(f"{layer}.{role}_bias" for role in roles)))
-        rows = [heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
-        split = ops.variadic_split(joined, self._scalar(-1, np.int64), self._ints(rows))
-        return [split.output(index) for index in range(len(roles))]
-
-    def _heads(self, part: Any, heads: int) -> Any:
-        return self.ops.reshape(part, self._ints([0, 0, heads, self.spec.head_dim]), True)  # (B, S, heads, D)
-
-    def _norm(self, hidden: Any, name: str) -> Any:
-        """RMS norm over the last axis (arXiv 1910.07467)."""
-        ops = self.ops
-        square = ops.power(hidden, self._scalar(2.0))
-        mean = ops.reduce_mean(square, self._ints([-1]), True)
-        root = ops.sqrt(ops.add(mean, self._scalar(self.spec.norm_epsilon)))
-        return ops.multiply(ops.multiply(hidden, ops.divide(self._scalar(1.0), root)), self._weight(name))
+        return self.joined(attended, layer)
 
     def _rotated(self, part: Any, rope: Rope) -> Any:
         """Rotate-half position embedding of (B, heads, S, D)."""
@@ -149,36 +92,36 @@ class _Builder:
             self.ropes[rope] = self._turns(rope)
         cos, sin = self.ropes[rope]
         half = self.spec.head_dim // 2
-        axis, step = self._ints([3]), self._ints([1])
-        first = ops.slice(part, self._ints([0]), self._ints([half]), step, axis)
-        second = ops.slice(part, self._ints([half]), self._ints([np.iinfo(np.int64).max]), step, axis)
-        turned = ops.concat([ops.multiply(second, self._scalar(-1.0)), first], -1)
+        axis, step = self.ints([3]), self.ints([1])
+        first = ops.slice(part, self.ints([0]), self.ints([half]), step, axis)
+        second = ops.slice(part, self.ints([half]), self.ints([np.iinfo(np.int64).max]), step, axis)
+        turned = ops.concat([ops.multiply(second, self.scalar(-1.0)), first], -1)
         return ops.add(ops.multiply(part, cos), ops.multiply(turned, sin))
 
     def _turns(self, rope: Rope) -> tuple[Any, Any]:
         """Return cos and sin of every position's angles, both (B, 1, S, D)."""
         ops = self.ops
         frequencies = ops.constant(np.array(rope.inverse_frequencies, np.float32).reshape(1, -1, 1))
-        shape = ops.concat([self.batch, self._ints([1]), self._ints([1])], 0)
+        shape = ops.concat([self.batch, self.ints([1]), self.ints([1])], 0)
         per_sequence = ops.broadcast(frequencies, shape, broadcast_spec="BIDIRECTIONAL")
-        positions = ops.convert(ops.unsqueeze(self.positions, self._scalar(1, np.int64)), "f32")
-        angles = ops.transpose(ops.matmul(per_sequence, positions, False, False), self._ints([0, 2, 1]))
+        positions = ops.convert(ops.unsqueeze(self.positions, self.scalar(1, np.int64)), "f32")
+        angles = ops.transpose(ops.matmul(per_sequence, positions, False, False), self.ints([0, 2, 1]))
         twice = ops.concat([angles, angles], -1)
         cos, sin = ops.cos(twice), ops.sin(twice)
         if rope.magnitude != 1.0:
-            cos, sin = (ops.multiply(part, self._scalar(rope.magnitude)) for part in (cos, sin))
-        axis = self._scalar(1, np.int64)
+            cos, sin = (ops.multiply(part, self.scalar(rope.magnitude)) for part in (cos, sin))
+        axis = self.scalar(1, np.int64)
         return ops.unsqueeze(cos, axis), ops.unsqueeze(sin, axis)
 
     def _remembered(self, current: Any, layer: int, role: str) -> Any:
         """Append (B, K, S, D) to the state and return all of it, (B, K, T, D)."""
         ops, spec = self.ops, self.spec
-        empty = ops.concat([self.batch, self._ints([spec.kv_heads, 0, spec.head_dim])], 0)
+        empty = ops.concat([self.batch, self.ints([spec.kv_heads, 0, spec.head_dim])], 0)
         # Exported graphs name a state so, and tools that know them look for it.
         name = f"past_key_values.{layer}.{role}present.{layer}.{role}"
         shape = self.ov.PartialShape([-1, spec.kv_heads, -1, spec.head_dim])
-        past = ops.read_value(ops.broadcast(self._scalar(0.0), empty), name, self.ov.Type.f32, shape)
-        past = ops.gather(past, self.beams, self._scalar(0, np.int64))
+        past = ops.read_value(ops.broadcast(self.scalar(0.0), empty), name, self.ov.Type.f32, shape)
+        past = ops.gather(past, self.beams, self.scalar(0, np.int64))
         if layer == 0 and role == "key":
             self.past = self._size(past, 2)
         both = ops.concat([past, current], 2)
@@ -191,10 +134,10 @@ class _Builder:
         groups = spec.heads // spec.kv_heads
         if groups == 1:
             return part
-        apart = ops.unsqueeze(part, self._scalar(2, np.int64))
-        shape = ops.concat([self.batch, self._ints([spec.kv_heads, groups, 1, spec.head_dim])], 0)
+        apart = ops.unsqueeze(part, self.scalar(2, np.int64))
+        shape = ops.concat([self.batch, self.ints([spec.kv_heads, groups, 1, spec.head_dim])], 0)
         repeated = ops.broadcast(apart, shape, broadcast_spec="BIDIRECTIONAL")
-        return ops.reshape(repeated, self._ints([0, spec.heads, -1, spec.head_dim]), True)
+        return ops.reshape(repeated, self.ints([0, spec.heads, -1, spec.head_dim]), True)
 
     def _mask(self, window: int) -> Any:
         """Return what is added to the scores, (B, 1, S, T): 0 where a token may look, the lowest number elsewhere.
@@ -205,42 +148,27 @@ class _Builder:
             return self.masks[window]
         ops = self.ops
         total = self._size(self.seen, 1)
-        zero, one = self._scalar(0, np.int64), self._scalar(1, np.int64)
+        zero, one = self.scalar(0, np.int64), self.scalar(1, np.int64)
         begin = ops.squeeze(self.past, zero)
         end = ops.add(begin, ops.squeeze(self._size(self.ids, 1), zero))
-        queries = ops.reshape(ops.range(begin, end, one, "i64"), self._ints([1, 1, -1, 1]), False)
+        queries = ops.reshape(ops.range(begin, end, one, "i64"), self.ints([1, 1, -1, 1]), False)
         keys = ops.range(zero, ops.squeeze(total, zero), one, "i64")
-        keys = ops.reshape(keys, self._ints([1, 1, 1, -1]), False)
-        real = ops.reshape(ops.convert(self.seen, "boolean"), self._ints([0, 1, 1, -1]), True)
+        keys = ops.reshape(keys, self.ints([1, 1, 1, -1]), False)
+        real = ops.reshape(ops.convert(self.seen, "boolean"), self.ints([0, 1, 1, -1]), True)
         may = ops.less_equal(keys, queries)
         if window:
-            inside = ops.greater(keys, ops.add(queries, self._scalar(-window, np.int64)))
+            inside = ops.greater(keys, ops.add(queries, self.scalar(-window, np.int64)))
             always = ops.constant(np.array(True))
             may = ops.bitwise_and(ops.bitwise_and(always, inside), may)
             may = ops.bitwise_and(ops.bitwise_and(real, may), always)
         else:
             may = ops.bitwise_and(real, may)
-        may = ops.broadcast(may, ops.concat([self.batch, self._ints([1]), self._size(self.ids, 1), total], 0))
-        scores = ops.select(may, self._scalar(0.0), self._scalar(_MASKED))
-        self.masks[window] = ops.slice(scores, self._ints([0]), total, self._ints([1]), self._ints([3]))
+        may = ops.broadcast(may, ops.concat([self.batch, self.ints([1]), self._size(self.ids, 1), total], 0))
+        scores = ops.select(may, self.scalar(0.0), self.scalar(_MASKED))
+        self.masks[window] = ops.slice(scores, self.ints([0]), total, self.ints([1]), self.ints([3]))
         return self.masks[window]
-
-    def _weight(self, *names: str) -> Any:
-        """Return the tensors of these names as one float32 node, stacked where there are several."""
-        return self.constants.weight([self.weights.tensor(name) for name in names])
-
-    def _input(self, name: str, shape: list[int], kind: Any) -> Any:
-        made = self.ops.parameter(shape, kind, name=name)
-        made.output(0).get_tensor().set_names({name})
-        return made
 
     def _size(self, node: Any, axis: int) -> Any:
         """Return one dimension of a node as a vector of one i64."""
         ops = self.ops
-        return ops.gather(ops.shape_of(node, "i64"), self._ints([axis]), self._scalar(0, np.int64))
-
-    def _ints(self, values: list[int]) -> Any:
-        return self.ops.constant(np.array(values, np.int64))
-
-    def _scalar(self, value: float, kind: type[np.generic] = np.float32) -> Any:
-        return self.ops.constant(np.array(value, kind))
+        return ops.gather(ops.shape_of(node, "i64"), self.ints([axis]), self.scalar(0, np.int64))

@@ -12,14 +12,18 @@ from numpy.typing import NDArray
 
 from adapters.decoder.spec import Dense, Grouped, Tensor, packed_pairs
 
+_MIDDLE = 128
+
 
 class Constants:
     """Makes constants that lie over numpy memory (mapped files among it) instead of copying it.
 
-    OpenVINO does not hold that memory: a graph may be used only as long as this object lives.
+    OpenVINO does not hold that memory: a graph may be used only as long as this object lives. `signed`: 8-bit values
+    around a zero of 128 become signed ones without zeros, the form that NPUs compute with.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, signed: bool = False) -> None:
+        self._signed = signed
         self._held: list[NDArray[Any]] = []
 
     def weight(self, tensors: Sequence[Tensor]) -> Any:
@@ -51,12 +55,17 @@ class Constants:
         values, zeros = _stacked([tensor.values for tensor in tensors]), _stacked([tensor.zeros for tensor in tensors])
         scales = _stacked([tensor.scales for tensor in tensors])
         (rows, columns), groups = values.shape, zeros.shape[1]
-        kind = ov.Type.u4 if first.bits == 4 else ov.Type.u8
-        if first.bits == 4:
-            values, zeros = _packed(values), _packed(zeros)
-        whole = ops.convert(self._constant(values, kind, (rows, groups, first.group_size)), "f16")
-        shift = ops.convert(self._constant(zeros, kind, (rows, groups, 1)), "f16")
-        plain = ops.multiply(ops.subtract(whole, shift), self._constant(scales, ov.Type.f16, (rows, groups, 1)))
+        shape = (rows, groups, first.group_size)
+        if self._signed and first.bits == 8 and (zeros == _MIDDLE).all():
+            signed = np.bitwise_xor(values, np.uint8(_MIDDLE)).view(np.int8)
+            offset = ops.convert(self._constant(signed, ov.Type.i8, shape), "f16")
+        else:
+            kind = ov.Type.u4 if first.bits == 4 else ov.Type.u8
+            if first.bits == 4:
+                values, zeros = _packed(values), _packed(zeros)
+            shift = ops.convert(self._constant(zeros, kind, (rows, groups, 1)), "f16")
+            offset = ops.subtract(ops.convert(self._constant(values, kind, shape), "f16"), shift)
+        plain = ops.multiply(offset, self._constant(scales, ov.Type.f16, (rows, groups, 1)))
         return ops.convert(ops.reshape(plain, ops.constant(np.array([rows, columns], np.int64)), False), "f32")
 
     def _constant(self, values: NDArray[Any], kind: Any, shape: Sequence[int]) -> Any:

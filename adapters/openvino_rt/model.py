@@ -19,18 +19,17 @@ from adapters.contract import (
     DeviceLost,
     ForwardResult,
     LoadOptions,
-    OutOfMemory,
     Precision,
     Segment,
 )
 from adapters.kv_blocks import BlockPool
+from adapters.openvino_rt.failures import typed
 from adapters.openvino_rt.graph import ROWS_INPUT
 from adapters.pooled import PooledModel, padded_rows
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
 
 _KV_PREFIXES = ("key_cache.", "value_cache.")
-_OUT_OF_MEMORY_WORDS = ("bad_alloc", "out of memory", "cannot allocate", "failed to allocate")
 
 
 class PagedModel(PooledModel):
@@ -90,7 +89,7 @@ class PagedModel(PooledModel):
                 tensor = ov.Tensor(port.get_element_type(), ov.Shape([blocks, *shape]))
                 self._request.set_tensor(port.any_name, tensor)
         except RuntimeError as error:
-            raise _typed(error) from error
+            raise typed(error) from error
         return shapes[0][1], blocks
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
@@ -106,7 +105,7 @@ class PagedModel(PooledModel):
             self._request.infer()
         except RuntimeError as error:
             self.close()
-            raise _typed(error) from error
+            raise typed(error) from error
         device_ms = (time.perf_counter() - started) * 1000.0
         logits = self._request.get_output_tensor(0).data
         return ForwardResult(logits.reshape(-1, logits.shape[-1]), device_ms)
@@ -168,10 +167,3 @@ def _pieces(segment: Segment, end: int) -> list[tuple[int, int]]:
     if segment.apart:
         return [(position, position + 1) for position in range(segment.start, end)]
     return [(segment.start, end)]
-
-
-def _typed(error: RuntimeError) -> DeviceLost:
-    text = str(error).strip().splitlines()[-1] if str(error).strip() else "no reason given"
-    if any(word in str(error).lower() for word in _OUT_OF_MEMORY_WORDS):
-        return OutOfMemory(f"OpenVINO ran out of memory: {text}")
-    return DeviceLost(f"OpenVINO failed: {text}")

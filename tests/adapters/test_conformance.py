@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 
 from adapters import registry
 from adapters.contract import (
+    Adapter,
     CapacityError,
     DeviceLost,
     LoadedModel,
     LoadOptions,
     ModelRefused,
     Segment,
+    StaticShapes,
     Unsupported,
 )
 from adapters.hf_directory import model_files
@@ -32,10 +35,22 @@ ADAPTERS = [
     pytest.param("onnx_rt", id="onnx_rt", marks=pytest.mark.model),
     # A model of tests/support/tiny_models.py behind the slash: sliding windows, and layers without.
     pytest.param("openvino_rt/gemma3", id="openvino_rt-gemma3"),
+    # Graphs of fixed shape, as an NPU runs them.
+    pytest.param("openvino_rt/llama/static", id="openvino_rt-llama-static"),
+    pytest.param("openvino_rt/gemma3/static", id="openvino_rt-gemma3-static"),
 ]
 DEVICES = {"simulated": "SIM", "openvino_rt": "CPU", "onnx_rt": "CPU"}
 SLOTS = 18
 ROWS = 160
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model as an adapter has prepared it, and the shapes that it is loaded with."""
+
+    adapter: Adapter
+    path: Path
+    static: StaticShapes
 
 
 def silent(stage: str, fraction: float) -> None:
@@ -43,9 +58,11 @@ def silent(stage: str, fraction: float) -> None:
 
 
 @pytest.fixture(scope="module", params=ADAPTERS)
-def prepared(request, tmp_path_factory) -> tuple[str, Path]:
-    """An adapter's name and a prepared model for it."""
-    name, _, tiny = request.param.partition("/")
+def prepared(request, tmp_path_factory) -> Prepared:
+    """A prepared model and its adapter."""
+    name, tiny, static = [*request.param.split("/"), "", ""][:3]
+    shapes = StaticShapes(on=bool(static), prefill_rows=32)
+    adapter = registry.get_for(name, DEVICES[name], shapes)
     root = tmp_path_factory.mktemp(name)
     if tiny:
         source = tiny_models.write_model(root / tiny, tiny, kind="BF16")
@@ -56,18 +73,18 @@ def prepared(request, tmp_path_factory) -> tuple[str, Path]:
         source = request.getfixturevalue("default_model_path")
     files = model_files(source) if tiny else ()
     file = ModelSource(path=source, name="conformance", source=str(source), files=files)
-    return name, ModelStore(root / "store").prepare(file, registry.get(name), silent)
+    return Prepared(adapter, ModelStore(root / "store").prepare(file, adapter, silent), shapes)
 
 
-def load(prepared: tuple[str, Path], **options) -> LoadedModel:
-    name, path = prepared
+def load(prepared: Prepared, **options) -> LoadedModel:
     chosen: dict[str, Any] = {
-        "device": DEVICES[name],
+        "device": DEVICES[prepared.adapter.name],
+        "static": prepared.static,
         "slots": SLOTS,
         "max_batch_rows": ROWS,
         "kv_cache_bytes": 400 << 20,  # the default model's whole context, in fp32
     }
-    return registry.get(name).load(path, LoadOptions(**(chosen | options)), silent)
+    return prepared.adapter.load(prepared.path, LoadOptions(**(chosen | options)), silent)
 
 
 @pytest.fixture(scope="module")
@@ -384,7 +401,7 @@ def test_what_is_measured_is_what_is_stated(model):
 
 
 def test_kernel_exactness_decodes_and_says_that_it_is_not_invariant(prepared):
-    name, _ = prepared
+    name = prepared.adapter.name
     loaded = load(prepared, exactness=Exactness.KERNEL)
     tokens = text(loaded, 20)
     rows = run(loaded, 0, tokens, [19, 1])
@@ -404,18 +421,17 @@ def test_a_closed_model_is_lost_not_undefined(prepared):
 
 
 def test_devices_are_listed_and_an_unknown_one_is_refused(prepared):
-    name, path = prepared
-    adapter = registry.get(name)
+    adapter, name = prepared.adapter, prepared.adapter.name
     assert DEVICES[name] in [device.name for device in adapter.devices()]
     with pytest.raises(Unsupported, match="NOPE"):
-        adapter.load(path, LoadOptions(device="NOPE"), silent)
+        adapter.load(prepared.path, LoadOptions(device="NOPE"), silent)
 
 
 def test_a_damaged_source_is_refused_by_name(prepared, tmp_path):
-    name, _ = prepared
+    name = prepared.adapter.name
     source = tmp_path / "damaged.gguf"
     source.write_bytes(b"fault=nothing-like-that" if name == "simulated" else b"GGUF" + b"\x03\0\0\0" * 20)
     target = tmp_path / "out"
     target.mkdir()
     with pytest.raises(ModelRefused, match=r"damaged\.gguf|nothing-like-that"):
-        registry.get(name).prepare(source, target, silent)
+        prepared.adapter.prepare(source, target, silent)

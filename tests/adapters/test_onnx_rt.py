@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from adapters import registry
 from adapters.contract import AdapterUnavailable, LoadOptions, ModelRefused, Precision, Segment, Unsupported
 from adapters.invariance import measure_row_invariance
-from adapters.onnx_rt.kv_memory import KvMemory, block_tokens
+from adapters.kv_memory import KvMemory, block_tokens
 from device_profiles.profile import Exactness
 from tests.support.tiny_gguf import Tiny, logits, write
 

@@ -1,8 +1,9 @@
-"""A paged KV cache for a runtime that wants every sequence's cache in one piece: the processor's own page tables.
+"""A paged KV cache for runtimes that want every sequence's cache in one piece: the processor's own page tables.
 
-ONNX Runtime's attention takes one array for each sequence. So every slot has address space for the whole context, and
-the blocks of a common pool are mapped into it where the slot needs them (the idea of vAttention, arXiv 2405.04437).
-Nothing is copied when a sequence grows, and slots that share a prefix read the same memory. Linux only.
+ONNX Runtime's attention takes one array for each sequence, and so do graphs of fixed shape. So every slot has address
+space for the whole context, and the blocks of a common pool are mapped into it where the slot needs them (the idea of
+vAttention, arXiv 2405.04437). Nothing is copied when a sequence grows, and slots that share a prefix read the same
+memory. Linux only.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ import math
 import mmap
 import os
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from adapters.contract import OutOfMemory
 
@@ -34,16 +39,26 @@ class KvMemory:
     """A pool of `blocks` blocks, and the address space of `slots` sequences of `slot_blocks` blocks each.
 
     There are `caches` arrays (keys and values of every layer), of shape (slots, kv_heads, slot_blocks * block_tokens,
-    head_dim) in float32 each.
+    head_dim) each, of elements of `element_bytes`. Positions that no block is mapped to read as zeros.
     """
 
     def __init__(
-        self, *, caches: int, slots: int, kv_heads: int, head_dim: int, block: int, blocks: int, slot_blocks: int
+        self,
+        *,
+        caches: int,
+        slots: int,
+        kv_heads: int,
+        head_dim: int,
+        block: int,
+        blocks: int,
+        slot_blocks: int,
+        element_bytes: int = 4,
     ) -> None:
         """Reserve address space. Raises OutOfMemory where the system grants none."""
         self.shape = (kv_heads, slot_blocks * block, head_dim)
+        self._element_bytes = element_bytes
         self._caches, self._heads, self._blocks = caches, kv_heads, blocks
-        self._piece_bytes = block * head_dim * 4  # one head's share of a block in one cache
+        self._piece_bytes = block * head_dim * element_bytes  # one head's share of a block in one cache
         self._head_bytes = slot_blocks * self._piece_bytes
         self._slot_bytes = kv_heads * self._head_bytes
         self._mapped: dict[int, list[int]] = {}
@@ -57,6 +72,17 @@ class KvMemory:
     def address(self, cache: int, slot: int) -> int:
         """Return where a slot's part of a cache begins."""
         return self._base + cache * self._cache_bytes + slot * self._slot_bytes
+
+    def view(self, slot: int, kind: type[np.generic]) -> NDArray[Any]:
+        """Return the slot's caches as one array, (caches, *shape), of elements of type `kind`.
+
+        What is written to a position without a block is lost. The view must not be used after `close`.
+        """
+        heads, _, width = self.shape
+        span = (ctypes.c_char * (self._bytes - slot * self._slot_bytes)).from_address(self.address(0, slot))
+        strides = (self._cache_bytes, self._head_bytes, width * self._element_bytes, self._element_bytes)
+        flat = np.frombuffer(memoryview(span), kind)
+        return np.lib.stride_tricks.as_strided(flat, (self._caches, heads, *self.shape[1:]), strides)
 
     def place(self, slot: int, table: Sequence[int]) -> None:
         """Let the slot's cache begin with the blocks of `table`. Raises OutOfMemory; the memory is unusable then."""

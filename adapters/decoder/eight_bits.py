@@ -1,0 +1,65 @@
+"""A model's weights with every matrix in 8 bits around a zero of 128: what devices of fixed shape compute with.
+
+4-bit groups keep their values exactly: (q - zero) is between -15 and 15, and the scale stays. Everything else is
+quantised by groups of 32 (gguf_blocks.requantised).
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.decoder.from_safetensors import widened
+from adapters.decoder.gguf_blocks import GROUP_SIZE, requantised
+from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Tensor, Weights
+
+_MIDDLE = 128
+_NARROW_BITS = 4
+_T = TypeVar("_T", bound=np.generic)
+
+
+class EightBitWeights:
+    """`adapters.decoder.spec.Weights` over other weights. Vectors, and rows that no group divides, stay as they are."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """See `adapters.decoder.spec.Weights`."""
+        return self._weights.spec
+
+    @property
+    def label(self) -> str:
+        """Name the format and what it was made from."""
+        return f"int8 (from {self._weights.label})"
+
+    def tensor(self, name: str) -> Tensor:
+        """See `adapters.decoder.spec.Weights`."""
+        return eight_bits(self._weights.tensor(name))
+
+
+def eight_bits(tensor: Tensor) -> Tensor:
+    """Return a matrix in signed 8 bits; what has one axis, or rows that 32 does not divide, is returned unchanged."""
+    if isinstance(tensor, Dense):
+        if tensor.values.ndim == 1 or tensor.values.shape[1] % GROUP_SIZE:
+            return tensor
+        return requantised(floats(tensor))
+    if tensor.bits == _NARROW_BITS:
+        centred = tensor.values + np.uint8(_MIDDLE) - _spread(tensor.zeros, tensor.group_size)
+        return Grouped(centred, tensor.scales, np.full_like(tensor.zeros, _MIDDLE), 8, tensor.group_size)
+    return tensor if (tensor.zeros == _MIDDLE).all() else requantised(floats(tensor))
+
+
+def floats(tensor: Tensor) -> NDArray[np.float32]:
+    """Return a tensor's values in float32."""
+    if isinstance(tensor, Dense):
+        return widened(tensor.values, "BF16" if tensor.bfloat16 else "F32")
+    offset = tensor.values.astype(np.float32) - _spread(tensor.zeros, tensor.group_size)
+    return offset * _spread(tensor.scales.astype(np.float32), tensor.group_size)
+
+
+def _spread(by_group: NDArray[_T], size: int) -> NDArray[_T]:
+    return np.repeat(by_group, size, axis=1)

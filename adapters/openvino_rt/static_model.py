@@ -1,0 +1,265 @@
+"""A decoder in graphs of fixed shape: one sequence a forward, cut into widths that there are graphs for.
+
+The caches lie in our own memory (adapters/kv_memory.py): a sequence is one piece there, blocks of one pool are mapped
+into it, and the rows that a graph returns are written in place. A rollback is a mask that ends earlier.
+
+Exactness (docs/adr/0021-static-shapes.md): every forward of a width has the same shape, so what a row's bits could
+depend on is the width and the row's place in it. Both are measured when the model is loaded, and `bit` uses only the
+widths that agree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.contract import (
+    Capabilities,
+    DeviceLost,
+    ForwardResult,
+    LoadOptions,
+    OutOfMemory,
+    Precision,
+    Segment,
+)
+from adapters.kv_blocks import BlockPool
+from adapters.kv_memory import KvMemory
+from adapters.openvino_rt.failures import typed
+from adapters.openvino_rt.static_graphs import Body, Compiler, Head, Positions
+from adapters.openvino_rt.static_plan import StaticPlan
+from adapters.openvino_rt.static_widths import Bits, Cover, agreeing
+from device_profiles.profile import Exactness
+from device_profiles.workload import ModelSpec
+
+_SAMPLE_TOKENS = 12
+_TIMED_RUNS = 3
+
+Rows = NDArray[np.float32]
+
+
+class StaticModel:
+    """See the module and the contract. One thread calls it."""
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        spec: ModelSpec,
+        options: LoadOptions,
+        plan: StaticPlan,
+        *,
+        weights: str,
+        activations: Precision,
+        progress: Callable[[float], None],
+    ) -> None:
+        """Compile all widths, and measure them. Raises ModelRefused, DeviceLost, OutOfMemory."""
+        cache = plan.cache
+        self.spec = spec
+        self._embedding = compiler.embedding
+        self._positions = Positions(compiler.plan, cache.capacity)
+        self._pool = BlockPool(cache.blocks, cache.block, options.slots)
+        self._memory = KvMemory(
+            caches=cache.caches,
+            slots=options.slots,
+            kv_heads=cache.kv_heads,
+            head_dim=cache.head_dim,
+            block=cache.block,
+            blocks=cache.blocks,
+            slot_blocks=cache.capacity // cache.block,
+            element_bytes=np.dtype(cache.kind).itemsize,
+        )
+        self._caches = [self._memory.view(slot, cache.kind) for slot in range(options.slots)]
+        self._logits = np.empty((0, spec.vocabulary_size), np.float32)
+        self._closed = False
+        self._bodies: dict[int, Body] = {}
+        self._heads: dict[int, Head] = {}
+        for index, width in enumerate(plan.widths):
+            self._bodies[width] = compiler.body(width)
+            if width in plan.verify_rows:
+                self._heads[width] = compiler.head(width)
+            progress((index + 1) / len(plan.widths))
+        with self._guarded():
+            exact = self._choose_widths(plan.prefill_rows, options.exactness)
+        self.capabilities = Capabilities(
+            slots=options.slots,
+            max_context_tokens=plan.context_tokens,
+            max_batch_rows=options.max_batch_rows,
+            block_tokens=cache.block,
+            total_blocks=cache.blocks,
+            row_invariant=exact,
+            paid_rows=self._cover.widths[0],
+            ragged=True,
+            static_shapes=True,
+            tree_masks=False,
+            weights=weights,
+            activations=activations,
+            kv_cache=cache.precision,
+            exactness=options.exactness,
+            device=options.device,
+            static_widths=self._cover.widths,
+        )
+
+    def _choose_widths(self, prefill: int, exactness: Exactness) -> bool:
+        """Keep the widths that compute the same bits, where exactness asks for that, and measure what each costs.
+
+        Returns whether rows are invariant with what is kept: False where no width agrees with itself.
+        """
+        exact = exactness is Exactness.BIT
+        if exact:
+            tokens = [(7 * i * i + 11 * i + 3) % self.spec.vocabulary_size for i in range(_SAMPLE_TOKENS)]
+            tokens = tokens[: self._pool.total * self._pool.block_tokens]
+            self._reserve([Segment(0, 0, tokens, (0, 0))])
+            found = {width: [self._layers_in(tokens, cut) for cut in _cuts(width)] for width in self._bodies}
+            rows = next(iter(found.values()))[0]
+            logits = {width: [self._output_in(rows, cut) for cut in _cuts(width)] for width in self._heads}
+            self.release(0)
+            bodies, heads = agreeing(_bits(found), prefill), agreeing(_bits(logits), prefill)
+            exact = bool(bodies and heads)
+            if exact:
+                self._bodies = {width: self._bodies[width] for width in bodies}
+                self._heads = {width: self._heads[width] for width in heads}
+        self._cover = Cover({width: _least_ms(self._idle_run(body)) for width, body in self._bodies.items()})
+        self._head_cover = Cover({width: _least_ms(head.run) for width, head in self._heads.items()})
+        return exact
+
+    def _idle_run(self, body: Body) -> Callable[[], object]:
+        return lambda: body.run(0, self._caches[0])
+
+    def _layers_in(self, tokens: Sequence[int], cut: tuple[int, int]) -> Rows:
+        """Return all rows of a text in slot 0, the first forward over `cut[0]` rows, others over the width `cut[1]`."""
+        first, width = cut
+        starts = [0, *range(first, len(tokens), width)]
+        ends = [*starts[1:], len(tokens)]
+        return np.concatenate(
+            [self._layers(width, 0, start, tokens[start:end]).copy() for start, end in zip(starts, ends, strict=True)]
+        )
+
+    def _output_in(self, rows: Rows, cut: tuple[int, int]) -> Rows:
+        first, width = cut
+        starts = [0, *range(first, len(rows), width)]
+        ends = [*starts[1:], len(rows)]
+        return np.concatenate(
+            [self._output(width, rows[start:end]).copy() for start, end in zip(starts, ends, strict=True)]
+        )
+
+    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        """See the contract."""
+        if self._closed:
+            raise DeviceLost("the model was closed")
+        caps = self.capabilities
+        self._pool.check(batch, max_rows=caps.max_batch_rows, max_context=caps.max_context_tokens)
+        started = time.perf_counter()
+        with self._guarded():
+            self._reserve(batch)
+            rows = np.concatenate([self._segment(segment) for segment in batch])
+            logits = self._logits_of(rows)
+        return ForwardResult(logits, (time.perf_counter() - started) * 1000.0)
+
+    def _segment(self, segment: Segment) -> Rows:
+        """Run a segment; returns the wanted rows as the output layer takes them."""
+        done, found = 0, []
+        for width in self._cover.of(len(segment.tokens)):
+            tokens = segment.tokens[done : done + width]
+            rows = self._layers(width, segment.slot, segment.start + done, tokens)
+            first, last = (min(max(row - done, 0), len(tokens)) for row in segment.rows)
+            found.append(rows[first:last].copy())
+            done += len(tokens)
+        return np.concatenate(found)
+
+    def _layers(self, width: int, slot: int, start: int, tokens: Sequence[int]) -> Rows:
+        """Run a body over at most `width` tokens and keep their keys and values. Valid until its next run."""
+        body, count = self._bodies[width], len(tokens)
+        self._embedding.write(tokens, body.inputs["hidden"][0, :count])
+        self._positions.write(body.inputs, start, count)
+        rows = body.run(slot, self._caches[slot])
+        self._caches[slot][:, :, start : start + count] = body.present[:, :, :count]
+        return rows[:count]
+
+    def _logits_of(self, rows: Rows) -> Rows:
+        """Run the output layer over all wanted rows, of whatever sequences."""
+        if len(self._logits) < len(rows):
+            self._logits = np.empty((len(rows), self.spec.vocabulary_size), np.float32)
+        done = 0
+        for width in self._head_cover.of(len(rows)):
+            part = rows[done : done + width]
+            self._logits[done : done + len(part)] = self._output(width, part)
+            done += len(part)
+        return self._logits[:done]
+
+    def _output(self, width: int, rows: Rows) -> Rows:
+        head = self._heads[width]
+        head.rows[0, : len(rows)] = rows
+        return head.run()[: len(rows)]
+
+    def _reserve(self, batch: Sequence[Segment]) -> None:
+        self._pool.reserve(batch)
+        for segment in batch:
+            end = segment.start + len(segment.tokens)
+            self._memory.place(segment.slot, self._pool.table(segment.slot, end))
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Turn the runtime's failures into the contract's; the model is closed then."""
+        try:
+            yield
+        except OutOfMemory:
+            self.close()
+            raise
+        except RuntimeError as error:
+            self.close()
+            raise typed(error) from error
+
+    def held(self, slot: int) -> int:
+        """See the contract."""
+        return self._pool.held(slot)
+
+    def free_blocks(self) -> int:
+        """See the contract."""
+        return self._pool.free
+
+    def blocks_needed(self, batch: Sequence[Segment]) -> int:
+        """See the contract."""
+        return self._pool.needed(batch)
+
+    def attach(self, slot: int, tokens: Sequence[int]) -> int:
+        """See the contract."""
+        return self._pool.attach(slot, tokens)
+
+    def share(self, slot: int, tokens: Sequence[int]) -> None:
+        """See the contract."""
+        self._pool.share(slot, tokens)
+
+    def release(self, slot: int) -> None:
+        """See the contract."""
+        self._pool.release(slot)
+        if not self._closed:
+            self._memory.clear(slot)
+
+    def close(self) -> None:
+        """See the contract."""
+        self._closed = True
+        self._bodies.clear()
+        self._heads.clear()
+        self._caches.clear()
+        self._memory.close()
+
+
+def _cuts(width: int) -> tuple[tuple[int, int], ...]:
+    """Return (rows of the first forward, width): cuts that bring a row to different places of a forward."""
+    return ((width, width), (max(1, width // 2), width), (max(1, min(5, width - 1)), width))
+
+
+def _bits(found: Mapping[int, Sequence[Rows]]) -> dict[int, list[Bits]]:
+    return {width: [rows.view(np.uint32) for rows in runs] for width, runs in found.items()}
+
+
+def _least_ms(run: Callable[[], object]) -> float:
+    times = []
+    for _ in range(_TIMED_RUNS):
+        started = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - started) * 1000.0)
+    return min(times)
