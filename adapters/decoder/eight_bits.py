@@ -6,18 +6,13 @@ quantised by groups of 32 (gguf_blocks.requantised).
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
-from numpy.typing import NDArray
 
-from adapters.decoder.from_safetensors import widened
 from adapters.decoder.gguf_blocks import GROUP_SIZE, requantised
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Tensor, Weights
 
 _MIDDLE = 128
 _NARROW_BITS = 4
-_T = TypeVar("_T", bound=np.generic)
 
 
 class EightBitWeights:
@@ -46,20 +41,8 @@ def eight_bits(tensor: Tensor) -> Tensor:
     if isinstance(tensor, Dense):
         if tensor.values.ndim == 1 or tensor.values.shape[1] % GROUP_SIZE:
             return tensor
-        return requantised(floats(tensor))
+        return requantised(tensor.float32())
     if tensor.bits == _NARROW_BITS:
-        centred = tensor.values + np.uint8(_MIDDLE) - _spread(tensor.zeros, tensor.group_size)
+        centred = tensor.values + np.uint8(_MIDDLE) - np.repeat(tensor.zeros, tensor.group_size, axis=1)
         return Grouped(centred, tensor.scales, np.full_like(tensor.zeros, _MIDDLE), 8, tensor.group_size)
-    return tensor if (tensor.zeros == _MIDDLE).all() else requantised(floats(tensor))
-
-
-def floats(tensor: Tensor) -> NDArray[np.float32]:
-    """Return a tensor's values in float32."""
-    if isinstance(tensor, Dense):
-        return widened(tensor.values, "BF16" if tensor.bfloat16 else "F32")
-    offset = tensor.values.astype(np.float32) - _spread(tensor.zeros, tensor.group_size)
-    return offset * _spread(tensor.scales.astype(np.float32), tensor.group_size)
-
-
-def _spread(by_group: NDArray[_T], size: int) -> NDArray[_T]:
-    return np.repeat(by_group, size, axis=1)
+    return tensor if (tensor.zeros == _MIDDLE).all() else requantised(tensor.float32())

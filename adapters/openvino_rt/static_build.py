@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.decoder.eight_bits import floats
 from adapters.decoder.spec import Dense, Rope, Tensor, Weights
 from adapters.openvino_rt.constants import Constants, keep_compressed
 from adapters.openvino_rt.layers import Layers, Nodes
@@ -77,7 +76,8 @@ def _write_embedding(tensor: Tensor, path: Path) -> None:
 
 def _dequantised(tensor: Any, part: slice) -> NDArray[np.float32]:
     rows = type(tensor)(tensor.values[part], tensor.scales[part], tensor.zeros[part], tensor.bits, tensor.group_size)
-    return floats(rows)
+    found: NDArray[np.float32] = rows.float32()
+    return found
 
 
 class _Body(Layers):

@@ -32,6 +32,7 @@ from adapters.openvino_rt.failures import typed
 from adapters.openvino_rt.static_graphs import Body, Compiler, Head, Positions
 from adapters.openvino_rt.static_plan import StaticPlan
 from adapters.openvino_rt.static_widths import Bits, Cover, agreeing
+from adapters.pooled import PooledModel
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
 
@@ -41,7 +42,7 @@ _TIMED_RUNS = 3
 Rows = NDArray[np.float32]
 
 
-class StaticModel:
+class StaticModel(PooledModel):
     """See the module and the contract. One thread calls it."""
 
     def __init__(
@@ -60,7 +61,7 @@ class StaticModel:
         self.spec = spec
         self._embedding = compiler.embedding
         self._positions = Positions(compiler.plan, cache.capacity)
-        self._pool = BlockPool(cache.blocks, cache.block, options.slots)
+        super().__init__(BlockPool(cache.blocks, cache.block, options.slots))
         self._memory = KvMemory(
             caches=cache.caches,
             slots=options.slots,
@@ -212,29 +213,9 @@ class StaticModel:
             self.close()
             raise typed(error) from error
 
-    def held(self, slot: int) -> int:
-        """See the contract."""
-        return self._pool.held(slot)
-
-    def free_blocks(self) -> int:
-        """See the contract."""
-        return self._pool.free
-
-    def blocks_needed(self, batch: Sequence[Segment]) -> int:
-        """See the contract."""
-        return self._pool.needed(batch)
-
-    def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract."""
-        return self._pool.attach(slot, tokens)
-
-    def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See the contract."""
-        self._pool.share(slot, tokens)
-
     def release(self, slot: int) -> None:
         """See the contract."""
-        self._pool.release(slot)
+        super().release(slot)
         if not self._closed:
             self._memory.clear(slot)
 

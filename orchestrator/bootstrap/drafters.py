@@ -63,6 +63,7 @@ def _build_model(options: ModelDraftOptions, slots: int, target: LoadedModel, pr
         weights=caps.weights,
         activations=caps.activations.value,
         kv_cache=caps.kv_cache.value,
+        static_widths=list(caps.static_widths),
     )
     return ModelDrafter(
         loaded.model, state, SystemClock(), vocabulary=target.spec.vocabulary_size, prefill_ms=options.prefill_ms

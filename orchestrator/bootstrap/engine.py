@@ -94,4 +94,5 @@ def _ready(target: Target, options: EngineOptions, slots: int) -> Ready:
         # The store keeps what is prepared from a file in a directory that is named after the file's content.
         model_digest=Path(target.tokenizer_dir).parent.name or chosen.source,
         source=target.source,
+        static_widths=list(caps.static_widths),
     )

@@ -62,7 +62,7 @@ def load_target(options: EngineOptions, progress: OnProgress) -> Target:
 
 def load_model(options: ModelOptions, slots: int, progress: OnProgress) -> Loaded:
     """Prepare (once) and load a model for so many sequences. Raises what adapters raise."""
-    adapter = registry.get(options.adapter)
+    adapter = registry.get_for(options.adapter, options.device, options.static)
     store = ModelStore(Path(options.store))
     if options.source.startswith(SIMULATED_PREFIX):
         name, source, tokenizer_dir = options.name or "simulated-toy", options.source, ""
@@ -82,6 +82,7 @@ def load_model(options: ModelOptions, slots: int, progress: OnProgress) -> Loade
             slots=slots,
             max_batch_rows=options.max_batch_rows,
             threads=options.threads,
+            static=options.static,
         ),
         progress,
     )

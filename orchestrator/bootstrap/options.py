@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
+from adapters.contract import StaticShapes
 from adapters.model_source import pinned
 from device_profiles.profile import Exactness
 from orchestrator.cluster.port import WorkerSpec
 from orchestrator.config.load import store_directory
-from orchestrator.config.model import ClusterConfig, ModelDraft, SuffixDraft
+from orchestrator.config.model import ClusterConfig, ModelDraft, SuffixDraft, Target
 
 ENGINE_ENTRY = "orchestrator.bootstrap.engine:build_engine"
 
@@ -30,6 +31,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
     threads: int
     kv_cache_bytes: int
     max_batch_rows: int
+    static: StaticShapes = StaticShapes()
 
 
 class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix"):
@@ -88,6 +90,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
             threads=config.devices.threads,
             kv_cache_bytes=int(config.limits.kv_cache),
             max_batch_rows=config.limits.max_batch_rows,
+            static=_static(config.model),
         ),
         max_running=config.limits.max_running,
         max_itl_ms=config.limits.max_itl_ms,
@@ -131,6 +134,16 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
             threads=draft.threads or config.devices.threads,
             kv_cache_bytes=int(draft.kv_cache),
             max_batch_rows=config.limits.max_batch_rows,
+            static=_static(draft),
         ),
         prefill_ms=config.limits.max_itl_ms / 2,
+    )
+
+
+def _static(model: Target | ModelDraft) -> StaticShapes:
+    return StaticShapes(
+        on=model.static_shapes == "on",
+        context_tokens=model.static_context_tokens,
+        prefill_rows=model.static_prefill_rows,
+        verify_rows=tuple(model.static_verify_rows),
     )

@@ -84,6 +84,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
                 "precision",
                 f"weights {ready['weights']}, activations {ready['activations']}, KV cache {ready['kv_cache']}",
             ),
+            ("shapes", _shapes(ready)),
             ("exactness", f"{ready['exactness']} (row-invariant: {invariant})"),
             ("drafters", f"{', '.join(ready['drafters']) or 'none'}; depth 0 to {ready['max_depth']}"),
         ]
@@ -116,7 +117,19 @@ def drafter_line(state: dict[str, Any]) -> str:
     if state["source"]:
         precision = f"weights {state['weights']}, activations {state['activations']}, KV cache {state['kv_cache']}; "
         what = f"{state['adapter']} {state['device']}, {state['source']}; {precision if state['weights'] else ''}"
+    if state["static_widths"]:
+        what += f"static forwards of {_joined(state['static_widths'])} rows; "
     if state["state"] == "failed":
         what = f"FAILED ({state['reason']}); {what}"
     took = f", {state['draft_ms'] / state['rounds']:.1f} ms a round" if state["rounds"] else ""
     return f"{what}{state['accepted']} of {state['drafted']} drafted tokens accepted{took}"
+
+
+def _shapes(ready: dict[str, Any]) -> str:
+    if not ready["static_widths"]:
+        return "dynamic"
+    return f"static: forwards of {_joined(ready['static_widths'])} rows over {ready['context_tokens']} positions"
+
+
+def _joined(widths: list[int]) -> str:
+    return ", ".join(str(width) for width in widths)

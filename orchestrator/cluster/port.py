@@ -73,7 +73,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The worker serves. All fields are effective, not configured, state: `source` of a model of the Hugging Face hub
-    ends in its commit. `model_digest`: of the model's files."""
+    ends in its commit. `model_digest`: of the model's files. `static_widths`: where shapes are static, the rows of
+    the forwards that there are graphs for."""
 
     model: str
     vocabulary_size: int
@@ -97,6 +98,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     load_s: float
     model_digest: str = ""
     source: str = ""
+    static_widths: list[int] = []
 
 
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):
@@ -158,6 +160,7 @@ class DrafterState(msgspec.Struct, frozen=True):
 
     `rounds` in which it drafted took `draft_ms` together; of its tokens `drafted` were verified and `accepted` became
     output. All count since the worker started. What is not a model has no source, adapter, device or precisions.
+    `static_widths` as in `Ready`.
     """
 
     name: str
@@ -170,6 +173,7 @@ class DrafterState(msgspec.Struct, frozen=True):
     weights: str = ""
     activations: str = ""
     kv_cache: str = ""
+    static_widths: list[int] = []
     memory_bytes: int = 0
     rounds: int = 0
     draft_ms: float = 0.0

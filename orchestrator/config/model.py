@@ -38,7 +38,23 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Target(Section):
+class StaticShapes(Section):
+    """How a model runs where shapes are static."""
+
+    static_shapes: Literal["auto", "on"] = "auto"
+    """Graphs of fixed shape, one sequence a forward (`openvino_rt`): `auto` where the device takes nothing else
+    (`NPU`), `on` also where it does not need them."""
+    static_context_tokens: int = Field(default=0, ge=0, le=131_072)
+    """With static shapes: the longest sequence, prompt and output, in tokens. Every forward attends over so many. 0:
+    what the model and the KV cache hold, at most 2048."""
+    static_prefill_rows: int = Field(default=128, ge=1, le=4096)
+    """With static shapes: the rows of a forward of a prompt; a graph is compiled for them."""
+    static_verify_rows: list[Annotated[int, Field(ge=1, le=256)]] = Field(default=[1, 4, 8], min_length=1, max_length=8)
+    """With static shapes: the rows of forwards that decode or verify, the draft's among them; a graph is compiled for
+    each."""
+
+
+class Target(StaticShapes):
     """The target model: what is served, and on which runtime it runs."""
 
     source: str = Field(min_length=1)
@@ -69,7 +85,7 @@ class SuffixDraft(Section):
     """Memory for earlier outputs; the oldest are forgotten first. `0 B` keeps none."""
 
 
-class ModelDraft(Section):
+class ModelDraft(StaticShapes):
     """A drafter that is a model: any that the runtimes load and that has the target's vocabulary."""
 
     method: Literal["model"]

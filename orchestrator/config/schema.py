@@ -15,7 +15,7 @@ def json_schema() -> dict[str, Any]:
     for section in (schema, *schema["$defs"].values()):
         properties = section.get("properties", {})
         for key, described in properties.items():
-            if isinstance(described.get("default"), (dict, list)):
+            if _holds_sections(described.get("default")):
                 del described["default"]  # a section's defaults stand at its own keys
             if described.get("examples") == SIZE_EXAMPLES:
                 properties[key] = _size(described)
@@ -24,6 +24,10 @@ def json_schema() -> dict[str, Any]:
         **schema,
         "title": "Outrider cluster.yaml",
     }
+
+
+def _holds_sections(default: object) -> bool:
+    return isinstance(default, dict) or (isinstance(default, list) and any(isinstance(part, dict) for part in default))
 
 
 def size_text(count: int) -> str:

@@ -69,7 +69,7 @@ def described() -> dict[str, str]:
         for key, value in section["properties"].items():
             for tag, place in value.get("items", {}).get("discriminator", {}).get("mapping", {}).items():
                 walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{prefix}{key}[{tag}].")
-            if "items" in value:
+            if "discriminator" in value.get("items", {}):
                 continue
             target = value.get("$ref", "")
             inner = schema["$defs"].get(target.rsplit("/", 1)[-1], {})
