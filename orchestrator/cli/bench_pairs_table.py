@@ -15,7 +15,7 @@ def print_pairs(result: dict[str, Any]) -> None:
 
     console = wide_console()
     table = Table(title=f"drafts -> target, {result['environment']['model']}")
-    table.add_column("pair", min_width=36)
+    table.add_column("pair", min_width=30)
     for name in _COLUMNS:
         table.add_column(name, justify="right")
     for row in result["runs"]:

@@ -1,0 +1,100 @@
+"""The pair matrix: every runtime as draft of every runtime as target, on the real model and real prompts.
+
+A runtime that is added to the registry joins by itself; one whose library is not installed is skipped by name. The
+simulated model's pairs, and their faults, are in test_draft_models.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from adapters import registry
+from adapters.contract import AdapterError, Exactness, LoadedModel, LoadOptions
+from orchestrator.clock import SystemClock
+from orchestrator.cluster.port import DrafterState, Sampling, Submit
+from orchestrator.drafting.chain import ChainDrafter
+from orchestrator.drafting.model import ModelDrafter
+from tests.decoding.conftest import silent
+from tests.support.loops import decode, loop_over, suffix
+
+pytestmark = pytest.mark.model
+RUNTIMES = [name for name in registry.names() if name != "simulated"]
+SAMPLED = Sampling(0.8, top_p=0.95, seed=7)
+PROMPTS, TOKENS = 2, 24
+
+
+class Loaded:
+    """Each runtime once as a target and once as a draft, loaded when it is first wanted."""
+
+    def __init__(self, store, file) -> None:
+        self._store, self._file = store, file
+        self._models: dict[tuple[str, Exactness], LoadedModel] = {}
+        self.expected: dict[str, dict[str, list[int]]] = {}
+
+    def model(self, runtime: str, exactness: Exactness) -> LoadedModel:
+        key = (runtime, exactness)
+        if key not in self._models:
+            adapter = registry.get(runtime)
+            try:
+                cpu = next(device.name for device in adapter.devices() if device.kind == "cpu")
+            except (AdapterError, StopIteration) as error:
+                pytest.skip(f"{runtime}: {error or 'it has no CPU device'}")
+            options = LoadOptions(
+                device=cpu, exactness=exactness, slots=6, max_batch_rows=256, kv_cache_bytes=256 << 20
+            )
+            self._models[key] = adapter.load(self._store.prepare(self._file, adapter, silent), options, silent)
+        return self._models[key]
+
+    def close(self) -> None:
+        for model in self._models.values():
+            model.close()
+
+
+@pytest.fixture(scope="module")
+def loaded(store, file) -> Iterator[Loaded]:
+    every = Loaded(store, file)
+    yield every
+    every.close()
+
+
+@pytest.fixture(scope="module")
+def submits(prompts) -> list[Submit]:
+    """Each prompt greedily and sampled, in one batch."""
+    return [
+        Submit(f"{name}-{index}", prompt, TOKENS, sampling, stop_tokens=[0, 2])
+        for index, prompt in enumerate(prompts[:PROMPTS])
+        for name, sampling in (("greedy", Sampling()), ("sampled", SAMPLED))
+    ]
+
+
+def alone(loaded: Loaded, runtime: str, submits: list[Submit]) -> dict[str, list[int]]:
+    """What target-only decoding makes of each request alone."""
+    if runtime not in loaded.expected:
+        model = loaded.model(runtime, Exactness.BIT)
+        loaded.expected[runtime] = decode(loop_over(model, None, running=1, prefix_reuse=False), submits)[0]
+    return loaded.expected[runtime]
+
+
+@pytest.mark.parametrize("chained", [False, True], ids=["model", "chain"])
+@pytest.mark.parametrize("draft", RUNTIMES)
+@pytest.mark.parametrize("target", RUNTIMES)
+def test_a_pair_gives_what_the_target_alone_gives(loaded, submits, target, draft, chained):
+    expected = alone(loaded, target, submits)
+    drafting = loaded.model(draft, Exactness.KERNEL)
+    model = ModelDrafter(
+        drafting,
+        DrafterState("model", "model", adapter=draft),
+        SystemClock(),
+        vocabulary=loaded.model(target, Exactness.BIT).spec.vocabulary_size,
+        prefill_ms=500.0,
+    )
+    loop = loop_over(loaded.model(target, Exactness.BIT), ChainDrafter([suffix(), model]) if chained else model)
+    out, _ = decode(loop, submits)
+    assert out == expected
+    state = loop.gauges(0).drafters[-1]
+    assert state.state == "ok"
+    if not chained:  # in a chain it drafts only where the text has nothing
+        assert state.accepted > 0.6 * state.drafted > 0, f"{state.accepted} of {state.drafted}"
+    assert drafting.free_blocks() == drafting.capabilities.total_blocks
