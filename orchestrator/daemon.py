@@ -21,7 +21,7 @@ from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.keys import Keys
-from orchestrator.bootstrap import build_cluster, engine_options, load_tokenizer, worker_spec
+from orchestrator.bootstrap import build_cluster, draft_specs, engine_options, load_tokenizer, worker_spec
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Progress
 from orchestrator.config.keys_file import keys_path
@@ -62,13 +62,15 @@ class Daemon:
         keys_file = config.api.keys_file
         self._keys = Keys(keys_path(keys_file, base)) if keys_file else None
         limits = config.limits
+        options = engine_options(config, base)
         self._control = TargetControl(
             build_cluster(config),
-            worker_spec(engine_options(config, base)),
+            worker_spec(options),
             ControlLimits(
                 limits.max_running, limits.max_waiting, config.cluster.max_restarts, limits.request_timeout_s
             ),
             self._clock,
+            drafts=draft_specs(options, config),
         )
         self._control.on_progress.append(self._say)
 

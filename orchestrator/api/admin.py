@@ -9,7 +9,7 @@ import msgspec
 from fastapi import FastAPI
 
 from orchestrator.api import errors
-from orchestrator.control.port import Control, Totals
+from orchestrator.control.port import Control, DraftView, Totals
 
 
 def create_admin_app(control: Control, api_url: str, version: str) -> FastAPI:
@@ -32,9 +32,19 @@ def create_admin_app(control: Control, api_url: str, version: str) -> FastAPI:
             "ready": msgspec.to_builtins(view.ready),
             "gauges": msgspec.to_builtins(view.gauges),
             "totals": totals_of(view.totals),
+            "drafts": [draft_of(draft) for draft in view.drafts],
         }
 
     return app
+
+
+def draft_of(draft: DraftView) -> dict[str, Any]:
+    """Return a draft worker's state; the key to its door stays in."""
+    shown = {**dataclasses.asdict(dataclasses.replace(draft, ready=None))}
+    if draft.ready is not None:
+        told = msgspec.to_builtins(draft.ready)
+        shown["ready"] = {**told, "door": draft.ready.door.addresses}
+    return shown
 
 
 def totals_of(totals: Totals) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from device_profiles.units import MS_PER_S
 from orchestrator.api.measured import Measured, Recent
 from orchestrator.api.vllm_names import VllmNames
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import DrafterState, Gauges, Round
-from orchestrator.control.port import Control, StateView
+from orchestrator.cluster.port import DrafterState, Gauges, RemoteState, Round
+from orchestrator.control.port import Control, DraftView, StateView
 
 WINDOW_S = 30.0
 """The time that `acceptance_rate` and `tokens_per_second` look back."""
@@ -183,6 +183,7 @@ class _Drafters:
         self._accepted = _PerWorker(make.counter("drafter_accepted_tokens", "Its tokens accepted.", "drafter"))
         self._rounds = _PerWorker(make.counter("drafter_rounds", "Rounds in which it drafted.", "drafter"))
         self._seconds = _PerWorker(make.counter("drafter_seconds", "Time that its drafting took.", "drafter"))
+        self._remotes = _Remotes(make)
 
     def count(self, model: str, pid: int, drafters: Sequence[DrafterState]) -> None:
         for drafter in drafters:
@@ -191,6 +192,39 @@ class _Drafters:
             self._accepted.update(pid, drafter.accepted, model, drafter.name)
             self._rounds.update(pid, drafter.rounds, model, drafter.name)
             self._seconds.update(pid, drafter.draft_ms / MS_PER_S, model, drafter.name)
+            if drafter.remote is not None:
+                self._remotes.count(pid, drafter.remote, model, drafter.name)
+
+    def refresh(self, model: str, view: StateView) -> None:
+        for draft in view.drafts:
+            self._remotes.refresh(draft, model)
+
+
+class _Remotes:
+    """Drafters in workers of their own."""
+
+    def __init__(self, make: _Registered) -> None:
+        self._asks = _PerWorker(make.counter("drafter_asks", "Rounds that asked it for drafts.", "drafter"))
+        self._late = _PerWorker(make.counter("drafter_late_answers", "Answers after the round had gone on.", "drafter"))
+        self._connections = _PerWorker(make.counter("drafter_connections", "Times it was connected.", "drafter"))
+        self._hits = _PerWorker(
+            make.counter("drafter_ahead_hits", "Drafts there before they were asked for.", "drafter")
+        )
+        self._misses = _PerWorker(make.counter("drafter_ahead_misses", "Drafts that were not there yet.", "drafter"))
+        self._restarts = make.counter("draft_worker_restarts", "Restarts of a draft worker.", "drafter")
+        self._restarts_counted: dict[str, int] = {}
+
+    def count(self, pid: int, remote: RemoteState, *labels: str) -> None:
+        self._asks.update(pid, remote.asks, *labels)
+        self._late.update(pid, remote.late, *labels)
+        self._connections.update(pid, remote.connections, *labels)
+        self._hits.update(pid, remote.ahead_hits, *labels)
+        self._misses.update(pid, remote.ahead_misses, *labels)
+
+    def refresh(self, draft: DraftView, model: str) -> None:
+        counted = self._restarts_counted.get(draft.name, 0)
+        self._restarts.labels(model, draft.name).inc(draft.restarts - counted)
+        self._restarts_counted[draft.name] = draft.restarts
 
 
 class Metrics:
@@ -243,6 +277,7 @@ class Metrics:
             self._count_worker(view)
             self._rounds.refresh(view.ready.model)
             self._state.refresh(view.ready.model, view)
+            self._drafters.refresh(view.ready.model, view)
         return generate_latest(self.registry) + generate_latest(self._aliases)
 
     def _count_worker(self, view: StateView) -> None:

@@ -23,6 +23,12 @@ ONLY_OURS = frozenset(
         "outrider_drafter_accepted_tokens",
         "outrider_drafter_rounds",
         "outrider_drafter_seconds",
+        "outrider_drafter_asks",
+        "outrider_drafter_late_answers",
+        "outrider_drafter_connections",
+        "outrider_drafter_ahead_hits",
+        "outrider_drafter_ahead_misses",
+        "outrider_draft_worker_restarts",
     }
 )
 

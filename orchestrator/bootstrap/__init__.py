@@ -12,5 +12,6 @@ from orchestrator.bootstrap.models import load_model as load_model
 from orchestrator.bootstrap.models import load_target as load_target
 from orchestrator.bootstrap.models import load_tokenizer as load_tokenizer
 from orchestrator.bootstrap.options import EngineOptions as EngineOptions
+from orchestrator.bootstrap.options import draft_specs as draft_specs
 from orchestrator.bootstrap.options import engine_options as engine_options
 from orchestrator.bootstrap.options import worker_spec as worker_spec

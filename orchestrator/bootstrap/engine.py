@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from adapters.grammar import GrammarCompiler
-from orchestrator.bootstrap.drafters import build_drafter
+from orchestrator.bootstrap.drafters import Remotes, build_drafter
 from orchestrator.bootstrap.models import Target, device_name, load_target, load_tokenizer
 from orchestrator.bootstrap.options import EngineOptions
 from orchestrator.clock import SystemClock
@@ -53,8 +53,9 @@ def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
         emit(Progress(stage, fraction))
 
     target = load_target(options, progress)
+    remotes = Remotes(emit)
     try:
-        drafter = build_drafter(options, target, progress)
+        drafter = build_drafter(options, target, progress, remotes)
     except BaseException:
         target.model.close()
         raise
@@ -65,7 +66,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
             drafter.close()
         target.model.close()
 
-    return Loaded(loop, _ready(target, options, loop.max_running), close)
+    return Loaded(loop, _ready(target, options, loop.max_running), close, remotes.attach)
 
 
 def _ready(target: Target, options: EngineOptions, slots: int) -> Ready:

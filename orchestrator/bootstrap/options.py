@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -14,6 +15,7 @@ from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig, ModelDraft, SuffixDraft, Target
 
 ENGINE_ENTRY = "orchestrator.bootstrap.engine:build_engine"
+DRAFT_ENTRY = "orchestrator.bootstrap.draft_worker:build_draft_engine"
 
 
 class ModelOptions(msgspec.Struct, frozen=True):
@@ -42,6 +44,15 @@ class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix
     memory_bytes: int
 
 
+class RemoteOptions(msgspec.Struct, frozen=True):
+    """A drafter in a worker of its own; the fields are those of the configuration."""
+
+    host: str
+    overlap: Literal["auto", "always", "never"]
+    max_wait_ms: float
+    answer_timeout_s: float
+
+
 class ModelDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="model"):
     """A draft model. `prefill_ms` bounds what a round spends on prompts that it has not seen yet; `place` is where the
     configuration names it."""
@@ -50,6 +61,15 @@ class ModelDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="mo
     place: str
     model: ModelOptions
     prefill_ms: float
+    remote: RemoteOptions | None = None
+
+
+class DraftWorkerOptions(msgspec.Struct, frozen=True):
+    """A draft worker: its draft, and for how many sequences. `across_hosts`: other machines may have to reach it."""
+
+    draft: ModelDraftOptions
+    slots: int
+    across_hosts: bool
 
 
 DraftOptions = SuffixOptions | ModelDraftOptions
@@ -105,6 +125,21 @@ def worker_spec(options: EngineOptions) -> WorkerSpec:
     return WorkerSpec(name="target", entry=ENGINE_ENTRY, options=msgspec.to_builtins(options))
 
 
+def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
+    """Return how the draft workers are started: one for each draft that has a process of its own."""
+    across_hosts = config.cluster.runtime == "ray" and bool(config.cluster.address)
+    return [
+        WorkerSpec(
+            name=draft.name,
+            entry=DRAFT_ENTRY,
+            options=msgspec.to_builtins(DraftWorkerOptions(draft, options.max_running, across_hosts)),
+            node=draft.remote.host,
+        )
+        for draft in options.drafters
+        if isinstance(draft, ModelDraftOptions) and draft.remote is not None
+    ]
+
+
 def _drafters(config: ClusterConfig, base: Path) -> list[DraftOptions]:
     names: list[str] = []
     found: list[DraftOptions] = []
@@ -137,6 +172,9 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
             static=_static(draft),
         ),
         prefill_ms=config.limits.max_itl_ms / 2,
+        remote=RemoteOptions(draft.host, draft.overlap, draft.max_wait_ms, draft.answer_timeout_s)
+        if draft.process == "own"
+        else None,
     )
 
 

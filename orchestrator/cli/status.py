@@ -102,6 +102,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
                 f"worker {human_bytes(gauges['rss_bytes'])}, drafter {human_bytes(gauges['drafter_bytes'])}",
             ),
         ]
+    rows += [(f"draft worker {draft['name']}", draft_line(draft)) for draft in answer["drafts"]]
     rows.append(("generated", f"{totals['generated']} tokens in {totals['rounds']} rounds"))
     if totals["acceptance_rate"] is not None:
         rows += [
@@ -119,10 +120,26 @@ def drafter_line(state: dict[str, Any]) -> str:
         what = f"{state['adapter']} {state['device']}, {state['source']}; {precision if state['weights'] else ''}"
     if state["static_widths"]:
         what += f"static forwards of {_joined(state['static_widths'])} rows; "
-    if state["state"] == "failed":
-        what = f"FAILED ({state['reason']}); {what}"
+    if state["state"] != "ok":
+        what = f"{state['state'].upper()} ({state['reason']}); {what}"
     took = f", {state['draft_ms'] / state['rounds']:.1f} ms a round" if state["rounds"] else ""
-    return f"{what}{state['accepted']} of {state['drafted']} drafted tokens accepted{took}"
+    return f"{what}{state['accepted']} of {state['drafted']} drafted tokens accepted{took}{_remote(state['remote'])}"
+
+
+def _remote(remote: dict[str, Any] | None) -> str:
+    """Return how a drafter in another process keeps up; "" for one that is not."""
+    if not remote:
+        return ""
+    ahead = f"; drafts ahead: {remote['ahead_hits']} hits, {remote['ahead_misses']} misses" * remote["runs_ahead"]
+    late = f"{remote['in_time']} of {remote['asks']} answers in time, {remote['late']} late"
+    return f"; {late}, {remote['answer_ms']:.1f} ms to an answer, connected {remote['connections']} times{ahead}"
+
+
+def draft_line(draft: dict[str, Any]) -> str:
+    """Return where a draft worker runs and how it does."""
+    detail = f" ({draft['detail']})" if draft["detail"] else ""
+    phase = draft["phase"].upper() if draft["phase"] == "failed" else draft["phase"]
+    return f"{phase}{detail}; {draft['worker'] or 'no process yet'}, {draft['restarts']} restarts"
 
 
 def _shapes(ready: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ import msgspec
 
 from orchestrator.cluster.output import say
 from orchestrator.cluster.port import Command, Event, Stop, WorkerSpec, decode_events, encode
-from orchestrator.cluster.worker import EngineHost, one_line
+from orchestrator.cluster.worker import NODE_ADDRESS, EngineHost, one_line
 from orchestrator.errors import WorkerError, WorkerLost, WorkerStartFailed
 
 NAMESPACE = "outrider"
@@ -32,6 +32,8 @@ _START_TIMEOUT_S = 60.0
 _PROBE_TIMEOUT_S = 5.0
 _CLOSE_GRACE_S = _KILL_TIMEOUT_S = 5.0
 _KILL_POLL_S = 0.02
+_HANGS_AFTER_S = 1.0  # a process that Ray has told to end
+_NODE_SHARE = 0.001  # of a node's own resource: binds an actor to it, and leaves room for a thousand
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # our frames are small; Ray's least is 75 MiB
 _LOGICAL_CPUS = 64  # of an embedded Ray: its only tenants are our workers, so it is not to ration them
 _EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes| There are some|$)", re.MULTILINE)
@@ -176,6 +178,9 @@ class HostActor:
     """The actor: an engine host whose engine runs in a thread of its own."""
 
     def __init__(self, entry: str, options: dict[str, Any]) -> None:
+        import ray
+
+        os.environ[NODE_ADDRESS] = ray.util.get_node_ip_address()
         self._host = EngineHost(entry, options)
         self._code = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -216,6 +221,8 @@ class RayWorker:
         self._ended = asyncio.Event()
         self._frames: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
         options: dict[str, Any] = {"num_cpus": spec.cpus, "max_restarts": 0, "max_task_retries": 0}
+        if spec.node:
+            options["resources"] = {f"node:{spec.node}": _NODE_SHARE}
         if spec.environment:
             options["runtime_env"] = {"env_vars": dict(spec.environment)}
         actor = ray.remote(concurrency_groups=_GROUPS, **options)(HostActor)
@@ -297,12 +304,20 @@ class RayWorker:
         self._forget(self)
         with suppress(self._ray.exceptions.RayError, ValueError):
             self._ray.kill(self._actor, no_restart=True)
+        if not await self._gone(_HANGS_AFTER_S) and self._on_this_node:
+            with suppress(ProcessLookupError):  # Ray asks the process itself, and one that is stopped does not hear it
+                os.kill(self._pid, signal.SIGKILL)
+        await self._gone(_KILL_TIMEOUT_S)
+
+    async def _gone(self, within_s: float) -> bool:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_KILL_TIMEOUT_S):
+            async with asyncio.timeout(within_s):
                 if self._pid:
                     await self._ended.wait()
                 while self._on_this_node and _exists(self._pid):  # noqa: ASYNC110 -- Ray's child, not ours
                     await asyncio.sleep(_KILL_POLL_S)
+                return True
+        return False
 
 
 def _exists(pid: int) -> bool:

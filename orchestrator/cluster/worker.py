@@ -29,6 +29,9 @@ HEADER_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 """A longer frame can only be a broken stream."""
 
+NODE_ADDRESS = "OUTRIDER_NODE_ADDRESS"
+"""The environment variable that says at which address other machines of the cluster reach this worker's."""
+
 _ORPHAN_GRACE_S = 1.0
 _FLUSH_S = 2.0
 _PR_SET_PDEATHSIG = 1

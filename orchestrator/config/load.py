@@ -31,6 +31,7 @@ def load_config(path: Path, *, sources: bool = True) -> ClusterConfig:
     config, lines = _parse(read_text(path), path)
     if sources:
         _check_sources(config, path, lines)
+        _check_processes(config, path, lines)
         _check_keys(config, path, lines)
     return config
 
@@ -126,6 +127,19 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
             check(source, path.resolve().parent)
         except ModelRefused as error:
             raise ConfigError(f"{where} {error}") from error
+
+
+def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Refuse keys that would change nothing. Raises ConfigError."""
+    for index, draft in enumerate(config.drafts):
+        if not isinstance(draft, ModelDraft):
+            continue
+        for key in sorted(draft.model_fields_set & {"host", "overlap", "max_wait_ms", "answer_timeout_s"}):
+            where = f"{path}:{lines.get(('drafts', index, key), 1)}: {dotted(('drafts', index, key))}:"
+            if draft.process == "target":
+                raise ConfigError(f"{where} goes with process: own; add that, or leave the key out")
+            if key == "host" and draft.host and config.cluster.runtime != "ray":
+                raise ConfigError(f"{where} goes with cluster.runtime: ray; workers of 'local' run on this machine")
 
 
 def _check_keys(config: ClusterConfig, path: Path, lines: Lines) -> None:

@@ -103,6 +103,18 @@ class ModelDraft(StaticShapes):
     again."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Threads of its runtime; 0 is `devices.threads`."""
+    process: Literal["target", "own"] = "target"
+    """`target`: in the target's worker. `own`: in a worker of its own, which the target neither waits for nor needs."""
+    host: str = ""
+    """With `process: own` on Ray: the address of the node that it runs on. Empty: any."""
+    overlap: Literal["auto", "always", "never"] = "auto"
+    """With `process: own`: whether it drafts on while the target verifies. `auto`: unless they share a device."""
+    max_wait_ms: float = Field(default=100.0, ge=0, le=60_000)
+    """With `process: own`: the longest that a round waits for its drafts. A round never waits longer than they are
+    worth by what was measured."""
+    answer_timeout_s: float = Field(default=20.0, gt=0, le=3600)
+    """With `process: own`: a worker that has not answered for so long is started again. Reading a long prompt is part
+    of it."""
 
 
 Draft = Annotated[SuffixDraft | ModelDraft, Field(discriminator="method")]

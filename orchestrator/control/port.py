@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orchestrator.cluster.port import Delta, Gauges, Ready, Submit
+from orchestrator.cluster.port import Delta, DraftReady, Gauges, Ready, Submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,19 @@ class Totals:
     generated: int = 0
     rounds: int = 0
     restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftView:
+    """A draft worker now. `phase`: "starting", "ready", "restarting" or "failed"; `detail` says why. `ready` describes
+    its process: None before the first is ready, the lost one's until the next is."""
+
+    name: str
+    phase: str
+    detail: str
+    worker: str
+    ready: DraftReady | None
+    restarts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,7 @@ class StateView:
     totals: Totals = field(default_factory=Totals)
     streams: int = 0
     uptime_s: float = 0.0
+    drafts: tuple[DraftView, ...] = ()
 
 
 class Control(Protocol):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from orchestrator.clock import Clock
@@ -21,6 +21,7 @@ from orchestrator.cluster.port import (
     Cluster,
     Command,
     Delta,
+    DraftLink,
     Event,
     Failed,
     Gauges,
@@ -32,6 +33,7 @@ from orchestrator.cluster.port import (
     Worker,
     WorkerSpec,
 )
+from orchestrator.control.drafts import DraftWorkers
 from orchestrator.control.port import StateView
 from orchestrator.control.state import FAILED, STARTING, RestartBudget, TargetState, failed_drafters
 from orchestrator.control.streams import Stream, Streams
@@ -58,7 +60,8 @@ class ControlLimits:
 class TargetControl:
     """Implements control.port.Control over one worker of `cluster`, which it opens and closes.
 
-    `on_round` and `on_progress` are called with each event, in the event loop; what they raise is logged.
+    `drafts` are started beside it once it is ready; it never waits for them. `on_round` and `on_progress` are called
+    with each event, in the event loop; what they raise is logged.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class TargetControl:
         limits: ControlLimits,
         clock: Clock,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        drafts: Sequence[WorkerSpec] = (),
     ) -> None:
         self.on_round: list[Callable[[Round], None]] = []
         self.on_progress: list[Callable[[Progress], None]] = []
@@ -79,6 +83,7 @@ class TargetControl:
         self._state = TargetState(spec.name, cluster.runtime)
         self._streams = Streams()
         self._budget = RestartBudget(limits.max_restarts)
+        self._drafts = DraftWorkers(cluster, drafts, limits.max_restarts, clock, sleep, self._send)
         self._worker: Worker | None = None
         self._task: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
@@ -99,7 +104,8 @@ class TargetControl:
     def view(self) -> StateView:
         """See control.port.Control."""
         uptime_s = self._clock.monotonic_s() - self._started_s
-        return self._state.view(streams=len(self._streams), uptime_s=uptime_s, draining=self._draining)
+        view = self._state.view(streams=len(self._streams), uptime_s=uptime_s, draining=self._draining)
+        return replace(view, drafts=self._drafts.views())
 
     async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """See control.port.Control. A request is taken in (or refused) when its first token is asked for."""
@@ -195,6 +201,8 @@ class TargetControl:
         except Exception as error:
             _log.exception("control is broken")
             self._fail(f"control is broken: {type(error).__name__}: {error}")
+        finally:
+            await self._drafts.close()
 
     async def _run_worker(self) -> str:
         """Start a worker and follow it to its end; returns why it ended."""
@@ -276,6 +284,9 @@ class TargetControl:
                     *(self._spec.name, " again" if again else "", self._state.where, len(self._streams)),
                 )
                 self._feed()
+                self._drafts.target_ready()
+            case DraftLink():
+                self._drafts.observe(event)
             case Refused():
                 self._streams.fail(event.request_id, _refusal(event))
                 self._feed()

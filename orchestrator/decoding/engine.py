@@ -10,7 +10,7 @@ import psutil
 
 from adapters.contract import AdapterError, DeviceLost
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Cancel, Command, Event, Failed, Ready, Stop, Submit
+from orchestrator.cluster.port import AttachDraft, Cancel, Command, Event, Failed, Ready, Stop, Submit
 from orchestrator.decoding.loop import DecodeLoop
 
 _GAUGES_EVERY_S = 0.25
@@ -20,11 +20,13 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A loop that can run, and the effective state to announce."""
+    """A loop that can run, and the effective state to announce. `attach` connects it to a draft worker, where it can
+    have any."""
 
     loop: DecodeLoop
     ready: Ready
     close: Callable[[], None]
+    attach: Callable[[AttachDraft], None] | None = None
 
 
 class DecodeEngine:
@@ -35,6 +37,7 @@ class DecodeEngine:
         self._clock = clock
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._loop: DecodeLoop | None = None
+        self._attach: Callable[[AttachDraft], None] | None = None
         self._process = psutil.Process()
         self._gauges_s = 0.0
 
@@ -48,7 +51,7 @@ class DecodeEngine:
         """See cluster.port.Engine. What an adapter raises becomes a Failed event with one line."""
         try:
             loaded = self._load(emit)
-            self._loop = loaded.loop
+            self._loop, self._attach = loaded.loop, loaded.attach
             emit(loaded.ready)
             try:
                 self._decode(loaded.loop, emit)
@@ -93,3 +96,5 @@ class DecodeEngine:
                 refused = loop.submit(command)
                 if refused is not None:
                     emit(refused)
+            elif isinstance(command, AttachDraft) and self._attach is not None:
+                self._attach(command)

@@ -47,10 +47,14 @@ class Known:
         if self.penalties is not None:
             for token in tokens:
                 self.counts[token] = self.counts.get(token, 0) + 1
-        if self.held == len(self.tokens):
-            self.held += common(self.guessed, tokens)
-        self.guessed = []
+        right = common(self.guessed, tokens) if self.held == len(self.tokens) else 0
+        self.held += right
+        self.guessed = self.guessed[right:] if right == len(tokens) else []
         self.tokens.extend(tokens)
+
+    def goes_on_from(self, drafted: Sequence[int]) -> bool:
+        """True where only the last of these tokens behind the committed ones is still to be fed."""
+        return self.slot != NO_SLOT and self.held == len(self.tokens) and self.guessed == list(drafted[:-1])
 
     @property
     def missing(self) -> int:
@@ -86,11 +90,11 @@ class DraftCache:
         self._seated: list[Known] = []
         self._rounds = 0
 
-    def catch_up(self, asked: Sequence[Known]) -> dict[Known, Row]:
+    def catch_up(self, asked: Sequence[Known], beside: Sequence[Known] = ()) -> dict[Known, Row]:
         """Feed what the sequences are behind, within a round's bound; returns the logits behind the last token of
-        those that are then caught up. Others go on in the next round."""
+        those that are then caught up. Others go on in the next round. `beside`: who else drafts in this round."""
         self._rounds += 1
-        for known in asked:
+        for known in (*asked, *beside):
             known.asked = self._rounds
         going = [known for known in asked if self._seat(known)]
         most = self._model.capabilities.max_batch_rows

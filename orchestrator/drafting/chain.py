@@ -70,7 +70,7 @@ class ChainDrafter:
         best = [NOTHING] * len(asks)
         for number, drafter in enumerate(self._drafters):
             places = [place for place, ask in enumerate(asks) if self._asks(number, ask, best[place])]
-            found = drafter.propose([asks[place] for place in places]) if places else []
+            found = drafter.propose([asks[place] for place in places])  # none, too: it hears that a round begins
             for place, draft in zip(places, found, strict=True):
                 key = asks[place].key
                 if draft.tokens:

@@ -21,7 +21,7 @@ import numpy as np
 from adapters.contract import AdapterError, LoadedModel
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import DrafterState
-from orchestrator.drafting.cache import DraftCache, Known
+from orchestrator.drafting.cache import DraftCache, Known, common
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from policies.acceptance import NotFinite, Row, Sampling, choose
@@ -126,7 +126,11 @@ class ModelDrafter:
             known = self._known.get(ask.key)
             if known is not None and ask.limit > 0 and len(known.tokens) + ask.limit <= self._context:
                 drafting[known] = _Drafting(ask, known, dict(known.counts))
-        rows = self._cache.catch_up(list(drafting)) if drafting else {}
+        resumed = [one for one in drafting.values() if self._resume(one)]
+        rows = self._cache.catch_up(
+            [one.known for one in drafting.values() if not one.tokens], [one.known for one in resumed]
+        )
+        rows |= self._cache.step({one.known: one.tokens[-1] for one in resumed if one.goes_on})
         growing = [drafting[known] for known in rows]
         while growing:
             for one in growing:
@@ -137,10 +141,19 @@ class ModelDrafter:
         for one in drafting.values():
             self._proposed[one.ask.key] = (one.tokens, one.probabilities)
         return {
-            one.ask.key: Draft(tuple(one.tokens), tuple(one.confidences), self.name)
+            one.ask.key: Draft(tuple(one.tokens), tuple(one.confidences), self.name).cut(one.ask.limit)
             for one in drafting.values()
             if one.tokens
         }
+
+    def _resume(self, one: _Drafting) -> bool:
+        """Go on from what was proposed before, as far as the target bore it out. False: there is nothing."""
+        tokens, probabilities = self._proposed.get(one.ask.key, ((), ()))
+        if not tokens or not one.known.goes_on_from(tokens):
+            return False
+        for token, probability in zip(tokens, probabilities, strict=True):
+            self._append(one, token, probability)
+        return True
 
     def _choose(self, one: _Drafting, row: Row) -> None:
         """Append the token that the draft model chooses from its logits. Raises NotFinite and AdapterError."""
@@ -150,8 +163,11 @@ class ModelDrafter:
         token = choose(row, sampling, len(one.known.tokens) + len(one.tokens))
         if token >= self._vocabulary:
             raise AdapterError(f"it drafted token {token}, and the target has {self._vocabulary}")
+        self._append(one, token, probability_of(row, token, sampling.temperature))
+
+    def _append(self, one: _Drafting, token: int, probability: float) -> None:
+        sampling = one.known.sampling
         one.counts[token] = one.counts.get(token, 0) + 1
-        probability = probability_of(row, token, sampling.temperature)
         confidence = chance(self._calibrations[sampling.temperature == 0.0], probability)
         one.tokens.append(token)
         one.probabilities.append(probability)
@@ -159,9 +175,13 @@ class ModelDrafter:
         one.certainty *= confidence
 
     def _learn(self, key: str, sampling: Sampling, committed: Sequence[int]) -> None:
+        """Learn from what was committed; what was proposed behind it is kept while it bears that out."""
         greedy = sampling.temperature == 0.0
         tokens, probabilities = self._proposed.pop(key, ((), ()))
         self._calibrations[greedy] = compared(self._calibrations[greedy], tokens, probabilities, committed)
+        right = common(tokens, committed)
+        if right == len(committed) < len(tokens):
+            self._proposed[key] = (list(tokens[right:]), list(probabilities[right:]))
 
 
 def probability_of(row: Row, token: int, temperature: float) -> float:

@@ -86,7 +86,8 @@ class Drafter(Protocol):
         ...
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """Draft for all sequences of a round: one draft for each ask, in order, each within its limit."""
+        """Draft for all sequences of a round: one draft for each ask, in order, each within its limit. Called once in
+        every round, without asks too."""
         ...
 
     def end(self, key: str, *, keep: bool) -> None:

@@ -1,0 +1,143 @@
+"""Drafts within a time, and drafts ahead: goes on from the guess that all it proposed becomes output.
+
+A sequence holds what was committed and then `ahead`: tokens that were drafted and are not decided yet. When the target
+commits what was guessed, the rest of `ahead` is the next draft, there before it is asked for; when it does not, the
+guess is thrown away. It grows by asking the drafter for one token more each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from orchestrator.clock import Clock
+from orchestrator.drafting.port import Ask, Drafter
+from orchestrator.drafting.wire import Begin, End, Extend, Guess, Update
+
+_LEAST_CHANCE = 0.05  # a guess less likely than this is not gone on from
+_FIRST_LIMIT = 4  # tokens drafted ahead for a sequence that nobody has asked about yet
+_READING_STEPS = 256  # steps in which a drafter may read a new sequence's prompt before it has a first guess
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """One sequence, and how many tokens ahead are wanted of it. `reading`: so many steps more it may have no guess,
+    because the drafter is still reading its prompt. `stuck`: there is no further guess."""
+
+    key: str
+    reading: int = _READING_STEPS
+    wanted: int = _FIRST_LIMIT + 1
+    ahead: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
+    stuck: bool = False
+
+    @property
+    def chance(self) -> float:
+        """The chance that all of `ahead` becomes output."""
+        return prod(self.confidences)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Keep what is guessed behind these tokens, where they were guessed."""
+        count, self.stuck = len(tokens), False
+        right = self.ahead[:count] == tuple(tokens)
+        self.ahead, self.confidences = (self.ahead[count:], self.confidences[count:]) if right else ((), ())
+
+    def draft(self, ask: Ask) -> Guess:
+        """Return the leading part of `ahead` that is worth its verification."""
+        chance, count = 1.0, 0
+        for confidence in self.confidences[: ask.limit]:
+            chance *= confidence
+            if chance < ask.least:
+                break
+            count += 1
+        return Guess(self.ahead[:count], self.confidences[:count])
+
+    def wants_more_for(self, ask: Ask) -> bool:
+        """True where a further token could be part of the draft."""
+        return not self.stuck and len(self.ahead) < ask.limit and self.chance >= ask.least
+
+
+@dataclass(slots=True)
+class AheadDrafter:
+    """Drives one drafter for one target. `resumes`: asked again for a longer draft of the same sequence, the drafter
+    goes on where it was; without that it is asked as it is, and nothing is drafted ahead. `runs_ahead` says whether
+    `step` has anything to do. `hits` and `misses`: see drafting.wire.Answer.
+    """
+
+    drafter: Drafter
+    clock: Clock
+    resumes: bool
+    runs_ahead: bool = False
+    hits: int = 0
+    misses: int = 0
+    _lines: dict[str, _Line] = field(default_factory=dict)
+
+    def forget_all(self) -> None:
+        """End every sequence: another target is connected, or the same one again, and tells them anew."""
+        for key in tuple(self._lines):
+            self.update(End(key, keep=False))
+        self.hits = self.misses = 0
+
+    def update(self, update: Update) -> None:
+        """Take in what became of a sequence."""
+        match update:
+            case Begin(key, tokens, sampling):
+                self._lines[key] = _Line(key)
+                self.drafter.begin(key, tokens, sampling)
+            case Extend(key, tokens):
+                if (line := self._lines.get(key)) is not None:
+                    line.commit(tokens)
+                    self.drafter.extend(key, tokens)
+            case End(key, keep):
+                if self._lines.pop(key, None) is not None:
+                    self.drafter.end(key, keep=keep)
+
+    def answer(self, asks: Sequence[Ask], within_s: float) -> list[Guess]:
+        """Return one draft for each wish: at once where they are there already, else what there is in that time."""
+        known = [ask for ask in asks if ask.key in self._lines]
+        if not self.resumes:
+            drafts = self.drafter.propose(known)
+            found = {ask.key: Guess(one.tokens, one.confidences) for ask, one in zip(known, drafts, strict=True)}
+            return [found.get(ask.key, Guess()) for ask in asks]
+        wishes = [(self._lines[ask.key], ask) for ask in known]
+        missing = sum(not line.ahead for line, _ in wishes)
+        if self.runs_ahead:
+            self.hits += len(wishes) - missing
+            self.misses += missing
+        if missing:
+            self._draft_until(self.clock.monotonic_s() + within_s, wishes)
+        found = {line.key: line.draft(ask) for line, ask in wishes}
+        for line, ask in wishes:
+            line.wanted = len(found[line.key].tokens) + 1 + ask.limit
+        return [found.get(ask.key, Guess()) for ask in asks]
+
+    def step(self) -> bool:
+        """Draft one token further ahead for every sequence that wants it. False: there is nothing to do."""
+        if not (self.runs_ahead and self.resumes):
+            return False
+        growing = [
+            line
+            for line in self._lines.values()
+            if not line.stuck and len(line.ahead) < line.wanted and line.chance >= _LEAST_CHANCE
+        ]
+        if growing:
+            self._grow(growing)
+        return bool(growing)
+
+    def _draft_until(self, end_s: float, wishes: Sequence[tuple[_Line, Ask]]) -> None:
+        """Draft until every wish is fulfilled or the time is over; one step at least."""
+        while growing := [line for line, ask in wishes if line.wants_more_for(ask)]:
+            self._grow(growing)
+            if self.clock.monotonic_s() >= end_s:
+                return
+
+    def _grow(self, lines: Sequence[_Line]) -> None:
+        """Ask for one token more than each line has."""
+        drafts = self.drafter.propose([Ask(line.key, len(line.ahead) + 1) for line in lines])
+        for line, draft in zip(lines, drafts, strict=True):
+            grew = len(draft.tokens) > len(line.ahead)
+            line.reading = 0 if grew else max(0, line.reading - 1)
+            line.stuck = not grew and line.reading == 0
+            if grew:
+                line.ahead, line.confidences = draft.tokens, draft.confidences

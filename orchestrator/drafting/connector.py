@@ -1,0 +1,124 @@
+"""Connects to a draft worker in the background, as often as it takes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from orchestrator.cluster.port import Door, DraftLink
+from orchestrator.drafting.doors import GREETING_S, host_id, knock
+from orchestrator.drafting.wire import VERSION, Garbage, Hello, Link, LinkLost, Welcome
+
+FIRST_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 2.0
+
+
+class Refusal(Exception):
+    """The draft worker cannot serve this target; trying again changes nothing."""
+
+
+class Connector:
+    """Makes links for one drafter; `take` hands over the newest. All methods are thread-safe.
+
+    `check` raises Refusal for a welcome that does not fit. `report` hears of every change, from any thread.
+    """
+
+    def __init__(
+        self, name: str, device: str, check: Callable[[Welcome], None], report: Callable[[DraftLink], None]
+    ) -> None:
+        self._name = name
+        self._device = device
+        self._check = check
+        self._report = report
+        self._changed = threading.Condition()
+        self._door: Door | None = None
+        self._wanted = self._closed = False
+        self._made: tuple[Link, Welcome] | None = None
+        self._thread: threading.Thread | None = None
+
+    def aim(self, door: Door) -> None:
+        """Connect to what is behind this door from now on."""
+        with self._changed:
+            if self._closed:
+                return
+            self._door, self._wanted = door, True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"connect {self._name}", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def again(self) -> None:
+        """The link was lost: connect to the same door once more."""
+        with self._changed:
+            self._wanted = self._door is not None
+            self._changed.notify_all()
+
+    def take(self) -> tuple[Link, Welcome] | None:
+        """Return a new link, once."""
+        if self._made is None:  # the usual case takes no lock
+            return None
+        with self._changed:
+            made, self._made = self._made, None
+            return made
+
+    def close(self) -> None:
+        """Stop connecting. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        made = self.take()
+        if made is not None:
+            made[0].close()
+
+    def _run(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while (door := self._next_door()) is not None:
+            try:
+                made = self._connect(door)
+            except (LinkLost, Garbage) as error:
+                self._report(DraftLink(self._name, "lost", str(error)))
+                with self._changed:
+                    if door is self._door and not self._closed:
+                        self._changed.wait(backoff_s)
+                    backoff_s = min(MAX_BACKOFF_S, 2.0 * backoff_s) if door is self._door else FIRST_BACKOFF_S
+            except Refusal as error:
+                self._give_up(door, str(error))
+            else:
+                backoff_s = FIRST_BACKOFF_S
+                self._hand_over(door, made)
+
+    def _next_door(self) -> Door | None:
+        with self._changed:
+            while not (self._wanted or self._closed):
+                self._changed.wait()
+            return None if self._closed else self._door
+
+    def _connect(self, door: Door) -> tuple[Link, Welcome]:
+        link = Link(knock(door))
+        try:
+            link.send(Hello(VERSION, host_id(), self._device))
+            welcome = link.welcome(GREETING_S)
+            if welcome.refusal:
+                raise Refusal(welcome.refusal)
+            self._check(welcome)
+        except BaseException:
+            link.close()
+            raise
+        return link, welcome
+
+    def _give_up(self, door: Door, reason: str) -> None:
+        with self._changed:
+            if door is self._door:
+                self._wanted = False
+        self._report(DraftLink(self._name, "refused", reason))
+
+    def _hand_over(self, door: Door, made: tuple[Link, Welcome]) -> None:
+        with self._changed:
+            if door is not self._door or self._closed:
+                made[0].close()  # another door was named meanwhile
+                return
+            self._wanted = False
+            before, self._made = self._made, made
+        if before is not None:
+            before[0].close()
+        self._report(DraftLink(self._name, "connected"))

@@ -1,0 +1,125 @@
+"""How a target's worker and a draft worker find each other: an address, and a key that both prove to have.
+
+The key is new with every start of a draft worker and travels by way of the daemon; the proof is the challenge of
+`multiprocessing.connection`. Neither says anything about what is sent later: between machines, tokens travel in the
+open, as they do over Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cluster.port import Door
+from orchestrator.drafting.wire import LinkLost
+
+GREETING_S = 5.0
+"""The longest wait for one step of the greeting."""
+
+_KEY_BYTES = 32
+_BACKLOG = 8
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def host_id() -> str:
+    """Return what all processes of this machine say, and those of no other do."""
+    with suppress(OSError):
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    return socket.gethostname()
+
+
+class OpenDoor:
+    """A draft worker's side: listens on an abstract Unix socket, and on `host` too where one is given."""
+
+    def __init__(self, host: str = "") -> None:
+        name = f"outrider-draft-{os.getpid()}-{secrets.token_hex(8)}"
+        self.listening = [_listening(socket.AF_UNIX, f"\0{name}")]
+        addresses = [f"unix:@{name}"]
+        if host:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self.listening.append(_listening(family, (host, 0)))
+            addresses.append(f"tcp:{host}:{self.listening[-1].getsockname()[1]}")
+        self.door = Door(addresses, secrets.token_bytes(_KEY_BYTES))
+
+    def admit(self, listening: socket.socket) -> socket.socket | None:
+        """Accept whoever knocks there; None where it has no key. Waits GREETING_S a step at most."""
+        knocking, _ = listening.accept()
+        try:
+            with _greeting(knocking) as connection:
+                deliver_challenge(connection, self.door.key)
+                answer_challenge(connection, self.door.key)
+        except (OSError, EOFError, AuthenticationError, AssertionError):
+            knocking.close()
+            return None
+        return knocking
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        for listening in self.listening:
+            listening.close()
+
+
+def knock(door: Door) -> socket.socket:
+    """Return a connected socket to whoever is behind the door. Raises LinkLost, with what each address gave."""
+    problems = []
+    for address in door.addresses:
+        try:
+            connected = _connected(address)
+        except OSError as error:
+            problems.append(f"{address}: {error.strerror or error}")
+            continue
+        try:
+            with _greeting(connected) as connection:
+                answer_challenge(connection, door.key)
+                deliver_challenge(connection, door.key)
+        except (OSError, EOFError, AuthenticationError, AssertionError) as error:
+            connected.close()
+            problems.append(f"{address}: {type(error).__name__} in the greeting")
+            continue
+        return connected
+    raise LinkLost("; ".join(problems))
+
+
+def _listening(family: socket.AddressFamily, address: Any) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _connected(address: str) -> socket.socket:
+    kind, _, rest = address.partition(":")
+    if kind == "unix":
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connected.settimeout(GREETING_S)
+            connected.connect(rest.replace("@", "\0", 1))
+        except OSError:
+            connected.close()
+            raise
+        return connected
+    host, _, port = rest.rpartition(":")
+    return socket.create_connection((host, int(port)), GREETING_S)
+
+
+@contextmanager
+def _greeting(connected: socket.socket) -> Iterator[Connection[Any, Any]]:
+    """Lend the socket to multiprocessing's challenge, which knows no timeouts: the kernel's are set instead."""
+    timeout = struct.pack("ll", int(GREETING_S), 0)
+    connected.setblocking(True)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connected.setsockopt(socket.SOL_SOCKET, option, timeout)
+    with Connection(os.dup(connected.fileno())) as connection:
+        yield connection

@@ -1,0 +1,228 @@
+"""The draft worker: a drafter in a process of its own, perhaps on another host, behind a door.
+
+It serves one target at a time; whoever knocked last is served. What it drafts is never needed: a target that gets no
+answer goes on without, so nothing here is saved or retried.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from adapters.contract import AdapterError, DeviceLost
+from device_profiles.units import MS_PER_S
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import Command, DrafterState, DraftReady, Event, Failed, Stop
+from orchestrator.drafting.ahead import AheadDrafter
+from orchestrator.drafting.doors import GREETING_S, OpenDoor, host_id
+from orchestrator.drafting.port import Drafter
+from orchestrator.drafting.wire import VERSION, Answer, Garbage, Hello, Link, LinkLost, Turn, Welcome
+
+Emit = Callable[[Event], None]
+RunsAhead = Literal["auto", "always", "never"]
+
+
+class _Bell:
+    """Wakes a thread out of poll."""
+
+    def __init__(self) -> None:
+        self.heard, self._rope = socket.socketpair()
+
+    def ring(self) -> None:
+        """Thread-safe; nothing happens when it is closed."""
+        with suppress(OSError):
+            self._rope.send(b"!")
+
+    def close(self) -> None:
+        self.heard.close()
+        self._rope.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A loaded drafter (one, no chain). `host` is the address that other machines reach this one at, "" where none is
+    to. `resumes`: see drafting.ahead. `runs_ahead`: see cluster.port.DraftReady."""
+
+    drafter: Drafter
+    vocabulary_size: int
+    vocabulary_fingerprint: str
+    host: str = ""
+    resumes: bool = False
+    runs_ahead: RunsAhead = "auto"
+    load_s: float = 0.0
+
+    @property
+    def state(self) -> DrafterState:
+        """The drafter's state as it is now."""
+        return self.drafter.states()[0]
+
+
+class DraftEngine:
+    """Implements cluster.port.Engine. `load` prepares and loads the drafter, reporting progress by `emit`."""
+
+    def __init__(self, load: Callable[[Emit], Hosted], clock: Clock) -> None:
+        self._load = load
+        self._clock = clock
+        self._bell, self._door_bell = _Bell(), _Bell()
+        self._stopped = False
+        self._knocked: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+
+    def submit(self, command: Command) -> None:
+        """See cluster.port.Engine. A draft worker knows one command, Stop."""
+        if isinstance(command, Stop):
+            self._stopped = True
+            self._bell.ring()
+
+    def run(self, emit: Emit) -> None:
+        """See cluster.port.Engine. What an adapter raises becomes a Failed event with one line."""
+        try:
+            hosted = self._load(emit)
+            try:
+                self._open(hosted, emit)
+            finally:
+                hosted.drafter.close()
+        except DeviceLost as error:
+            emit(Failed(str(error), restartable=True))
+        except AdapterError as error:
+            emit(Failed(str(error), restartable=False))
+        finally:
+            self._bell.close()
+            self._door_bell.close()
+
+    def _open(self, hosted: Hosted, emit: Emit) -> None:
+        door = OpenDoor(hosted.host)
+        keeper = threading.Thread(target=self._keep, args=(door,), name="door", daemon=True)
+        keeper.start()
+        try:
+            emit(_ready(hosted, door))
+            self._serve(hosted)
+            if hosted.state.state == "failed":
+                emit(Failed(hosted.state.reason, restartable=True))
+        finally:
+            self._stopped = True
+            self._door_bell.ring()
+            keeper.join(GREETING_S)
+            door.close()
+            while not self._knocked.empty():
+                self._knocked.get().close()
+
+    def _keep(self, door: OpenDoor) -> None:
+        """Let in whoever has the key, in a thread: strangers that say nothing hold up nobody's drafts."""
+        poll = select.poll()
+        poll.register(self._door_bell.heard, select.POLLIN)
+        for listening in door.listening:
+            poll.register(listening, select.POLLIN)
+        by_number = {listening.fileno(): listening for listening in door.listening}
+        while not self._stopped:
+            for number, _ in poll.poll():
+                with suppress(OSError, KeyError):  # the bell is no door
+                    if (admitted := door.admit(by_number[number])) is not None:
+                        self._knocked.put(admitted)
+                        self._bell.ring()
+
+    def _serve(self, hosted: Hosted) -> None:
+        ahead = AheadDrafter(hosted.drafter, self._clock, hosted.resumes)
+        link: Link | None = None
+        while not self._stopped and hosted.state.state != "failed":
+            busy = link is not None and ahead.step()
+            self._wait(link, 0.0 if busy else None)
+            try:
+                link = self._newest(link, hosted, ahead)
+                if link is not None:
+                    self._obey(link, ahead)
+            except (LinkLost, Garbage) as error:
+                print(f"the target's connection ended: {error}", flush=True)  # noqa: T201 -- the daemon logs it
+                if link is not None:
+                    link.close()
+                link = None
+                ahead.forget_all()
+        if link is not None:
+            link.close()
+
+    def _wait(self, link: Link | None, timeout_s: float | None) -> None:
+        """Wait until there is something to read, or room for what is still to be sent."""
+        poll = select.poll()
+        poll.register(self._bell.heard, select.POLLIN)
+        if link is not None:
+            poll.register(link, select.POLLIN | (select.POLLOUT if link.unsent else 0))
+        for number, _ in poll.poll(None if timeout_s is None else timeout_s * MS_PER_S):
+            if number == self._bell.heard.fileno():
+                self._bell.heard.recv(64)
+
+    def _newest(self, link: Link | None, hosted: Hosted, ahead: AheadDrafter) -> Link | None:
+        """Return the link to whoever knocked last. Raises LinkLost, Garbage."""
+        while True:
+            try:
+                admitted = self._knocked.get_nowait()
+            except queue.Empty:
+                return link
+            if link is not None:
+                link.close()
+            ahead.forget_all()
+            link = Link(admitted)
+            try:
+                _welcome(link, hosted, ahead)
+            except (LinkLost, Garbage):
+                link.close()
+                link = None
+
+    def _obey(self, link: Link, ahead: AheadDrafter) -> None:
+        """Carry out all turns that are there; the last that has wishes is answered. Raises LinkLost, Garbage."""
+        link.flush()
+        wishes: Turn | None = None
+        came_s = time.perf_counter()
+        while (turn := link.turn()) is not None:
+            for update in turn.updates:
+                ahead.update(update)
+            wishes = turn if turn.asks else wishes
+        if wishes is not None:
+            within_s = wishes.within_ms / MS_PER_S - (time.perf_counter() - came_s)
+            drafts = ahead.answer(wishes.asks, within_s)
+            link.send(Answer(wishes.number, drafts, ahead.drafter.memory_bytes(), ahead.hits, ahead.misses))
+
+
+def _welcome(link: Link, hosted: Hosted, ahead: AheadDrafter) -> None:
+    """Answer the target's first word; a target of another version is told so and hung up on."""
+    hello = link.hello(GREETING_S)
+    other = "" if hello.version == VERSION else f"this draft worker speaks version {VERSION}, not {hello.version}"
+    ahead.runs_ahead = ahead.resumes and _apart(hosted, hello)
+    link.send(
+        Welcome(
+            VERSION,
+            hosted.state,
+            hosted.vocabulary_size,
+            hosted.vocabulary_fingerprint,
+            ahead.runs_ahead,
+            other,
+        )
+    )
+    if other:
+        raise Garbage(other)
+
+
+def _apart(hosted: Hosted, hello: Hello) -> bool:
+    """True where drafting while the target verifies takes nothing away from it, or is wanted all the same."""
+    if hosted.runs_ahead != "auto":
+        return hosted.runs_ahead == "always"
+    return hello.host != host_id() or hello.device.casefold() != hosted.state.device.casefold()
+
+
+def _ready(hosted: Hosted, door: OpenDoor) -> DraftReady:
+    return DraftReady(
+        name=hosted.drafter.name,
+        door=door.door,
+        drafter=hosted.state,
+        vocabulary_size=hosted.vocabulary_size,
+        vocabulary_fingerprint=hosted.vocabulary_fingerprint,
+        runs_ahead=hosted.runs_ahead,
+        pid=os.getpid(),
+        load_s=hosted.load_s,
+    )

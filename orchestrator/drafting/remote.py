@@ -1,0 +1,331 @@
+"""A drafter in another process, seen from the target's worker.
+
+Nothing that happens to that process can do more than leave a round without drafts: no call waits longer than a draft is
+worth (`policies/patience`), what comes back is checked, and what is remembered of running sequences is enough to tell
+them to a new process. History is the truth; the other side is a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from device_profiles.units import MS_PER_S
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import Door, DrafterState, DraftLink, RemoteState
+from orchestrator.drafting.connector import Connector, Refusal
+from orchestrator.drafting.port import NOTHING, Ask, Draft
+from orchestrator.drafting.wire import Answer, Begin, End, Extend, Garbage, Guess, Link, LinkLost, Turn, Update, Welcome
+from policies import patience
+from policies.acceptance import Sampling
+from policies.patience import Pace
+
+_NO_GUESS = Guess()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLimits:
+    """`max_wait_ms` bounds what a round waits for drafts. A process that has not answered for `answer_timeout_s` is
+    given up as hung."""
+
+    max_wait_ms: float = 100.0
+    answer_timeout_s: float = 20.0
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """One running sequence: its tokens are all that a new process must be told. `guess` continues the first `base`
+    tokens; `open`: it is not known yet how much of it the target chose."""
+
+    key: str
+    tokens: list[int]
+    sampling: Sampling
+    base: int = 0
+    guess: Guess = _NO_GUESS
+    open: bool = False
+
+    def rest(self, limit: int) -> Guess:
+        """Return what is left of the guess behind the tokens, where they bear it out."""
+        done = len(self.tokens) - self.base
+        guess = self.guess
+        if done >= len(guess.tokens) or list(guess.tokens[:done]) != self.tokens[self.base :]:
+            return _NO_GUESS
+        return Guess(guess.tokens[done : done + limit], guess.confidences[done : done + limit])
+
+    def verdict(self) -> int | None:
+        """Return how many tokens of the guess the target chose too, once, when that is decided."""
+        right = _common(self.guess.tokens, self.tokens[self.base :])
+        decided = right == len(self.guess.tokens) or right < len(self.tokens) - self.base
+        if not self.open or not decided:
+            return None
+        self.open = False
+        return right
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A turn that is not answered yet."""
+
+    number: int
+    sent_s: float
+    waited_until_s: float
+    asks: tuple[tuple[_Line, int, int], ...]  # the line, how many tokens it had, the limit
+    usual: bool  # no sequence was new to the other side
+
+
+@dataclass(slots=True)
+class _Counts:
+    asks: int = 0
+    in_time: int = 0
+    late: int = 0
+    wait_ms: float = 0.0
+    connections: int = 0
+    memory_bytes: int = 0
+    ahead: list[int] = field(default_factory=lambda: [0, 0])  # hits and misses of earlier connections
+    ahead_now: tuple[int, int] = (0, 0)
+
+    def ahead_of(self, index: int) -> int:
+        return self.ahead[index] + self.ahead_now[index]
+
+
+class RemoteDrafter:
+    """Implements drafting.port.Drafter. `fingerprint` is that of the target's vocabulary, `device` is where it runs.
+    `report` hears of every change of the connection, from any thread."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        fingerprint: str,
+        device: str,
+        limits: RemoteLimits,
+        clock: Clock,
+        report: Callable[[DraftLink], None],
+    ) -> None:
+        self.name = name
+        self._draft_vocabulary = 0
+        self._fingerprint = fingerprint
+        self._limits = limits
+        self._clock = clock
+        self._tell = report
+        self._state, self._reason = "starting", "its process is being started"
+        self._described = DrafterState(name, "model")
+        self._runs_ahead = False
+        self._connector = Connector(name, device, self._check, self._report)
+        self._link: Link | None = None
+        self._lines: dict[str, _Line] = {}
+        self._updates: list[Update] = []
+        self._wish: _Wish | None = None
+        self._number = 0
+        self._pace = Pace()
+        self._running: frozenset[str] = frozenset()
+        self._went_on_s = 0.0
+        self._counts = _Counts()
+
+    def attach(self, door: Door) -> None:
+        """Draft by the process behind this door from now on. Thread-safe."""
+        self._connector.aim(door)
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
+        """See the port."""
+        self._lines[key] = _Line(key, list(tokens), sampling)
+        self._note(Begin(key, list(tokens), sampling))
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port."""
+        line = self._lines.get(key)
+        if line is None:
+            return
+        line.tokens.extend(tokens)
+        self._judge(line)
+        self._note(Extend(key, list(tokens)))
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See the port."""
+        if self._lines.pop(key, None) is not None:
+            self._note(End(key, keep))
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See the port. Waits no longer than `policies.patience` allows; what is not there then is not drafted."""
+        try:
+            self._take_new_link()
+            if self._link is not None:
+                self._exchange(self._link, [ask for ask in asks if ask.key in self._lines])
+        except LinkLost as error:
+            self._drop("lost", str(error))
+        except Garbage as error:
+            self._drop("garbage", str(error))
+        self._went_on_s = self._clock.monotonic_s()
+        self._running = frozenset(self._lines)
+        return [self._offer(ask) for ask in asks]
+
+    def memory_bytes(self) -> int:
+        """See the port. What the other process said last."""
+        return self._counts.memory_bytes
+
+    def close(self) -> None:
+        """See the port."""
+        self._connector.close()
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def states(self) -> list[DrafterState]:
+        """See the port. What the other process said of itself last, and how it does from here."""
+        counts = self._counts
+        remote = RemoteState(
+            asks=counts.asks,
+            in_time=counts.in_time,
+            late=counts.late,
+            wait_ms=counts.wait_ms,
+            answer_ms=self._pace.answer_ms,
+            connections=counts.connections,
+            runs_ahead=self._runs_ahead,
+            ahead_hits=counts.ahead_of(0),
+            ahead_misses=counts.ahead_of(1),
+        )
+        changes = {"name": self.name, "state": self._state, "reason": self._reason, "remote": remote}
+        counted = {"rounds": counts.in_time, "draft_ms": counts.wait_ms, "memory_bytes": counts.memory_bytes}
+        return [msgspec.structs.replace(self._described, **changes, **counted)]
+
+    def _note(self, update: Update) -> None:
+        if self._link is not None:  # a new link is told everything anyway
+            self._updates.append(update)
+
+    def _exchange(self, link: Link, asks: list[Ask]) -> None:
+        """Say what happened, ask for drafts where no wish is open, and take in what comes in time."""
+        self._take(link, 0.0)
+        now_s = self._clock.monotonic_s()
+        if self._wish is not None and now_s - self._wish.sent_s > self._limits.answer_timeout_s:
+            self._drop("hung", f"no answer for {self._limits.answer_timeout_s:g} s")
+            return
+        updates, self._updates = self._updates, []
+        if self._wish is not None or not asks:
+            if updates:
+                link.send(Turn(self._number, updates, []))
+            link.flush()
+            return
+        again = not self._running.isdisjoint(ask.key for ask in asks)
+        self._pace = patience.asked(self._pace, round_ms=(now_s - self._went_on_s) * MS_PER_S if again else None)
+        bound_ms = self._limits.max_wait_ms
+        wait_ms = patience.patience_ms(self._pace, bound_ms)
+        if all(self._lines[ask.key].rest(ask.limit).tokens for ask in asks):
+            wait_ms = 0.0  # every sequence has drafts already
+        within_ms = wait_ms or min(bound_ms, self._pace.round_ms)
+        self._number += 1
+        self._counts.asks += 1
+        self._wish = self._new_wish(asks, updates, now_s, wait_ms)
+        link.send(Turn(self._number, updates, asks, within_ms))
+        self._take(link, wait_ms / MS_PER_S)
+        self._counts.wait_ms += (self._clock.monotonic_s() - now_s) * MS_PER_S
+
+    def _new_wish(self, asks: Sequence[Ask], updates: Sequence[Update], now_s: float, wait_ms: float) -> _Wish:
+        lines = self._lines
+        return _Wish(
+            self._number,
+            now_s,
+            now_s + wait_ms / MS_PER_S,
+            tuple((lines[ask.key], len(lines[ask.key].tokens), ask.limit) for ask in asks),
+            not any(isinstance(update, Begin) for update in updates),
+        )
+
+    def _take(self, link: Link, timeout_s: float) -> None:
+        """Take in an answer, waiting for it so long. Raises LinkLost, Garbage."""
+        answer = link.answer(timeout_s)
+        if answer is None:
+            return
+        wish, self._wish = self._wish, None
+        if wish is None or answer.number != wish.number:
+            raise Garbage(f"an answer to turn {answer.number} came, which nobody waits for")
+        self._check_answer(wish, answer)
+        now_s = self._clock.monotonic_s()
+        if wish.usual:
+            self._pace = patience.answered(self._pace, (now_s - wish.sent_s) * MS_PER_S)
+        counts = self._counts
+        counts.in_time += now_s <= wish.waited_until_s
+        counts.late += now_s > wish.waited_until_s
+        counts.memory_bytes = answer.memory_bytes
+        counts.ahead_now = (answer.ahead_hits, answer.ahead_misses)
+        for (line, base, _), draft in zip(wish.asks, answer.drafts, strict=True):
+            line.base, line.guess, line.open = base, draft, True
+            self._judge(line)
+
+    def _check_answer(self, wish: _Wish, answer: Answer) -> None:
+        """Raise Garbage where an answer cannot be one."""
+        if len(answer.drafts) != len(wish.asks):
+            raise Garbage(f"{len(answer.drafts)} drafts came for {len(wish.asks)} sequences")
+        for (_, _, limit), draft in zip(wish.asks, answer.drafts, strict=True):
+            if len(draft.tokens) > limit or len(draft.tokens) != len(draft.confidences):
+                raise Garbage(f"a draft has {len(draft.tokens)} tokens; {limit} were asked for")
+            if not all(0 <= token < self._draft_vocabulary for token in draft.tokens):
+                raise Garbage(f"a token is outside its vocabulary of {self._draft_vocabulary}")
+            if not all(0.0 <= confidence <= 1.0 for confidence in draft.confidences):
+                raise Garbage("a confidence is no probability")
+
+    def _judge(self, line: _Line) -> None:
+        right = line.verdict()
+        if right is not None:
+            self._pace = patience.judged(self._pace, right)
+
+    def _offer(self, ask: Ask) -> Draft:
+        line = self._lines.get(ask.key)
+        if line is None:
+            return NOTHING
+        rest = line.rest(ask.limit)
+        return Draft(rest.tokens, rest.confidences, self.name) if rest.tokens else NOTHING
+
+    def _take_new_link(self) -> None:
+        """Change over to a new link, if there is one, and tell it every running sequence."""
+        made = self._connector.take()
+        if made is None:
+            return
+        if self._link is not None:
+            self._link.close()
+        self._link, welcome = made
+        self._wish = None
+        self._state, self._reason = "ok", ""
+        self._described, self._runs_ahead = welcome.drafter, welcome.runs_ahead
+        self._draft_vocabulary = welcome.vocabulary_size
+        self._counts.connections += 1
+        self._counts.ahead = [self._counts.ahead_of(0), self._counts.ahead_of(1)]
+        self._counts.ahead_now = (0, 0)
+        self._updates = [Begin(line.key, list(line.tokens), line.sampling) for line in self._lines.values()]
+
+    def _drop(self, state: Literal["lost", "hung", "garbage"], reason: str) -> None:
+        """Go on without the link; one that was merely lost is made again."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        self._wish = None
+        self._updates = []
+        self._report(DraftLink(self.name, state, reason))
+        if state == "lost":
+            self._connector.again()
+
+    def _report(self, link: DraftLink) -> None:
+        if link.state != "connected":  # it is "ok" when the loop takes the link
+            if (link.state, link.reason) == (self._state, self._reason):
+                return  # it tries on, and nothing has changed
+            self._state, self._reason = link.state, link.reason
+        self._tell(link)
+
+    def _check(self, welcome: Welcome) -> None:
+        """Raise Refusal where the drafts cannot be this target's tokens."""
+        if self._fingerprint != welcome.vocabulary_fingerprint:
+            raise Refusal(
+                f"{welcome.drafter.source or welcome.drafter.name} has another vocabulary than the target: its tokens "
+                "mean other text; choose a draft of the target's family"
+            )
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return how many leading tokens are the same."""
+    length = 0
+    for one, other in zip(left, right, strict=False):
+        if one != other:
+            break
+        length += 1
+    return length

@@ -1,0 +1,230 @@
+"""What crosses the link between a target's worker and a draft worker, and the link itself.
+
+Only token ids cross it, with a confidence each. The target's side speaks first (`Hello`, answered by `Welcome`), then
+sends turns: what became of sequences, and wishes for drafts. A turn with wishes is answered, once. One round costs one
+message each way.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from typing import TypeVar
+
+import msgspec
+
+from orchestrator.cluster.port import DrafterState, Sampling
+from orchestrator.cluster.worker import HEADER_BYTES, with_header
+from orchestrator.drafting.port import Ask
+
+VERSION = 1
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+"""A longer frame can only be a broken stream: a prompt of a million tokens has 5 MB."""
+
+_READ_BYTES = 256 * 1024
+_T = TypeVar("_T")
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The target's side. `host` and `device` say where the target runs (see `host_id`)."""
+
+    version: int
+    host: str
+    device: str
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The draft's side. `refusal` is empty where it serves; its vocabulary must be the target's."""
+
+    version: int
+    drafter: DrafterState
+    vocabulary_size: int
+    vocabulary_fingerprint: str
+    runs_ahead: bool = False
+    refusal: str = ""
+
+
+class Begin(msgspec.Struct, frozen=True, tag="b", array_like=True):
+    """See drafting.port.Drafter.begin. For a sequence that goes on: with all that was committed."""
+
+    key: str
+    tokens: list[int]
+    sampling: Sampling
+
+
+class Extend(msgspec.Struct, frozen=True, tag="x", array_like=True):
+    """See drafting.port.Drafter.extend."""
+
+    key: str
+    tokens: list[int]
+
+
+class End(msgspec.Struct, frozen=True, tag="e", array_like=True):
+    """See drafting.port.Drafter.end."""
+
+    key: str
+    keep: bool
+
+
+Update = Begin | Extend | End
+
+
+class Turn(msgspec.Struct, frozen=True, tag="turn", array_like=True):
+    """Updates in their order, then wishes. `number` grows by one with every turn that has wishes; an answer is of
+    use within `within_ms`: with what there is by then."""
+
+    number: int
+    updates: list[Update]
+    asks: list[Ask]
+    within_ms: float = 0.0
+
+
+class Guess(msgspec.Struct, frozen=True, array_like=True):
+    """See drafting.port.Draft."""
+
+    tokens: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
+    """One guess for each wish of a turn. The rest counts since the connection began: sequences whose draft was there
+    before it was asked for (`ahead_hits`), and those whose draft was not (`ahead_misses`)."""
+
+    number: int
+    drafts: list[Guess]
+    memory_bytes: int = 0
+    ahead_hits: int = 0
+    ahead_misses: int = 0
+
+
+class LinkLost(Exception):
+    """The other side is gone."""
+
+
+class Garbage(Exception):
+    """The other side sent what makes no sense."""
+
+
+_hellos = msgspec.msgpack.Decoder(Hello)
+_welcomes = msgspec.msgpack.Decoder(Welcome)
+_turns = msgspec.msgpack.Decoder(Turn)
+_answers = msgspec.msgpack.Decoder(Answer)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Link:
+    """Frames over a connected socket. Nothing here waits longer than it is told to; one thread uses it."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        if connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connected
+        self._in = bytearray()
+        self._out = bytearray()
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for select."""
+        return self._socket.fileno()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the other side had no room for yet."""
+        return len(self._out)
+
+    def send(self, message: Hello | Welcome | Turn | Answer) -> None:
+        """Send as much as goes without waiting; the rest goes with later calls. Raises LinkLost."""
+        self._out += with_header(_encoder.encode(message))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is left, as far as it goes without waiting. Raises LinkLost."""
+        try:
+            while self._out:
+                del self._out[: self._socket.send(self._out)]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise LinkLost(_said(error)) from error
+
+    def hello(self, timeout_s: float) -> Hello:
+        """Return the other side's first word. Raises LinkLost, Garbage."""
+        return _decoded(_hellos, self._expected(timeout_s))
+
+    def welcome(self, timeout_s: float) -> Welcome:
+        """Return the other side's answer to a Hello. Raises LinkLost, Garbage."""
+        return _decoded(_welcomes, self._expected(timeout_s))
+
+    def turn(self) -> Turn | None:
+        """Return the next turn that is there. Raises LinkLost, Garbage."""
+        frame = self._receive(0.0)
+        return None if frame is None else _decoded(_turns, frame)
+
+    def answer(self, timeout_s: float) -> Answer | None:
+        """Return the next answer; None when there is none within `timeout_s`. Raises LinkLost, Garbage."""
+        frame = self._receive(timeout_s)
+        return None if frame is None else _decoded(_answers, frame)
+
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+        self._socket.close()
+
+    def _expected(self, timeout_s: float) -> bytes:
+        frame = self._receive(timeout_s)
+        if frame is None:
+            raise LinkLost(f"no greeting within {timeout_s:g} s")
+        return frame
+
+    def _receive(self, timeout_s: float) -> bytes | None:
+        deadline_s = time.perf_counter() + timeout_s
+        while (frame := self._whole_frame()) is None:
+            if not self._read():
+                left_s = deadline_s - time.perf_counter()
+                if left_s <= 0.0:
+                    return None
+                self._wait(left_s)
+        return frame
+
+    def _whole_frame(self) -> bytes | None:
+        if len(self._in) < HEADER_BYTES:
+            return None
+        length = int.from_bytes(self._in[:HEADER_BYTES], "big")
+        if length > MAX_FRAME_BYTES:
+            raise Garbage(f"a frame of {length} bytes was announced")
+        end = HEADER_BYTES + length
+        if len(self._in) < end:
+            return None
+        frame = bytes(self._in[HEADER_BYTES:end])
+        del self._in[:end]
+        return frame
+
+    def _read(self) -> bool:
+        """Take what is there. False: nothing."""
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise LinkLost(_said(error)) from error
+        if not data:
+            raise LinkLost("the connection was closed")
+        self._in += data
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._out else 0))
+        poll.poll(seconds * 1000.0)
+        self.flush()
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_T], frame: bytes) -> _T:
+    try:
+        return decoder.decode(frame)
+    except msgspec.DecodeError as error:
+        raise Garbage(f"{error}") from error
+
+
+def _said(error: OSError) -> str:
+    return error.strerror or type(error).__name__

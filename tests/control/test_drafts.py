@@ -1,0 +1,154 @@
+"""Draft workers in real processes: whatever becomes of them, streams go on with the target's own tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from orchestrator.clock import SystemClock
+from orchestrator.cluster.local import LocalCluster
+from orchestrator.cluster.port import Sampling, Submit
+from orchestrator.control.port import DraftView
+from orchestrator.control.reconcile import ControlLimits, TargetControl
+from tests.support import drafted, drafters
+from tests.support.loops import decode as decode_here
+from tests.support.loops import loop_over, toy
+
+SUBMIT = Submit("a", [60, 32, 101], 200, sampling=Sampling(0.8, seed=3))
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    return decode_here(loop_over(toy(), None), [SUBMIT])[0]["a"]
+
+
+@asynccontextmanager
+async def running(expected: list[int], *, max_restarts: int = 5, **draft: Any) -> AsyncIterator[TargetControl]:
+    """Control whose target is ready; its draft worker may not be yet. Afterwards no process is left."""
+    control = TargetControl(
+        LocalCluster(),
+        drafted.target_spec(script="base_ms=1.5", answer_timeout_s=0.3),
+        ControlLimits(4, 8, max_restarts),
+        SystemClock(),
+        drafts=[drafters.spec([[*SUBMIT.prompt, *expected]], **draft)],
+    )
+    await control.start()
+    try:
+        await asyncio.wait_for(control.settled(), 20.0)
+        yield control
+    finally:
+        await control.close()
+        assert not [one for one in psutil.Process().children() if "orchestrator.cluster.worker" in one.cmdline()]
+
+
+def draft_of(control: TargetControl) -> DraftView:
+    return control.view().drafts[0]
+
+
+def pid_of(control: TargetControl) -> int:
+    ready = draft_of(control).ready
+    assert ready is not None
+    return ready.pid
+
+
+async def until(happened: Callable[[], bool], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not happened():  # noqa: ASYNC110 -- tests look from outside
+            await asyncio.sleep(0.01)
+
+
+async def decode(control: TargetControl, meanwhile: Callable[[int], None] = lambda count: None) -> list[int]:
+    got: list[int] = []
+    async with aclosing(control.generate(SUBMIT)) as deltas:
+        async for delta in deltas:
+            got.extend(delta.tokens)
+            meanwhile(len(got))
+    return got
+
+
+async def accepted_in_a_stream(control: TargetControl, expected: list[int]) -> int:
+    before = control.view().totals.accepted
+    assert await decode(control) == expected
+    return control.view().totals.accepted - before
+
+
+async def test_the_target_serves_before_its_draft_worker_is_ready(expected):
+    async with running(expected) as control:
+        assert draft_of(control).phase == "starting"
+        assert await decode(control) == expected
+        await until(lambda: draft_of(control).phase == "ready")
+        await until_it_drafts(control, expected)
+        ready = draft_of(control).ready
+        assert ready is not None
+        assert (ready.drafter.adapter, ready.vocabulary_size) == ("scripted", drafters.VOCABULARY)
+        assert draft_of(control).worker == f"local pid {ready.pid}"
+
+
+async def until_it_drafts(control: TargetControl, expected: list[int]) -> None:
+    async with asyncio.timeout(30.0):
+        while await accepted_in_a_stream(control, expected) < 100:
+            pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_draft_process_killed_or_hung_in_a_stream_costs_no_token_and_comes_back(expected, number):
+    async with running(expected) as control:
+        await until(lambda: draft_of(control).phase == "ready")
+        await until_it_drafts(control, expected)
+        pid = pid_of(control)
+        struck: list[int] = []
+
+        def strike(count: int) -> None:
+            if count > 30 and not struck:
+                struck.append(count)
+                os.kill(pid, number)
+
+        for _ in range(10):  # a hung one is found while it is asked
+            assert await decode(control, strike) == expected
+            if draft_of(control).restarts:
+                break
+        await until(lambda: draft_of(control).restarts == 1 and draft_of(control).phase == "ready")
+        assert struck
+        assert not psutil.pid_exists(pid)
+        await until_it_drafts(control, expected)
+        assert control.view().totals.restarts == 0
+
+
+@pytest.mark.parametrize("fault", ["garbage", "raise", "exit", "hang"])
+async def test_when_the_restarts_are_spent_the_target_goes_on_without(expected, fault):
+    async with running(expected, max_restarts=1, fault=fault, at=8) as control:
+        async with asyncio.timeout(60.0):
+            while draft_of(control).phase != "failed":
+                assert await decode(control) == expected
+        assert draft_of(control).restarts == 1
+        assert "gave up after 1 restarts" in draft_of(control).detail
+        assert control.view().phase == "ready"
+        assert await accepted_in_a_stream(control, expected) == 0
+
+
+async def test_a_new_target_worker_is_attached_to_the_same_draft_worker(expected):
+    async with running(expected) as control:
+        await until(lambda: draft_of(control).phase == "ready")
+        await until_it_drafts(control, expected)
+        pid, ready = pid_of(control), control.view().ready
+        assert ready is not None
+        os.kill(ready.pid, signal.SIGKILL)
+        assert await decode(control) == expected
+        await until_it_drafts(control, expected)
+        assert pid_of(control) == pid
+        assert draft_of(control).restarts == 0
+
+
+async def test_a_draft_that_cannot_be_loaded_is_not_tried_again(expected):
+    async with running(expected, refused="no such file") as control:
+        await until(lambda: draft_of(control).phase == "failed")
+        assert draft_of(control).detail == "no such file"
+        assert draft_of(control).restarts == 0
+        assert await decode(control) == expected

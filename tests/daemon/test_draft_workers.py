@@ -1,0 +1,159 @@
+"""A draft model in a worker of its own, in a real daemon: killed, hung or slow, clients see the target's tokens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.daemon.test_drafts import counted, drafts
+from tests.daemon.test_life import collect, outrider
+from tests.support.daemon import Daemon, configuration, running
+
+ASK: dict[str, Any] = {
+    "model": "toy",
+    "prompt": "the sea is",
+    "max_tokens": 400,
+    "temperature": 0.8,
+    "seed": 3,
+    "extra_body": {"ignore_eos": True},
+}
+RUNTIMES = ["local", pytest.param("ray", marks=pytest.mark.ray)]
+
+
+def own(script: str = "", **keys: Any) -> str:
+    more = "".join(f", {key}: {value}" for key, value in keys.items())
+    return drafts(f"method: model, source: 'simulated:toy?{script}', adapter: simulated, process: own{more}")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> str:
+    with running(configuration(tmp_path_factory.mktemp("plain"), extra="drafts: []")) as daemon:
+        return daemon.client.completions.create(**ASK).choices[0].text
+
+
+def draft_of(daemon: Daemon) -> dict[str, Any]:
+    found: dict[str, Any] = daemon.status()["drafts"][0]
+    return found
+
+
+def until(happened: Callable[[], Any], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def accepted(daemon: Daemon) -> int:
+    return int(daemon.status()["totals"]["accepted"])
+
+
+def until_it_drafts(daemon: Daemon, expected: str) -> None:
+    """Decode until drafts make up most of an answer."""
+
+    def drafted() -> bool:
+        before = accepted(daemon)
+        assert daemon.client.completions.create(**ASK).choices[0].text == expected
+        return accepted(daemon) - before > 100
+
+    until(drafted)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_killed_or_hung_in_a_stream_it_costs_no_token_and_comes_back(tmp_path: Path, expected, runtime):
+    extra = own(overlap="always", answer_timeout_s=0.5)
+    with running(configuration(tmp_path, script="base_ms=3", runtime=runtime, extra=extra)) as daemon:
+        until(lambda: draft_of(daemon)["phase"] == "ready")
+        until_it_drafts(daemon, expected)
+        pids = []
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            pids.append(draft_of(daemon)["ready"]["pid"])
+            assert text_while(daemon, pids[-1], number) == expected
+            until_it_drafts(daemon, expected)
+            draft = draft_of(daemon)
+            assert (draft["phase"], draft["restarts"]) == ("ready", len(pids))
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+        assert draft["ready"]["pid"] not in pids
+        assert daemon.status()["totals"]["restarts"] == 0
+        assert daemon.stop() == 0
+        assert not psutil.pid_exists(draft["ready"]["pid"])
+
+
+def text_while(daemon: Daemon, pid: int, number: signal.Signals) -> str:
+    """Return a stream's text; its draft worker gets a signal in the middle of it."""
+    pieces: list[str] = []
+    started = threading.Event()
+    stream = daemon.client.completions.create(**ASK, stream=True)
+    reader = threading.Thread(target=collect, args=(stream, pieces, started))
+    reader.start()
+    assert started.wait(10)
+    os.kill(pid, number)
+    reader.join(60)
+    return "".join(pieces)
+
+
+def test_status_and_metrics_say_what_it_does(tmp_path: Path, expected):
+    extra = own(overlap="always")
+    with running(configuration(tmp_path, script="base_ms=3", extra=extra)) as daemon:
+        until(lambda: draft_of(daemon)["phase"] == "ready")
+        until_it_drafts(daemon, expected)
+        daemon.wait_for("gauges", running=0)
+        (state,) = daemon.status()["gauges"]["drafters"]
+        assert (state["name"], state["state"], state["device"]) == ("model", "ok", "SIM")
+        assert state["remote"]["ahead_hits"] > 0
+        assert state["remote"]["connections"] == 1
+        told = counted(daemon.url, "model")
+        assert told["up"] == 1.0
+        assert told["accepted_tokens_total"] > 100
+        assert told["asks_total"] >= told["ahead_hits_total"] > 0
+        assert told["outrider_draft_worker_restarts_total"] == 0.0
+        shown = " ".join(outrider("status", "--socket", str(daemon.admin)).stdout.split())
+        assert f"local pid {draft_of(daemon)['ready']['pid']}" in shown
+        assert "drafts ahead:" in shown
+        key = draft_of(daemon)["ready"]["door"]
+        assert all(address.startswith("unix:@") for address in key)
+
+
+def test_a_draft_that_cannot_be_had_never_keeps_the_target_from_serving(tmp_path: Path, expected):
+    config = configuration(tmp_path, extra=own("fault=nonsense"))
+    with running(config) as daemon:
+        assert daemon.client.completions.create(**ASK).choices[0].text == expected
+        until(lambda: draft_of(daemon)["phase"] == "failed")
+        assert "no fault is called 'nonsense'" in draft_of(daemon)["detail"]
+        assert "FAILED" in outrider("status", "--socket", str(daemon.admin)).stdout
+
+
+def test_a_draft_slower_than_the_target_does_not_hold_it_up(tmp_path: Path, expected):
+    def seconds(daemon: Daemon) -> float:
+        started_s = time.monotonic()
+        assert daemon.client.completions.create(**ASK).choices[0].text == expected
+        return time.monotonic() - started_s
+
+    with running(configuration(tmp_path, script="base_ms=5", extra=own("base_ms=60"))) as daemon:
+        until(lambda: draft_of(daemon)["phase"] == "ready")
+        seconds(daemon)
+        assert seconds(daemon) < 400 * 0.005 * 2.5
+        daemon.wait_for("gauges", running=0)
+        remote = daemon.status()["gauges"]["drafters"][0]["remote"]
+        assert remote["late"] > remote["in_time"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "runtime", "said"),
+    [
+        ("max_wait_ms: 5", "local", "drafts[0].max_wait_ms: goes with process: own"),
+        ("process: own, host: 10.0.0.2", "local", "drafts[0].host: goes with cluster.runtime: ray"),
+    ],
+)
+def test_a_key_that_would_change_nothing_is_refused(tmp_path: Path, keys, runtime, said):
+    extra = drafts(f"method: model, source: 'simulated:toy', adapter: simulated, {keys}")
+    found = outrider("serve", "--config", str(configuration(tmp_path, runtime=runtime, extra=extra)))
+    assert found.returncode == 1
+    assert said in found.stderr

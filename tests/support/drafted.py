@@ -1,0 +1,63 @@
+"""A target worker over the toy model whose drafts come from a draft worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.clock import SystemClock
+from orchestrator.cluster.port import Event, Ready, WorkerSpec
+from orchestrator.decoding.engine import DecodeEngine, Loaded
+from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
+from tests.support.drafters import FINGERPRINT, VOCABULARY
+from tests.support.loops import loop_over, toy
+
+
+def target(options: dict[str, Any]) -> DecodeEngine:
+    """Return a target worker's engine: the toy model, drafted for by the draft worker "knowing"."""
+
+    def load(emit: Callable[[Event], None]) -> Loaded:
+        model = toy(script=options["script"])
+        drafter = RemoteDrafter(
+            "knowing",
+            fingerprint=FINGERPRINT,
+            device="SIM",
+            limits=RemoteLimits(**options["limits"]),
+            clock=SystemClock(),
+            report=emit,
+        )
+        loop = loop_over(model, drafter)
+        return Loaded(loop, _ready(), drafter.close, lambda command: drafter.attach(command.door))
+
+    return DecodeEngine(load, SystemClock())
+
+
+def target_spec(*, script: str = "", **limits: float) -> WorkerSpec:
+    """Return a target worker that a draft worker may be attached to."""
+    return WorkerSpec("target", "tests.support.drafted:target", {"script": script, "limits": limits}, cpus=0.5)
+
+
+def _ready() -> Ready:
+    return Ready(
+        model="toy",
+        vocabulary_size=VOCABULARY,
+        vocabulary_fingerprint=FINGERPRINT,
+        context_tokens=4096,
+        adapter="simulated",
+        device="SIM",
+        device_name="simulated",
+        weights="fp32",
+        activations="fp32",
+        kv_cache="fp32",
+        exactness="bit",
+        row_invariant=True,
+        slots=8,
+        kv_blocks=4096,
+        block_tokens=16,
+        drafters=["knowing"],
+        max_depth=12,
+        tokenizer_dir="",
+        pid=os.getpid(),
+        load_s=0.0,
+    )
