@@ -23,6 +23,17 @@ def price(sequences: int) -> float:
     return best
 
 
+def filled(rows: int, widths: Sequence[int]) -> int:
+    """Return how many rows are paid for where `rows` are run in forwards of these `widths` (ascending, not empty).
+
+    That is up to the next width, and up to a multiple of the widest one beyond it.
+    """
+    for width in widths:
+        if rows <= width:
+            return width
+    return -(-rows // widths[-1]) * widths[-1]
+
+
 def depth(confidences: Sequence[float], *, sequences: int, paid_rows: int, bound: int) -> int:
     """Return how many leading draft tokens to verify, at most `bound`.
 

@@ -19,12 +19,11 @@ from adapters.contract import (
 )
 from adapters.onnx_rt.graph import MODEL_FILE, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
+from adapters.onnx_rt.providers import Choice, choose, confirm, device_names
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from device_profiles.profile import DeviceProfile
 
 INSTALL = "pip install 'outrider[onnx]'"
-_PROVIDER = "ExecutionProvider"
-_NO_DEVICES = ("Azure",)  # a client of remote endpoints, present in every build
 _SPIN_US = 200  # ADR 0008
 _FATAL = 4  # log severity: failures reach us as exceptions, and a copy on standard error only confuses
 
@@ -45,21 +44,21 @@ def _installed(name: str) -> str:
 
 
 class OnnxRuntimeAdapter:
-    """See the module and the contract. A device is an execution provider without its last word: CPU, CUDA, ..."""
+    """See the module and the contract. For the names of devices see providers.py."""
 
     name = "onnx_rt"
 
     def devices(self) -> list[DeviceProfile]:
         """List the execution providers of the installed ONNX Runtime. Raises AdapterUnavailable."""
-        names = [name.removesuffix(_PROVIDER) for name in _runtime().get_available_providers()]
-        return [self._device(name) for name in names if name not in _NO_DEVICES]
+        runtime = _runtime()
+        return [self._device(name, runtime.__version__) for name in device_names(runtime.get_available_providers())]
 
-    def _device(self, name: str) -> DeviceProfile:
+    def _device(self, name: str, release: str) -> DeviceProfile:
         return DeviceProfile(
             adapter=self.name,
             name=name,
             kind=name.lower(),
-            full_name=f"{name}{_PROVIDER} of {_installed('onnxruntime')}",
+            full_name=f"{name} execution provider of onnxruntime {release}",
             memory_bytes=psutil.virtual_memory().total if name == "CPU" else 0,
             precisions=(Precision.FP32,),
         )
@@ -81,25 +80,26 @@ class OnnxRuntimeAdapter:
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> OrtModel:
         """See the contract."""
-        names = [device.name for device in self.devices()]
-        if options.device not in names:
-            raise Unsupported(
-                f"this ONNX Runtime has no execution provider for {options.device!r}; it has {', '.join(names)}"
-            )
+        choice = choose(options.device, _runtime().get_available_providers())
         if options.activations not in (None, Precision.FP32):
             raise Unsupported(f"activations {options.activations}: on ONNX Runtime they are fp32; leave them at auto")
         facts = read_facts(prepared)
         progress("load", 0.0)
-        session = self._session(prepared / MODEL_FILE, options)
+        session = self._session(prepared / MODEL_FILE, options, choice)
         progress("load", 0.9)
         cache = CacheShape(facts["layers"], facts["kv_heads"], facts["head_dim"])
         model = OrtModel(
-            session, model_spec(facts, cache.bytes_per_token), options, cache=cache, weights=facts["weights"]
+            session,
+            model_spec(facts, cache.bytes_per_token),
+            options,
+            cache=cache,
+            weights=facts["weights"],
+            device=choice.device,
         )
         progress("load", 1.0)
         return model
 
-    def _session(self, path: Path, options: LoadOptions) -> Any:
+    def _session(self, path: Path, options: LoadOptions, choice: Choice) -> Any:
         runtime = _runtime()
         settings = runtime.SessionOptions()
         settings.log_severity_level = _FATAL
@@ -107,19 +107,14 @@ class OnnxRuntimeAdapter:
         # Threads that spin for long take the core from the one they wait for, as soon as anything else runs here.
         settings.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
         settings.add_session_config_entry("session.force_spinning_stop", "1")
-        provider = f"{options.device}{_PROVIDER}"
-        if options.device != "CPU":  # a node that the provider cannot run is an error, not a detour over the CPU
+        if choice.device != "CPU":  # a node that the provider cannot run is an error, not a detour over the CPU
             settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         try:
-            session = runtime.InferenceSession(str(path), settings, providers=[provider])
+            session = runtime.InferenceSession(str(path), settings, providers=[(choice.provider, choice.options)])
         except MemoryError as error:
             raise OutOfMemory(f"there is no memory for {path.parent.name}") from error
         except Exception as error:  # the runtime's errors have no other root
             reason = str(error).strip().splitlines()[-1]
             raise ModelRefused(f"ONNX Runtime cannot run {path.parent.name} on {options.device}: {reason}") from error
-        if session.get_providers()[0] != provider:
-            raise Unsupported(
-                f"ONNX Runtime took {session.get_providers()[0]} where {provider} was asked for; "
-                "its log says what that provider is missing"
-            )
+        confirm(choice, session.get_providers())
         return session

@@ -53,7 +53,9 @@ class CacheShape:
 class OrtModel(PooledModel):
     """See the module and the contract. One thread calls it."""
 
-    def __init__(self, session: Any, spec: ModelSpec, options: LoadOptions, *, cache: CacheShape, weights: str) -> None:
+    def __init__(
+        self, session: Any, spec: ModelSpec, options: LoadOptions, *, cache: CacheShape, weights: str, device: str
+    ) -> None:
         self._session = session
         self._layers = cache.layers
         self._vocabulary = spec.vocabulary_size
@@ -88,7 +90,7 @@ class OrtModel(PooledModel):
             activations=Precision.FP32,
             kv_cache=Precision.FP32,
             exactness=options.exactness,
-            device=session.get_providers()[0].removesuffix("ExecutionProvider"),
+            device=device,
         )
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:

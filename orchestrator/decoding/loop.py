@@ -18,7 +18,7 @@ from orchestrator.decoding.session import NO_SLOT, Session
 from orchestrator.decoding.tally import ByDrafter, Tally
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from policies.acceptance import NotFinite, Row, Verdict, verdict
-from policies.depth import depth, price
+from policies.depth import depth, filled, price
 from policies.penalties import LEAST_REPETITION
 
 
@@ -198,7 +198,12 @@ class DecodeLoop:
     def _depth(self, session: Session, draft: Draft, sequences: int, bound: int, free: int) -> int:
         if session.submit.depth is not None:
             return min(len(draft.tokens), bound)  # the request fixed its depth
-        return depth(draft.confidences, sequences=sequences, paid_rows=free + 1, bound=bound)
+        chosen = depth(draft.confidences, sequences=sequences, paid_rows=free + 1, bound=bound)
+        widths = self._target.capabilities.static_widths
+        if not chosen or not widths:
+            return chosen
+        known = session.uncached
+        return min(filled(known + chosen, widths) - known, len(draft.tokens), bound)
 
     def _accept(self, parts: Sequence[Part], rows: Sequence[Row]) -> list[Verdict | None]:
         verdicts: list[Verdict | None] = []

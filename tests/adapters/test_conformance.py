@@ -61,7 +61,7 @@ def silent(stage: str, fraction: float) -> None:
 def prepared(request, tmp_path_factory) -> Prepared:
     """A prepared model and its adapter."""
     name, tiny, static = [*request.param.split("/"), "", ""][:3]
-    shapes = StaticShapes(on=bool(static), prefill_rows=32)
+    shapes = StaticShapes(on=bool(static), prefill_rows=32, verify_rows=(1, 4))
     adapter = registry.get_for(name, DEVICES[name], shapes)
     root = tmp_path_factory.mktemp(name)
     if tiny:

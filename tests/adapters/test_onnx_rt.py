@@ -16,6 +16,7 @@ from adapters import registry
 from adapters.contract import AdapterUnavailable, LoadOptions, ModelRefused, Precision, Segment, Unsupported
 from adapters.invariance import measure_row_invariance
 from adapters.kv_memory import KvMemory, block_tokens
+from adapters.onnx_rt.providers import choose, confirm
 from device_profiles.profile import Exactness
 from tests.support.tiny_gguf import Tiny, logits, write
 
@@ -83,6 +84,62 @@ def test_the_device_that_is_stated_is_the_one_that_the_session_took(tmp_path):
     assert [device.name for device in ADAPTER.devices()] == ["CPU"]
     assert model.capabilities.weights == "fp32"
     model.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "provider", "options"),
+    [
+        ("CPU", "CPUExecutionProvider", {}),
+        ("CUDA", "CUDAExecutionProvider", {"use_tf32": "0"}),
+        ("CUDA:1", "CUDAExecutionProvider", {"use_tf32": "0", "device_id": "1"}),
+        ("DirectML:0", "DmlExecutionProvider", {"device_id": "0"}),
+        ("OpenVINO:GPU", "OpenVINOExecutionProvider", {"device_type": "GPU"}),
+        ("MIGraphX", "MIGraphXExecutionProvider", {}),  # not one that we know, but one that is there
+    ],
+)
+def test_a_device_names_its_execution_provider(device, provider, options):
+    choice = choose(device, ["AzureExecutionProvider", provider, "CPUExecutionProvider"])
+    assert (choice.device, choice.provider, choice.options) == (device, provider, options)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("CUDA", r"provider for 'CUDA'; it has CPU\. What brings it: pip install onnxruntime-gpu"),
+        ("CUDA:1", "pip install onnxruntime-gpu"),
+        ("QNN", "pip install onnxruntime-qnn"),
+        ("VitisAI", "Ryzen AI"),
+        ("DirectML", "pip install onnxruntime-directml"),
+        ("OpenVINO", "pip install onnxruntime-openvino"),
+        ("Azure", "it has CPU"),
+        ("cuda", "Known are CPU, CUDA, DirectML, OpenVINO, QNN, VitisAI"),
+        ("CPU:1", "CPU has one device"),
+    ],
+)
+def test_a_device_that_this_runtime_lacks_is_refused_with_the_way_out(tmp_path, device, message):
+    with pytest.raises(Unsupported, match=message):
+        ADAPTER.load(tmp_path, LoadOptions(device=device), silent)
+
+
+@pytest.mark.parametrize("device", ["QNN", "VitisAI"])
+def test_an_npu_provider_that_is_there_is_refused_with_the_reason(device):
+    with pytest.raises(Unsupported, match=rf"{device}: it runs graphs of fixed shape.*QDQ"):
+        choose(device, [f"{device}ExecutionProvider", "CPUExecutionProvider"])
+
+
+def test_a_session_that_fell_back_to_another_provider_is_refused(tmp_path, monkeypatch):
+    """The runtime says that CUDA is there, and its session takes the CPU: what happens where a driver is missing."""
+    target, _ = prepared(tmp_path, MODELS["llama"])
+    names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: names)
+    assert [device.name for device in ADAPTER.devices()] == ["CUDA", "CPU"]
+    with (
+        pytest.warns(UserWarning, match="CUDAExecutionProvider"),
+        pytest.raises((Unsupported, ModelRefused), match="CUDA"),
+    ):
+        ADAPTER.load(target, LoadOptions(device="CUDA"), silent)
+    with pytest.raises(Unsupported, match="took CPUExecutionProvider where CUDAExecutionProvider was asked for"):
+        confirm(choose("CUDA", names), ["CPUExecutionProvider"])
 
 
 def resident_bytes() -> int:

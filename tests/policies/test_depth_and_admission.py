@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.admission import admitted, victims
-from policies.depth import depth, price
+from policies.depth import depth, filled, price
 
 CONFIDENCES = st.lists(st.floats(0.0, 1.0), max_size=20)
 BLOCKS = st.lists(st.integers(1, 50), max_size=20)
@@ -29,6 +29,16 @@ def test_a_surer_draft_is_never_cut_shorter(confidences, index, other):
     surer = [max(c, other) if i == index else c for i, c in enumerate(confidences)]
     before = depth(confidences, sequences=1, paid_rows=2, bound=20)
     assert depth(surer, sequences=1, paid_rows=2, bound=20) >= before
+
+
+@given(st.integers(1, 500), st.sets(st.integers(1, 40), min_size=1))
+def test_rows_are_filled_up_to_the_next_width(rows, widths):
+    known = sorted(widths)
+    paid = filled(rows, known)
+    assert paid >= rows
+    assert paid in widths or paid % known[-1] == 0
+    assert all(width < rows or width >= paid for width in widths)
+    assert filled(paid, known) == paid
 
 
 @given(BLOCKS, st.integers(0, 200), st.integers(0, 8), st.integers(1, 8), st.integers(0, 10))

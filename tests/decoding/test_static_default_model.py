@@ -1,0 +1,66 @@
+"""The default model in graphs of fixed shape: near the paged model, and as lossless as it, through the decode loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from adapters import registry
+from adapters.contract import LoadedModel, LoadOptions, Segment, StaticShapes
+from adapters.invariance import measure_row_invariance
+from orchestrator.cluster.port import Sampling, Submit
+from tests.decoding.conftest import silent
+from tests.support.loops import decode, loop_over, suffix
+
+pytestmark = pytest.mark.model
+STATIC = StaticShapes(on=True, context_tokens=512, prefill_rows=64, verify_rows=(1, 4))
+
+
+@pytest.fixture(scope="module")
+def static(store, file) -> Iterator[LoadedModel]:
+    adapter = registry.get_for("openvino_rt", "CPU", STATIC)
+    options = LoadOptions(slots=4, max_batch_rows=256, kv_cache_bytes=128 << 20, static=STATIC)
+    loaded = adapter.load(store.prepare(file, adapter, silent), options, silent)
+    yield loaded
+    loaded.close()
+
+
+def test_logits_are_near_the_paged_models(static, model, prompts):
+    prompt = prompts[0][:200]
+    rows = [
+        each.forward([Segment(0, 0, prompt, (0, len(prompt)))]).logits.copy().astype(np.float64)
+        for each in (static, model)
+    ]
+    for each in (static, model):
+        each.release(0)
+    assert np.sqrt(np.mean((rows[0] - rows[1]) ** 2)) < 0.1 * rows[1].std()
+    assert np.mean(rows[0].argmax(axis=1) == rows[1].argmax(axis=1)) > 0.9
+
+
+def test_every_width_computes_the_same_bits(static):
+    caps = static.capabilities
+    assert caps.static_widths == (1, 4, 64)
+    assert caps.row_invariant
+    assert measure_row_invariance(static)
+    assert caps.max_context_tokens == 512
+    assert caps.total_blocks * caps.block_tokens * static.spec.bytes_per_token <= 128 << 20
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.95, seed=7)], ids=["greedy", "sampled"])
+def test_speculation_batching_and_a_lost_cache_never_change_a_token(static, prompts, sampling):
+    def submits(committed: dict[str, list[int]]) -> list[Submit]:
+        return [
+            Submit(str(index), prompt[-150:], 20, sampling, committed.get(str(index), []), stop_tokens=[0, 2])
+            for index, prompt in enumerate(prompts[:4])
+        ]
+
+    expected, rounds = decode(loop_over(static, None, running=1, prefix_reuse=False), submits({}))
+    assert sum(done.drafted for done in rounds) == 0
+    out, rounds = decode(loop_over(static, suffix(), running=4), submits({}))
+    assert out == expected
+    assert sum(done.accepted for done in rounds) > 0
+    kept = {key: tokens[:7] for key, tokens in expected.items() if len(tokens) > 8}
+    out, _ = decode(loop_over(static, suffix(), running=2), submits(kept))
+    assert {key: kept.get(key, []) + tokens for key, tokens in out.items()} == expected
