@@ -22,6 +22,11 @@ def names() -> list[str]:
     return sorted(_MODULES)
 
 
+def static_names() -> list[str]:
+    """Return the names of the adapters that have static shapes too."""
+    return sorted(_STATIC)
+
+
 def get(name: str) -> Adapter:
     """Return a new adapter. Raises AdapterUnavailable for an unknown name."""
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,11 +110,18 @@ def places(model: ModelOptions) -> tuple[list[ModelOptions], list[str]]:
             skipped.append(f"{name}: {error}")
             continue
         for device in devices:
-            if (name, device.name) == (model.adapter, model.device):
-                found.append(model)
-            else:
-                found.append(msgspec.structs.replace(model, adapter=name, device=device.name, activations="auto"))
+            for static in (False, True) if name in registry.static_names() else (False,):
+                found.append(_at(model, name, device.name, static=static))
     return found, skipped
+
+
+def _at(model: ModelOptions, adapter: str, device: str, *, static: bool) -> ModelOptions:
+    """Return the model elsewhere; where it is configured to be, as it is configured."""
+    if (adapter, device, static) == (model.adapter, model.device, model.static.on):
+        return model
+    return msgspec.structs.replace(
+        model, adapter=adapter, device=device, activations="auto", static=replace(model.static, on=static)
+    )
 
 
 def _measured(
@@ -236,4 +243,6 @@ def _draft_of(place: ModelOptions, options: EngineOptions) -> ModelDraftOptions:
 
 
 def _where(model: ModelOptions) -> str:
-    return model.adapter if model.adapter == "simulated" else f"{model.adapter} {model.device}"
+    if model.adapter == "simulated":
+        return model.adapter
+    return f"{model.adapter} {model.device}{' static' if model.static.on else ''}"
