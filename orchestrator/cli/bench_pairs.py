@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,17 +36,18 @@ def pairs(
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 48,
     limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 6,
-    only: Annotated[str, typer.Option(help="Pairs whose name holds this text.")] = "",
+    only: Annotated[str, typer.Option(help="Pairs whose name this regular expression finds.")] = "",
     config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Decode with every draft on every target of this machine, greedy and sampled; compare the tokens one by one."""
     options = _options(config)
     chosen, skipped = pairings(options)
-    chosen = [pair for pair in chosen if only in pair.name]
-    if not chosen:
-        raise BenchError(f"no pair's name holds {only!r}")
-    found = list(_measured(chosen, options, lambda target: _prompts(prompts, target, limit), max_tokens))
+    chosen = _found(only, chosen)
+    found = []
+    for row in _measured(chosen, options, lambda target: _prompts(prompts, target, limit), max_tokens):
+        found.append(row)
+        typer.echo(f"{len(found)} of {len(chosen)}: {row['pair']}", err=True)
     summary = summarise(found)
     result: dict[str, Any] = {
         "summary": summary,
@@ -122,6 +124,17 @@ def _at(model: ModelOptions, adapter: str, device: str, *, static: bool) -> Mode
     return msgspec.structs.replace(
         model, adapter=adapter, device=device, activations="auto", static=replace(model.static, on=static)
     )
+
+
+def _found(only: str, every: Sequence[Pairing]) -> list[Pairing]:
+    """Return the pairings whose name the expression finds. Raises BenchError."""
+    try:
+        chosen = [pair for pair in every if re.search(only, pair.name)]
+    except re.error as error:
+        raise BenchError(f"--only {only!r} is no regular expression: {error}") from error
+    if not chosen:
+        raise BenchError(f"--only {only!r} finds none of {', '.join(pair.name for pair in every)}")
+    return chosen
 
 
 def _measured(

@@ -189,6 +189,10 @@ def test_bench_pairs_runs_every_pairing_and_tells_what_failed(tmp_path, toy):
         toy.read_text()
         + "drafts: [{method: model, adapter: simulated, source: 'simulated:toy?fault=device_lost&at=9'}]\n"
     )
+    for wrong, message in (("(", "no regular expression"), ("nothing", "suffix -> simulated")):
+        done = outrider(*arguments, "--only", wrong)
+        assert done.returncode == 1
+        assert message in done.stderr
     done = outrider(*arguments, "--only", "fault")
     assert done.returncode == 1
     assert "pairs failed" in done.stderr

@@ -92,7 +92,10 @@ def test_the_shipped_schema_is_current_and_accepts_the_shipped_configuration():
     shipped = json.loads((ROOT / "docs" / "cluster.schema.json").read_text(encoding="utf-8"))
     assert shipped == json_schema(), "run: outrider config schema > docs/cluster.schema.json"
     jsonschema.Draft202012Validator.check_schema(shipped)
-    jsonschema.validate(yaml.safe_load((ROOT / "cluster.yaml").read_text(encoding="utf-8")), shipped)
+    for example in (ROOT / "cluster.yaml", ROOT / "docs" / "cluster-with-drafts.yaml"):
+        text = example.read_text(encoding="utf-8")
+        parse_config(text, example)
+        jsonschema.validate(yaml.safe_load(text), shipped)
 
 
 @pytest.mark.parametrize("wrong", ["2", "2 GX", "GiB", "-1 GiB", "2 Gibit", "2 GiB or so", ""])

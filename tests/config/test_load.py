@@ -172,6 +172,16 @@ def test_an_unreachable_model_is_told_at_its_line(tmp_path, source, words):
     assert all(word in str(caught.value) for word in words)
 
 
+def test_an_unreachable_draft_is_told_at_its_line(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"{HEAD}drafts:\n  - method: suffix\n  - method: model\n    source: nothing.gguf\n")
+    with pytest.raises(ConfigError, match=r"c\.yaml:7: drafts\[1\]\.source: .*nothing\.gguf.* not there"):
+        load_config(path)
+    path.write_text(f"{HEAD}drafts:\n  - method: model\n    adapter: onnx_rt\n    source: simulated:toy\n")
+    with pytest.raises(ConfigError, match=r"c\.yaml:7: drafts\[0\]\.source: .*does not go with adapter 'onnx_rt'"):
+        load_config(path)
+
+
 def test_a_source_and_an_adapter_that_do_not_go_together(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("model:\n  source: simulated:toy\n")
