@@ -142,22 +142,23 @@ class GgufHeader:
         raise _refused(self.path, f"{key} is not {what}")
 
 
-def read_header(path: Path) -> GgufHeader:
-    """Read the head of a GGUF file and check it against itself and the file's length.
+def read_header(path: Path, file_bytes: int | None = None) -> GgufHeader:
+    """Read the head of a GGUF file and check it against itself and the file's length; `file_bytes` is that of a file
+    of which `path` is the first part.
 
     Raises ModelRefused when the file cannot be read, is not GGUF, of another version, truncated or damaged.
     """
     limit = FIRST_READ_BYTES
     try:
         with path.open("rb") as file:
-            file_bytes = file.seek(0, 2)
+            here = file.seek(0, 2)
             while True:
                 file.seek(0)
                 raw = file.read(limit)
                 try:
-                    return _parse(path, raw, file_bytes)
+                    return _parse(path, raw, here if file_bytes is None else file_bytes)
                 except _Short:
-                    if len(raw) >= file_bytes or limit >= LARGEST_HEAD_BYTES:
+                    if len(raw) >= here or limit >= LARGEST_HEAD_BYTES:
                         raise _refused(path, "its metadata is cut short (truncated or damaged)") from None
                     limit *= 4
     except _Damaged as damage:

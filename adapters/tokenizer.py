@@ -124,11 +124,7 @@ class Tokenizer:
             eos_ids=frozenset({256}),
             bos_id=None,
             add_bos=False,
-            fingerprint=vocabulary_fingerprint(
-                [chr(value) for value in range(256)]
-                + [*_BYTE_CONTROLS.values()]
-                + [f"<|unused_{index}|>" for index in range(blank)]
-            ),
+            fingerprint=vocabulary_fingerprint(byte_texts()),
         )
         return cls(vocabulary, ChatTemplate(_BYTE_TEMPLATE, bos_token="", eos_token=_BYTE_CONTROLS[256]))
 
@@ -259,6 +255,13 @@ class Tokenizer:
             text = text.replace(guard, "")
         encode = self._vocabulary.encode if begins else self._vocabulary.encode_inner
         return encode(text) if text else []
+
+
+def byte_texts() -> list[str]:
+    """Return the texts of the toy tokenizer's ids."""
+    blank = _BYTE_VOCABULARY_SIZE - 256 - len(_BYTE_CONTROLS)
+    unused = [f"<|unused_{index}|>" for index in range(blank)]
+    return [*map(chr, range(256)), *_BYTE_CONTROLS.values(), *unused]
 
 
 class StreamDecoder:

@@ -46,6 +46,11 @@ class Comparison:
         )
 
 
+def refusal(source: str, found: Comparison) -> str:
+    """Return why a draft model is refused, and the ways out."""
+    return f"{source}: {found.words()}. Choose a draft of the target's family, or set mismatched_vocabulary: translate"
+
+
 def compare(target: Sequence[str], draft: Sequence[str]) -> Comparison:
     """Compare the texts of all token ids, in id order."""
     sizes = len(target), len(draft)

@@ -23,8 +23,9 @@ from adapters.contract import (
 from adapters.kv_blocks import BlockPool
 from adapters.pooled import PooledModel
 from adapters.simulated.script import Script
+from adapters.tokenizer import byte_texts
 from device_profiles.profile import Exactness, Precision
-from device_profiles.workload import ModelSpec
+from device_profiles.workload import ModelSpec, vocabulary_fingerprint
 
 VOCABULARY = 272
 END_TOKEN = 256
@@ -66,7 +67,7 @@ class ToyModel(PooledModel):
             vocabulary_size=VOCABULARY,
             context_length=CONTEXT_TOKENS,
             bytes_per_token=BYTES_PER_TOKEN,
-            vocabulary_fingerprint="toy-bytes",
+            vocabulary_fingerprint=vocabulary_fingerprint(byte_texts()),
         )
         self.capabilities = Capabilities(
             slots=options.slots,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from adapters.contract import DeviceLost, LoadedModel, ModelRefused
+import msgspec
+
+from adapters.contract import DeviceLost
 from orchestrator.bootstrap.models import Loaded, OnProgress, Target, load_model, silent
 from orchestrator.bootstrap.options import (
     DraftOptions,
@@ -13,6 +15,7 @@ from orchestrator.bootstrap.options import (
     RemoteOptions,
     SuffixOptions,
 )
+from orchestrator.bootstrap.vocabularies import Pair, compared, prepared_tokenizer, remote_pair, translating
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import AttachDraft, DrafterState, DraftLink
 from orchestrator.drafting.chain import ChainDrafter
@@ -21,6 +24,7 @@ from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.suffix import SuffixDrafter
+from policies.vocabulary import Match
 
 
 class Remotes:
@@ -30,17 +34,17 @@ class Remotes:
         self._report = report
         self._drafters: dict[str, RemoteDrafter] = {}
 
-    def build(self, options: ModelDraftOptions, remote: RemoteOptions, target: LoadedModel) -> RemoteDrafter:
+    def build(self, options: ModelDraftOptions, remote: RemoteOptions, target: Target, pair: Pair) -> Drafter:
         """Return a drafter that waits to be attached."""
         drafter = self._drafters[options.name] = RemoteDrafter(
             options.name,
-            fingerprint=target.spec.vocabulary_fingerprint,
-            device=target.capabilities.device,
+            fingerprint=pair.draft_fingerprint,
+            device=target.model.capabilities.device,
             limits=RemoteLimits(remote.max_wait_ms, remote.answer_timeout_s),
             clock=SystemClock(),
             report=self._report,
         )
-        return drafter
+        return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, prepared_tokenizer(options))
 
     def attach(self, command: AttachDraft) -> None:
         """Connect a drafter to its process. Raises KeyError for a name that is none."""
@@ -59,9 +63,10 @@ def build_drafter(
     try:
         for draft in options.drafters:
             if remotes is not None and isinstance(draft, ModelDraftOptions) and draft.remote is not None:
-                built.append(remotes.build(draft, draft.remote, target.model))
+                pair = remote_pair(draft, options.model, target)
+                built.append(remotes.build(draft, draft.remote, target, pair))
             else:
-                built.append(_build(draft, options.max_running, target.model, progress))
+                built.append(_build(draft, options, target, progress))
     except BaseException:
         for drafter in built:
             drafter.close()
@@ -69,31 +74,32 @@ def build_drafter(
     return ChainDrafter(built) if len(built) > 1 else next(iter(built), None)
 
 
-def _build(options: DraftOptions, slots: int, target: LoadedModel, progress: OnProgress) -> Drafter:
+def _build(options: DraftOptions, engine: EngineOptions, target: Target, progress: OnProgress) -> Drafter:
     if isinstance(options, SuffixOptions):
         return SuffixDrafter(
             max_match=options.max_match, memory_bytes=options.memory_bytes, clock=SystemClock(), name=options.name
         )
-    return _build_model(options, slots, target, progress)
+    return _build_model(options, engine, target, progress)
 
 
-def _build_model(options: ModelDraftOptions, slots: int, target: LoadedModel, progress: OnProgress) -> Drafter:
+def _build_model(options: ModelDraftOptions, engine: EngineOptions, target: Target, progress: OnProgress) -> Drafter:
     wanted = options.model
+
+    def said(stage: str, fraction: float) -> None:
+        progress(f"{options.name}: {stage}", fraction)
+
+    pair = compared(options, engine.model, said)
     try:
-        loaded = load_model(wanted, slots, lambda stage, fraction: progress(f"{options.name}: {stage}", fraction))
+        loaded = load_model(wanted, engine.max_running, said)
     except DeviceLost as error:
         return LostDrafter(
             DrafterState(options.name, "model", "failed", str(error), wanted.source, wanted.adapter, wanted.device)
         )
-    if loaded.model.spec.vocabulary_fingerprint != target.spec.vocabulary_fingerprint:
-        loaded.model.close()
-        raise ModelRefused(
-            f"{options.place}: {loaded.source} has another vocabulary than the target: its tokens mean other text; "
-            "choose a draft of the target's family"
-        )
-    state = draft_state(options, loaded)
-    vocabulary = target.spec.vocabulary_size
-    return ModelDrafter(loaded.model, state, SystemClock(), vocabulary=vocabulary, prefill_ms=options.prefill_ms)
+    state = msgspec.structs.replace(draft_state(options, loaded), vocabulary=pair.match.value)
+    judge = loaded if pair.match is Match.DIFFERS else target  # whose tokens it may propose
+    vocabulary = judge.model.spec.vocabulary_size
+    drafter = ModelDrafter(loaded.model, state, SystemClock(), vocabulary=vocabulary, prefill_ms=options.prefill_ms)
+    return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, loaded.tokenizer_dir)
 
 
 def draft_state(options: ModelDraftOptions, loaded: Loaded) -> DrafterState:

@@ -55,13 +55,14 @@ class RemoteOptions(msgspec.Struct, frozen=True):
 
 class ModelDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="model"):
     """A draft model. `prefill_ms` bounds what a round spends on prompts that it has not seen yet; `place` is where the
-    configuration names it."""
+    configuration names it. `translate`: it is served where its vocabulary is another one, too."""
 
     name: str
     place: str
     model: ModelOptions
     prefill_ms: float
     remote: RemoteOptions | None = None
+    translate: bool = False
 
 
 class DraftWorkerOptions(msgspec.Struct, frozen=True):
@@ -175,6 +176,7 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
         remote=RemoteOptions(draft.host, draft.overlap, draft.max_wait_ms, draft.answer_timeout_s)
         if draft.process == "own"
         else None,
+        translate=draft.mismatched_vocabulary == "translate",
     )
 
 

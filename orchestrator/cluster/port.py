@@ -211,6 +211,7 @@ class DrafterState(msgspec.Struct, frozen=True):
     `rounds` in which it drafted took `draft_ms` together; of its tokens `drafted` were verified and `accepted` became
     output. All count since the worker started. What is not a model has no source, adapter, device or precisions.
     `static_widths` as in `Ready`.
+    `vocabulary`: how a model's goes with the target's ("identical", "padded", "translated").
     """
 
     name: str
@@ -224,6 +225,7 @@ class DrafterState(msgspec.Struct, frozen=True):
     activations: str = ""
     kv_cache: str = ""
     static_widths: list[int] = []
+    vocabulary: str = ""
     memory_bytes: int = 0
     rounds: int = 0
     draft_ms: float = 0.0

@@ -13,11 +13,13 @@ from pydantic_core import ErrorDetails
 
 from adapters.contract import ModelRefused
 from adapters.model_source import check
+from adapters.vocabulary import vocabulary_at_hand
 from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.model import ClusterConfig, ModelDraft
 from orchestrator.config.source_text import Lines, Place, dotted, parse_text, read_text
 from orchestrator.config.wording import described, place_of
 from orchestrator.errors import ConfigError
+from policies.vocabulary import Match, compare, refusal
 
 SIMULATED_PREFIX = "simulated:"
 _USUAL_PLACES = (Path("cluster.yaml"), Path("/etc/outrider/cluster.yaml"))
@@ -32,6 +34,7 @@ def load_config(path: Path, *, sources: bool = True) -> ClusterConfig:
     if sources:
         _check_sources(config, path, lines)
         _check_processes(config, path, lines)
+        _check_vocabularies(config, path, lines)
         _check_keys(config, path, lines)
     return config
 
@@ -140,6 +143,25 @@ def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:
                 raise ConfigError(f"{where} goes with process: own; add that, or leave the key out")
             if key == "host" and draft.host and config.cluster.runtime != "ray":
                 raise ConfigError(f"{where} goes with cluster.runtime: ray; workers of 'local' run on this machine")
+
+
+def _check_vocabularies(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Compare the drafts' vocabularies with the target's, where both models are at hand. Raises ConfigError."""
+    wary = [
+        (index, draft)
+        for index, draft in enumerate(config.drafts)
+        if isinstance(draft, ModelDraft) and draft.mismatched_vocabulary == "refuse"
+    ]
+    base = path.resolve().parent
+    ours = vocabulary_at_hand(config.model.source, base) if wary else None
+    for index, draft in wary:
+        theirs = vocabulary_at_hand(draft.source, base)
+        if ours is None or theirs is None:
+            continue  # the worker compares them when it has them
+        found = compare(ours, theirs)
+        if found.match is Match.DIFFERS:
+            place: Place = ("drafts", index, "source")
+            raise ConfigError(f"{path}:{lines.get(place, 1)}: {dotted(place)}: {refusal(draft.source, found)}")
 
 
 def _check_keys(config: ClusterConfig, path: Path, lines: Lines) -> None:

@@ -86,7 +86,7 @@ class SuffixDraft(Section):
 
 
 class ModelDraft(StaticShapes):
-    """A drafter that is a model: any that the runtimes load and that has the target's vocabulary."""
+    """A drafter that is a model: any that the runtimes load."""
 
     method: Literal["model"]
     """The kind of drafter."""
@@ -115,6 +115,9 @@ class ModelDraft(StaticShapes):
     answer_timeout_s: float = Field(default=20.0, gt=0, le=3600)
     """With `process: own`: a worker that has not answered for so long is started again. Reading a long prompt is part
     of it."""
+    mismatched_vocabulary: Literal["refuse", "translate"] = "refuse"
+    """What to do where its tokens mean other text than the target's. `refuse`: do not start. `translate`: encode what
+    it proposes with the target's tokenizer. Rows that only fill a vocabulary up are no difference."""
 
 
 Draft = Annotated[SuffixDraft | ModelDraft, Field(discriminator="method")]

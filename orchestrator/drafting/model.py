@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -47,7 +47,8 @@ class _Drafting:
 
 
 class ModelDrafter:
-    """See the module. `state` says what was loaded, under which name; `vocabulary` is the target's, in tokens.
+    """See the module. `state` says what was loaded, under which name; `vocabulary` is the target's, in tokens: the
+    model's own may be padded to another size. A sequence with a token for which it has no row is not drafted for.
     `prefill_ms` bounds what a round spends on prompts that the draft model has not seen yet."""
 
     def __init__(
@@ -57,6 +58,7 @@ class ModelDrafter:
         self._model = model
         self._meter = Meter(state, clock)
         self._vocabulary = vocabulary
+        self._own = model.spec.vocabulary_size
         self._context = model.capabilities.max_context_tokens
         self._cache = DraftCache(model, prefill_ms=prefill_ms)
         self._known: dict[str, Known] = {}
@@ -68,8 +70,14 @@ class ModelDrafter:
         """See the port. KV of the tokens that both begin with is kept."""
         if self._meter.failed:
             return
+        if not self._has(tokens):
+            self.end(key, keep=False)
+            return
         before = self._known.pop(key, None)
         self._proposed.pop(key, None)
+        if not self._has([token for token, _ in sampling.logit_bias]):
+            bias = tuple((token, bias) for token, bias in sampling.logit_bias if token < self._own)
+            sampling = replace(sampling, logit_bias=bias)
         penalties = Penalties.of(sampling, tokens)
         apart = len(tokens) <= self._model.capabilities.apart_tokens
         known = self._known[key] = Known(key, list(tokens), sampling, len(tokens), apart, penalties)
@@ -80,6 +88,9 @@ class ModelDrafter:
         """See the port."""
         known = self._known.get(key)
         if known is None:
+            return
+        if not self._has(tokens):
+            self.end(key, keep=False)
             return
         self._learn(key, known.sampling, tokens)
         known.extend(tokens)
@@ -119,6 +130,10 @@ class ModelDrafter:
             self.close()
             return [NOTHING] * len(asks)
         return [drafts.get(ask.key, NOTHING) for ask in asks]
+
+    def _has(self, tokens: Sequence[int]) -> bool:
+        """True where the model has a row for each of the target's tokens."""
+        return max(tokens, default=0) < self._own
 
     def _drafts(self, asks: Sequence[Ask]) -> dict[str, Draft]:
         drafting: dict[Known, _Drafting] = {}
@@ -160,9 +175,8 @@ class ModelDrafter:
         sampling = one.known.sampling
         if one.known.penalties is not None:
             row = one.known.penalties.applied(row, one.counts)
+        row = row[: self._vocabulary]  # rows behind that fill its vocabulary up, and are no tokens of the target
         token = choose(row, sampling, len(one.known.tokens) + len(one.tokens))
-        if token >= self._vocabulary:
-            raise AdapterError(f"it drafted token {token}, and the target has {self._vocabulary}")
         self._append(one, token, probability_of(row, token, sampling.temperature))
 
     def _append(self, one: _Drafting, token: int, probability: float) -> None:

@@ -92,8 +92,8 @@ class _Counts:
 
 
 class RemoteDrafter:
-    """Implements drafting.port.Drafter. `fingerprint` is that of the target's vocabulary, `device` is where it runs.
-    `report` hears of every change of the connection, from any thread."""
+    """Implements drafting.port.Drafter. `fingerprint` is what its vocabulary must have, `device` is where the
+    target runs. `report` hears of every change of the connection, from any thread."""
 
     def __init__(
         self,

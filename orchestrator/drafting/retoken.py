@@ -51,6 +51,11 @@ class DraftText:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
+    def settled(self) -> int:
+        """How many of the tokens stay as they are, whatever is committed."""
+        return self._settled
+
+    @property
     def pending(self) -> bytes:
         """Committed bytes of a character that is not whole yet; they are not in `tokens`."""
         return self._utf8.getstate()[0]

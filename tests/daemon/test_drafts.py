@@ -67,4 +67,5 @@ def test_a_draft_with_another_vocabulary_is_refused_at_the_start(tmp_path):
     found = outrider("serve", "--config", str(config))
     assert found.returncode == 1
     assert "drafts[1]" in found.stderr
-    assert "another vocabulary" in found.stderr
+    assert "cluster.yaml:" in found.stderr
+    assert "the first that differs is id 0: '\\x00' and '<|pad|>'" in found.stderr

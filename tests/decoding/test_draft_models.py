@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import ClassVar
+
+import msgspec
 import pytest
 
+from adapters.contract import LoadOptions
 from adapters.simulated.model import ToyModel
+from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import DrafterState, Grammar, Sampling, Submit
@@ -101,12 +107,54 @@ def test_a_draft_that_finds_no_room_where_it_counted_on_some_goes_on_with_the_ot
     assert draft.free_blocks() == draft.capabilities.total_blocks
 
 
-def test_a_draft_with_a_wider_output_than_the_target_fails_with_a_reason(expected):
-    loop = loop_over(toy(), drafter_over(toy(), vocabulary=101))
+class Proposed(ModelDrafter):
+    """Keeps every token that it proposed."""
+
+    tokens: ClassVar[set[int]] = set()
+
+    def propose(self, asks):
+        drafts = super().propose(asks)
+        self.tokens.update(token for draft in drafts for token in draft.tokens)
+        return drafts
+
+
+def test_a_draft_that_is_padded_wider_than_the_target_proposes_the_targets_tokens_only(expected):
+    drafter = Proposed(toy(), STATE, SystemClock(), vocabulary=101, prefill_ms=50.0)
+    drafter.tokens.clear()
+    loop = loop_over(toy(), drafter)
     assert decode(loop, requests(4))[0] == {key: expected[key] for key in ("r0", "r1", "r2", "r3")}
-    state = loop.gauges(0).drafters[0]
-    assert state.state == "failed"
-    assert "the target has 101" in state.reason
+    assert loop.gauges(0).drafters[0].state == "ok"
+    assert drafter.tokens
+    assert max(drafter.tokens) < 101
+
+
+class Narrow(ToyModel):
+    """A model without the target's last rows: those from "t" on."""
+
+    def __init__(self) -> None:
+        super().__init__(Script.parse(""), LoadOptions(device="SIM", kv_cache_bytes=1 << 22, max_batch_rows=256))
+        self.spec = replace(self.spec, vocabulary_size=ord("t"))
+
+    def forward(self, batch):
+        assert all(token < ord("t") for segment in batch for token in segment.tokens)
+        result = super().forward(batch)
+        return replace(result, logits=result.logits[:, : ord("t")])
+
+
+@pytest.mark.parametrize("bias", [(), ((200, -1.0), (101, 0.5))])
+def test_a_draft_without_some_of_the_targets_rows_drafts_until_it_meets_one(bias):
+    submits = [
+        msgspec.structs.replace(submit, sampling=replace(submit.sampling, logit_bias=bias)) for submit in requests(6)
+    ]
+    alone = {s.request_id: decode(loop_over(toy(), None, running=1), [s])[0][s.request_id] for s in submits}
+    narrow = Narrow()
+    loop = loop_over(toy(), drafter_over(narrow))
+    out, rounds = decode(loop, submits)
+    assert out == alone
+    assert any(ord("t") in tokens for tokens in alone.values())
+    assert sum(done.drafted for done in rounds) > 0
+    assert loop.gauges(0).drafters[0].state == "ok"
+    assert narrow.free_blocks() == narrow.capabilities.total_blocks
 
 
 @pytest.mark.parametrize("token", [-1, 272, 1 << 40])

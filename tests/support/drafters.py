@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from adapters.contract import DeviceLost, ModelRefused
+from adapters.tokenizer import byte_texts
+from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Door, DrafterState, DraftReady, Event, Sampling, Stop, Submit, WorkerSpec
 from orchestrator.drafting.host import DraftEngine, Hosted
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 
 ENTRY = "tests.support.drafters:scripted"
-FINGERPRINT = "toy-bytes"
+FINGERPRINT = vocabulary_fingerprint(byte_texts())
 VOCABULARY = 272
 
 

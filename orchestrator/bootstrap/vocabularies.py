@@ -1,0 +1,75 @@
+"""How a draft's vocabulary goes with the target's, before anything of it is loaded."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.contract import ModelRefused
+from adapters.model_source import resolve
+from adapters.model_store import ModelStore
+from adapters.tokenizer_recipe import TokenizerRecipe
+from adapters.vocabulary import SIMULATED_PREFIX, vocabulary_at_hand, vocabulary_from
+from device_profiles.workload import vocabulary_fingerprint
+from orchestrator.bootstrap.models import OnProgress, Target, load_tokenizer, silent
+from orchestrator.bootstrap.options import ModelDraftOptions, ModelOptions
+from orchestrator.drafting.port import Drafter
+from orchestrator.drafting.retoken import Bridge
+from orchestrator.drafting.translate import TranslatingDrafter
+from policies.vocabulary import Match, compare, refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What a draft's vocabulary is to the target's, and the fingerprint that it has."""
+
+    match: Match
+    draft_fingerprint: str
+
+
+def compared(draft: ModelDraftOptions, target: ModelOptions, progress: OnProgress = silent) -> Pair:
+    """Compare the vocabularies, downloading a model of the hub. Raises what `model_source.resolve` does, and
+    ModelRefused where they differ and are not to be translated."""
+    theirs = vocabulary_from(draft.model.source, Path(draft.model.base), progress)
+    ours = vocabulary_from(target.source, Path(target.base), progress)
+    return _pair(draft, ours, theirs)
+
+
+def remote_pair(draft: ModelDraftOptions, target: ModelOptions, loaded: Target) -> Pair:
+    """Compare the vocabularies of a target and a draft whose worker may be on another machine.
+
+    Where the draft's files are not here and it is not to be translated, its worker has to say that its vocabulary is
+    the target's own. Raises as `compared`.
+    """
+    if draft.translate:
+        return compared(draft, target)
+    theirs = None
+    with suppress(ModelRefused):
+        theirs = vocabulary_at_hand(draft.model.source, Path(draft.model.base))
+    if theirs is None:
+        return Pair(Match.IDENTICAL, loaded.model.spec.vocabulary_fingerprint)
+    return _pair(draft, vocabulary_from(target.source, Path(target.base)), theirs)
+
+
+def translating(drafter: Drafter, target: Target, draft_tokenizer_dir: str) -> Drafter:
+    """Put a drafter of another vocabulary behind a translation."""
+    bridge = Bridge(load_tokenizer(target.tokenizer_dir), load_tokenizer(draft_tokenizer_dir))
+    return TranslatingDrafter(drafter, bridge)
+
+
+def prepared_tokenizer(draft: ModelDraftOptions) -> str:
+    """Return the directory of a draft's tokenizer, where another process loads the model; "" for the simulated one."""
+    model = draft.model
+    if model.source.startswith(SIMULATED_PREFIX):
+        return ""
+    return str(
+        ModelStore(Path(model.store)).prepare(resolve(model.source, Path(model.base)), TokenizerRecipe(), silent)
+    )
+
+
+def _pair(draft: ModelDraftOptions, ours: list[str], theirs: list[str]) -> Pair:
+    found = compare(ours, theirs)
+    if found.match is Match.DIFFERS and not draft.translate:
+        raise ModelRefused(f"{draft.place}: {refusal(draft.model.source, found)}")
+    return Pair(found.match, vocabulary_fingerprint(theirs))

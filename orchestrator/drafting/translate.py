@@ -1,0 +1,129 @@
+"""A drafter of another vocabulary: what it proposes is put into the target's tokens where the target left off.
+
+As in universal assisted generation (transformers' AssistedCandidateGeneratorDifferentTokenizers): the draft model reads
+the committed text in its own tokens, and the text that it proposes is encoded with the target's tokenizer. Whatever
+comes out is a draft like any other, and the target judges it token by token, so nothing is lost. What is: the noise
+that a draft model shares with its target is noise of token ids, and ids of two vocabularies have nothing to do with
+each other. So the draft model chooses greedily, for requests that sample too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from orchestrator.cluster.port import DrafterState
+from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
+from orchestrator.drafting.retoken import Bridge, DraftText, Proposal, proposal
+from policies.acceptance import Sampling
+from policies.calibration import Calibration, chance, observed
+
+_LONGER_WORD = 0.8
+"""The chance that a last word is not longer than drafted, before outcomes say more."""
+_GREEDY = Sampling()
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """A sequence: its text in both vocabularies, how many of the target's tokens that is, what was proposed last."""
+
+    text: DraftText
+    tokens: int
+    proposed: Proposal = field(default_factory=Proposal)
+
+
+class TranslatingDrafter:
+    """See the module. `inner` drafts in the tokens of the bridge's draft side."""
+
+    def __init__(self, inner: Drafter, bridge: Bridge) -> None:
+        self.name = inner.name
+        self._inner = inner
+        self._bridge = bridge
+        self._known: dict[str, _Known] = {}
+        # A last word that may go on is right less often than one with another behind it.
+        self._calibrations = {True: Calibration(), False: Calibration()}
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
+        """See the port."""
+        known = self._known[key] = _Known(DraftText(self._bridge), len(tokens))
+        known.text.extend(tokens)
+        self._inner.begin(key, known.text.tokens, _GREEDY)
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port. The end of the text may be other tokens than before: then the drafter begins anew behind what
+        stays, which costs it the forward of a few tokens."""
+        known = self._known.get(key)
+        if known is None:
+            return
+        self._learn(known.proposed, tokens)
+        known.proposed = Proposal()
+        known.tokens += len(tokens)
+        text = known.text
+        start, before = text.settled, text.tokens[text.settled :]
+        text.extend(tokens)
+        now = text.tokens[start:]
+        if now[: len(before)] == before:
+            self._inner.extend(key, now[len(before) :])
+        else:
+            self._inner.begin(key, text.tokens, _GREEDY)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See the port."""
+        known = [self._known.get(ask.key) for ask in asks]
+        wishes = [
+            Ask(ask.key, _inner_limit(one, ask.limit), ask.least) for ask, one in zip(asks, known, strict=True) if one
+        ]
+        drafts = iter(self._inner.propose(wishes))
+        return [
+            NOTHING if one is None else self._translated(one, next(drafts), ask.limit)
+            for ask, one in zip(asks, known, strict=True)
+        ]
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See the port."""
+        self._known.pop(key, None)
+        self._inner.end(key, keep=keep)
+
+    def memory_bytes(self) -> int:
+        """See the port."""
+        return self._inner.memory_bytes()
+
+    def states(self) -> list[DrafterState]:
+        """See the port."""
+        return [msgspec.structs.replace(state, vocabulary="translated") for state in self._inner.states()]
+
+    def close(self) -> None:
+        """See the port."""
+        self._known.clear()
+        self._inner.close()
+
+    def _translated(self, known: _Known, draft: Draft, limit: int) -> Draft:
+        if not draft.tokens:
+            return NOTHING
+        made = known.proposed = proposal(self._bridge, known.text, draft.tokens, draft.confidences)
+        del made.tokens[limit:], made.confidences[limit:]
+        if made.loose < len(made.tokens):
+            made.confidences[made.loose] *= _LONGER_WORD
+        confidences = [
+            chance(self._calibrations[index >= made.loose], confidence)
+            for index, confidence in enumerate(made.confidences)
+        ]
+        return Draft(tuple(made.tokens), tuple(confidences), draft.drafter) if made.tokens else NOTHING
+
+    def _learn(self, made: Proposal, committed: Sequence[int]) -> None:
+        """Compare what was proposed with what was committed, up to the first token that was wrong."""
+        for index, (token, chosen) in enumerate(zip(made.tokens, committed, strict=False)):
+            loose = index >= made.loose
+            self._calibrations[loose] = observed(self._calibrations[loose], made.confidences[index], token == chosen)
+            if token != chosen:
+                return
+
+
+def _inner_limit(known: _Known, limit: int) -> int:
+    """Return how many of the draft's tokens make `limit` of the target's, going by the text so far."""
+    if limit <= 0:
+        return 0
+    return math.ceil(limit * max(0.25, min(4.0, len(known.text.tokens) / max(1, known.tokens)))) + 1
