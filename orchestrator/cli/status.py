@@ -118,6 +118,7 @@ def drafter_line(state: dict[str, Any]) -> str:
     if state["source"]:
         precision = f"weights {state['weights']}, activations {state['activations']}, KV cache {state['kv_cache']}; "
         what = f"{state['adapter']} {state['device']}, {state['source']}; {precision if state['weights'] else ''}"
+        what += f"vocabulary {state['vocabulary']}; " if state["vocabulary"] else ""
     if state["static_widths"]:
         what += f"static forwards of {_joined(state['static_widths'])} rows; "
     if state["state"] != "ok":

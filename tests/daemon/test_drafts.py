@@ -61,6 +61,21 @@ def test_a_chain_serves_and_goes_on_without_the_one_that_fails(tmp_path):
         assert "drafter model failed and is not used any more" in daemon.log.read_text()
 
 
+def test_a_draft_of_another_vocabulary_serves_where_it_is_translated(tmp_path):
+    """The draft's weights are random: what it says is useless, and the answers are the target's."""
+    tiny_models.write_model(tmp_path / "tiny", "llama", kind="BF16")
+    with running(configuration(tmp_path, extra="drafts: []")) as daemon:
+        expected = daemon.client.completions.create(**ASK).choices[0].text
+    translated = drafts("method: model, source: tiny, mismatched_vocabulary: translate")
+    with running(configuration(tmp_path, extra=translated)) as daemon:
+        assert daemon.client.completions.create(**ASK).choices[0].text == expected
+        daemon.wait_for("gauges", running=0)
+        (state,) = daemon.status()["gauges"]["drafters"]
+        assert (state["state"], state["vocabulary"]) == ("ok", "translated")
+        assert state["rounds"] > 0
+        assert "vocabulary translated" in outrider("status", "--socket", str(daemon.admin)).stdout
+
+
 def test_a_draft_with_another_vocabulary_is_refused_at_the_start(tmp_path):
     tiny_models.write_model(tmp_path / "tiny", "llama", kind="BF16")
     config = configuration(tmp_path, extra=drafts("method: suffix", "method: model, source: tiny"))
