@@ -21,7 +21,7 @@ from orchestrator.bootstrap.options import DraftOptions, ModelDraftOptions, Mode
 from orchestrator.cli.bench_decode import encoded, read_prompts, run
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError
 from orchestrator.cli.bench_record import FORMULAS, Prompt
-from orchestrator.cluster.port import Sampling
+from orchestrator.cluster.port import DrafterState, Sampling
 from orchestrator.drafting.port import Drafter
 from orchestrator.errors import OutriderError
 
@@ -184,7 +184,7 @@ def _measure(
         "pair": pair.name,
         "target": _where(pair.target),
         "drafters": [draft.name for draft in pair.drafters],
-        "coupled": len(pair.drafters) == 1 and isinstance(pair.drafters[0], ModelDraftOptions),
+        "coupled": _coupled(pair, states),
         "failed": "; ".join(broken),
         "identical": all(figures["identical"] for figures in found.values()),
         "rss_mib": rss_mib,
@@ -192,6 +192,12 @@ def _measure(
         "states": msgspec.to_builtins(states),
         **found,
     }
+
+
+def _coupled(pair: Pairing, states: Sequence[DrafterState]) -> bool:
+    """True for one draft model whose tokens are the target's: across vocabularies no noise is shared."""
+    alone = len(pair.drafters) == 1 and isinstance(pair.drafters[0], ModelDraftOptions)
+    return alone and all(state.vocabulary != "translated" for state in states)
 
 
 def _figures(result: dict[str, Any]) -> dict[str, Any]:
