@@ -84,7 +84,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """`logits`: float32, shape (wanted rows over all segments in order, vocabulary), valid until the next
+    """`logits`: float32, shape (wanted rows over all segments in order, spec.outputs), valid until the next
     forward. `device_ms`: the runtime's own time for this forward, without the adapter's."""
 
     logits: Logits

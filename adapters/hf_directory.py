@@ -3,7 +3,7 @@
     config.json                       what is computed (required)
     model.safetensors                 the weights, or
     model.safetensors.index.json      which of several safetensors files holds which tensor
-    tokenizer.json                    text to ids (required)
+    tokenizer.json                    text to ids (required, but for a draft whose config names its target's vocabulary)
     tokenizer_config.json, generation_config.json, chat_template.jinja     read where they are
 
 Nothing else is opened: no pickle (.bin, .pt), no code of the model's own.
@@ -26,6 +26,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 INDEX_FILE = "model.safetensors.index.json"
+TARGET_FINGERPRINT = "target_vocabulary_fingerprint"
 WHOLE_FILE = "model.safetensors"
 
 REQUIRED = (CONFIG_FILE, TOKENIZER_JSON)
@@ -67,10 +68,17 @@ def check_small_files(directory: Path, names: Iterable[str]) -> None:
     names = set(names)
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
     for name in REQUIRED:
-        if name not in names:
+        if name not in names and not (name == TOKENIZER_JSON and declared_fingerprint(directory)):
             way_out = f"It holds GGUF files; name one of them: {', '.join(ggufs)}" if ggufs else _WAYS_OUT[name]
             raise ModelRefused(f"{title(directory)}: it has no {name}. {way_out}")
     read_spec(read_json(directory / CONFIG_FILE), f"{title(directory)}/{CONFIG_FILE}")
+
+
+def declared_fingerprint(directory: Path) -> str:
+    """Return the vocabulary that a draft was trained for, where its config.json names it: such a draft brings no
+    tokenizer, it speaks its target's ids. "" for any other model. Raises ModelRefused when the file is damaged."""
+    found = read_json(directory / CONFIG_FILE).get(TARGET_FINGERPRINT)
+    return found if isinstance(found, str) else ""
 
 
 _WAYS_OUT = {

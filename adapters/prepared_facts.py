@@ -12,10 +12,11 @@ from adapters.decoder.source import fingerprint_of
 from adapters.decoder.spec import Weights
 from device_profiles.workload import ModelSpec
 
+Facts = dict[str, str | int | list[int]]
 _FILE = "spec.json"
 
 
-def facts_of(weights: Weights, source: Path) -> dict[str, str | int]:
+def facts_of(weights: Weights, source: Path) -> Facts:
     """Return what every runtime needs to know of weights read from `source`. Raises ModelRefused."""
     spec = weights.spec
     return {
@@ -27,10 +28,11 @@ def facts_of(weights: Weights, source: Path) -> dict[str, str | int]:
         "vocabulary_size": spec.vocabulary_size,
         "vocabulary_fingerprint": fingerprint_of(source, spec.vocabulary_size),
         "weights": weights.label,
+        "output_ids": list(weights.output_ids),
     }
 
 
-def write_facts(directory: Path, facts: Mapping[str, str | int]) -> None:
+def write_facts(directory: Path, facts: Facts) -> None:
     """Write the facts into a prepared model's directory. Raises OSError."""
     (directory / _FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
@@ -56,4 +58,5 @@ def model_spec(facts: Mapping[str, Any], bytes_per_token: int) -> ModelSpec:
         context_length=facts["context_length"],
         bytes_per_token=bytes_per_token,
         vocabulary_fingerprint=facts["vocabulary_fingerprint"],
+        output_ids=tuple(facts.get("output_ids", ())),
     )

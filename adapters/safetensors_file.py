@@ -30,6 +30,15 @@ class Stored:
     shape: tuple[int, ...]
     offset: int
 
+    def integers(self) -> NDArray[np.int64]:
+        """Read a table of ids. Raises ModelRefused for other elements than 32- or 64-bit integers."""
+        kinds = {"I64": np.int64, "I32": np.int32}
+        if self.kind not in kinds:
+            raise ModelRefused(f"{self.path.name}: its ids are {self.kind}; supported are {', '.join(kinds)}.")
+        count = int(np.prod(self.shape))
+        found: NDArray[Any] = np.fromfile(self.path, kinds[self.kind], count, offset=self.offset)
+        return found.astype(np.int64).reshape(self.shape)
+
     def values(self) -> NDArray[Any]:
         """Map the tensor read-only; bfloat16 as uint16. Raises ModelRefused for another kind of elements."""
         try:

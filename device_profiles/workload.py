@@ -12,7 +12,9 @@ class ModelSpec:
     """The shape of a decoder model.
 
     `bytes_per_token` is the KV cache's cost of one position over all layers, at the loaded KV precision.
-    `vocabulary_fingerprint` is equal for two models exactly when every token id means the same bytes.
+    `vocabulary_fingerprint` is equal for two models exactly when every token id means the same bytes. `output_ids`: a
+    draft may be able to say a part of the vocabulary only; logit i of its rows is then for token output_ids[i]. Where
+    it is empty, logit i is for token i.
     """
 
     name: str
@@ -22,6 +24,12 @@ class ModelSpec:
     context_length: int
     bytes_per_token: int
     vocabulary_fingerprint: str
+    output_ids: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """How many logits a row has."""
+        return len(self.output_ids) or self.vocabulary_size
 
 
 def vocabulary_fingerprint(tokens: Iterable[str]) -> str:

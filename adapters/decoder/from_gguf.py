@@ -58,6 +58,7 @@ class GgufWeights:
         self.spec = self._read_spec()
         self._refuse_unread()
         self.label = _label(self._header)
+        self.output_ids: tuple[int, ...] = ()
 
     def tensor(self, name: str) -> Tensor:
         """Return the tensor of a canonical name. Raises ModelRefused when the file lacks it or its shape is off."""

@@ -20,6 +20,10 @@ _PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$")
 _OTHER_HALVES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+_DRAFT_TO_TARGET, _TARGET_TO_DRAFT = (
+    "d2t",
+    "t2d",
+)  # EAGLE-3's names; the second one says nothing that the first does not
 
 _PROJECTIONS = {
     "query": "self_attn.q_proj",
@@ -49,6 +53,7 @@ class SafetensorsWeights:
         }
         self._tensors = {canonical: tensors[name] for canonical, name in names.items()}
         self._check_shapes(spec)
+        self.output_ids = _output_ids(tensors, spec, where)
         _refuse_leftovers(set(tensors) - set(names.values()), spec, where)
         self.spec = self._scaled(spec)
 
@@ -102,6 +107,24 @@ def rounded_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
+def _output_ids(tensors: Mapping[str, Stored], spec: DecoderSpec, where: str) -> tuple[int, ...]:
+    """Return the token of each output: EAGLE-3's table holds how far it lies above the output's own number."""
+    if not spec.draft_outputs:
+        return ()
+    stored = tensors.get(_DRAFT_TO_TARGET)
+    if stored is None or stored.shape != (spec.draft_outputs,):
+        raise ModelRefused(
+            f"{where}: it has no tensor {_DRAFT_TO_TARGET} of {spec.draft_outputs} numbers, which say what token each "
+            "output of this draft is. Export it again."
+        )
+    ids = np.arange(spec.draft_outputs) + stored.integers()
+    if ids.min() < 0 or ids.max() >= spec.vocabulary_size or len(np.unique(ids)) != len(ids):
+        raise ModelRefused(
+            f"{where}: {_DRAFT_TO_TARGET} names tokens that there are not, or one twice. Export it again."
+        )
+    return tuple(int(token) for token in ids)
+
+
 def _prefix(tensors: Mapping[str, Stored], where: str) -> str:
     for prefix in _PREFIXES:
         if f"{prefix}embed_tokens.weight" in tensors:
@@ -139,7 +162,7 @@ def _first(tensors: Mapping[str, Stored], names: Sequence[str], where: str) -> s
 
 
 def _refuse_leftovers(names: set[str], spec: DecoderSpec, where: str) -> None:
-    ignored = _HEADS if spec.tied_embeddings else ()
+    ignored = _HEADS if spec.tied_embeddings else (_DRAFT_TO_TARGET, _TARGET_TO_DRAFT) if spec.draft_outputs else ()
     left = sorted(
         name
         for name in names

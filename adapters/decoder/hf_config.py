@@ -119,6 +119,10 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
     kinds = _layer_kinds(reader, family, layers)
     window = reader.count("sliding_window") if _SLIDING in kinds else 0
     scalar = reader.number("query_pre_attn_scalar", default=float(head_dim))
+    vocabulary, tied = reader.count("vocab_size"), bool(reader.get("tie_word_embeddings"))
+    outputs = reader.count("draft_vocab_size", default=vocabulary, most=vocabulary)
+    if outputs != vocabulary and tied:
+        raise reader.refused("draft_vocab_size", "an output layer that is the embedding has the whole vocabulary")
     return family, DecoderSpec(
         family=family.name,
         layers=layers,
@@ -127,20 +131,21 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
         kv_heads=kv_heads,
         head_dim=head_dim,
         mlp=reader.count("intermediate_size"),
-        vocabulary_size=reader.count("vocab_size"),
+        vocabulary_size=vocabulary,
         context_length=reader.count("max_position_embeddings"),
         norm_epsilon=reader.number("rms_norm_eps"),
         activation=_activation(reader, family),
         query_scale=scalar**-0.5,
         ropes=_ropes(reader, family, kinds, head_dim),
         windows=tuple(window if kind == _SLIDING else 0 for kind in kinds),
-        tied_embeddings=bool(values["tie_word_embeddings"]),
+        tied_embeddings=tied,
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         post_norms=family.post_norms,
         embedding_scale=math.sqrt(hidden) if family.unit_offset_norms else 1.0,
         attention_softcap=reader.number("attn_logit_softcapping", default=0.0),
         logit_softcap=reader.number("final_logit_softcapping", default=0.0),
+        draft_outputs=0 if outputs == vocabulary else outputs,
     )
 
 

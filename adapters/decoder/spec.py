@@ -13,7 +13,7 @@ into a runtime's graph. Neither knows the other. Canonical names, with `L` the l
     L.down                                        (hidden, mlp)
     L.post_attention_norm  L.post_mlp_norm        (hidden,), where spec.post_norms
     final_norm                                    (hidden,)
-    head                                          (vocabulary, hidden), unless spec.tied_embeddings
+    head                                          (outputs, hidden), unless spec.tied_embeddings
 
 Norm weights are what the normalised value is multiplied with (Gemma's stored w means 1 + w here). Query and key
 rows are in the order of rotate-half (NeoX) position embedding.
@@ -40,7 +40,8 @@ class Rope:
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """Sizes in elements. `windows[L]` is the layer's sliding window in tokens, 0 for full attention; `ropes[L]`
-    the layer's rope. `query_scale` multiplies query-key products. Soft caps are 0 where there is none."""
+    the layer's rope. `query_scale` multiplies query-key products. Soft caps are 0 where there is none. `draft_outputs`:
+    how many tokens a draft can say, where that is not the whole vocabulary, else 0."""
 
     family: str
     layers: int
@@ -63,13 +64,19 @@ class DecoderSpec:
     embedding_scale: float = 1.0
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
+    draft_outputs: int = 0
+
+    @property
+    def outputs(self) -> int:
+        """How many logits a row has."""
+        return self.draft_outputs or self.vocabulary_size
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Return the shape of the tensor of a canonical name."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {
             "embedding": (self.vocabulary_size, self.hidden),
-            "head": (self.vocabulary_size, self.hidden),
+            "head": (self.outputs, self.hidden),
             "query": (queries, self.hidden),
             "key": (keys, self.hidden),
             "value": (keys, self.hidden),
@@ -138,6 +145,11 @@ class Weights(Protocol):
     @property
     def label(self) -> str:
         """Name the weight format for people ("int4 (Q4_1)", "bf16")."""
+        ...
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """The token that each logit of a row is for, where spec.draft_outputs; () where logit i is for token i."""
         ...
 
     def tensor(self, name: str) -> Tensor:

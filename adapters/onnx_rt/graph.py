@@ -80,7 +80,7 @@ def _inputs(spec: DecoderSpec) -> list[Any]:
 def _outputs(spec: DecoderSpec) -> list[Any]:
     from onnx import TensorProto, helper
 
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["wanted", spec.vocabulary_size])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["wanted", spec.outputs])
     return [logits, *_caches(spec, "present")]
 
 

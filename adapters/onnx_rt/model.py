@@ -58,7 +58,7 @@ class OrtModel(PooledModel):
     ) -> None:
         self._session = session
         self._layers = cache.layers
-        self._vocabulary = spec.vocabulary_size
+        self._outputs = spec.outputs
         pad_to = padded_rows(options.exactness)
         block = block_tokens(cache.head_dim * 4, options.kv_cache_bytes)
         blocks = max(1, options.kv_cache_bytes // (block * cache.bytes_per_token))
@@ -73,7 +73,7 @@ class OrtModel(PooledModel):
             slot_blocks=min(ceil_div(spec.context_length + pad_to, block), blocks),
         )
         self._calls: dict[tuple[int, int], _Call] = {}
-        self._logits = np.empty((0, spec.vocabulary_size), np.float32)
+        self._logits = np.empty((0, spec.outputs), np.float32)
         self.spec = spec
         self.capabilities = Capabilities(
             slots=options.slots,
@@ -113,7 +113,7 @@ class OrtModel(PooledModel):
                 call.bind_logits(logits[begins[first] : begins[first + 1]])
                 self._run(call)
             else:
-                rows = np.empty((sum(counts[index] for index in group), self._vocabulary), np.float32)
+                rows = np.empty((sum(counts[index] for index in group), self._outputs), np.float32)
                 call.bind_logits(rows)
                 self._run(call)
                 logits[[begins[index] for index in group if counts[index]]] = rows
@@ -149,7 +149,7 @@ class OrtModel(PooledModel):
     def _room(self, rows: int) -> NDArray[np.float32]:
         """Return rows of a buffer that is kept: a fresh one would be zeroed by the kernel page by page."""
         if len(self._logits) < rows:
-            self._logits = np.empty((rows, self._vocabulary), np.float32)
+            self._logits = np.empty((rows, self._outputs), np.float32)
         return self._logits[:rows]
 
     def _call(self, slot: int, sequences: int) -> _Call:

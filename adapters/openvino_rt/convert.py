@@ -18,7 +18,7 @@ from adapters.decoder.source import fingerprint_of, open_source
 from adapters.model_source import check_gguf
 from adapters.openvino_rt.build import write_model
 from adapters.openvino_rt.fuse import fuse_attention_inputs
-from adapters.prepared_facts import facts_of, write_facts
+from adapters.prepared_facts import Facts, facts_of, write_facts
 
 MODEL_FILE = "model.xml"
 
@@ -44,13 +44,13 @@ def convert(source: Path, target: Path) -> None:
     write_facts(target, facts)
 
 
-def _built(source: Path, target: Path) -> dict[str, str | int]:
+def _built(source: Path, target: Path) -> Facts:
     weights = open_source(source)
     write_model(weights, target / MODEL_FILE)
     return facts_of(weights, source)
 
 
-def _from_gguf(source: Path, target: Path) -> dict[str, str | int]:
+def _from_gguf(source: Path, target: Path) -> Facts:
     import openvino as ov
     import openvino_genai
 

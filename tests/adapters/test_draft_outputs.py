@@ -1,0 +1,97 @@
+"""A draft that can say a part of the vocabulary only: its rows are those columns of the whole model's rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from adapters import registry
+from adapters.contract import AdapterUnavailable, LoadedModel, LoadOptions, ModelRefused, Segment
+from adapters.hf_directory import TARGET_FINGERPRINT, open_weights
+from adapters.model_source import resolve
+from adapters.model_store import ModelStore
+from tests.support import tiny_models
+
+KEPT = np.array([2, 5, 7, 30, 31, 32, 100, 101, 255, 256, 257, 258, 259, 300, 318, 319])
+TOKENS = [7, 30, 2, 255, 9, 12, 300]
+
+
+def silent(stage: str, fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
+def whole(directory: Path) -> Path:
+    return tiny_models.write_model(directory / "whole", "llama")
+
+
+def reduced(directory: Path, **changes: object) -> Path:
+    """The same weights with a head over KEPT, as `tools/distill` exports a draft: without a tokenizer."""
+    source, made = whole(directory), directory / "draft"
+    made.mkdir()
+    tensors = load_file(source / "model.safetensors")
+    tensors["lm_head.weight"] = np.ascontiguousarray(tensors["lm_head.weight"][KEPT])
+    tensors["d2t"] = KEPT - np.arange(len(KEPT))
+    config = json.loads((source / "config.json").read_text())
+    config |= {"draft_vocab_size": len(KEPT), TARGET_FINGERPRINT: "0123456789abcdef"} | changes
+    save_file(tensors, made / "model.safetensors")
+    (made / "config.json").write_text(json.dumps(config))
+    return made
+
+
+def load(directory: Path, store_root: Path, adapter: str) -> LoadedModel:
+    runtime = registry.get(adapter)
+    try:
+        prepared = ModelStore(store_root).prepare(resolve(str(directory), Path()), runtime, silent)
+        return runtime.load(prepared, LoadOptions(kv_cache_bytes=16 << 20, slots=2, max_batch_rows=32), silent)
+    except AdapterUnavailable as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize("adapter", [name for name in registry.names() if name != "simulated"])
+def test_rows_are_columns_of_the_whole_models(tmp_path: Path, store_root: Path, adapter: str) -> None:
+    rows = []
+    for directory in (whole(tmp_path), reduced(tmp_path)):
+        model = load(directory, store_root, adapter)
+        rows.append(model.forward([Segment(0, 0, TOKENS, (0, len(TOKENS)))]).logits.copy())
+        spec = model.spec
+        model.close()
+    assert rows[0].shape == (len(TOKENS), tiny_models.VOCABULARY)
+    assert rows[1].shape == (len(TOKENS), len(KEPT)) == (len(TOKENS), spec.outputs)
+    # Kernels differ with the width of the output layer, so the last bits may.
+    assert np.abs(rows[0][:, KEPT] - rows[1]).max() < 0.05 * rows[0].std()
+    assert spec.output_ids == tuple(KEPT)
+    assert spec.vocabulary_size == tiny_models.VOCABULARY
+    assert spec.vocabulary_fingerprint == "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        (None, "no tensor d2t of 16 numbers"),
+        (np.zeros(15, np.int64), "no tensor d2t of 16 numbers"),
+        (np.full(16, 400), "names tokens that there are not"),
+        (-np.arange(16), "or one twice"),
+        (np.zeros(16, np.float32), "its ids are F32"),
+    ],
+)
+def test_a_wrong_table_is_refused(tmp_path: Path, table: np.ndarray | None, reason: str) -> None:
+    directory = reduced(tmp_path)
+    tensors = load_file(directory / "model.safetensors")
+    del tensors["d2t"]
+    save_file(tensors if table is None else tensors | {"d2t": table}, directory / "model.safetensors")
+    with pytest.raises(ModelRefused, match=reason):
+        open_weights(directory)
+
+
+def test_a_tied_head_cannot_be_reduced(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="draft_vocab_size"):
+        resolve(str(reduced(tmp_path, tie_word_embeddings=True)), Path())
+
+
+def test_without_its_targets_vocabulary_a_tokenizer_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=r"no tokenizer\.json"):
+        resolve(str(reduced(tmp_path, **{TARGET_FINGERPRINT: None})), Path())

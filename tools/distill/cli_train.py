@@ -1,0 +1,143 @@
+"""`train`: fit a draft to the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tools.distill.generate import interruptible
+from tools.distill.lines import split
+from tools.distill.shards import DistillError, Shards, TargetFacts, Text
+from tools.distill.vocabulary import counts, coverage, most_frequent
+
+if TYPE_CHECKING:
+    from tools.distill.train import State
+
+_CHECKPOINT_EVERY = 50
+
+
+def train(
+    data: Annotated[Path, typer.Option(help="Directory that `generate` wrote.")],
+    out: Annotated[Path, typer.Option(help="Directory of the checkpoint; training goes on from what is there.")],
+    steps: Annotated[int, typer.Option(min=1, help="Steps over all runs; fixed by the first one.")] = 600,
+    minutes: Annotated[float, typer.Option(min=0.0, help="Stop after this long; 0: not before the last step.")] = 0,
+    outputs: Annotated[int, typer.Option(min=16, help="Tokens that the draft may propose.")] = 6144,
+    hidden: Annotated[int, typer.Option(min=32)] = 192,
+    layers: Annotated[int, typer.Option(min=1)] = 2,
+    heads: Annotated[int, typer.Option(min=1)] = 6,
+    mlp: Annotated[int, typer.Option(min=32)] = 512,
+    batch_tokens: Annotated[int, typer.Option(min=64, help="Tokens of one step.")] = 8192,
+    row_tokens: Annotated[int, typer.Option(min=16, help="Tokens that attend to one another.")] = 1024,
+    learning_rate: Annotated[float, typer.Option(min=0.0)] = 3e-3,
+    evaluate_every: Annotated[int, typer.Option(min=1, help="Steps between looks at held-out texts.")] = 100,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Train a draft, or go on with one; every look at held-out texts prints how often it agrees with the target."""
+    torch = require_torch()
+    torch.set_num_threads(threads)
+    from tools.distill.draft import Shape
+    from tools.distill.train import CHECKPOINT, Plan, State
+
+    console = Console(stderr=True)
+    shards = Shards(data)
+    facts = shards.target()
+    training, kept = split(shards.texts())
+    if not training or not kept:
+        raise DistillError(f"{data}: there is too little data to train on and to keep some; run `generate` for longer")
+    if (out / CHECKPOINT).exists():
+        state = State.load(out)
+        console.print(f"going on from step {state.step} of {state.plan.steps}; shape and plan are those it began with")
+    else:
+        if hidden % heads or heads % 2 or (hidden // heads) % 16:
+            raise DistillError(f"{hidden} elements in {heads} heads: give even heads of a multiple of 16 elements")
+        plan = Plan(steps, batch_tokens, min(row_tokens, batch_tokens), learning_rate, seed=seed)
+        chosen = most_frequent(counts(training, facts.vocabulary_size), outputs, facts.end_ids)
+        shape = Shape(facts.vocabulary_size, len(chosen), hidden, layers, heads, heads // 2, mlp)
+        state = State.fresh(shape, chosen, plan)
+        _start_from_target(state, facts, console)
+    _describe(state, training, facts, console)
+    try:
+        _run(state, training, kept, out, minutes * 60.0, evaluate_every, console)
+    finally:
+        state.save(out)
+    console.print(f"step {state.step} of {state.plan.steps} is in {out}")
+
+
+def require_torch() -> Any:
+    """Import torch. Raises DistillError with the install command."""
+    try:
+        import torch
+    except ImportError:
+        raise DistillError("torch is not installed: pip install 'outrider[distill]'") from None
+    return torch
+
+
+def _start_from_target(state: State, facts: TargetFacts, console: Console) -> None:
+    """Begin with the target's embedding, where its source is still there."""
+    from adapters.model_source import resolve
+    from tools.distill.export import dense_embedding
+    from tools.distill.train import begin_with
+
+    with console.status("reading the target's embedding"):
+        begin_with(state.draft, dense_embedding(resolve(facts.source, Path.cwd()).path), state.outputs)
+
+
+def _describe(state: State, texts: Sequence[Text], facts: TargetFacts, console: Console) -> None:
+    shape = state.draft.shape
+    total = counts(texts, facts.vocabulary_size)
+    weights = sum(weight.numel() for weight in state.draft.parameters())
+    labelled = sum(len(text.top_ids) for text in texts)
+    console.print(
+        f"{weights / 1e6:.1f} M parameters, {shape.layers} layers of {shape.hidden}; {shape.outputs} outputs say "
+        f"{coverage(total, state.outputs):.1%} of what the target said in {labelled} tokens of {len(texts)} texts"
+    )
+
+
+def _run(
+    state: State,
+    training: list[Text],
+    kept: dict[str, list[Text]],
+    out: Path,
+    seconds: float,
+    evaluate_every: int,
+    console: Console,
+) -> None:
+    from tools.distill.train import run
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    losses: list[float] = []
+    with interruptible() as stopped, Progress(*columns, console=console) as progress:
+        task = progress.add_task("training", total=state.plan.steps, completed=state.step)
+
+        def tell(step: int, loss: float) -> None:
+            losses.append(loss)
+            progress.update(task, completed=step, description=f"loss {np.mean(losses[-20:]):.3f}")
+            if step % _CHECKPOINT_EVERY == 0:
+                state.save(out)
+            if step % evaluate_every == 0:
+                console.print(agreement_table(state, kept, f"step {step}, loss {np.mean(losses[-20:]):.3f}"))
+
+        run(state, training, seconds=seconds, tell=tell, stopped=stopped)
+    console.print(agreement_table(state, kept, f"step {state.step}"))
+
+
+def agreement_table(state: State, kept: dict[str, list[Text]], title: str) -> Table:
+    """Return how often the draft's first choice is the target's on held-out texts, by category."""
+    from tools.distill.train import agreement
+
+    table = Table(title=f"held-out agreement with the target's first choice: {title}")
+    for name in ("category", "tokens", "agreement"):
+        table.add_column(name, justify="left" if name == "category" else "right")
+    every = [text for texts in kept.values() for text in texts]
+    for name, texts in [*kept.items(), ("all", every)]:
+        share = agreement(state.draft, texts, state.outputs, state.plan.row_tokens)
+        table.add_row(name, str(sum(len(text.top_ids) for text in texts)), f"{share:.3f}")
+    return table

@@ -1,0 +1,121 @@
+"""The data on disk: files of some hundred texts each, written once and never changed.
+
+`target.json` says what wrote them. `texts-00000.npz` and so on hold, for N texts with T tokens together of which L are
+labelled, all texts one after the other:
+
+    numbers    (N,) int64     the conversation that a text belongs to
+    lengths    (N,) int32     tokens of each text
+    heads      (N,) int32     leading tokens of each text that the target did not write; the others are labelled
+    tokens     (T,) int32
+    top_ids    (L, K) int32   the target's likeliest tokens at each labelled position, best first
+    top_logs   (L, K) float16 their natural logarithms of probability, at temperature 1
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.errors import OutriderError
+
+TARGET_FILE = "target.json"
+
+
+class DistillError(OutriderError):
+    """A step of the distillation cannot run as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """Who wrote the data: its source, and what its draft must share with it. `end_ids` end an answer."""
+
+    source: str
+    name: str
+    vocabulary_size: int
+    vocabulary_fingerprint: str
+    context_length: int
+    end_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Tokens of one text, `head` of them given; `top_ids` and `top_logs` have a row for each of the others."""
+
+    number: int
+    tokens: NDArray[np.int32]
+    head: int
+    top_ids: NDArray[np.int32]
+    top_logs: NDArray[np.float16]
+
+
+class Shards:
+    """A directory of texts."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def paths(self) -> list[Path]:
+        """Return the files there are, oldest first."""
+        return sorted(self.directory.glob("texts-*.npz"))
+
+    def bind(self, facts: TargetFacts) -> None:
+        """Say who writes here. Raises DistillError where another target did before."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / TARGET_FILE
+        if not path.exists():
+            path.write_text(json.dumps(asdict(facts), indent=1), encoding="utf-8")
+        elif self.target().vocabulary_fingerprint != facts.vocabulary_fingerprint or self.target().name != facts.name:
+            raise DistillError(f"{path} names {self.target().name}, not {facts.name}: give another directory")
+
+    def target(self) -> TargetFacts:
+        """Return who wrote the data. Raises DistillError where there is none."""
+        try:
+            return TargetFacts(**json.loads((self.directory / TARGET_FILE).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise DistillError(f"{self.directory}: there is no data ({error}); run `generate` first") from error
+
+    def add(self, texts: Sequence[Text]) -> Path:
+        """Write one file more, whole or not at all."""
+        path = self.directory / f"texts-{len(self.paths()):05d}.npz"
+        draft = path.with_suffix(".part")
+        with draft.open("wb") as file:
+            np.savez_compressed(
+                file,
+                numbers=np.array([text.number for text in texts], np.int64),
+                lengths=np.array([len(text.tokens) for text in texts], np.int32),
+                heads=np.array([text.head for text in texts], np.int32),
+                tokens=np.concatenate([text.tokens for text in texts]),
+                top_ids=np.concatenate([text.top_ids for text in texts]),
+                top_logs=np.concatenate([text.top_logs for text in texts]),
+            )
+        draft.replace(path)
+        return path
+
+    def texts(self) -> Iterator[Text]:
+        """Read every text. Raises DistillError for a damaged file."""
+        for path in self.paths():
+            yield from read(path)
+
+
+def read(path: Path) -> list[Text]:
+    """Return the texts of one file. Raises DistillError where it is damaged."""
+    try:
+        with np.load(path) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        ends, label_ends = np.cumsum(arrays["lengths"]), np.cumsum(arrays["lengths"] - arrays["heads"])
+        found = []
+        for index, number in enumerate(arrays["numbers"]):
+            length, head = int(arrays["lengths"][index]), int(arrays["heads"][index])
+            own = slice(int(ends[index]) - length, int(ends[index]))
+            labels = slice(int(label_ends[index]) - (length - head), int(label_ends[index]))
+            found.append(
+                Text(int(number), arrays["tokens"][own], head, arrays["top_ids"][labels], arrays["top_logs"][labels])
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise DistillError(f"{path}: it is damaged ({error}); delete it and run `generate` again") from error
+    return found
