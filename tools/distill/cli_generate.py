@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from adapters.hf_hub import HUB_PREFIX
+from adapters.model_source import PACKAGE_PREFIX
+from device_profiles.profile import Exactness
 from orchestrator.bootstrap import EngineOptions, Target, build_drafter, build_loop, engine_options, load_target
 from orchestrator.bootstrap import load_tokenizer as tokenizer_of
 from orchestrator.config.load import default_config_path, load_config
@@ -29,12 +31,13 @@ def generate(
 ) -> None:
     """Let the target answer many prompts and write down its likeliest tokens at each position."""
     console = Console(stderr=True)
-    options = target_options(config, concurrency)
+    path = config or default_config_path()
+    options = _options(path, concurrency)
     with console.status("loading the target"):
         target = load_target(options, lambda _stage, _fraction: None)
     tokenizer = tokenizer_of(target.tokenizer_dir)
     shards = Shards(data)
-    shards.bind(_facts(target, sorted(tokenizer.eos_ids)))
+    shards.bind(_facts(target, path.resolve().parent, sorted(tokenizer.eos_ids)))
     settings = Settings(tokens, minutes * 60.0, concurrency, max_tokens, top, seed)
     generator = Generator(build_loop(target, options, build_drafter(options)), tokenizer, shards, settings)
     with interruptible() as stopped, _progress(console) as progress:
@@ -44,17 +47,23 @@ def generate(
     console.print(f"{generator.labelled} labelled tokens in {data}")
 
 
-def target_options(config: Path | None, concurrency: int) -> EngineOptions:
+def _options(path: Path, concurrency: int) -> EngineOptions:
     """Return the configured target's options, for many requests whose last bits do not matter."""
-    path = config or default_config_path()
-    options = engine_options(load_config(path), path.resolve().parent)
-    return msgspec.structs.replace(options, max_running=concurrency, exactness="kernel")
+    read = load_config(path)
+    changes = {
+        "model": read.model.model_copy(update={"exactness": Exactness.KERNEL}),
+        "limits": read.limits.model_copy(update={"max_running": concurrency}),
+        "drafts": [draft for draft in read.drafts if draft.method == "suffix"],
+    }
+    return engine_options(read.model_copy(update=changes), path.resolve().parent)
 
 
-def _facts(target: Target, end_ids: list[int]) -> TargetFacts:
-    spec = target.model.spec
+def _facts(target: Target, base: Path, end_ids: list[int]) -> TargetFacts:
+    spec, source = target.model.spec, target.source
+    if not source.startswith((PACKAGE_PREFIX, HUB_PREFIX)):  # a path, from the configuration's directory on
+        source = str((base / Path(source).expanduser()).absolute())
     return TargetFacts(
-        target.source, target.name, spec.vocabulary_size, spec.vocabulary_fingerprint, spec.context_length, end_ids
+        source, target.name, spec.vocabulary_size, spec.vocabulary_fingerprint, spec.context_length, end_ids
     )
 
 

@@ -46,7 +46,7 @@ def _config(state: State, facts: TargetFacts) -> dict[str, Any]:
         "torch_dtype": "bfloat16",
         TARGET_FINGERPRINT: facts.vocabulary_fingerprint,
         "eos_token_id": facts.end_ids,
-        "distilled": {"target": facts.name, "source": facts.source, "steps": state.step},
+        "distilled": {"target": facts.name, "steps": state.step},
     }
 
 

@@ -1,4 +1,7 @@
-"""The target answers: many conversations at a time through the decode loop, stored as they end."""
+"""The target answers: many conversations at a time through the decode loop, stored as they end.
+
+A run that is stopped loses the conversations that are under way, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -129,11 +132,11 @@ class Generator:
         text = self._open[delta.request_id]
         text.tokens += delta.tokens
         text.scores += delta.logprobs or []
-        self.labelled += len(delta.tokens)
         if not delta.finish:
             return
         del self._open[delta.request_id]
         self._done.append(_stored(text))
+        self.labelled += len(text.tokens)
         if not text.asks:
             self._remember(text.tokens)
         elif delta.finish == "stop" and len(text.tokens) > 1:

@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,7 +106,7 @@ class Shards:
 def read(path: Path) -> list[Text]:
     """Return the texts of one file. Raises DistillError where it is damaged."""
     try:
-        with np.load(path) as stored:
+        with path.open("rb") as file, np.load(file) as stored:
             arrays = {name: stored[name] for name in stored.files}
         ends, label_ends = np.cumsum(arrays["lengths"]), np.cumsum(arrays["lengths"] - arrays["heads"])
         found = []
@@ -116,6 +117,6 @@ def read(path: Path) -> list[Text]:
             found.append(
                 Text(int(number), arrays["tokens"][own], head, arrays["top_ids"][labels], arrays["top_logs"][labels])
             )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise DistillError(f"{path}: it is damaged ({error}); delete it and run `generate` again") from error
     return found
