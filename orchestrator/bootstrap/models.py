@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapters import registry
-from adapters.contract import Exactness, LoadedModel, LoadOptions, Precision
+from adapters.contract import Exactness, LoadedModel, LoadOptions, ModelRefused, Precision
 from adapters.invariance import measure_row_invariance
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
@@ -29,7 +29,7 @@ def silent(stage: str, fraction: float) -> None:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A loaded model. `source` is where it came from, with the commit for a model of the hub; `tokenizer_dir` is ""
-    for the simulated model's built-in tokenizer."""
+    for the simulated model's built-in tokenizer, and for a draft."""
 
     model: LoadedModel
     name: str
@@ -48,7 +48,7 @@ class Target(Loaded):
 def load_target(options: EngineOptions, progress: OnProgress) -> Target:
     """Prepare (once) and load the target model. Raises what adapters raise."""
     started = time.perf_counter()
-    loaded = load_model(options.model, options.max_running, progress)
+    loaded = load_model(options.model, options.max_running, progress, serves=True)
     progress("measure row invariance", -1.0)
     return Target(
         loaded.model,
@@ -60,17 +60,17 @@ def load_target(options: EngineOptions, progress: OnProgress) -> Target:
     )
 
 
-def load_model(options: ModelOptions, slots: int, progress: OnProgress) -> Loaded:
-    """Prepare (once) and load a model for so many sequences. Raises what adapters raise."""
+def load_model(options: ModelOptions, slots: int, progress: OnProgress, *, serves: bool = False) -> Loaded:
+    """Prepare (once) and load a model for so many sequences; `serves`: with its tokenizer, which a draft does not need
+    and may not have. Raises what adapters raise."""
     adapter = registry.get_for(options.adapter, options.device, options.static)
     store = ModelStore(Path(options.store))
     if options.source.startswith(SIMULATED_PREFIX):
-        name, source, tokenizer_dir = options.name or "simulated-toy", options.source, ""
+        name, source, file = options.name or "simulated-toy", options.source, None
         prepared = _simulated_source(options, store.root)
     else:
         file = resolve(options.source, Path(options.base), progress)
         name, source = options.name or file.name, file.source
-        tokenizer_dir = str(store.prepare(file, TokenizerRecipe(), progress))
         prepared = store.prepare(file, adapter, progress)
     model = adapter.load(
         prepared,
@@ -86,7 +86,20 @@ def load_model(options: ModelOptions, slots: int, progress: OnProgress) -> Loade
         ),
         progress,
     )
-    return Loaded(model, name, source, tokenizer_dir)
+    if not serves or file is None:
+        return Loaded(model, name, source, "")
+    _refuse_draft(model, source)
+    return Loaded(model, name, source, str(store.prepare(file, TokenizerRecipe(), progress)))
+
+
+def _refuse_draft(model: LoadedModel, source: str) -> None:
+    spec = model.spec
+    if spec.output_ids:
+        model.close()
+        raise ModelRefused(
+            f"{source}: it is a draft, which can say {spec.outputs} of {spec.vocabulary_size} tokens only. "
+            "Name it under `drafts`, and its target under `model`."
+        )
 
 
 def load_tokenizer(directory: str) -> Tokenizer:

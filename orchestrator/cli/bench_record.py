@@ -112,7 +112,7 @@ def measure(loop: DecodeLoop, submits: Sequence[Submit], outcome: Run) -> None:
     outcome.wall_s += time.perf_counter() - started
 
 
-def _tpot_ms(records: Iterable[Record]) -> float:
+def tpot_ms(records: Iterable[Record]) -> float:
     several = [record for record in records if len(record.tokens) > 1]
     steps = sum(len(record.tokens) - 1 for record in several)
     return sum(record.last_s - record.first_s for record in several) * MS_PER_S / steps if steps else 0.0
@@ -126,7 +126,7 @@ def figures(plain: Sequence[Record], spec: Sequence[Record]) -> dict[str, float]
     """Return the figures of a set of prompts that do not need wall time."""
     stats = [record.stats for record in spec if record.stats]
     drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
-    plain_tpot_ms, spec_tpot_ms = _tpot_ms(plain), _tpot_ms(spec)
+    plain_tpot_ms, spec_tpot_ms = tpot_ms(plain), tpot_ms(spec)
     return {
         "prompts": len(plain),
         "plain_ttft_ms": _ratio(sum(r.first_s for r in plain) * MS_PER_S, len(plain)),

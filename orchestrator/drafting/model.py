@@ -23,6 +23,7 @@ from orchestrator.clock import Clock
 from orchestrator.cluster.port import DrafterState
 from orchestrator.drafting.cache import DraftCache, Known, common
 from orchestrator.drafting.meter import Meter
+from orchestrator.drafting.outputs import Outputs
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from policies.acceptance import NotFinite, Row, Sampling, choose
 from policies.calibration import Calibration, chance, compared
@@ -59,6 +60,7 @@ class ModelDrafter:
         self._meter = Meter(state, clock)
         self._vocabulary = vocabulary
         self._own = model.spec.vocabulary_size
+        self._outputs = Outputs(model.spec)
         self._context = model.capabilities.max_context_tokens
         self._cache = DraftCache(model, prefill_ms=prefill_ms)
         self._known: dict[str, Known] = {}
@@ -172,12 +174,19 @@ class ModelDrafter:
 
     def _choose(self, one: _Drafting, row: Row) -> None:
         """Append the token that the draft model chooses from its logits. Raises NotFinite and AdapterError."""
-        sampling = one.known.sampling
-        if one.known.penalties is not None:
-            row = one.known.penalties.applied(row, one.counts)
+        sampling, penalties = one.known.sampling, one.known.penalties
+        # Noise and penalties go by token; the best column is the best token without them.
+        by_column = sampling.temperature == 0.0 and penalties is None
+        if not by_column:
+            row = self._outputs.spread(row)
+        if penalties is not None:
+            row = penalties.applied(row, one.counts)
         row = row[: self._vocabulary]  # rows behind that fill its vocabulary up, and are no tokens of the target
-        token = choose(row, sampling, len(one.known.tokens) + len(one.tokens))
-        self._append(one, token, probability_of(row, token, sampling.temperature))
+        chosen = choose(row, sampling, len(one.known.tokens) + len(one.tokens))
+        token = self._outputs.token(chosen) if by_column else chosen
+        if token >= self._vocabulary:
+            raise AdapterError(f"it drafted token {token}, and the target has {self._vocabulary}")
+        self._append(one, token, probability_of(row, chosen, sampling.temperature))
 
     def _append(self, one: _Drafting, token: int, probability: float) -> None:
         sampling = one.known.sampling
@@ -198,7 +207,7 @@ class ModelDrafter:
             self._proposed[key] = (list(tokens[right:]), list(probabilities[right:]))
 
 
-def probability_of(row: Row, token: int, temperature: float) -> float:
-    """Return a token's probability under its logits (float32, shape (vocabulary,)), at a temperature (0: at 1)."""
+def probability_of(row: Row, column: int, temperature: float) -> float:
+    """Return a column's probability under its logits (float32, shape (columns,)), at a temperature (0: at 1)."""
     scaled = (row - row.max()) / np.float32(temperature or 1.0)
-    return math.exp(float(scaled[token])) / float(np.exp(scaled).sum(dtype=np.float64))
+    return math.exp(float(scaled[column])) / float(np.exp(scaled).sum(dtype=np.float64))

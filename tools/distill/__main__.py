@@ -9,6 +9,7 @@ from rich.console import Console
 
 from adapters.contract import AdapterError
 from orchestrator.errors import OutriderError
+from tools.distill.cli_evaluate import evaluate
 from tools.distill.cli_export import export
 from tools.distill.cli_generate import generate
 from tools.distill.cli_train import train
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(train)
+app.command()(evaluate)
 app.command()(export)
 
 

@@ -39,7 +39,7 @@ def generate(
     shards = Shards(data)
     shards.bind(_facts(target, path.resolve().parent, sorted(tokenizer.eos_ids)))
     settings = Settings(tokens, minutes * 60.0, concurrency, max_tokens, top, seed)
-    generator = Generator(build_loop(target, options, build_drafter(options)), tokenizer, shards, settings)
+    generator = Generator(build_loop(target, options, build_drafter(options, target)), tokenizer, shards, settings)
     with interruptible() as stopped, _progress(console) as progress:
         task = progress.add_task("tokens", total=tokens, completed=generator.labelled)
         generator.run(lambda count: progress.update(task, completed=count), stopped)
