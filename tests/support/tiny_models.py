@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from adapters.decoder.from_safetensors import rounded_to_bfloat16
+from adapters.hf_directory import TARGET_FINGERPRINT
 
 VOCABULARY = 320
 CONTROLS = ["<|pad|>", "<|begin|>", "<|im_end|>", "<|im_start|>"]
@@ -135,6 +136,20 @@ def write_model(directory: Path, name: str, *, kind: str = "F32", shards: int = 
         where |= dict.fromkeys(part, file)
     index = {"metadata": {"total_size": 0}, "weight_map": where}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return directory
+
+
+def write_reduced(directory: Path, source: Path, kept: np.ndarray, fingerprint: str, **changes: Any) -> Path:
+    """Write the model of `source` again with an output layer over the tokens `kept`, as `tools/distill` exports a
+    draft: without a tokenizer, for the vocabulary that `fingerprint` names."""
+    directory.mkdir()
+    tensors = load_file(source / "model.safetensors")
+    tensors["lm_head.weight"] = np.ascontiguousarray(tensors["lm_head.weight"][kept])
+    tensors["d2t"] = kept - np.arange(len(kept))
+    config = json.loads((source / "config.json").read_text())
+    config |= {"draft_vocab_size": len(kept), TARGET_FINGERPRINT: fingerprint} | changes
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(config))
     return directory
 
 

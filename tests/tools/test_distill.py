@@ -239,6 +239,23 @@ def test_every_adapter_computes_what_was_trained(place: Path, draft: Path, adapt
     model.close()
 
 
+def test_an_evaluation_compares_four_ways_and_finds_the_same_tokens(place: Path, draft: Path) -> None:
+    prompts = place / "prompts.jsonl"
+    lines = [{"category": name, "prompt": f"hello the {name}"} for name in ("one", "two", "two")]
+    prompts.write_text("\n".join(json.dumps(line) for line in lines))
+    options = ["--max-tokens", 24, "--adapter", "openvino_rt", "--config", place / "cluster.yaml"]
+    run("evaluate", "--draft", draft, "--prompts", prompts, "--json", place / "result.json", *options)
+    result = json.loads((place / "result.json").read_text())
+    assert result["identical"]
+    assert [(row["category"], row["prompts"]) for row in result["rows"]] == [("one", 1), ("two", 2), ("all", 3)]
+    ways = result["rows"][-1]["ways"]
+    assert list(ways) == ["plain", "suffix", "suffix + draft", "draft"]
+    assert ways["plain"]["mean_acceptance_length"] == 1.0
+    assert ways["plain"]["drafted"] == 0 < ways["draft"]["drafted"]
+    assert all(way["tpot_ms"] > 0 for way in ways.values())
+    assert result["step_ms"] > 0
+
+
 def test_an_export_does_not_write_over_a_model(place: Path, draft: Path) -> None:
     with pytest.raises(DistillError, match="holds a model that is no draft"):
         run("export", "--data", place / "data", "--checkpoint", place / "checkpoint", "--out", place / "target")

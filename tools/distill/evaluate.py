@@ -95,6 +95,8 @@ def _of_way(records: Sequence[Record]) -> dict[str, float]:
     drafted, accepted = sum(one.drafted for one in stats), sum(one.accepted for one in stats)
     return {
         "tpot_ms": tpot_ms(records),
+        "drafted": drafted,
+        "accepted": accepted,
         "acceptance_rate": _ratio(accepted, drafted),
         "mean_acceptance_length": 1.0 + _ratio(accepted, sum(one.steps for one in stats)),
     }

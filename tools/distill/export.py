@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.decoder.from_safetensors import widened
 from adapters.decoder.source import open_source
-from adapters.decoder.spec import Dense
 from adapters.hf_directory import TARGET_FINGERPRINT
 from tools.distill.shards import DistillError, TargetFacts
 
@@ -52,9 +50,4 @@ def _config(state: State, facts: TargetFacts) -> dict[str, Any]:
 
 def dense_embedding(source: Path) -> NDArray[np.float32]:
     """Return a model's embedding, shape (vocabulary, hidden). Raises ModelRefused."""
-    table = open_source(source).tensor("embedding")
-    if isinstance(table, Dense):
-        return widened(table.values, "BF16" if table.bfloat16 else "F32")
-    rows, columns = table.values.shape
-    groups = table.values.reshape(rows, -1, table.group_size).astype(np.float32) - table.zeros[:, :, None]
-    return (groups * table.scales[:, :, None].astype(np.float32)).reshape(rows, columns)
+    return np.asarray(open_source(source).tensor("embedding").float32(), np.float32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -29,17 +28,8 @@ def whole(directory: Path) -> Path:
 
 
 def reduced(directory: Path, **changes: object) -> Path:
-    """The same weights with a head over KEPT, as `tools/distill` exports a draft: without a tokenizer."""
-    source, made = whole(directory), directory / "draft"
-    made.mkdir()
-    tensors = load_file(source / "model.safetensors")
-    tensors["lm_head.weight"] = np.ascontiguousarray(tensors["lm_head.weight"][KEPT])
-    tensors["d2t"] = KEPT - np.arange(len(KEPT))
-    config = json.loads((source / "config.json").read_text())
-    config |= {"draft_vocab_size": len(KEPT), TARGET_FINGERPRINT: "0123456789abcdef"} | changes
-    save_file(tensors, made / "model.safetensors")
-    (made / "config.json").write_text(json.dumps(config))
-    return made
+    """The same weights with an output layer over KEPT."""
+    return tiny_models.write_reduced(directory / "draft", whole(directory), KEPT, "0123456789abcdef", **changes)
 
 
 def load(directory: Path, store_root: Path, adapter: str) -> LoadedModel:
