@@ -54,7 +54,7 @@ def test_it_drafts_by_the_targets_ids_and_changes_nothing(tmp_path: Path, store_
     sayable = np.mean([token in set(KEPT.tolist()) for tokens in expected.values() for token in tokens])
     assert sayable < 0.97, "the test is to meet tokens that the draft cannot say"
     assert accepted / drafted > 0.4
-    for model in (target, draft):
+    for model in (draft, target):  # in this order, or OpenVINO leaves a signal stack behind that is gone
         model.close()
 
 

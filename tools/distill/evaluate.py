@@ -59,7 +59,8 @@ def compare(
         for way in (*ways[turn:], *ways[:turn]):
             measure(build_loop(target, way.options, drafters[way.name]), [submit], runs[way.name])
         tell(number + 1)
-    for drafter in drafters.values():
+    # The last one first: OpenVINO gives each model a signal stack, and takes them back right in that order only.
+    for drafter in reversed(drafters.values()):
         if drafter is not None:
             drafter.close()
     return _result(runs, prompts)
