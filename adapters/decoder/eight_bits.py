@@ -31,6 +31,11 @@ class EightBitWeights:
         """Name the format and what it was made from."""
         return f"int8 (from {self._weights.label})"
 
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """See `adapters.decoder.spec.Weights`."""
+        return self._weights.output_ids
+
     def tensor(self, name: str) -> Tensor:
         """See `adapters.decoder.spec.Weights`."""
         return eight_bits(self._weights.tensor(name))

@@ -73,7 +73,7 @@ class StaticModel(PooledModel):
             element_bytes=np.dtype(cache.kind).itemsize,
         )
         self._caches = [self._memory.view(slot, cache.kind) for slot in range(options.slots)]
-        self._logits = np.empty((0, spec.vocabulary_size), np.float32)
+        self._logits = np.empty((0, spec.outputs), np.float32)
         self._closed = False
         self._bodies: dict[int, Body] = {}
         self._heads: dict[int, Head] = {}
@@ -182,7 +182,7 @@ class StaticModel(PooledModel):
     def _logits_of(self, rows: Rows) -> Rows:
         """Run the output layer over all wanted rows, of whatever sequences."""
         if len(self._logits) < len(rows):
-            self._logits = np.empty((len(rows), self.spec.vocabulary_size), np.float32)
+            self._logits = np.empty((len(rows), self.spec.outputs), np.float32)
         done = 0
         for width in self._head_cover.of(len(rows)):
             part = rows[done : done + width]

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from adapters import registry
-from adapters.contract import AdapterUnavailable, LoadedModel, LoadOptions, ModelRefused, Segment
+from adapters.contract import AdapterUnavailable, LoadedModel, LoadOptions, ModelRefused, Segment, StaticShapes
 from adapters.hf_directory import TARGET_FINGERPRINT, open_weights
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
@@ -32,20 +32,30 @@ def reduced(directory: Path, **changes: object) -> Path:
     return tiny_models.write_reduced(directory / "draft", whole(directory), KEPT, "0123456789abcdef", **changes)
 
 
-def load(directory: Path, store_root: Path, adapter: str) -> LoadedModel:
-    runtime = registry.get(adapter)
+def load(directory: Path, store_root: Path, adapter: str, shapes: StaticShapes) -> LoadedModel:
+    runtime = registry.get_for(adapter, "CPU", shapes)
+    options = LoadOptions(kv_cache_bytes=16 << 20, slots=2, max_batch_rows=32, static=shapes)
     try:
         prepared = ModelStore(store_root).prepare(resolve(str(directory), Path()), runtime, silent)
-        return runtime.load(prepared, LoadOptions(kv_cache_bytes=16 << 20, slots=2, max_batch_rows=32), silent)
+        return runtime.load(prepared, options, silent)
     except AdapterUnavailable as missing:
         pytest.skip(str(missing))
 
 
-@pytest.mark.parametrize("adapter", [name for name in registry.names() if name != "simulated"])
-def test_rows_are_columns_of_the_whole_models(tmp_path: Path, store_root: Path, adapter: str) -> None:
+@pytest.mark.parametrize(
+    ("adapter", "shapes"),
+    [
+        *((name, StaticShapes()) for name in registry.names() if name != "simulated"),
+        ("openvino_rt", StaticShapes(on=True, prefill_rows=16, verify_rows=(4,))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "static" if value.on else "dynamic",
+)
+def test_rows_are_columns_of_the_whole_models(
+    tmp_path: Path, store_root: Path, adapter: str, shapes: StaticShapes
+) -> None:
     rows = []
     for directory in (whole(tmp_path), reduced(tmp_path)):
-        model = load(directory, store_root, adapter)
+        model = load(directory, store_root, adapter, shapes)
         rows.append(model.forward([Segment(0, 0, TOKENS, (0, len(TOKENS)))]).logits.copy())
         spec = model.spec
         model.close()
