@@ -12,16 +12,17 @@ from device_profiles.units import ceil_div
 class BlockPool:
     """`blocks` blocks of `block_tokens` positions, shared by `slots` sequences. No I/O, no tensors.
 
-    `pad_to` is the number of rows that a segment is padded to; the padding is written behind the segment and
-    is not counted as held, so the next segment overwrites it. Several slots may hold one block of a common
-    prefix: nobody writes to it then.
+    `pad_to` is the number of rows that a segment is padded to; segments of more than `even_behind` rows (0: none) are
+    padded to an even number. The padding is written behind the segment and is not counted as held, so the next
+    segment overwrites it. Several slots may hold one block of a common prefix: nobody writes to it then.
     """
 
-    def __init__(self, blocks: int, block_tokens: int, slots: int, *, pad_to: int = 1) -> None:
+    def __init__(self, blocks: int, block_tokens: int, slots: int, *, pad_to: int = 1, even_behind: int = 0) -> None:
         self.block_tokens = block_tokens
         self.total = blocks
         self._slots = slots
         self._pad_to = pad_to
+        self._even_behind = even_behind
         self._free = list(range(blocks - 1, -1, -1))
         self._tables: dict[int, list[int]] = {}
         self._held: dict[int, int] = {}
@@ -44,7 +45,8 @@ class BlockPool:
 
     def padded(self, segment: Segment) -> int:
         """Return how many rows the segment has room for."""
-        return max(len(segment.tokens), self._pad_to)
+        rows = max(len(segment.tokens), self._pad_to)
+        return rows + rows % 2 if 0 < self._even_behind < rows else rows
 
     def needed(self, batch: Sequence[Segment]) -> int:
         """Return how many free blocks the batch takes."""
@@ -121,7 +123,7 @@ class BlockPool:
             if segment.slot in seen:
                 raise Unsupported(f"slot {segment.slot} stands twice in one batch")
             seen.add(segment.slot)
-            rows += len(segment.tokens) if segment.apart else self.padded(segment)
+            rows += len(segment.tokens) if segment.apart else max(len(segment.tokens), self._pad_to)
         if not batch:
             raise Unsupported("the batch is empty")
         if rows > max_rows:

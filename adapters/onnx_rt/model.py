@@ -2,7 +2,8 @@
 
 Exactness (measured, docs/adr/0008-onnx-runtime-beside-openvino.md): a row's logits are the same to the bit in every
 call of two rows or more. One-row calls take other kernels. So `bit` pads a one-row segment with a second row whose
-result nobody reads.
+result nobody reads. The attention operator cuts long calls into blocks of rows, and a last block of one row is a
+one-row call again: an even number of rows leaves none, because blocks are even.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from device_profiles.profile import Exactness
 from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec
 
+_LEAST_ROW_BLOCK = 32
+"""No block of the attention operator's is smaller: twice the head size, or what its scores take of the L2 cache."""
 _OUT_OF_MEMORY_WORDS = ("bad_alloc", "out of memory", "failed to allocate", "bfcarena")
 
 
@@ -62,7 +65,8 @@ class OrtModel(PooledModel):
         pad_to = padded_rows(options.exactness)
         block = block_tokens(cache.head_dim * 4, options.kv_cache_bytes)
         blocks = max(1, options.kv_cache_bytes // (block * cache.bytes_per_token))
-        super().__init__(BlockPool(blocks, block, options.slots, pad_to=pad_to))
+        even_behind = _LEAST_ROW_BLOCK if options.exactness is Exactness.BIT else 0
+        super().__init__(BlockPool(blocks, block, options.slots, pad_to=pad_to, even_behind=even_behind))
         self._memory = KvMemory(
             caches=2 * cache.layers,
             slots=options.slots,

@@ -16,8 +16,11 @@ from adapters import registry
 from adapters.contract import AdapterUnavailable, LoadOptions, ModelRefused, Precision, Segment, Unsupported
 from adapters.invariance import measure_row_invariance
 from adapters.kv_memory import KvMemory, block_tokens
+from adapters.model_source import resolve
+from adapters.model_store import ModelStore
 from adapters.onnx_rt.providers import choose, confirm
 from device_profiles.profile import Exactness
+from tests.support import tiny_models
 from tests.support.tiny_gguf import Tiny, logits, write
 
 ADAPTER = registry.get("onnx_rt")
@@ -236,4 +239,19 @@ def test_kernel_exactness_decodes_several_sequences_as_bit_does(tmp_path):
     for row, text in zip(rows, texts.values(), strict=True):
         expected = logits(MODELS["llama"], arrays, text)[-1]
         assert np.abs(row - expected).max() <= 1e-4 * np.abs(expected).max()
+    model.close()
+
+
+def test_no_length_of_a_prompt_leaves_a_row_alone_in_the_attentions_last_block(tmp_path, store_root):
+    directory = tiny_models.write_model(tmp_path / "tiny", "llama3", head_dim=32)  # blocks of 64 rows
+    adapter = registry.get("onnx_rt")
+    prepared = ModelStore(store_root).prepare(resolve(str(directory), Path()), adapter, lambda stage, fraction: None)
+    options = LoadOptions(kv_cache_bytes=32 << 20, slots=2, max_batch_rows=256)
+    model = adapter.load(prepared, options, lambda stage, fraction: None)
+    tokens = [int(token) for token in np.random.default_rng(2).integers(4, 250, 200)]
+    whole = model.forward([Segment(0, 0, tokens, (0, 200))]).logits.copy()
+    for length in (2, 3, 31, 33, 63, 64, 65, 66, 127, 129, 193):
+        model.release(0)
+        found = model.forward([Segment(0, 0, tokens[:length], (0, length))]).logits
+        assert np.array_equal(found.view(np.uint32), whole[:length].view(np.uint32)), length
     model.close()
