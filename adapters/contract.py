@@ -196,12 +196,13 @@ class StaticShapes:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load: `kv_cache_bytes` bounds the KV pool, `threads` 0 leaves the count to the runtime. `static` is read
-    where shapes are static."""
+    """How to load: `kv_cache_bytes` bounds the KV pool, `threads` 0 leaves the count to the runtime. Where
+    `activations` or `kv_cache` is None, the runtime takes its own. `static` is read where shapes are static."""
 
     device: str = "CPU"
     exactness: Exactness = Exactness.BIT
     activations: Precision | None = None
+    kv_cache: Precision | None = None
     kv_cache_bytes: int = 1 << 30
     slots: int = 32
     max_batch_rows: int = 512
@@ -218,12 +219,13 @@ class Adapter(Protocol):
         """List what this runtime can use. Raises AdapterUnavailable."""
         ...
 
-    def recipe(self) -> str:
+    def recipe(self, weights: Precision | None = None) -> str:
         """Return a text that changes whenever `prepare` would write something else (versions included)."""
         ...
 
-    def prepare(self, source: Path, target: Path, progress: Progress) -> None:
-        """Write what `load` needs from the model file `source` into the empty directory `target`.
+    def prepare(self, source: Path, target: Path, progress: Progress, weights: Precision | None = None) -> None:
+        """Write what `load` needs from the model file `source` into the empty directory `target`, with its weights in
+        another number format where one is given.
 
         Raises ModelRefused when the file cannot be converted, AdapterUnavailable without the framework.
         """

@@ -29,7 +29,12 @@ class Exactness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One device as a runtime sees it. `name` is the runtime's own identifier ("CPU", "GPU.0")."""
+    """One device as a runtime sees it. `name` is the runtime's own identifier ("CPU", "GPU.0").
+
+    `memory_bytes` is 0 where it is not known. `precisions`: what it computes natively. `weights`: the formats that
+    the adapter can prepare for it besides the file's own. `kv_cache`: the formats that its KV cache can have, and
+    `exact_kv_cache` those of them with which rows are invariant.
+    """
 
     adapter: str
     name: str
@@ -37,3 +42,6 @@ class DeviceProfile:
     full_name: str
     memory_bytes: int
     precisions: tuple[Precision, ...]
+    weights: tuple[Precision, ...] = ()
+    kv_cache: tuple[Precision, ...] = ()
+    exact_kv_cache: tuple[Precision, ...] = ()

@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import ModelRefused
-from adapters.decoder.gguf_blocks import KEPT, matrix, type_name, vector
+from adapters.decoder.gguf_blocks import KEPT, exact_matrix, matrix, matrix_in_8_bits, type_name, vector
 from adapters.decoder.rope import rope_from
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, Tensor
 from adapters.gguf_header import GgufHeader, GgufTensor, read_header
@@ -48,16 +48,21 @@ _INTERLEAVED = ("query", "key", "query_bias", "key_bias")
 
 
 class GgufWeights:
-    """The weights of one file; a tensor is read when asked for."""
+    """The weights of one file; a tensor is read when asked for.
 
-    def __init__(self, path: Path) -> None:
+    `values`: "kept" as the file has them (Q4_1's zeros whole), quantised matrices in "8 bits", or all "exact", in full.
+    """
+
+    def __init__(self, path: Path, values: Literal["kept", "8 bits", "exact"] = "kept") -> None:
         """Read the head. Raises ModelRefused for a damaged file, or a model that the spec cannot describe."""
+        self._matrix = {"kept": matrix, "8 bits": matrix_in_8_bits, "exact": exact_matrix}[values]
         self._header = read_header(path)
         self._tensors = {tensor.name: tensor for tensor in self._header.tensors}
         self._data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r", self._header.data_offset)
         self.spec = self._read_spec()
         self._refuse_unread()
-        self.label = _label(self._header)
+        self.stored = _largest(self._header)
+        self.label = KEPT.get(self.stored) or f"int8 (requantised from {type_name(self.stored)})"
         self.output_ids: tuple[int, ...] = ()
 
     def tensor(self, name: str) -> Tensor:
@@ -77,7 +82,7 @@ class GgufWeights:
         try:
             if len(stored.shape) == 1:
                 return Dense(vector(stored.kind, raw))
-            return matrix(stored.kind, raw, stored.shape[1])
+            return self._matrix(stored.kind, raw, stored.shape[1])
         except (ModelRefused, KeyError) as error:
             raise self._refused(f"{stored.name}: {error}") from error
 
@@ -198,15 +203,14 @@ def _rotate_half(tensor: Tensor, heads: int) -> Tensor:
     return Grouped(values, scales, zeros, tensor.bits, tensor.group_size)
 
 
-def _label(header: GgufHeader) -> str:
-    """Name the format that holds most of the matrices' elements."""
+def _largest(header: GgufHeader) -> int:
+    """Return the tensor type that holds most of the matrices' elements."""
     sizes: dict[int, int] = {}
     for kind, elements in _matrices(header):
         sizes[kind] = sizes.get(kind, 0) + elements
     if not sizes:
         raise ModelRefused(f"{header.path.name}: it holds no matrices. Choose the model's file.")
-    largest = max(sizes, key=sizes.__getitem__)
-    return KEPT.get(largest) or f"int8 (requantised from {type_name(largest)})"
+    return max(sizes, key=sizes.__getitem__)
 
 
 def _matrices(header: GgufHeader) -> Iterator[tuple[int, int]]:

@@ -1,8 +1,9 @@
 """Decodes GGUF's tensor data: quantised blocks to groups, everything else to arrays.
 
 Q4_0, Q4_1 and Q8_0 keep their quantised values. Q4_1 stores q * d + m; a group is (q - zero) * scale with a whole
-zero, so m becomes the nearest one, -m / d rounded half away from zero. Every other quantised format is dequantised by
-the gguf library and quantised again to 8 bits.
+zero, so m becomes the nearest one, -m / d rounded half away from zero. With 8 bits the step is d / 16 and the zero's
+rounding error a sixteenth of that. Every other quantised format is dequantised by the gguf library and quantised again
+to 8 bits.
 """
 
 from __future__ import annotations
@@ -35,6 +36,24 @@ def matrix(kind: int, raw: Raw, rows: int) -> Tensor:
     if kind in _DENSE:
         return Dense(_DENSE[kind](raw).reshape(rows, -1), bfloat16=kind == _BF16)
     return requantised(_dequantised(kind, raw).reshape(rows, -1))
+
+
+def matrix_in_8_bits(kind: int, raw: Raw, rows: int) -> Tensor:
+    """Return what `matrix` does, but with quantised matrices in 8 bits: the values of Q4_0 and Q8_0 are kept exactly,
+    those of Q4_1 to a thirty-second of a step."""
+    if kind == _Q4_1:
+        return _q4_1_in_8_bits(raw.reshape(rows, -1))
+    found = matrix(kind, raw, rows)
+    if isinstance(found, Dense) or found.bits == 8:
+        return found
+    return Grouped(found.values, found.scales, found.zeros, 8, found.group_size)
+
+
+def exact_matrix(kind: int, raw: Raw, rows: int) -> Dense:
+    """Return a tensor of two axes with exactly the file's values, in float32 where they are quantised."""
+    if kind in _DENSE:
+        return Dense(_DENSE[kind](raw).reshape(rows, -1), bfloat16=kind == _BF16)
+    return Dense(_dequantised(kind, raw).reshape(rows, -1))
 
 
 def requantised(values: NDArray[np.float32]) -> Grouped:
@@ -84,6 +103,24 @@ def _q4_1(rows: Raw) -> Grouped:
     return _grouped(values, scales, zeros, 4)
 
 
+def _q4_1_in_8_bits(rows: Raw) -> Grouped:
+    """(16 q - zero) * d / 16: exact but for the zero, whole sixteenths of a step. A block whose zero lies outside
+    (its values are all of one sign, and far from 0) or whose step is too small to be divided is quantised again."""
+    blocks = rows.reshape(len(rows), -1, 20)
+    steps, offsets = _halves(blocks, 0), _halves(blocks, 2)
+    values = _nibbles(blocks[:, :, 4:])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        zeros = np.floor(-16.0 * offsets.astype(np.float32) / steps.astype(np.float32) + 0.5)
+    scales = (steps.astype(np.float32) / 16.0).astype(np.float16)
+    kept = (zeros >= 0) & (zeros <= 255) & (scales.astype(np.float32) * 16.0 == steps)
+    wide = (values.reshape(*steps.shape, GROUP_SIZE) << 4).astype(np.uint8)
+    if not kept.all():
+        again = requantised(_dequantised(_Q4_1, rows).reshape(values.shape))
+        wide[~kept] = again.values.reshape(wide.shape)[~kept]
+        scales, zeros = np.where(kept, scales, again.scales), np.where(kept, zeros, again.zeros)
+    return _grouped(wide.reshape(values.shape), scales, zeros.astype(np.uint8), 8)
+
+
 def _q8_0(rows: Raw) -> Grouped:
     blocks = rows.reshape(len(rows), -1, 34)
     scales = _halves(blocks, 0)
@@ -106,6 +143,7 @@ def _nibbles(packed: Raw) -> Raw:
 
 
 _BF16 = 30
+_Q4_1 = 3
 _DENSE = {
     0: lambda raw: raw.view("<f4"),
     1: lambda raw: raw.view("<f2"),

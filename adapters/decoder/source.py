@@ -1,24 +1,61 @@
-"""A model on disk as a decoder, whatever format it came in."""
+"""A model on disk as a decoder, whatever format it came in, in its own number format or in another."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from adapters.decoder.from_gguf import GgufWeights
-from adapters.decoder.spec import Weights
+from adapters.decoder.from_safetensors import rounded_to_bfloat16
+from adapters.decoder.gguf_blocks import type_name
+from adapters.decoder.spec import Dense, Grouped, Tensor, Weights
 from adapters.gguf_header import read_header
 from adapters.hf_directory import declared_fingerprint, open_weights
 from adapters.model_source import check_gguf
 from adapters.tokenizer_hf import vocabulary_texts
+from device_profiles.profile import Precision
 from device_profiles.workload import vocabulary_fingerprint
 
+_FLOATS = {Precision.FP32: "f4", Precision.FP16: "f2"}
 
-def open_source(source: Path) -> Weights:
-    """Open a GGUF file or a Hugging Face directory. Raises ModelRefused when it is damaged or not supported."""
+
+def open_source(source: Path, precision: Precision | None = None) -> Weights:
+    """Open a GGUF file or a Hugging Face directory, with its own matrices or with matrices in another format.
+
+    Where `precision` is of 4 or 8 bits, matrices that the file holds in full come in full: to quantise them is a
+    library's work. Those that it holds quantised come in groups of that many bits: kept as they are, or in 8 bits as
+    the nearest to the file's exact values. Raises ModelRefused when the source is damaged or not supported.
+    """
     if source.is_dir():
-        return open_weights(source)
+        weights = open_weights(source)
+        return weights if precision is None else _Converted(weights, precision, weights.label)
     check_gguf(source)
-    return GgufWeights(source)
+    if precision is None:
+        return GgufWeights(source)
+    gguf = GgufWeights(source, "8 bits" if precision is Precision.INT8 else "exact")
+    kept = GgufWeights(source) if precision is Precision.INT4 else None
+    return _Converted(gguf, precision, type_name(gguf.stored), kept)
+
+
+class _Converted:
+    """The matrices of `weights` in another format; `kept` has those that stay as they are where they have 4 bits."""
+
+    def __init__(self, weights: Weights, precision: Precision, stored: str, kept: Weights | None = None) -> None:
+        self._weights, self._precision, self._kept = weights, precision, kept
+        self.spec = weights.spec
+        self.label = stored.lower() if stored.lower() == precision else f"{precision} (from {stored})"
+
+    def tensor(self, name: str) -> Tensor:
+        """See `adapters.decoder.spec.Weights`."""
+        if self._kept is not None:
+            kept = self._kept.tensor(name)
+            if isinstance(kept, Grouped) and kept.bits == 4:
+                return kept
+        found = self._weights.tensor(name)
+        if isinstance(found, Grouped) or found.values.ndim == 1 or self._precision in (Precision.INT4, Precision.INT8):
+            return found
+        if self._precision is Precision.BF16:
+            return found if found.bfloat16 else Dense(rounded_to_bfloat16(found.float32()), bfloat16=True)
+        return Dense(found.float32().astype(_FLOATS[self._precision]))
 
 
 def fingerprint_of(source: Path, vocabulary_size: int) -> str:

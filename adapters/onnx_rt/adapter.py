@@ -61,28 +61,47 @@ class OnnxRuntimeAdapter:
             full_name=f"{name} execution provider of onnxruntime {release}",
             memory_bytes=psutil.virtual_memory().total if name == "CPU" else 0,
             precisions=(Precision.FP32,),
+            weights=(Precision.FP32, Precision.INT8, Precision.INT4),
+            kv_cache=(Precision.FP32,),
+            exact_kv_cache=(Precision.FP32,),
         )
 
-    def recipe(self) -> str:
+    def recipe(self, weights: Precision | None = None) -> str:
         """Name the graph's format and the library that writes it."""
-        return f"decoder graph, int8 activations, 1; {_installed('onnx')}; {_installed('gguf')}"
+        libraries = f"{_installed('onnx')}; {_installed('gguf')}"
+        if weights is None:
+            return f"decoder graph, int8 activations, 2; {libraries}"
+        return f"decoder graph, {weights} weights, int8 activations, 1; {libraries}; {_installed('onnxruntime')}"
 
-    def prepare(self, source: Path, target: Path, progress: Progress) -> None:
+    def prepare(self, source: Path, target: Path, progress: Progress, weights: Precision | None = None) -> None:
         """Write the graph and its weights, tensor by tensor. Raises ModelRefused, AdapterUnavailable."""
         from adapters.decoder.source import open_source
+        from adapters.onnx_rt.quantize import Quantized
 
         _installed("onnx")
-        progress(f"convert {source.name}", -1.0)
-        weights = open_source(source)
-        write_graph(weights, target)
-        write_facts(target, facts_of(weights, source))
-        progress(f"convert {source.name}", 1.0)
+        if weights in (Precision.BF16, Precision.FP16):
+            raise Unsupported(
+                f"weights in {weights}: ONNX Runtime computes in fp32 on a CPU; ask for fp32, int8 or int4"
+            )
+        name = f"{source.name} to {weights}" if weights else source.name
+        progress(f"convert {name}", -1.0)
+        opened = open_source(source, weights)
+        if weights in (Precision.INT4, Precision.INT8):
+            opened = Quantized(opened, 4 if weights is Precision.INT4 else 8)
+        write_graph(opened, target)
+        facts = facts_of(opened, source)
+        if opened.label in ("bf16", "fp16"):
+            facts["weights"] = f"fp32 (from {opened.label})"  # what the graph holds
+        write_facts(target, facts)
+        progress(f"convert {name}", 1.0)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> OrtModel:
         """See the contract."""
         choice = choose(options.device, _runtime().get_available_providers())
         if options.activations not in (None, Precision.FP32):
             raise Unsupported(f"activations {options.activations}: on ONNX Runtime they are fp32; leave them at auto")
+        if options.kv_cache not in (None, Precision.FP32):
+            raise Unsupported(f"a KV cache in {options.kv_cache}: ONNX Runtime's is fp32; leave it at auto")
         facts = read_facts(prepared)
         progress("load", 0.0)
         session = self._session(prepared / MODEL_FILE, options, choice)

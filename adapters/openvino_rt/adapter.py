@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from adapters.prepared_facts import model_spec, read_facts
 from device_profiles.profile import DeviceProfile
 
 HINTS = {Precision.BF16: "bf16", Precision.FP16: "f16", Precision.FP32: "f32"}
+_KV_HINTS = {Precision.BF16: "bf16", Precision.FP16: "f16", Precision.INT8: "u8"}
 
 
 def _core() -> Any:
@@ -66,7 +67,20 @@ def device_profile(core: Any, name: str) -> DeviceProfile:
         full_name=str(core.get_property(name, "FULL_DEVICE_NAME")),
         memory_bytes=memory,
         precisions=tuple(precision for word, precision in words.items() if word in found),
+        weights=(Precision.FP32, Precision.BF16, Precision.FP16, Precision.INT8, Precision.INT4),
+        kv_cache=(Precision.BF16, Precision.FP16, Precision.INT8),
+        exact_kv_cache=(Precision.BF16, Precision.FP16),
     )
+
+
+def _nncf(weights: Precision) -> str:
+    """Return the version of NNCF where it is needed, else "". Raises AdapterUnavailable."""
+    if weights not in (Precision.INT4, Precision.INT8):
+        return ""
+    try:
+        return f"nncf {version('nncf')}"
+    except PackageNotFoundError:
+        raise AdapterUnavailable(f"{weights} weights need NNCF: pip install 'outrider[quantize]'") from None
 
 
 class OpenVinoAdapter:
@@ -78,16 +92,19 @@ class OpenVinoAdapter:
         """List OpenVINO's devices. Raises AdapterUnavailable."""
         return devices()
 
-    def recipe(self) -> str:
+    def recipe(self, weights: Precision | None = None) -> str:
         """Name the conversion: its format and the versions of the libraries that write it."""
         libraries = "; ".join(f"{name} {version(name)}" for name in ("openvino", "openvino-genai"))
-        return f"stateful IR, joined attention inputs, 2; {libraries}"
+        if weights is None:
+            return f"stateful IR, joined attention inputs, 2; {libraries}"
+        return f"stateful IR, {weights} weights, 1; {libraries}; {_nncf(weights)}".removesuffix("; ")
 
-    def prepare(self, source: Path, target: Path, progress: Progress) -> None:
+    def prepare(self, source: Path, target: Path, progress: Progress, weights: Precision | None = None) -> None:
         """Convert a model in a process of its own. Raises ModelRefused with the converter's reason."""
-        name = title(source)
+        name = f"{title(source)} to {weights}" if weights else title(source)
         progress(f"convert {name}", -1.0)
         command = [sys.executable, "-m", "adapters.openvino_rt.convert", str(source), str(target)]
+        command += [weights.value] if weights else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or [f"the converter ended with {done.returncode}"])[-1]
@@ -102,7 +119,9 @@ class OpenVinoAdapter:
         activations = options.activations or (
             Precision.BF16 if Precision.BF16 in profile.precisions else Precision.FP32
         )
-        kv_cache = Precision.BF16 if activations is Precision.BF16 else Precision.FP16
+        kv_cache = options.kv_cache or (Precision.BF16 if activations is Precision.BF16 else Precision.FP16)
+        if kv_cache not in _KV_HINTS:
+            raise Unsupported(f"a KV cache in {kv_cache}: OpenVINO's has bf16, fp16 or int8")
         progress("load", 0.0)
         compiled = self._compile(core, prepared / MODEL_FILE, options, activations, kv_cache)
         progress("load", 0.9)
@@ -122,7 +141,7 @@ class OpenVinoAdapter:
 
         settings: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": HINTS[activations],
-            "KV_CACHE_PRECISION": HINTS[kv_cache],
+            "KV_CACHE_PRECISION": _KV_HINTS[kv_cache],
             "PERFORMANCE_HINT": "LATENCY",
         }
         if options.threads:

@@ -1,9 +1,10 @@
 """Converts a model to the IR that the adapter loads. Runs as a process of its own.
 
-A GGUF file goes through openvino_genai's reader where that knows the architecture; a Hugging Face directory and
-other GGUF files go through our own builder.
+A GGUF file goes through openvino_genai's reader where that knows the architecture. All else goes through our own
+builder: Hugging Face directories, other GGUF files, and GGUF files whose weights are wanted in another format. What is
+to be quantised then is quantised by NNCF.
 
-`python -m adapters.openvino_rt.convert SOURCE TARGET_DIR`: a file that makes the native reader crash takes
+`python -m adapters.openvino_rt.convert SOURCE TARGET_DIR [WEIGHTS]`: a file that makes the native reader crash takes
 this process down and nothing else. The last line on standard error says why it failed.
 """
 
@@ -13,10 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from adapters.contract import ModelRefused
+from adapters.contract import ModelRefused, Precision
 from adapters.decoder.source import fingerprint_of, open_source
 from adapters.model_source import check_gguf
 from adapters.openvino_rt.build import write_model
+from adapters.openvino_rt.compress import compress
 from adapters.openvino_rt.fuse import fuse_attention_inputs
 from adapters.prepared_facts import Facts, facts_of, write_facts
 
@@ -34,19 +36,24 @@ _GGUF_WEIGHTS = {
 }
 
 
-def convert(source: Path, target: Path) -> None:
-    """Write model.xml, model.bin and spec.json.
+def convert(source: Path, target: Path, precision: Precision | None = None) -> None:
+    """Write model.xml, model.bin and spec.json, with weights in the format `precision` where one is given.
 
     Raises ModelRefused for a model that cannot be run, RuntimeError or ValueError from the libraries.
     """
-    read_by_genai = source.is_file() and check_gguf(source).architecture in _GENAI_READS
-    facts = _from_gguf(source, target) if read_by_genai else _built(source, target)
+    read_by_genai = precision is None and source.is_file() and check_gguf(source).architecture in _GENAI_READS
+    facts = _from_gguf(source, target) if read_by_genai else _built(source, target, precision)
     write_facts(target, facts)
 
 
-def _built(source: Path, target: Path) -> Facts:
-    weights = open_source(source)
-    write_model(weights, target / MODEL_FILE)
+def _built(source: Path, target: Path, precision: Precision | None) -> Facts:
+    weights = open_source(source, precision)
+    if precision in (Precision.INT4, Precision.INT8):
+        with tempfile.TemporaryDirectory(dir=target, prefix="whole-") as work:
+            write_model(weights, Path(work) / MODEL_FILE)
+            compress(Path(work) / MODEL_FILE, target / MODEL_FILE, precision)
+    else:
+        write_model(weights, target / MODEL_FILE)
     return facts_of(weights, source)
 
 
@@ -77,8 +84,9 @@ def _from_gguf(source: Path, target: Path) -> Facts:
 def main() -> int:
     """Run the conversion; 0 on success, 1 with the reason on standard error."""
     source, target = Path(sys.argv[1]), Path(sys.argv[2])
+    precision = Precision(sys.argv[3]) if len(sys.argv) > 3 else None
     try:
-        convert(source, target)
+        convert(source, target, precision)
     except ModelRefused as error:
         sys.stderr.write(f"{error}\n")
         return 1

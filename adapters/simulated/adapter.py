@@ -20,13 +20,24 @@ class SimulatedAdapter:
 
     def devices(self) -> list[DeviceProfile]:
         """List the one simulated device."""
-        return [DeviceProfile(self.name, "SIM", "simulated", "simulated device", 1 << 30, (Precision.FP32,))]
+        return [
+            DeviceProfile(
+                self.name,
+                "SIM",
+                "simulated",
+                "simulated device",
+                1 << 30,
+                (Precision.FP32,),
+                kv_cache=(Precision.FP32,),
+                exact_kv_cache=(Precision.FP32,),
+            )
+        ]
 
-    def recipe(self) -> str:
-        """Name the format of what `prepare` writes."""
+    def recipe(self, weights: Precision | None = None) -> str:
+        """Name the format of what `prepare` writes; there are no weights."""
         return "simulated 1"
 
-    def prepare(self, source: Path, target: Path, progress: Progress) -> None:
+    def prepare(self, source: Path, target: Path, progress: Progress, weights: Precision | None = None) -> None:
         """Copy a script file. Raises ModelRefused when it is wrong."""
         text = source.read_text(encoding="utf-8").strip()
         Script.parse(text)

@@ -26,7 +26,8 @@ from adapters.hf_directory import model_files
 from adapters.invariance import measure_row_invariance
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
-from device_profiles.profile import Exactness
+from adapters.variant import Variant
+from device_profiles.profile import Exactness, Precision
 from tests.support import tiny_models
 
 ADAPTERS = [
@@ -38,6 +39,11 @@ ADAPTERS = [
     # Graphs of fixed shape, as an NPU runs them.
     pytest.param("openvino_rt/llama/static", id="openvino_rt-llama-static"),
     pytest.param("openvino_rt/gemma3/static", id="openvino_rt-gemma3-static"),
+    # Behind the at sign: weights in another format than the file's.
+    pytest.param("openvino_rt/llama3@int8", id="openvino_rt-int8"),
+    pytest.param("openvino_rt/llama3@int4", id="openvino_rt-int4"),
+    pytest.param("onnx_rt/llama3@int8", id="onnx_rt-int8"),
+    pytest.param("onnx_rt/llama3@int4", id="onnx_rt-int4"),
 ]
 DEVICES = {"simulated": "SIM", "openvino_rt": "CPU", "onnx_rt": "CPU"}
 SLOTS = 18
@@ -60,7 +66,8 @@ def silent(stage: str, fraction: float) -> None:
 @pytest.fixture(scope="module", params=ADAPTERS)
 def prepared(request, tmp_path_factory) -> Prepared:
     """A prepared model and its adapter."""
-    name, tiny, static = [*request.param.split("/"), "", ""][:3]
+    rest, _, weights = request.param.partition("@")
+    name, tiny, static = [*rest.split("/"), "", ""][:3]
     shapes = StaticShapes(on=bool(static), prefill_rows=32, verify_rows=(1, 4))
     adapter = registry.get_for(name, DEVICES[name], shapes)
     root = tmp_path_factory.mktemp(name)
@@ -73,7 +80,8 @@ def prepared(request, tmp_path_factory) -> Prepared:
         source = request.getfixturevalue("default_model_path")
     files = model_files(source) if tiny else ()
     file = ModelSource(path=source, name="conformance", source=str(source), files=files)
-    return Prepared(adapter, ModelStore(root / "store").prepare(file, adapter, silent), shapes)
+    recipe = Variant(adapter, Precision(weights) if weights else None)
+    return Prepared(adapter, ModelStore(root / "store").prepare(file, recipe, silent), shapes)
 
 
 def load(prepared: Prepared, **options) -> LoadedModel:
