@@ -55,7 +55,7 @@ def publish(draft: Path, final: Path, aside: Path) -> None:
 
 def damage(directory: Path, origin: Origin) -> str | None:
     """Return what is wrong with an artefact as far as names and sizes tell, None when nothing is."""
-    manifest = _read_manifest(directory)
+    manifest = read_manifest(directory)
     if manifest is None:
         return "its manifest is missing or damaged"
     # The source's name may differ: the same content from two places is one artefact.
@@ -70,7 +70,7 @@ def damage(directory: Path, origin: Origin) -> str | None:
 
 def changed_files(directory: Path) -> list[str]:
     """Hash everything and return one line for each file that is not as it was written; [] when all is."""
-    manifest = _read_manifest(directory)
+    manifest = read_manifest(directory)
     if manifest is None:
         return [f"{MANIFEST} is missing or damaged"]
     found = []
@@ -83,7 +83,8 @@ def changed_files(directory: Path) -> list[str]:
     return found
 
 
-def _read_manifest(directory: Path) -> dict[str, Any] | None:
+def read_manifest(directory: Path) -> dict[str, Any] | None:
+    """Return what a directory's manifest says, None when it is missing or damaged."""
     try:
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
         whole = manifest["format"] == _FORMAT and {"digest", "recipe"} <= manifest.keys()

@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
-from adapters.artefact import Origin, changed_files, damage, publish, write_manifest
+from adapters.artefact import MANIFEST, Origin, changed_files, damage, publish, read_manifest, write_manifest
 from adapters.content_digest import DigestCache, file_identity
 from adapters.contract import AdapterError, ModelRefused, Progress
-from adapters.model_parts import JoinedFile, Parts
+from adapters.model_parts import JoinedFile
 from adapters.model_source import ModelSource
 from device_profiles.units import human_bytes
 
@@ -86,12 +86,11 @@ class ModelStore:
         Raises StoreFull, StoreUnwritable, ModelRefused when the file cannot be read or changes meanwhile, and
         what the recipe raises.
         """
-        if file.parts is not None:
-            file = self._joined(file, file.parts, progress)
+        file = self.whole(file, progress)
         identity = _identity(file)
         digest = self._digests.digest_of(file.content, progress)
         origin = Origin(file.source, digest, recipe.name, recipe.recipe())
-        artefact = self.root / digest[:16] / f"{recipe.name}-{_short_hash(origin.recipe)}"
+        artefact = self._artefact(origin)
         if _problem(artefact, origin, thorough) is None:
             return artefact  # without the lock: a read-only store serves what it holds
         with _explained(self.root):
@@ -105,10 +104,33 @@ class ModelStore:
                 self._make(_Job(file, recipe, origin, artefact, identity), progress)
         return artefact
 
-    def _joined(self, file: ModelSource, parts: Parts, progress: Progress) -> ModelSource:
-        """Return a model that comes in parts as one file, which the store keeps like any artefact."""
-        found = self.prepare(replace(file, parts=None), JoinedFile(parts), progress)
-        return replace(file, path=found / parts.name, files=(), parts=None)
+    def whole(self, file: ModelSource, progress: Progress) -> ModelSource:
+        """Return a model that comes in parts as one file, which the store keeps like any artefact; others as they are.
+
+        Raises what `prepare` raises.
+        """
+        if file.parts is None:
+            return file
+        found = self.prepare(replace(file, parts=None), JoinedFile(file.parts), progress)
+        return replace(file, path=found / file.parts.name, files=(), parts=None)
+
+    def find(self, file: ModelSource, recipe: Recipe) -> Path | None:
+        """Return the directory of what `recipe` made from a whole `file`, None if it is not there or damaged.
+
+        Raises ModelRefused when the file cannot be read, and what the recipe raises.
+        """
+        digest = self._digests.digest_of(file.content, lambda stage, fraction: None)
+        origin = Origin(file.source, digest, recipe.name, recipe.recipe())
+        artefact = self._artefact(origin)
+        return artefact if _problem(artefact, origin, thorough=False) is None else None
+
+    def all(self) -> list[tuple[Path, dict[str, Any]]]:
+        """Return every artefact with its manifest, whatever made it, those of one model together."""
+        found = ((path.parent, read_manifest(path.parent)) for path in sorted(self.root.glob(f"*/*/{MANIFEST}")))
+        return [(path, manifest) for path, manifest in found if manifest is not None]
+
+    def _artefact(self, origin: Origin) -> Path:
+        return self.root / origin.digest[:16] / f"{origin.recipe_name}-{_short_hash(origin.recipe)}"
 
     def verify(self, artefact: Path) -> list[str]:
         """Compare every byte of an artefact with what was written: one line a damaged file, [] when whole."""

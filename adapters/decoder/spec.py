@@ -21,6 +21,7 @@ rows are in the order of rotate-half (NeoX) position embedding.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -70,6 +71,15 @@ class DecoderSpec:
     def outputs(self) -> int:
         """How many logits a row has."""
         return self.draft_outputs or self.vocabulary_size
+
+    @property
+    def matrix_elements(self) -> int:
+        """How many weights the matrices have together."""
+        layer = ("query", "key", "value", "output", "gate", "up", "down")
+        outer = ("embedding",) if self.tied_embeddings else ("embedding", "head")
+        return sum(math.prod(self.shape_of(name)) for name in outer) + self.layers * sum(
+            math.prod(self.shape_of(name)) for name in layer
+        )
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Return the shape of the tensor of a canonical name."""

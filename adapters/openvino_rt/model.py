@@ -61,7 +61,7 @@ class PagedModel(PooledModel):
             max_batch_rows=options.max_batch_rows,
             block_tokens=block_tokens,
             total_blocks=blocks,
-            row_invariant=options.exactness is Exactness.BIT,
+            row_invariant=options.exactness is Exactness.BIT and kv_cache is not Precision.INT8,
             paid_rows=pad_to,
             ragged=True,
             static_shapes=False,

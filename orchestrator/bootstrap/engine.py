@@ -96,4 +96,6 @@ def _ready(target: Target, options: EngineOptions, slots: int) -> Ready:
         model_digest=Path(target.tokenizer_dir).parent.name or chosen.source,
         source=target.source,
         static_widths=list(caps.static_widths),
+        precision_reason=target.choice.reason if target.choice else "",
+        precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapters import registry
-from adapters.contract import Exactness, LoadedModel, LoadOptions, ModelRefused, Precision
+from adapters.contract import Exactness, LoadedModel, LoadOptions, ModelRefused
 from adapters.invariance import measure_row_invariance
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_recipe import TokenizerRecipe
+from adapters.variant import Variant
 from orchestrator.bootstrap.options import EngineOptions, ModelOptions
+from orchestrator.bootstrap.precision import choose
+from policies.quantization import PrecisionChoice
 
 SIMULATED_PREFIX = "simulated:toy"
 
@@ -29,12 +32,14 @@ def silent(stage: str, fraction: float) -> None:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A loaded model. `source` is where it came from, with the commit for a model of the hub; `tokenizer_dir` is ""
-    for the simulated model's built-in tokenizer, and for a draft."""
+    for the simulated model's built-in tokenizer, and for a draft; `choice` None for the simulated model."""
 
     model: LoadedModel
     name: str
     source: str
     tokenizer_dir: str
+    prepared: Path
+    choice: PrecisionChoice | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,8 @@ def load_target(options: EngineOptions, progress: OnProgress) -> Target:
         loaded.name,
         loaded.source,
         loaded.tokenizer_dir,
+        loaded.prepared,
+        loaded.choice,
         row_invariant=measure_row_invariance(loaded.model),
         load_s=time.perf_counter() - started,
     )
@@ -67,17 +74,20 @@ def load_model(options: ModelOptions, slots: int, progress: OnProgress, *, serve
     store = ModelStore(Path(options.store))
     if options.source.startswith(SIMULATED_PREFIX):
         name, source, file = options.name or "simulated-toy", options.source, None
-        prepared = _simulated_source(options, store.root)
+        prepared, chosen = _simulated_source(options, store.root), None
     else:
-        file = resolve(options.source, Path(options.base), progress)
+        file = store.whole(resolve(options.source, Path(options.base), progress), progress)
         name, source = options.name or file.name, file.source
-        prepared = store.prepare(file, adapter, progress)
+        chosen = choose(options, adapter, store, file)
+        prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress)
+    choice = chosen.choice if chosen else None
     model = adapter.load(
         prepared,
         LoadOptions(
             device="SIM" if options.adapter == "simulated" else options.device,
             exactness=Exactness(options.exactness),
-            activations=None if options.activations == "auto" else Precision(options.activations),
+            activations=choice.activations if choice else None,
+            kv_cache=choice.kv_cache if choice else None,
             kv_cache_bytes=options.kv_cache_bytes,
             slots=slots,
             max_batch_rows=options.max_batch_rows,
@@ -86,10 +96,11 @@ def load_model(options: ModelOptions, slots: int, progress: OnProgress, *, serve
         ),
         progress,
     )
+    loaded = Loaded(model, name, source, "", prepared, choice)
     if not serves or file is None:
-        return Loaded(model, name, source, "")
+        return loaded
     _refuse_draft(model, source)
-    return Loaded(model, name, source, str(store.prepare(file, TokenizerRecipe(), progress)))
+    return replace(loaded, tokenizer_dir=str(store.prepare(file, TokenizerRecipe(), progress)))
 
 
 def _refuse_draft(model: LoadedModel, source: str) -> None:

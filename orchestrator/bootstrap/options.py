@@ -29,7 +29,9 @@ class ModelOptions(msgspec.Struct, frozen=True):
     adapter: str
     device: str
     exactness: str
+    weights: str
     activations: str
+    kv_cache_precision: str
     threads: int
     kv_cache_bytes: int
     max_batch_rows: int
@@ -107,7 +109,9 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
             adapter=config.model.adapter,
             device=config.model.device,
             exactness=config.model.exactness.value,
+            weights=config.model.weights,
             activations=config.model.activations,
+            kv_cache_precision=config.model.kv_cache_precision,
             threads=config.devices.threads,
             kv_cache_bytes=int(config.limits.kv_cache),
             max_batch_rows=config.limits.max_batch_rows,
@@ -166,7 +170,9 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
             adapter=draft.adapter,
             device=draft.device,
             exactness=Exactness.KERNEL.value,  # the target judges whatever it says
+            weights=draft.weights,
             activations=draft.activations,
+            kv_cache_precision=draft.kv_cache_precision,
             threads=draft.threads or config.devices.threads,
             kv_cache_bytes=int(draft.kv_cache),
             max_batch_rows=config.limits.max_batch_rows,

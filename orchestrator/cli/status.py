@@ -85,6 +85,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
                 f"weights {ready['weights']}, activations {ready['activations']}, KV cache {ready['kv_cache']}",
             ),
             ("shapes", _shapes(ready)),
+            ("why", ready["precision_reason"] or "the simulated model has one precision"),
             ("exactness", f"{ready['exactness']} (row-invariant: {invariant})"),
             ("drafters", f"{', '.join(ready['drafters']) or 'none'}; depth 0 to {ready['max_depth']}"),
         ]

@@ -92,7 +92,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The worker serves. All fields are effective, not configured, state: `source` of a model of the Hugging Face hub
     ends in its commit. `model_digest`: of the model's files. `static_widths`: where shapes are static, the rows of
-    the forwards that there are graphs for."""
+    the forwards that there are graphs for. `precision_reason` says why the number formats are what they are,
+    `precision_rejected` what else was possible and why not ("int8: not measured on this device")."""
 
     model: str
     vocabulary_size: int
@@ -117,6 +118,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     model_digest: str = ""
     source: str = ""
     static_widths: list[int] = []
+    precision_reason: str = ""
+    precision_rejected: list[str] = []
 
 
 class DraftLink(msgspec.Struct, frozen=True, tag="draft_link"):

@@ -32,6 +32,11 @@ Size = Annotated[
 AdapterName = Literal["openvino_rt", "onnx_rt", "simulated"]
 
 
+WeightsPrecision = Literal["auto", "as_file", "int4", "int8", "bf16", "fp16", "fp32"]
+ActivationPrecision = Literal["auto", "bf16", "fp16", "fp32"]
+KvCachePrecision = Literal["auto", "16bit", "8bit"]
+
+
 class Section(BaseModel):
     """One mapping of cluster.yaml: unknown keys are errors, values are not converted, nothing changes later."""
 
@@ -70,8 +75,14 @@ class Target(StaticShapes):
     exactness: Annotated[Exactness, Field(strict=False)] = Exactness.BIT
     """`bit`: output is identical to the last bit whatever shares the batch. `kernel`: faster with many sequences,
     and the last bits may depend on the batch."""
-    activations: Literal["auto", "bf16", "fp32"] = "auto"
+    weights: WeightsPrecision = "auto"
+    """The number format of the weights. `as_file` takes them as the source has them. `auto` chooses by device: int8 for
+    NPUs, bf16 or fp16 for GPUs, on CPUs what `outrider models quality` measured fastest, and `as_file` until it did."""
+    activations: ActivationPrecision = "auto"
     """The number format of activations; `auto` takes the fastest that the device computes natively."""
+    kv_cache_precision: KvCachePrecision = "auto"
+    """The number format of the KV cache. `8bit` holds twice the tokens; rows are not invariant then, so it needs
+    `exactness: kernel`."""
 
 
 class SuffixDraft(Section):
@@ -96,8 +107,12 @@ class ModelDraft(StaticShapes):
     """The runtime that runs it."""
     device: str = "CPU"
     """The device, as the runtime names it."""
-    activations: Literal["auto", "bf16", "fp32"] = "auto"
+    weights: WeightsPrecision = "auto"
+    """The number format of the weights: as `model.weights`."""
+    activations: ActivationPrecision = "auto"
     """The number format of activations; `auto` takes the fastest that the device computes natively."""
+    kv_cache_precision: KvCachePrecision = "auto"
+    """The number format of its KV cache: as `model.kv_cache_precision`, at any exactness of the target."""
     kv_cache: Size = Field(default=ByteSize(256 * 1024 * 1024))
     """Memory of its KV cache. Where it is too small for all sequences, those drafted for least recently are computed
     again."""

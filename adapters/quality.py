@@ -1,0 +1,37 @@
+"""What a prepared model's number format costs, measured and written beside its weights: quality.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_FILE = "quality.json"
+_FORMAT = 1
+_KEY = ("device", "activations", "kv_cache", "exactness")
+
+
+def read_quality(artefact: Path) -> list[dict[str, Any]]:
+    """Return the measurements of an artefact, the newest first; [] where there are none, or the file is damaged."""
+    try:
+        found = json.loads((artefact / _FILE).read_text(encoding="utf-8"))
+        whole = found["format"] == _FORMAT
+        rows = [dict(row) for row in found["measured"] if isinstance(row["step_ms"] + row["greedy_agreement"], float)]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return rows if whole else []
+
+
+def add_quality(artefact: Path, measured: Mapping[str, Any]) -> None:
+    """Write a measurement; it takes the place of one with the same device, activations, KV cache and exactness.
+
+    Raises OSError. Readers see the file before or after, never half of it.
+    """
+    others = [row for row in read_quality(artefact) if any(row.get(key) != measured[key] for key in _KEY)]
+    text = json.dumps({"format": _FORMAT, "measured": [dict(measured), *others]}, indent=1)
+    draft = artefact / f".{_FILE}.{os.getpid()}-{secrets.token_hex(4)}"
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(artefact / _FILE)

@@ -1,0 +1,97 @@
+"""Chooses a model's number formats from what its device can do, what fits, and what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from adapters.contract import Adapter, AdapterUnavailable, Exactness, ModelRefused, Precision
+from adapters.decoder.source import open_source
+from adapters.model_source import ModelSource
+from adapters.model_store import ModelStore
+from adapters.quality import read_quality
+from adapters.variant import Variant
+from device_profiles.profile import DeviceProfile
+from orchestrator.bootstrap.options import ModelOptions
+from policies.quantization import (
+    AS_FILE,
+    Measured,
+    ModelSizes,
+    NoPrecision,
+    PrecisionChoice,
+    Wishes,
+    choose_precision,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What `load_model` runs with: the recipe of the weights and the choice behind it."""
+
+    variant: Variant
+    choice: PrecisionChoice
+
+
+def choose(options: ModelOptions, adapter: Adapter, store: ModelStore, file: ModelSource) -> Chosen | None:
+    """Return how to run a model; None where the runtime knows no such device, which its `load` explains.
+
+    Raises ModelRefused when a wish cannot be met or nothing fits.
+    """
+    device = next((found for found in adapter.devices() if found.name == options.device), None)
+    if device is None:
+        return None
+    wishes = Wishes(
+        options.weights, options.activations, options.kv_cache_precision, exactness=Exactness(options.exactness)
+    )
+    try:
+        choice = choose_precision(
+            device,
+            sizes_of(file),
+            measured(adapter, device, store, file),
+            wishes,
+            free_bytes=_free_bytes(device),
+            other_bytes=options.kv_cache_bytes,
+        )
+    except NoPrecision as refusal:
+        raise ModelRefused(f"{file.name} on {adapter.name} {device.name}: {refusal}") from refusal
+    return Chosen(variant(adapter, choice.weights), choice)
+
+
+def variant(adapter: Adapter, weights: str) -> Variant:
+    """Return the recipe of weights in a format (a precision's name or AS_FILE)."""
+    return Variant(adapter, None if weights == AS_FILE else Precision(weights))
+
+
+def sizes_of(file: ModelSource) -> ModelSizes:
+    """Return a model's sizes from the head of its files. Raises ModelRefused."""
+    weights = open_source(file.path)
+    size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
+    return ModelSizes(weights.spec.matrix_elements, size, weights.label)
+
+
+def measured(adapter: Adapter, device: DeviceProfile, store: ModelStore, file: ModelSource) -> list[Measured]:
+    """Return what was measured of the model's prepared weights on a device."""
+    found = []
+    for weights in (AS_FILE, *(precision.value for precision in device.weights)):
+        artefact = prepared(variant(adapter, weights), store, file)
+        for one in read_quality(artefact) if artefact else ():
+            if one["device"] == device.name:
+                found.append(Measured(weights, one["step_ms"], one["greedy_agreement"]))
+                break
+    return found
+
+
+def prepared(recipe: Variant, store: ModelStore, file: ModelSource) -> Path | None:
+    """Return where a variant lies if it was prepared, None if not (or if its library is missing)."""
+    try:
+        return store.find(file, recipe)
+    except AdapterUnavailable:
+        return None
+
+
+def _free_bytes(device: DeviceProfile) -> int | None:
+    if device.kind == "cpu":
+        return int(psutil.virtual_memory().available)
+    return device.memory_bytes or None

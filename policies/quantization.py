@@ -1,0 +1,256 @@
+"""In which number formats a model runs on a device: its weights, its activations, its KV cache, and why.
+
+NPUs get int8 weights, GPUs bf16 or fp16, CPUs what was measured fastest; nothing that does not fit into memory, and no
+converted weights that keep fewer of the exact values' greedy choices than `least_agreement`. A CPU takes the file as
+it is until something was measured to be faster. An 8-bit KV cache is taken only when asked for, and only where rows may
+depend on their batch (exactness `kernel`) or the runtime keeps them invariant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from device_profiles.profile import DeviceProfile, Exactness, Precision
+from device_profiles.units import human_bytes
+
+AS_FILE = "as_file"
+AUTO = "auto"
+LEAST_AGREEMENT = 0.9
+"""The least share of greedy choices that converted weights must have in common with the exact values' to be chosen
+unasked."""
+
+BITS_PER_WEIGHT = {
+    Precision.FP32: 32.0,
+    Precision.BF16: 16.0,
+    Precision.FP16: 16.0,
+    Precision.INT8: 9.0,  # 8 bits, and scale and zero of a group of 32
+    Precision.INT4: 5.5,  # 4 bits, scales and zeros; embedding and output layer have 8
+}
+_FLOATS = (Precision.BF16, Precision.FP16, Precision.FP32)
+_SIXTEEN = (Precision.BF16, Precision.FP16)
+_PREFERENCES = {
+    "npu": (Precision.INT8, Precision.INT4),
+    "gpu": (Precision.BF16, Precision.FP16, Precision.INT8, Precision.INT4),
+}
+_KINDS = {"cuda": "gpu", "rocm": "gpu", "dml": "gpu", "tensorrt": "gpu", "qnn": "npu", "vitisai": "npu"}
+
+
+class NoPrecision(ValueError):
+    """Nothing that was asked for is possible; the message says why, for each, and what is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """A model as its file has it: `parameters` of its matrices, bytes of the file, and what it calls its format."""
+
+    parameters: int
+    file_bytes: int
+    stored: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What weights cost and keep on a device: ms of a decode step, and the share of greedy choices that are those of
+    the exact values in float32. `weights` is a precision's name or AS_FILE."""
+
+    weights: str
+    step_ms: float
+    agreement: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the operator asks for. `weights`: AUTO, AS_FILE or a precision's name; `activations`: AUTO or a precision's
+    name; `kv_cache`: AUTO, "16bit" or "8bit"."""
+
+    weights: str = AUTO
+    activations: str = AUTO
+    kv_cache: str = AUTO
+    exactness: Exactness = Exactness.BIT
+    least_agreement: float = LEAST_AGREEMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """An alternative that was not taken, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionChoice:
+    """`weights` is a precision's name or AS_FILE. `weights_bytes` is what they are expected to take."""
+
+    weights: str
+    activations: Precision
+    kv_cache: Precision
+    weights_bytes: int
+    reason: str
+    rejected: tuple[Rejected, ...]
+
+
+def weights_bytes(model: ModelSizes, weights: str) -> int:
+    """Return about how many bytes a model's weights take in a format (a precision's name or AS_FILE)."""
+    if weights == AS_FILE:
+        return model.file_bytes
+    return int(model.parameters * BITS_PER_WEIGHT[Precision(weights)] / 8)
+
+
+def choose_precision(
+    device: DeviceProfile,
+    model: ModelSizes,
+    measured: Sequence[Measured] = (),
+    wishes: Wishes = Wishes(),
+    *,
+    free_bytes: int | None = None,
+    other_bytes: int = 0,
+) -> PrecisionChoice:
+    """Choose number formats. `free_bytes` is the device's free memory (None: not known), `other_bytes` what KV cache
+    and workspace take of it.
+
+    Raises NoPrecision when a wish cannot be met or nothing fits; the message says why.
+    """
+    activations, about_activations = _activations(device, wishes)
+    kv_cache, about_kv = _kv_cache(device, activations, wishes)
+    room = None if free_bytes is None else free_bytes - other_bytes
+    weights, why, rejected = _weights(device, model, measured, wishes, room)
+    return PrecisionChoice(
+        weights=weights,
+        activations=activations,
+        kv_cache=kv_cache,
+        weights_bytes=weights_bytes(model, weights),
+        reason=f"weights {weights}: {why}; activations {activations}: {about_activations}; KV cache {about_kv}",
+        rejected=(*rejected, *_rejected_kv(device, kv_cache, wishes)),
+    )
+
+
+def _weights(
+    device: DeviceProfile, model: ModelSizes, measured: Sequence[Measured], wishes: Wishes, room: int | None
+) -> tuple[str, str, tuple[Rejected, ...]]:
+    figures = {one.weights: one for one in measured}
+    if wishes.weights != AUTO:
+        problem = _impossible(device, model, wishes.weights, room)
+        if problem:
+            raise NoPrecision(f"weights {wishes.weights}: {problem}")
+        return wishes.weights, "asked for", ()
+    rejected: list[Rejected] = []
+    left: list[str] = []
+    for weights in _candidates(device):
+        problem = _impossible(device, model, weights, room) or _too_far(figures.get(weights), weights, wishes)
+        if problem:
+            rejected.append(Rejected(weights, problem))
+        else:
+            left.append(weights)
+    if not left:
+        raise NoPrecision("; ".join(f"weights {one.what}: {one.why}" for one in rejected))
+    if _kind(device) in _PREFERENCES:
+        chosen, why = left[0], _why_by_kind(device, left[0], model)
+        rejected += [Rejected(weights, f"{chosen} comes first on a {_kind(device)}") for weights in left[1:]]
+        return chosen, why, tuple(rejected)
+    return _fastest(left, figures, model, rejected)
+
+
+def _fastest(
+    left: list[str], figures: dict[str, Measured], model: ModelSizes, rejected: list[Rejected]
+) -> tuple[str, str, tuple[Rejected, ...]]:
+    known = [figures[weights] for weights in left if weights in figures]
+    unknown = [weights for weights in left if weights not in figures]
+    rejected += [Rejected(weights, "not measured on this device") for weights in unknown if weights != AS_FILE]
+    if AS_FILE in unknown or not known:
+        chosen = AS_FILE if AS_FILE in left else left[0]
+        why = f"the file's own ({model.stored}), nothing measured beside it" if chosen == AS_FILE else "what fits"
+        rejected += [Rejected(one.weights, f"the file's own {AS_FILE} is not measured") for one in known]
+        rejected[:] = [one for one in rejected if one.what != chosen]
+        return chosen, why, tuple(rejected)
+    best = min(known, key=lambda one: (one.step_ms, left.index(one.weights)))
+    for one in known:
+        if one is not best:
+            rejected.append(Rejected(one.weights, f"{one.step_ms:.2f} ms a step, not {best.step_ms:.2f}"))
+    return best.weights, f"measured fastest, {best.step_ms:.2f} ms a step", tuple(rejected)
+
+
+def _candidates(device: DeviceProfile) -> Iterator[str]:
+    """Yield formats in order of preference; AS_FILE leads where speed decides and comes last where the kind does."""
+    preferred = _PREFERENCES.get(_kind(device))
+    if preferred is None:
+        yield AS_FILE
+        yield from (precision.value for precision in device.weights)
+        return
+    yield from (precision.value for precision in preferred if precision in device.weights)
+    yield AS_FILE
+
+
+def _impossible(device: DeviceProfile, model: ModelSizes, weights: str, room: int | None) -> str:
+    if weights != AS_FILE and weights not in device.weights:
+        offered = ", ".join([AS_FILE, *(precision.value for precision in device.weights)])
+        return f"{device.adapter} has none for {device.name}; there are {offered}"
+    needed = weights_bytes(model, weights)
+    if room is not None and needed > room:
+        return f"needs {human_bytes(needed)}, and beside KV cache and workspace {human_bytes(max(room, 0))} are free"
+    return ""
+
+
+def _too_far(figures: Measured | None, weights: str, wishes: Wishes) -> str:
+    if weights == AS_FILE or figures is None or figures.agreement >= wishes.least_agreement:
+        return ""
+    return f"keeps {figures.agreement:.1%} of the greedy choices, less than {wishes.least_agreement:.0%}"
+
+
+def _why_by_kind(device: DeviceProfile, weights: str, model: ModelSizes) -> str:
+    kind = _kind(device)
+    first = next(iter(precision.value for precision in _PREFERENCES[kind] if precision in device.weights), AS_FILE)
+    if weights == AS_FILE:
+        return f"the file's own ({model.stored}), nothing better fits the {kind}"
+    return f"what {kind.upper()}s compute best" if weights == first else f"the best for the {kind} that fits"
+
+
+def _activations(device: DeviceProfile, wishes: Wishes) -> tuple[Precision, str]:
+    native = [precision for precision in _FLOATS if precision in device.precisions] or [Precision.FP32]
+    if wishes.activations == AUTO:
+        return native[0], "the fastest that the device computes natively"
+    wanted = Precision(wishes.activations)
+    if wanted not in native and wanted is not Precision.FP32:
+        raise NoPrecision(
+            f"activations {wanted}: {device.adapter} computes in {', '.join(native)} on {device.name}; "
+            "ask for one of these, or leave them at auto"
+        )
+    return wanted, "asked for"
+
+
+def _kv_cache(device: DeviceProfile, activations: Precision, wishes: Wishes) -> tuple[Precision, str]:
+    offered = device.kv_cache or (activations,)
+    if wishes.kv_cache == "8bit":
+        problem = _no_8_bits(device, wishes)
+        if problem:
+            raise NoPrecision(f"kv_cache_precision 8bit: {problem}")
+        return Precision.INT8, f"{Precision.INT8}: asked for"
+    sixteen = [precision for precision in offered if precision in _SIXTEEN]
+    if not sixteen:
+        if wishes.kv_cache == "16bit":
+            raise NoPrecision(
+                f"kv_cache_precision 16bit: {device.adapter}'s on {device.name} is {', '.join(offered)}; "
+                "leave it at auto"
+            )
+        return offered[0], f"{offered[0]}: the only one of {device.adapter} here"
+    chosen = activations if activations in sixteen else Precision.FP16 if Precision.FP16 in sixteen else sixteen[0]
+    return chosen, f"{chosen}: " + ("asked for" if wishes.kv_cache == "16bit" else "16 bits keep rows invariant")
+
+
+def _rejected_kv(device: DeviceProfile, chosen: Precision, wishes: Wishes) -> list[Rejected]:
+    if chosen is Precision.INT8 or Precision.INT8 not in device.kv_cache:
+        return []
+    return [Rejected("KV cache int8", _no_8_bits(device, wishes) or "costs quality, and was not asked for")]
+
+
+def _no_8_bits(device: DeviceProfile, wishes: Wishes) -> str:
+    if Precision.INT8 not in device.kv_cache:
+        return f"{device.adapter} has none on {device.name}; leave it at auto"
+    if wishes.exactness is Exactness.BIT and Precision.INT8 not in device.exact_kv_cache:
+        return "rows are not invariant with it, and exactness is bit; set exactness: kernel"
+    return ""
+
+
+def _kind(device: DeviceProfile) -> str:
+    return _KINDS.get(device.kind, device.kind)

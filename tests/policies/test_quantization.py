@@ -1,0 +1,153 @@
+"""The choice of number formats: never over memory, never against exactness, the same for the same facts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from device_profiles.profile import DeviceProfile, Exactness, Precision
+from policies.quantization import (
+    AS_FILE,
+    AUTO,
+    Measured,
+    ModelSizes,
+    NoPrecision,
+    PrecisionChoice,
+    Wishes,
+    choose_precision,
+    weights_bytes,
+)
+
+ALL = tuple(Precision)
+BF16_FILE = ModelSizes(parameters=1_000_000, file_bytes=2_000_000, stored="bf16")
+
+
+def device(kind: str = "cpu", **changes) -> DeviceProfile:
+    values: dict[str, Any] = {
+        "adapter": "openvino_rt",
+        "name": kind.upper(),
+        "kind": kind,
+        "full_name": kind,
+        "memory_bytes": 0,
+        "precisions": (Precision.BF16, Precision.FP32),
+        "weights": ALL,
+        "kv_cache": (Precision.BF16, Precision.FP16, Precision.INT8),
+        "exact_kv_cache": (Precision.BF16, Precision.FP16),
+    }
+    return DeviceProfile(**(values | changes))
+
+
+devices = st.builds(
+    device,
+    kind=st.sampled_from(["cpu", "gpu", "npu", "cuda", "qnn"]),
+    precisions=st.sets(st.sampled_from([Precision.BF16, Precision.FP16, Precision.FP32])).map(tuple),
+    weights=st.lists(st.sampled_from(ALL), unique=True).map(tuple),
+    kv_cache=st.lists(st.sampled_from([Precision.BF16, Precision.FP16, Precision.FP32, Precision.INT8]), unique=True)
+    .filter(lambda found: found != [Precision.INT8])
+    .map(tuple),
+    exact_kv_cache=st.just(()) | st.just((Precision.INT8,)),
+)
+models = st.builds(ModelSizes, st.integers(1, 10**11), st.integers(1, 10**11), st.just("bf16"))
+names = st.sampled_from([AS_FILE, *(precision.value for precision in ALL)])
+figures = st.lists(
+    st.builds(Measured, names, st.floats(0.1, 100), st.floats(0, 1)), max_size=6, unique_by=lambda one: one.weights
+)
+wishes = st.builds(
+    Wishes,
+    weights=st.just(AUTO) | names,
+    activations=st.sampled_from([AUTO, "fp32", "bf16", "fp16"]),
+    kv_cache=st.sampled_from([AUTO, "16bit", "8bit"]),
+    exactness=st.sampled_from(Exactness),
+)
+
+
+def chosen(*facts, **keywords) -> PrecisionChoice | None:
+    """The choice; None where it is refused, which always has a reason."""
+    try:
+        return choose_precision(*facts, **keywords)
+    except NoPrecision as refusal:
+        return None if str(refusal) else pytest.fail("refused without a reason")
+
+
+@given(devices, models, figures, wishes, st.integers(0, 10**12), st.integers(0, 10**10))
+def test_what_is_chosen_fits_is_offered_and_keeps_exactness(at, model, measured, wish, free, other):
+    choice = chosen(at, model, measured, wish, free_bytes=free, other_bytes=other)
+    if choice is None:
+        return
+    assert choice.weights_bytes + other <= free
+    assert choice.weights == AS_FILE or choice.weights in at.weights
+    assert wish.weights in (AUTO, choice.weights)
+    assert wish.activations in (AUTO, choice.activations)
+    if {Precision.BF16, Precision.FP16} & set(at.kv_cache):
+        assert (choice.kv_cache is Precision.INT8) == (wish.kv_cache == "8bit")
+    if wish.kv_cache == "8bit" and wish.exactness is Exactness.BIT:
+        assert Precision.INT8 in at.exact_kv_cache
+    assert choice.reason
+
+
+@given(devices, models, figures, wishes)
+def test_the_same_facts_give_the_same_choice_in_any_order(at, model, measured, wish):
+    choice = chosen(at, model, measured, wish)
+    if choice is None:
+        return
+    assert choice == choose_precision(at, model, measured, wish)
+    again = choose_precision(at, model, measured[::-1], wish)
+    assert (again.weights, again.reason) == (choice.weights, choice.reason)
+
+
+@given(devices, models, figures)
+def test_every_alternative_is_chosen_or_rejected_with_a_reason(at, model, measured):
+    choice = choose_precision(at, model, measured)
+    told = {one.what for one in choice.rejected if not one.what.startswith("KV")}
+    npu, gpu = {"int8", "int4"}, {"bf16", "fp16", "int8", "int4"}
+    preferred = {"npu": npu, "qnn": npu, "gpu": gpu, "cuda": gpu, "cpu": {precision.value for precision in ALL}}
+    offered = {precision.value for precision in at.weights} & preferred[at.kind]
+    assert choice.weights not in told
+    assert told | {choice.weights} == offered | {AS_FILE}
+    assert all(one.why for one in choice.rejected)
+
+
+@given(models, figures, st.floats(0, 1))
+def test_a_cpu_takes_what_was_measured_fastest_among_what_keeps_enough_choices(model, measured, floor):
+    assume(any(one.weights == AS_FILE for one in measured))
+    choice = choose_precision(device(), model, measured, Wishes(least_agreement=floor))
+    allowed = [one for one in measured if one.weights == AS_FILE or one.agreement >= floor]
+    assert choice.weights in {one.weights for one in allowed}
+    found = next(one for one in allowed if one.weights == choice.weights)
+    assert found.step_ms == min(one.step_ms for one in allowed)
+
+
+def test_a_cpu_takes_the_file_as_it_is_until_something_was_measured():
+    choice = choose_precision(device(), BF16_FILE)
+    assert choice.weights == AS_FILE
+    assert "nothing measured" in choice.reason
+    assert {one.what for one in choice.rejected} == {*(precision.value for precision in ALL), "KV cache int8"}
+    # A variant alone is no comparison.
+    assert choose_precision(device(), BF16_FILE, [Measured("int8", 1.0, 1.0)]).weights == AS_FILE
+
+
+def test_an_npu_gets_int8_and_a_gpu_16_bits_while_they_fit():
+    assert choose_precision(device("npu"), BF16_FILE).weights == "int8"
+    assert choose_precision(device("gpu"), BF16_FILE).weights == "bf16"
+    assert choose_precision(device("cuda", weights=(Precision.FP16, Precision.INT4)), BF16_FILE).weights == "fp16"
+    small = choose_precision(device("gpu"), BF16_FILE, free_bytes=weights_bytes(BF16_FILE, "int4"))
+    assert small.weights == "int4"
+    assert "needs" in next(one.why for one in small.rejected if one.what == "bf16")
+
+
+def test_wishes_that_cannot_be_met_say_why_and_what_can():
+    with pytest.raises(NoPrecision, match=r"int8: .* there are as_file, fp32"):
+        choose_precision(device(weights=(Precision.FP32,)), BF16_FILE, wishes=Wishes(weights="int8"))
+    with pytest.raises(NoPrecision, match="exactness: kernel"):
+        choose_precision(device(), BF16_FILE, wishes=Wishes(kv_cache="8bit"))
+    with pytest.raises(NoPrecision, match=r"16bit: .* is fp32"):
+        choose_precision(device(kv_cache=(Precision.FP32,)), BF16_FILE, wishes=Wishes(kv_cache="16bit"))
+    with pytest.raises(NoPrecision, match="computes in bf16, fp32"):
+        choose_precision(device(), BF16_FILE, wishes=Wishes(activations="fp16"))
+    with pytest.raises(NoPrecision, match="needs"):
+        choose_precision(device(), BF16_FILE, free_bytes=10)
+    wish = Wishes(kv_cache="8bit", exactness=Exactness.KERNEL)
+    assert choose_precision(device(), BF16_FILE, wishes=wish).kv_cache is Precision.INT8
