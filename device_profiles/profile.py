@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from device_profiles.memory import MemoryCosts
+
 
 class Precision(StrEnum):
     """A number format, named as the field names it."""
@@ -33,7 +35,7 @@ class DeviceProfile:
 
     `memory_bytes` is 0 where it is not known. `precisions`: what it computes natively. `weights`: the formats that
     the adapter can prepare for it besides the file's own. `kv_cache`: the formats that its KV cache can have, and
-    `exact_kv_cache` those of them with which rows are invariant.
+    `exact_kv_cache` those of them with which rows are invariant. `memory_costs`: None where they were not measured.
     """
 
     adapter: str
@@ -45,3 +47,4 @@ class DeviceProfile:
     weights: tuple[Precision, ...] = ()
     kv_cache: tuple[Precision, ...] = ()
     exact_kv_cache: tuple[Precision, ...] = ()
+    memory_costs: MemoryCosts | None = None

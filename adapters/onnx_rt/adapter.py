@@ -21,9 +21,15 @@ from adapters.onnx_rt.graph import MODEL_FILE, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
 from adapters.onnx_rt.providers import Choice, choose, confirm, device_names
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
+from device_profiles.memory import MemoryCosts
 from device_profiles.profile import DeviceProfile
+from device_profiles.units import MIB
 
 INSTALL = "pip install 'outrider[onnx]'"
+# Weights are read once, and buffers of a forward are not shared among layers.
+_CPU_MEMORY = MemoryCosts(
+    fixed_bytes=70 * MIB, weights_copies=1, embedding_bytes=0, logits_copies=1, mlp_floats=10, hidden_floats=20
+)
 _SPIN_US = 200  # ADR 0008
 _FATAL = 4  # log severity: failures reach us as exceptions, and a copy on standard error only confuses
 
@@ -64,6 +70,7 @@ class OnnxRuntimeAdapter:
             weights=(Precision.FP32, Precision.INT8, Precision.INT4),
             kv_cache=(Precision.FP32,),
             exact_kv_cache=(Precision.FP32,),
+            memory_costs=_CPU_MEMORY if name == "CPU" else None,
         )
 
     def recipe(self, weights: Precision | None = None) -> str:

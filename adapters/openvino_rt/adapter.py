@@ -22,8 +22,14 @@ from adapters.hf_directory import title
 from adapters.openvino_rt.convert import MODEL_FILE
 from adapters.openvino_rt.model import PagedModel
 from adapters.prepared_facts import model_spec, read_facts
+from device_profiles.memory import MemoryCosts
 from device_profiles.profile import DeviceProfile
+from device_profiles.units import MIB
 
+# The file is mapped and packed again; a quantised embedding is widened to 16 bits for its lookups.
+_CPU_MEMORY = MemoryCosts(
+    fixed_bytes=62 * MIB, weights_copies=2, embedding_bytes=2, logits_copies=2.5, mlp_floats=2, hidden_floats=4
+)
 HINTS = {Precision.BF16: "bf16", Precision.FP16: "f16", Precision.FP32: "f32"}
 _KV_HINTS = {Precision.BF16: "bf16", Precision.FP16: "f16", Precision.INT8: "u8"}
 
@@ -70,6 +76,7 @@ def device_profile(core: Any, name: str) -> DeviceProfile:
         weights=(Precision.FP32, Precision.BF16, Precision.FP16, Precision.INT8, Precision.INT4),
         kv_cache=(Precision.BF16, Precision.FP16, Precision.INT8),
         exact_kv_cache=(Precision.BF16, Precision.FP16),
+        memory_costs=_CPU_MEMORY if name == "CPU" else None,
     )
 
 

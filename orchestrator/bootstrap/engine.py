@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from adapters.grammar import GrammarCompiler
+from device_profiles.memory import MemoryPlan
 from orchestrator.bootstrap.drafters import Remotes, build_drafter
 from orchestrator.bootstrap.models import Target, device_name, load_target, load_tokenizer
-from orchestrator.bootstrap.options import EngineOptions
+from orchestrator.bootstrap.options import EngineOptions, SuffixOptions
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Event, Progress, Ready
 from orchestrator.decoding.engine import DecodeEngine, Loaded
@@ -69,6 +70,12 @@ def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
     return Loaded(loop, _ready(target, options, loop.max_running), close, remotes.attach)
 
 
+def _planned(target: Target, options: EngineOptions) -> int:
+    """Return the target's plan and the store of the suffix drafter."""
+    suffix = sum(draft.memory_bytes for draft in options.drafters if isinstance(draft, SuffixOptions))
+    return target.plan.total + suffix if target.plan else 0
+
+
 def _ready(target: Target, options: EngineOptions, slots: int) -> Ready:
     caps, spec, chosen = target.model.capabilities, target.model.spec, options.model
     return Ready(
@@ -97,5 +104,7 @@ def _ready(target: Target, options: EngineOptions, slots: int) -> Ready:
         source=target.source,
         static_widths=list(caps.static_widths),
         precision_reason=target.choice.reason if target.choice else "",
+        planned_memory_bytes=_planned(target, options),
+        planned_memory={part: getattr(target.plan, part) for part in MemoryPlan.PARTS} if target.plan else {},
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

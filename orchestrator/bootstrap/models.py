@@ -16,6 +16,8 @@ from adapters.model_store import ModelStore
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.variant import Variant
+from device_profiles.memory import MemoryPlan
+from orchestrator.bootstrap.memory import announced
 from orchestrator.bootstrap.options import EngineOptions, ModelOptions
 from orchestrator.bootstrap.precision import choose
 from policies.quantization import PrecisionChoice
@@ -32,7 +34,7 @@ def silent(stage: str, fraction: float) -> None:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A loaded model. `source` is where it came from, with the commit for a model of the hub; `tokenizer_dir` is ""
-    for the simulated model's built-in tokenizer, and for a draft; `choice` None for the simulated model."""
+    for the simulated model's built-in tokenizer, and for a draft; `choice` and `plan` None for the simulated model."""
 
     model: LoadedModel
     name: str
@@ -40,6 +42,7 @@ class Loaded:
     tokenizer_dir: str
     prepared: Path
     choice: PrecisionChoice | None
+    plan: MemoryPlan | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ def load_target(options: EngineOptions, progress: OnProgress) -> Target:
         loaded.tokenizer_dir,
         loaded.prepared,
         loaded.choice,
+        loaded.plan,
         row_invariant=measure_row_invariance(loaded.model),
         load_s=time.perf_counter() - started,
     )
@@ -80,7 +84,10 @@ def load_model(options: ModelOptions, slots: int, progress: OnProgress, *, serve
         name, source = options.name or file.name, file.source
         chosen = choose(options, adapter, store, file)
         prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress)
-    choice = chosen.choice if chosen else None
+    choice, plan = None, None
+    if chosen is not None:
+        choice = chosen.choice
+        plan = announced(options, adapter, file, prepared, choice)
     model = adapter.load(
         prepared,
         LoadOptions(
@@ -96,7 +103,7 @@ def load_model(options: ModelOptions, slots: int, progress: OnProgress, *, serve
         ),
         progress,
     )
-    loaded = Loaded(model, name, source, "", prepared, choice)
+    loaded = Loaded(model, name, source, "", prepared, choice, plan)
     if not serves or file is None:
         return loaded
     _refuse_draft(model, source)
@@ -116,6 +123,13 @@ def _refuse_draft(model: LoadedModel, source: str) -> None:
 def load_tokenizer(directory: str) -> Tokenizer:
     """Return the tokenizer of a loaded model."""
     return Tokenizer.load(Path(directory)) if directory else Tokenizer.bytes_only()
+
+
+def tokenizer_of(options: ModelOptions, progress: OnProgress) -> Tokenizer:
+    """Return a model's tokenizer without loading the model. Raises what adapters raise."""
+    store = ModelStore(Path(options.store))
+    file = resolve(options.source, Path(options.base), progress)
+    return load_tokenizer(str(store.prepare(file, TokenizerRecipe(), progress)))
 
 
 def device_name(adapter: str, device: str) -> str:

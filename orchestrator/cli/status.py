@@ -100,7 +100,8 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
             *((f"drafter {drafter['name']}", drafter_line(drafter)) for drafter in gauges["drafters"]),
             (
                 "memory",
-                f"worker {human_bytes(gauges['rss_bytes'])}, drafter {human_bytes(gauges['drafter_bytes'])}",
+                f"worker {human_bytes(gauges['rss_bytes'])}, peak {human_bytes(gauges['peak_rss_bytes'])}"
+                f"{_planned(ready)}; drafter {human_bytes(gauges['drafter_bytes'])}",
             ),
         ]
     rows += [(f"draft worker {draft['name']}", draft_line(draft)) for draft in answer["drafts"]]
@@ -152,3 +153,8 @@ def _shapes(ready: dict[str, Any]) -> str:
 
 def _joined(widths: list[int]) -> str:
     return ", ".join(str(width) for width in widths)
+
+
+def _planned(ready: dict[str, Any] | None) -> str:
+    found = ready["planned_memory_bytes"] if ready else 0
+    return f" of {human_bytes(found)} planned" if found else ""

@@ -93,7 +93,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The worker serves. All fields are effective, not configured, state: `source` of a model of the Hugging Face hub
     ends in its commit. `model_digest`: of the model's files. `static_widths`: where shapes are static, the rows of
     the forwards that there are graphs for. `precision_reason` says why the number formats are what they are,
-    `precision_rejected` what else was possible and why not ("int8: not measured on this device")."""
+    `precision_rejected` what else was possible and why not ("int8: not measured on this device").
+    `planned_memory_bytes`: what the worker was announced to hold at its peak before it loaded (0: its costs on this
+    device are not known), `planned_memory` its parts."""
 
     model: str
     vocabulary_size: int
@@ -120,6 +122,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     static_widths: list[int] = []
     precision_reason: str = ""
     precision_rejected: list[str] = []
+    planned_memory_bytes: int = 0
+    planned_memory: dict[str, int] = {}
 
 
 class DraftLink(msgspec.Struct, frozen=True, tag="draft_link"):
@@ -269,6 +273,7 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     prefix_queries: int = 0
     prefix_hits: int = 0
     drafters: list[DrafterState] = []
+    peak_rss_bytes: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 from adapters.contract import AdapterError, DeviceLost
+from device_profiles.units import KIB
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import AttachDraft, Cancel, Command, Event, Failed, Ready, Stop, Submit
 from orchestrator.decoding.loop import DecodeLoop
@@ -63,7 +65,7 @@ class DecodeEngine:
             emit(Failed(str(error), restartable=False))
 
     def _decode(self, loop: DecodeLoop, emit: Emit) -> None:
-        emit(loop.gauges(self._process.memory_info().rss))
+        emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
         while True:
             if not self._obey(loop, emit):
                 return
@@ -75,7 +77,7 @@ class DecodeEngine:
             now = self._clock.monotonic_s()
             if loop.idle or now - self._gauges_s >= _GAUGES_EVERY_S:
                 self._gauges_s = now
-                emit(loop.gauges(self._process.memory_info().rss))
+                emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
 
     def _obey(self, loop: DecodeLoop, emit: Emit) -> bool:
         """Carry out queued commands, waiting for one when there is nothing to decode. False: stop."""
@@ -91,10 +93,19 @@ class DecodeEngine:
             if isinstance(command, Cancel):
                 loop.cancel(command.request_id)
                 if loop.idle:
-                    emit(loop.gauges(self._process.memory_info().rss))
+                    emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
             elif isinstance(command, Submit):
                 refused = loop.submit(command)
                 if refused is not None:
                     emit(refused)
             elif isinstance(command, AttachDraft) and self._attach is not None:
                 self._attach(command)
+
+
+def peak_rss_bytes() -> int:
+    """Return the most memory that this process ever held (VmHWM, of Linux), 0 where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * KIB for line in lines if line.startswith("VmHWM:")), 0)

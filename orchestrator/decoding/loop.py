@@ -272,7 +272,7 @@ class DecodeLoop:
         tally.add(drafted, judged.accepted)
         self._by_drafter.add(session.draft, judged.accepted)
 
-    def gauges(self, rss_bytes: int) -> Gauges:
+    def gauges(self, rss_bytes: int, peak_rss_bytes: int = 0) -> Gauges:
         """Return the state between rounds."""
         return Gauges(
             running=self._schedule.running,
@@ -283,6 +283,7 @@ class DecodeLoop:
             drafter_bytes=self._drafter.memory_bytes() if self._drafter is not None else 0,
             rounds=self._rounds,
             rss_bytes=rss_bytes,
+            peak_rss_bytes=peak_rss_bytes,
             prefix_queries=self._prefixes.queries,
             prefix_hits=self._prefixes.hits,
             drafters=self._by_drafter.states(self._drafter.states()) if self._drafter is not None else [],

@@ -1,0 +1,69 @@
+"""How much memory a model will take on a device, told before it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCosts:
+    """What a runtime keeps beside the prepared file, as measured on it (docs/adr/0020-precision-per-device.md).
+
+    `fixed_bytes`: its libraries and graph. `weights_copies`: how often the prepared weights are in memory at the peak
+    (mapped, read, packed for its kernels). `embedding_bytes`: bytes of an embedding element that it widens while it
+    loads quantised weights. `logits_copies`: copies of float32 logits at the peak. `mlp_floats` and `hidden_floats`:
+    float32 values of a row's activations, as multiples of those sizes.
+    """
+
+    fixed_bytes: int
+    weights_copies: float
+    embedding_bytes: float
+    logits_copies: float
+    mlp_floats: float
+    hidden_floats: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes that memory depends on, in elements; `weights_bytes` is the prepared file's."""
+
+    vocabulary: int
+    hidden: int
+    mlp: int
+    weights_bytes: int
+    quantized: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes that a worker process holds at its peak: what it holds before it loads, the model's weights with all that
+    the runtime makes of them, the whole KV pool, and the workspace of the largest forward."""
+
+    process: int
+    weights: int
+    kv_cache: int
+    workspace: int
+    PARTS: ClassVar[tuple[str, ...]] = ("process", "weights", "kv_cache", "workspace")
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.process + self.weights + self.kv_cache + self.workspace
+
+
+def plan_memory(
+    costs: MemoryCosts, model: ModelShape, *, kv_cache_bytes: int, batch_rows: int, process_bytes: int
+) -> MemoryPlan:
+    """Return what a worker will hold at most: every KV block used, and a forward of `batch_rows` rows whose logits are
+    all asked for (as `prompt_logprobs` does). `process_bytes` is what it holds before loading."""
+    embedding = costs.embedding_bytes * model.vocabulary * model.hidden if model.quantized else 0.0
+    row = 4.0 * (
+        costs.logits_copies * model.vocabulary + costs.mlp_floats * model.mlp + costs.hidden_floats * model.hidden
+    )
+    return MemoryPlan(
+        process=process_bytes,
+        weights=int(costs.fixed_bytes + costs.weights_copies * model.weights_bytes + embedding),
+        kv_cache=kv_cache_bytes,
+        workspace=int(row * batch_rows),
+    )

@@ -1,0 +1,43 @@
+"""Tells, before a model is loaded, what its worker will hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from adapters.artefact import MANIFEST
+from adapters.contract import Adapter
+from adapters.decoder.source import open_source
+from adapters.decoder.spec import Grouped
+from adapters.model_source import ModelSource
+from device_profiles.memory import MemoryPlan, ModelShape, plan_memory
+from orchestrator.bootstrap.options import ModelOptions
+from policies.quantization import AS_FILE, PrecisionChoice
+
+
+def announced(
+    options: ModelOptions, adapter: Adapter, file: ModelSource, prepared: Path, choice: PrecisionChoice
+) -> MemoryPlan | None:
+    """Return what this process will hold with the model loaded; None where the runtime's costs are not known.
+
+    To be asked before loading: what the process holds already is part of it.
+    """
+    device = next((found for found in adapter.devices() if found.name == options.device), None)
+    if device is None or device.memory_costs is None:
+        return None
+    weights = open_source(file.path)
+    spec, kept = weights.spec, choice.weights == AS_FILE
+    quantized = isinstance(weights.tensor("embedding"), Grouped) if kept else choice.weights.startswith("int")
+    shape = ModelShape(spec.vocabulary_size, spec.hidden, spec.mlp, _bytes(prepared), quantized)
+    return plan_memory(
+        device.memory_costs,
+        shape,
+        kv_cache_bytes=options.kv_cache_bytes,
+        batch_rows=options.max_batch_rows,
+        process_bytes=psutil.Process().memory_info().rss,
+    )
+
+
+def _bytes(prepared: Path) -> int:
+    return sum(path.stat().st_size for path in prepared.iterdir() if path.is_file() and path.name != MANIFEST)

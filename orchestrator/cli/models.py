@@ -1,0 +1,116 @@
+"""`outrider models`: the prepared models in the store, and what their number formats cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from device_profiles.units import human_bytes
+from orchestrator.bootstrap import EngineOptions
+
+app = typer.Typer(invoke_without_command=True, help="Prepared models: what the store holds, and what they keep.")
+
+_Config = Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def models(context: typer.Context, config: _Config = None, as_json: _Json = False) -> None:
+    """List the prepared models in the store, with the quality that was measured of them."""
+    if context.invoked_subcommand is not None:
+        return
+    from orchestrator.bootstrap.quality import stored_quality
+    from orchestrator.config.load import default_config_path, load_config, store_directory
+
+    found = stored_quality(store_directory(load_config(config or default_config_path(), sources=False)))
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        _print(found)
+
+
+@app.command()
+def quality(
+    prompts: Annotated[Path, typer.Option(help="JSON lines with `turns` (the first is used) or `prompt`.")],
+    weights: Annotated[str, typer.Option(help="as_file, int4, int8, bf16, fp16 or fp32; else as configured.")] = "",
+    adapter: Annotated[str, typer.Option(help="The runtime; else as configured.")] = "",
+    limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 0,
+    config: _Config = None,
+    as_json: _Json = False,
+) -> None:
+    """Prepare the model in a number format and measure it: perplexity and greedy choices beside the exact values in
+    float32, and the time of a decode step. The figures are kept beside the weights, and `weights: auto` uses them."""
+    from orchestrator.bootstrap.quality import measure_quality
+
+    options = _options(config, weights, adapter)
+    texts = _prompts(options, prompts, limit)
+    found = _with_progress(lambda progress: measure_quality(options, texts, progress))
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    for name in ("weights", "positions", "perplexity", "perplexity_ratio", "greedy_agreement", "step_ms"):
+        value = found[name]
+        print(f"{name:18} {value:.4f}" if isinstance(value, float) else f"{name:18} {value}")
+
+
+def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
+    from adapters import registry
+    from device_profiles.profile import Precision
+    from orchestrator.bootstrap import engine_options
+    from orchestrator.cli.bench_prompts import BenchError
+    from orchestrator.config.load import default_config_path, load_config
+    from policies.quantization import AS_FILE
+
+    path = config or default_config_path()
+    options = engine_options(load_config(path), path.resolve().parent)
+    known = [AS_FILE, *(precision.value for precision in Precision)]
+    if weights and weights not in known:
+        raise BenchError(f"--weights is one of {', '.join(known)}, not {weights!r}")
+    if adapter and adapter not in registry.names():
+        raise BenchError(f"--adapter is one of {', '.join(registry.names())}, not {adapter!r}")
+    if options.model.source.startswith("simulated:"):
+        raise BenchError("the simulated model has no weights: there is nothing to measure")
+    return options.with_model(weights=weights or options.model.weights, adapter=adapter or options.model.adapter)
+
+
+def _prompts(options: EngineOptions, path: Path, limit: int) -> list[list[int]]:
+    from orchestrator.bootstrap.models import silent, tokenizer_of
+    from orchestrator.cli.bench_prompts import read_texts, spread
+
+    texts = read_texts(path)
+    tokenizer = tokenizer_of(options.model, silent)
+    chosen = spread(texts, min(limit, len(texts)) or len(texts))
+    return [tokenizer.encode_chat([{"role": "user", "content": text.text}]) for text in chosen]
+
+
+def _with_progress(work: Any) -> dict[str, Any]:
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as status:
+
+        def progress(stage: str, fraction: float) -> None:
+            status.update(f"{stage} ..." if fraction < 0 else f"{stage}: {fraction:.0%}")
+
+        found: dict[str, Any] = work(progress)
+    return found
+
+
+def _print(found: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from orchestrator.cli.plain_table import add_row, wide_console
+
+    columns = ("model", "runtime", "weights", "size", "activations", "perplexity", "agreement", "step ms")
+    table = Table(*columns)
+    for one in found:
+        shown = (Path(one["source"]).name, one["recipe_name"], one["weights"], human_bytes(one["bytes"]))
+        for row in one["quality"] or [None]:
+            figures = ("", "not measured", "", "")
+            if row:
+                ratio = f"{row['perplexity']:.3f} (x {row['perplexity_ratio']:.3f})"
+                figures = (row["activations"], ratio, f"{row['greedy_agreement']:.1%}", f"{row['step_ms']:.2f}")
+            add_row(table, *shown, *figures)
+    wide_console().print(table)

@@ -1,0 +1,91 @@
+"""A worker's memory stays within what was announced, and the announcement is no wild guess."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_profiles.memory import MemoryCosts, ModelShape, plan_memory
+
+WORK = """
+import json, sys
+from adapters.contract import Segment
+from orchestrator.bootstrap import EngineOptions, load_target
+from orchestrator.decoding.engine import peak_rss_bytes
+import msgspec
+
+options = msgspec.convert(json.loads(sys.argv[1]), EngineOptions)
+target = load_target(options, lambda stage, fraction: None)
+if len(sys.argv) > 2:
+    sys.exit()  # it is prepared now
+model, rows = target.model, options.model.max_batch_rows
+caps = model.capabilities
+tokens = [5 + index % 1000 for index in range(caps.max_context_tokens)]
+last = min(caps.max_context_tokens, caps.total_blocks * caps.block_tokens) - rows
+for start in range(0, last, rows):  # the longest prompt that the pool holds, in the longest chunks, all rows wanted
+    model.forward([Segment(0, start, tokens[start : start + rows], (0, rows))])
+model.release(0)
+share = rows // caps.slots
+for _ in range(3):  # a full batch
+    model.forward([Segment(slot, 0, tokens[:share], (0, share)) for slot in range(caps.slots)])
+print(json.dumps({"planned": target.plan.total, "peak": peak_rss_bytes()}))
+"""
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("adapter", ["openvino_rt", "onnx_rt"])
+def test_the_peak_stays_within_the_plan(default_model_path: Path, tmp_path: Path, adapter: str):
+    options = {
+        "model": {
+            "source": str(default_model_path),
+            "base": str(tmp_path),
+            "store": str(tmp_path / "store"),
+            "name": "",
+            "adapter": adapter,
+            "device": "CPU",
+            "exactness": "bit",
+            "weights": "as_file",
+            "activations": "auto",
+            "kv_cache_precision": "auto",
+            "threads": 0,
+            "kv_cache_bytes": 96 << 20,
+            "max_batch_rows": 256,
+        },
+        "max_running": 8,
+        "max_itl_ms": 200.0,
+        "prefix_reuse": True,
+        "max_depth": 0,
+        "drafters": [],
+    }
+    command = [sys.executable, "-c", WORK, json.dumps(options)]
+    subprocess.run([*command, "prepare"], check=True, capture_output=True, timeout=200)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["peak"] <= 1.05 * found["planned"]
+    assert found["planned"] <= 1.3 * found["peak"]
+
+
+sizes = st.integers(0, 1 << 40)
+costs = st.builds(
+    MemoryCosts, sizes, st.floats(0, 4), st.floats(0, 4), st.floats(0, 4), st.floats(0, 30), st.floats(0, 30)
+)
+
+
+@given(costs, st.integers(1, 300_000), st.integers(1, 10_000), sizes, sizes, st.integers(1, 8192), sizes)
+def test_a_plan_is_the_sum_of_its_parts_and_grows_with_each(cost, vocabulary, hidden, file, kv, rows, process):
+    def plan(rows: int = rows, kv: int = kv, file: int = file):
+        shape = ModelShape(vocabulary, hidden, 3 * hidden, file, quantized=True)
+        return plan_memory(cost, shape, kv_cache_bytes=kv, batch_rows=rows, process_bytes=process)
+
+    found = plan()
+    assert found.total == found.process + found.weights + found.kv_cache + found.workspace
+    assert found.total >= process + kv
+    assert plan(rows=rows + 1).total >= found.total
+    assert plan(kv=kv + 7).total == found.total + 7
+    assert plan(file=file + 10).total >= found.total
