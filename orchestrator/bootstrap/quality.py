@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import psutil
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from adapters import registry
 from adapters.artefact import read_manifest
@@ -94,7 +95,8 @@ def reference_texts(
         raise ModelRefused(
             f"{file.name}: the reference in float32 needs {human_bytes(needed)}, and {human_bytes(free)} are free"
         )
-    found = _answered(Reference(weights), prompts, progress)
+    with threadpool_limits(limits=1, user_api="blas"):  # on busy cores several threads took six times as long
+        found = _answered(Reference(weights), prompts, progress)
     draft = kept.with_name(f".{kept.name}.new")
     draft.write_text(json.dumps(vars_of(found)), encoding="utf-8")
     draft.replace(kept)
