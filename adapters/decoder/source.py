@@ -41,7 +41,7 @@ class _Converted:
 
     def __init__(self, weights: Weights, precision: Precision, stored: str, kept: Weights | None = None) -> None:
         self._weights, self._precision, self._kept = weights, precision, kept
-        self.spec = weights.spec
+        self.spec, self.output_ids = weights.spec, weights.output_ids
         self.label = stored.lower() if stored.lower() == precision else f"{precision} (from {stored})"
 
     def tensor(self, name: str) -> Tensor:

@@ -21,7 +21,7 @@ class Quantized:
     def __init__(self, weights: Weights, bits: Literal[4, 8]) -> None:
         """Raises AdapterUnavailable when a library is missing."""
         self._weights, self._bits = weights, bits
-        self.spec, self.label = weights.spec, weights.label
+        self.spec, self.label, self.output_ids = weights.spec, weights.label, weights.output_ids
         self._quantizers = {4: _quantizer(4), 8: _quantizer(8)}
 
     def tensor(self, name: str) -> Tensor:

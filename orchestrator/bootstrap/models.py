@@ -85,7 +85,7 @@ def load_model(options: ModelOptions, slots: int, progress: OnProgress, *, serve
         chosen = choose(options, adapter, store, file)
         prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress)
     choice, plan = None, None
-    if chosen is not None:
+    if chosen is not None and file is not None:
         choice = chosen.choice
         plan = announced(options, adapter, file, prepared, choice)
     model = adapter.load(
