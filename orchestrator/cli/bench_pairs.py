@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,11 +22,14 @@ from orchestrator.bootstrap.options import DraftOptions, ModelDraftOptions, Mode
 from orchestrator.cli.bench_decode import encoded, read_prompts, run
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError
 from orchestrator.cli.bench_record import FORMULAS, Prompt
-from orchestrator.cluster.port import DrafterState, Sampling
+from orchestrator.cluster.port import Sampling
 from orchestrator.drafting.port import Drafter
 from orchestrator.errors import OutriderError
 
-SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1)}
+EXACT = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1)}
+"""What is decoded to the target's own tokens."""
+REJECTION = dataclasses.replace(EXACT["sampled"], acceptance="rejection")
+"""Whose tokens depend on the drafts: nothing is compared, the acceptance is what is looked at."""
 _SUFFIX = SuffixOptions("suffix", max_match=16, memory_bytes=16 * MIB)
 _DRAFT_KV_BYTES = 256 * MIB
 
@@ -56,7 +60,8 @@ def pairs(
         "environment": {"max_tokens": max_tokens, "model": options.model.source, "exactness": options.model.exactness},
         "formulas": {name: FORMULAS[name] for name in ("acceptance_rate", "mean_acceptance_length", "tpot_ms")}
         | {
-            "coupled_acceptance": "accepted / drafted tokens of the sampled runs with one draft model",
+            "coupled_acceptance": "accepted / drafted tokens of the sampled runs, pairs with one draft model",
+            "rejection_acceptance": "the same of runs under rejection sampling, whose output is not compared",
             "rss_mib": "growth of this process's resident memory as the draft is loaded; what was there is shared",
         },
     }
@@ -76,6 +81,11 @@ class Pairing:
 
     target: ModelOptions
     drafters: tuple[DraftOptions, ...]
+
+    @property
+    def lone_model(self) -> bool:
+        """True where one draft model drafts, alone."""
+        return len(self.drafters) == 1 and isinstance(self.drafters[0], ModelDraftOptions)
 
     @property
     def name(self) -> str:
@@ -122,7 +132,7 @@ def _at(model: ModelOptions, adapter: str, device: str, *, static: bool) -> Mode
     if (adapter, device, static) == (model.adapter, model.device, model.static.on):
         return model
     return msgspec.structs.replace(
-        model, adapter=adapter, device=device, activations="auto", static=replace(model.static, on=static)
+        model, adapter=adapter, device=device, activations="auto", static=dataclasses.replace(model.static, on=static)
     )
 
 
@@ -170,8 +180,11 @@ def _measure(
     try:
         drafter = build_drafter(options, target)
         found: dict[str, Any] = {}
-        for name, sampling in SAMPLINGS.items():
+        rejection: dict[str, Any] | None = None
+        for name, sampling in EXACT.items():
             found[name] = _figures(run(target, options, drafter, prompts, max_tokens, 1, sampling, None))
+        if pair.lone_model and not _translated(drafter):
+            rejection = _figures(run(target, options, drafter, prompts, max_tokens, 1, REJECTION, None))
     except (AdapterError, OutriderError) as error:
         return _failed(pair, str(error))
     finally:
@@ -184,20 +197,19 @@ def _measure(
         "pair": pair.name,
         "target": _where(pair.target),
         "drafters": [draft.name for draft in pair.drafters],
-        "coupled": _coupled(pair, states),
         "failed": "; ".join(broken),
         "identical": all(figures["identical"] for figures in found.values()),
         "rss_mib": rss_mib,
         "kv_cache_mib": sum(state.memory_bytes for state in states) / MIB,
         "states": msgspec.to_builtins(states),
+        "rejection": rejection,
         **found,
     }
 
 
-def _coupled(pair: Pairing, states: Sequence[DrafterState]) -> bool:
-    """True for one draft model whose tokens are the target's: across vocabularies no noise is shared."""
-    alone = len(pair.drafters) == 1 and isinstance(pair.drafters[0], ModelDraftOptions)
-    return alone and all(state.vocabulary != "translated" for state in states)
+def _translated(drafter: Drafter | None) -> bool:
+    """True where the draft's tokens are not the target's: across vocabularies the rules have nothing to compare."""
+    return drafter is not None and any(state.vocabulary == "translated" for state in drafter.states())
 
 
 def _figures(result: dict[str, Any]) -> dict[str, Any]:
@@ -214,22 +226,27 @@ def _failed(pair: Pairing, reason: str) -> dict[str, Any]:
         "pair": pair.name,
         "target": _where(pair.target),
         "drafters": [draft.name for draft in pair.drafters],
-        "coupled": False,
         "failed": reason,
         "identical": False,
     }
 
 
 def summarise(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return `pairs`, `identical_pairs` (both samplings, no failure), `failed_pairs` and `coupled_acceptance`."""
-    coupled = [row["sampled"] for row in found if row["coupled"]]
-    drafted = sum(figures["drafted"] for figures in coupled)
+    """Return `pairs`, `identical_pairs` (greedy and sampled, no failure), `failed_pairs`, and the acceptance of sampled
+    text by both rules, over the pairs with one draft model."""
+    lone = [row for row in found if row.get("rejection")]
     return {
         "pairs": len(found),
         "identical_pairs": sum(row["identical"] and not row["failed"] for row in found),
         "failed_pairs": sum(bool(row["failed"]) for row in found),
-        "coupled_acceptance": sum(figures["accepted"] for figures in coupled) / drafted if drafted else None,
+        "coupled_acceptance": _acceptance([row["sampled"] for row in lone]),
+        "rejection_acceptance": _acceptance([row["rejection"] for row in lone]),
     }
+
+
+def _acceptance(figures: Sequence[dict[str, Any]]) -> float | None:
+    drafted = sum(one["drafted"] for one in figures)
+    return sum(one["accepted"] for one in figures) / drafted if drafted else None
 
 
 def _options(config: Path | None) -> EngineOptions:

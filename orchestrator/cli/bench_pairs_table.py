@@ -19,9 +19,9 @@ def print_pairs(result: dict[str, Any]) -> None:
     for name in _COLUMNS:
         table.add_column(name, justify="right")
     for row in result["runs"]:
-        for sampling in ("greedy", "sampled"):
-            if sampling in row:
-                add_row(table, row["pair"], sampling, *_cells(row, row[sampling]))
+        for sampling in ("greedy", "sampled", "rejection"):
+            if row.get(sampling):
+                add_row(table, row["pair"], sampling, *_cells(row, sampling))
     console.print(table)
     for row in result["runs"]:
         if row["failed"]:
@@ -34,9 +34,13 @@ def print_pairs(result: dict[str, Any]) -> None:
     console.print(", ".join(f"{name} {_shown(value)}" for name, value in summary.items()), highlight=False)
 
 
-def _cells(row: dict[str, Any], figures: dict[str, Any]) -> list[str]:
+def _cells(row: dict[str, Any], sampling: str) -> list[str]:
+    figures = row[sampling]
+    same = "yes" if figures["identical"] else f"NO ({figures['mismatches']})"
+    if sampling == "rejection":
+        same = "-"
     return [
-        "yes" if figures["identical"] else f"NO ({figures['mismatches']})",
+        same,
         f"{figures['acceptance_rate']:.2f}",
         f"{figures['mean_acceptance_length']:.2f}",
         f"{figures['plain_tpot_ms']:.2f}",
