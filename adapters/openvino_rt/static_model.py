@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ from adapters.kv_memory import KvMemory
 from adapters.openvino_rt.failures import typed
 from adapters.openvino_rt.static_graphs import Body, Compiler, Head, Positions
 from adapters.openvino_rt.static_plan import StaticPlan
-from adapters.openvino_rt.static_widths import Bits, Cover, agreeing
+from adapters.openvino_rt.static_widths import Bits, Cover, agreeing, places
 from adapters.pooled import PooledModel
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
@@ -110,12 +111,7 @@ class StaticModel(PooledModel):
         """
         exact = exactness is Exactness.BIT
         if exact:
-            tokens = [(7 * i * i + 11 * i + 3) % self.spec.vocabulary_size for i in range(_SAMPLE_TOKENS)]
-            tokens = tokens[: self._pool.total * self._pool.block_tokens]
-            self._reserve([Segment(0, 0, tokens, (0, 0))])
-            found = {width: [self._layers_in(tokens, cut) for cut in _cuts(width)] for width in self._bodies}
-            rows = next(iter(found.values()))[0]
-            logits = {width: [self._output_in(rows, cut) for cut in _cuts(width)] for width in self._heads}
+            found, logits = self._sampled()
             self.release(0)
             bodies, heads = agreeing(_bits(found), prefill), agreeing(_bits(logits), prefill)
             exact = bool(bodies and heads)
@@ -129,22 +125,36 @@ class StaticModel(PooledModel):
     def _idle_run(self, body: Body) -> Callable[[], object]:
         return lambda: body.run(0, self._caches[0])
 
-    def _layers_in(self, tokens: Sequence[int], cut: tuple[int, int]) -> Rows:
-        """Return all rows of a text in slot 0, the first forward over `cut[0]` rows, others over the width `cut[1]`."""
-        first, width = cut
-        starts = [0, *range(first, len(tokens), width)]
-        ends = [*starts[1:], len(tokens)]
-        return np.concatenate(
-            [self._layers(width, 0, start, tokens[start:end]).copy() for start, end in zip(starts, ends, strict=True)]
-        )
+    def _sampled(self) -> tuple[dict[int, list[Rows]], dict[int, list[Rows]]]:
+        """Return one text's last rows, and their logits, by every width, several times each: with the rows at other
+        places of the forward. Uses slot 0 (free before, free after)."""
+        widest = max(self._bodies)
+        length = min(max(widest, _SAMPLE_TOKENS), self._pool.total * self._pool.block_tokens)
+        count = min(length, _SAMPLE_TOKENS)
+        tokens = [(7 * i * i + 11 * i + 3) % self.spec.vocabulary_size for i in range(length)]
+        self._reserve([Segment(0, 0, tokens, (0, 0))])
+        for start in range(0, length, widest):
+            self._layers(widest, 0, start, tokens[start : start + widest])
+        found = {
+            width: [self._in_pieces(tokens, starts, width)[-count:] for starts in places(length, count, width)]
+            for width in self._bodies
+        }
+        self.release(0)
+        rows = found[widest][0]
+        logits = {
+            width: [
+                np.concatenate(
+                    [self._output(width, rows[start:end]).copy() for start, end in pairwise((*starts, count))]
+                )
+                for starts in places(count, count, width)
+            ]
+            for width in self._heads
+        }
+        return found, logits
 
-    def _output_in(self, rows: Rows, cut: tuple[int, int]) -> Rows:
-        first, width = cut
-        starts = [0, *range(first, len(rows), width)]
-        ends = [*starts[1:], len(rows)]
-        return np.concatenate(
-            [self._output(width, rows[start:end]).copy() for start, end in zip(starts, ends, strict=True)]
-        )
+    def _in_pieces(self, tokens: Sequence[int], starts: Sequence[int], width: int) -> Rows:
+        pieces = pairwise((*starts, len(tokens)))
+        return np.concatenate([self._layers(width, 0, start, tokens[start:end]).copy() for start, end in pieces])
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
@@ -226,11 +236,6 @@ class StaticModel(PooledModel):
         self._heads.clear()
         self._caches.clear()
         self._memory.close()
-
-
-def _cuts(width: int) -> tuple[tuple[int, int], ...]:
-    """Return (rows of the first forward, width): cuts that bring a row to different places of a forward."""
-    return ((width, width), (max(1, width // 2), width), (max(1, min(5, width - 1)), width))
 
 
 def _bits(found: Mapping[int, Sequence[Rows]]) -> dict[int, list[Bits]]:

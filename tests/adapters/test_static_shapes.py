@@ -24,7 +24,7 @@ from adapters.openvino_rt.static_adapter import StaticOpenVinoAdapter
 from adapters.openvino_rt.static_graphs import Compiler
 from adapters.openvino_rt.static_model import StaticModel
 from adapters.openvino_rt.static_plan import planned
-from adapters.openvino_rt.static_widths import Cover, agreeing
+from adapters.openvino_rt.static_widths import Cover, agreeing, places
 from device_profiles.profile import Exactness
 from tests.support import reference_decoder, tiny_gguf, tiny_models
 
@@ -213,3 +213,18 @@ def test_only_widths_that_agree_are_kept():
     assert agreeing({1: [one], 128: [other]}, 128) == (128,)
     assert agreeing({4: [one, other], 8: [one]}, 8) == (8,)  # 4 depends on where a row stands
     assert agreeing({4: [one, other]}, 128) == ()
+
+
+@given(st.integers(1, 12), st.integers(0, 140), st.integers(1, 140))
+def test_sampled_rows_stand_at_other_places_of_a_forward(count, before, width):
+    length = before + count
+    cuts = places(length, count, width)
+    stands = []
+    for starts in cuts:
+        ends = [*starts[1:], length]
+        assert all(0 < end - start <= width for start, end in zip(starts, ends, strict=True))
+        assert starts[0] <= length - count
+        stands.append(length - 1 - starts[-1])  # where the last row stands
+    if width > 2 * count and before >= width:
+        assert len(set(stands)) >= 2
+        assert width - 1 in stands
