@@ -1,0 +1,142 @@
+"""Two hosts on this machine: network namespaces with a cable between them, and a Ray cluster over both."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+_CLONE_NEWNET = 0x40000000
+_START_S = 60.0
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Names of the namespaces, and their addresses; `address` is the Ray cluster's."""
+
+    near: str
+    far: str
+    near_ip: str
+    far_ip: str
+
+    @property
+    def address(self) -> str:
+        return f"{self.near_ip}:6379"
+
+    def cable(self, state: str) -> None:
+        """Plug the cable between them in ("up") or out ("down")."""
+        _ip("-n", self.far, "link", "set", "eth0", state)
+
+    def on_near(self, function: Callable[[], _T]) -> _T:
+        """Run a function as on the near host, in a thread of its own."""
+        with ThreadPoolExecutor(1, initializer=_enter, initargs=(self.near,)) as pool:
+            return pool.submit(function).result()
+
+
+@contextmanager
+def two_hosts() -> Iterator[Hosts]:
+    """Make two hosts; skips the test where this user may not."""
+    number = os.getpid() % 250
+    hosts = Hosts(f"or{os.getpid()}a", f"or{os.getpid()}b", f"10.213.{number}.1", f"10.213.{number}.2")
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need Linux, root and iproute2")
+    try:
+        _ip("netns", "add", hosts.near)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
+    try:
+        _ip("netns", "add", hosts.far)
+        _ip("-n", hosts.near, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", hosts.far)
+        for name, address in ((hosts.near, hosts.near_ip), (hosts.far, hosts.far_ip)):
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "eth0", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        yield hosts
+    finally:
+        for name in (hosts.near, hosts.far):
+            with suppress(subprocess.CalledProcessError):
+                _ip("netns", "delete", name)
+
+
+@contextmanager
+def ray_over(hosts: Hosts) -> Iterator[None]:
+    """Start Ray on both. A token is set in this process's environment, for whoever joins."""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(32).hex(), "RAY_USAGE_STATS_ENABLED": "0"}
+    before = {name: os.environ.get(name) for name in token}
+    directory = tempfile.mkdtemp(prefix="or")
+    started: list[subprocess.Popen[bytes]] = []
+    os.environ.update(token)
+    try:
+        head = ("--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={directory}")
+        started.append(_ray(hosts.near, hosts.near_ip, directory, *head))
+        _until_it_listens(hosts)
+        started.append(_ray(hosts.far, hosts.far_ip, directory, f"--address={hosts.address}"))
+        yield
+    finally:
+        for process in started:
+            _end(process)
+        shutil.rmtree(directory, ignore_errors=True)
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _ray(host: str, address: str, directory: str, *arguments: str) -> subprocess.Popen[bytes]:
+    ray = str(Path(sys.executable).parent / "ray")
+    with Path(directory, f"{host}.log").open("wb") as log:
+        return subprocess.Popen(
+            [
+                *("ip", "netns", "exec", host, ray, "start", "--block", f"--node-ip-address={address}"),
+                *("--num-cpus=4", "--object-store-memory=80000000", *arguments),
+            ],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _until_it_listens(hosts: Hosts) -> None:
+    deadline = time.monotonic() + _START_S
+    while hosts.on_near(lambda: _refused(hosts)):
+        assert time.monotonic() < deadline, "Ray did not start"
+        time.sleep(0.2)
+
+
+def _refused(hosts: Hosts) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((hosts.near_ip, 6379)) != 0
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End `ray start --block` and the services that it started: they are its session."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(20.0)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _enter(namespace: str) -> None:
+    """Let the calling thread be on that host; what it starts is there too."""
+    with Path("/run/netns", namespace).open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
