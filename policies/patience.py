@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-_NEWEST = 0.1  # weight of the newest observation in the running means
+_NEWEST = 0.2  # weight of the newest observation in the running means
 RETRY_EVERY = 64
 """One wish in so many is waited for although the drafter seems too slow: it may be faster while the target waits."""
 

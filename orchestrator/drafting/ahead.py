@@ -17,6 +17,7 @@ from orchestrator.drafting.wire import Begin, End, Extend, Guess, Update
 
 _LEAST_CHANCE = 0.05  # a guess less likely than this is not gone on from
 _FIRST_LIMIT = 4  # tokens drafted ahead for a sequence that nobody has asked about yet
+_NEWEST = 0.1  # weight of the newest step in their mean time
 _READING_STEPS = 256  # steps in which a drafter may read a new sequence's prompt before it has a first guess
 
 
@@ -53,9 +54,9 @@ class _Line:
             count += 1
         return Guess(self.ahead[:count], self.confidences[:count])
 
-    def wants_more_for(self, ask: Ask) -> bool:
-        """True where a further token could be part of the draft."""
-        return not self.stuck and len(self.ahead) < ask.limit and self.chance >= ask.least
+    def wants_more_for(self, ask: Ask, least: float) -> bool:
+        """True where a further token could be part of the draft, and is likely enough."""
+        return not self.stuck and len(self.ahead) < ask.limit and self.chance >= max(ask.least, least)
 
 
 @dataclass(slots=True)
@@ -72,6 +73,7 @@ class AheadDrafter:
     hits: int = 0
     misses: int = 0
     _lines: dict[str, _Line] = field(default_factory=dict)
+    _step_s: float = 0.0
 
     def forget_all(self) -> None:
         """End every sequence: another target is connected, or the same one again, and tells them anew."""
@@ -93,8 +95,12 @@ class AheadDrafter:
                 if self._lines.pop(key, None) is not None:
                     self.drafter.end(key, keep=keep)
 
-    def answer(self, asks: Sequence[Ask], within_s: float) -> list[Guess]:
-        """Return one draft for each wish: at once where they are there already, else what there is in that time."""
+    def answer(self, asks: Sequence[Ask], within_s: float, round_s: float = 0.0) -> list[Guess]:
+        """Return one draft for each wish: at once where they are there already, else what there is in that time.
+
+        Where the target waits, `round_s` is what a round of it takes: a token that is accepted with chance p saves
+        p * round_s, and is drafted while that is more than drafting it takes. 0: nobody waits, and time is free.
+        """
         known = [ask for ask in asks if ask.key in self._lines]
         if not self.resumes:
             drafts = self.drafter.propose(known)
@@ -106,7 +112,7 @@ class AheadDrafter:
             self.hits += len(wishes) - missing
             self.misses += missing
         if missing:
-            self._draft_until(self.clock.monotonic_s() + within_s, wishes)
+            self._draft_until(self.clock.monotonic_s() + within_s, wishes, round_s)
         found = {line.key: line.draft(ask) for line, ask in wishes}
         for line, ask in wishes:
             line.wanted = len(found[line.key].tokens) + 1 + ask.limit
@@ -125,15 +131,17 @@ class AheadDrafter:
             self._grow(growing)
         return bool(growing)
 
-    def _draft_until(self, end_s: float, wishes: Sequence[tuple[_Line, Ask]]) -> None:
-        """Draft until every wish is fulfilled or the time is over; one step at least."""
-        while growing := [line for line, ask in wishes if line.wants_more_for(ask)]:
+    def _draft_until(self, end_s: float, wishes: Sequence[tuple[_Line, Ask]], round_s: float) -> None:
+        """Draft until every wish is fulfilled or the next step would be too late; one step at least."""
+        price = self._step_s / round_s if round_s else 0.0
+        while growing := [line for line, ask in wishes if line.wants_more_for(ask, price)]:
             self._grow(growing)
-            if self.clock.monotonic_s() >= end_s:
+            if self.clock.monotonic_s() + self._step_s > end_s:
                 return
 
     def _grow(self, lines: Sequence[_Line]) -> None:
         """Ask for one token more than each line has."""
+        started_s = self.clock.monotonic_s()
         drafts = self.drafter.propose([Ask(line.key, len(line.ahead) + 1) for line in lines])
         for line, draft in zip(lines, drafts, strict=True):
             grew = len(draft.tokens) > len(line.ahead)
@@ -141,3 +149,6 @@ class AheadDrafter:
             line.stuck = not grew and line.reading == 0
             if grew:
                 line.ahead, line.confidences = draft.tokens, draft.confidences
+        if not any(line.reading for line in lines):  # who reads a prompt takes longer
+            took_s = self.clock.monotonic_s() - started_s
+            self._step_s += (took_s - self._step_s) * (_NEWEST if self._step_s else 1.0)

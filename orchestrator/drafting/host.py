@@ -185,7 +185,7 @@ class DraftEngine:
             wishes = turn if turn.asks else wishes
         if wishes is not None:
             within_s = wishes.within_ms / MS_PER_S - (time.perf_counter() - came_s)
-            drafts = ahead.answer(wishes.asks, within_s)
+            drafts = ahead.answer(wishes.asks, within_s, wishes.round_ms / MS_PER_S)
             link.send(Answer(wishes.number, drafts, ahead.drafter.memory_bytes(), ahead.hits, ahead.misses))
 
 
@@ -193,13 +193,15 @@ def _welcome(link: Link, hosted: Hosted, ahead: AheadDrafter) -> None:
     """Answer the target's first word; a target of another version is told so and hung up on."""
     hello = link.hello(GREETING_S)
     other = "" if hello.version == VERSION else f"this draft worker speaks version {VERSION}, not {hello.version}"
-    ahead.runs_ahead = ahead.resumes and _apart(hosted, hello)
+    apart = _apart(hosted, hello)
+    ahead.runs_ahead = ahead.resumes and apart
     link.send(
         Welcome(
             VERSION,
             hosted.state,
             hosted.vocabulary_size,
             hosted.vocabulary_fingerprint,
+            apart,
             ahead.runs_ahead,
             other,
         )

@@ -24,6 +24,7 @@ from policies.acceptance import Sampling
 from policies.patience import Pace
 
 _NO_GUESS = Guess()
+_IN_TIME = 0.9  # of the time that a round waits, the other side may draft: the rest is the way back
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class RemoteLimits:
 @dataclass(slots=True, eq=False)
 class _Line:
     """One running sequence: its tokens are all that a new process must be told. `guess` continues the first `base`
-    tokens; `open`: it is not known yet how much of it the target chose."""
+    tokens; `open`: it is not known yet how much of it the target chose. `met`: there was a guess once, so the other
+    side has read the prompt."""
 
     key: str
     tokens: list[int]
@@ -46,6 +48,7 @@ class _Line:
     base: int = 0
     guess: Guess = _NO_GUESS
     open: bool = False
+    met: bool = False
 
     def rest(self, limit: int) -> Guess:
         """Return what is left of the guess behind the tokens, where they bear it out."""
@@ -73,7 +76,7 @@ class _Wish:
     sent_s: float
     waited_until_s: float
     asks: tuple[tuple[_Line, int, int], ...]  # the line, how many tokens it had, the limit
-    usual: bool  # no sequence was new to the other side
+    usual: bool  # the other side had read all prompts
 
 
 @dataclass(slots=True)
@@ -113,7 +116,7 @@ class RemoteDrafter:
         self._tell = report
         self._state, self._reason = "starting", "its process is being started"
         self._described = DrafterState(name, "model")
-        self._runs_ahead = False
+        self._apart = self._runs_ahead = False
         self._connector = Connector(name, device, self._check, self._report)
         self._link: Link | None = None
         self._lines: dict[str, _Line] = {}
@@ -210,27 +213,21 @@ class RemoteDrafter:
             return
         again = not self._running.isdisjoint(ask.key for ask in asks)
         self._pace = patience.asked(self._pace, round_ms=(now_s - self._went_on_s) * MS_PER_S if again else None)
-        bound_ms = self._limits.max_wait_ms
-        wait_ms = patience.patience_ms(self._pace, bound_ms)
-        if all(self._lines[ask.key].rest(ask.limit).tokens for ask in asks):
-            wait_ms = 0.0  # every sequence has drafts already
-        within_ms = wait_ms or min(bound_ms, self._pace.round_ms)
+        lines = [self._lines[ask.key] for ask in asks]
+        reading = not all(line.met for line in lines)
+        drafted = all(line.rest(1).tokens for line in lines)
+        wait_ms = 0.0 if reading or drafted else patience.patience_ms(self._pace, self._limits.max_wait_ms)
+        if wait_ms == 0.0 and not (reading or self._apart):
+            link.send(Turn(self._number, updates, []))  # what is not waited for would be drafted at the target's cost
+            return
         self._number += 1
         self._counts.asks += 1
-        self._wish = self._new_wish(asks, updates, now_s, wait_ms)
-        link.send(Turn(self._number, updates, asks, within_ms))
+        sent = tuple((line, len(line.tokens), ask.limit) for line, ask in zip(lines, asks, strict=True))
+        self._wish = _Wish(self._number, now_s, now_s + wait_ms / MS_PER_S, sent, usual=not reading)
+        price_ms = self._pace.round_ms if wait_ms else 0.0
+        link.send(Turn(self._number, updates, asks, _IN_TIME * wait_ms or self._pace.round_ms, price_ms))
         self._take(link, wait_ms / MS_PER_S)
         self._counts.wait_ms += (self._clock.monotonic_s() - now_s) * MS_PER_S
-
-    def _new_wish(self, asks: Sequence[Ask], updates: Sequence[Update], now_s: float, wait_ms: float) -> _Wish:
-        lines = self._lines
-        return _Wish(
-            self._number,
-            now_s,
-            now_s + wait_ms / MS_PER_S,
-            tuple((lines[ask.key], len(lines[ask.key].tokens), ask.limit) for ask in asks),
-            not any(isinstance(update, Begin) for update in updates),
-        )
 
     def _take(self, link: Link, timeout_s: float) -> None:
         """Take in an answer, waiting for it so long. Raises LinkLost, Garbage."""
@@ -251,6 +248,7 @@ class RemoteDrafter:
         counts.ahead_now = (answer.ahead_hits, answer.ahead_misses)
         for (line, base, _), draft in zip(wish.asks, answer.drafts, strict=True):
             line.base, line.guess, line.open = base, draft, True
+            line.met = line.met or bool(draft.tokens)
             self._judge(line)
 
     def _check_answer(self, wish: _Wish, answer: Answer) -> None:
@@ -287,11 +285,13 @@ class RemoteDrafter:
         self._link, welcome = made
         self._wish = None
         self._state, self._reason = "ok", ""
-        self._described, self._runs_ahead = welcome.drafter, welcome.runs_ahead
+        self._described, self._apart, self._runs_ahead = welcome.drafter, welcome.apart, welcome.runs_ahead
         self._draft_vocabulary = welcome.vocabulary_size
         self._counts.connections += 1
         self._counts.ahead = [self._counts.ahead_of(0), self._counts.ahead_of(1)]
         self._counts.ahead_now = (0, 0)
+        for line in self._lines.values():
+            line.met = False
         self._updates = [Begin(line.key, list(line.tokens), line.sampling) for line in self._lines.values()]
 
     def _drop(self, state: Literal["lost", "hung", "garbage"], reason: str) -> None:

@@ -35,12 +35,14 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The draft's side. `refusal` is empty where it serves; its vocabulary must be the target's."""
+    """The draft's side. `refusal` is empty where it serves; its vocabulary must be the expected one. `apart`: drafting
+    while the target verifies takes nothing away from it; `runs_ahead`: it does so unasked."""
 
     version: int
     drafter: DrafterState
     vocabulary_size: int
     vocabulary_fingerprint: str
+    apart: bool = True
     runs_ahead: bool = False
     refusal: str = ""
 
@@ -72,12 +74,14 @@ Update = Begin | Extend | End
 
 class Turn(msgspec.Struct, frozen=True, tag="turn", array_like=True):
     """Updates in their order, then wishes. `number` grows by one with every turn that has wishes; an answer is of
-    use within `within_ms`: with what there is by then."""
+    use within `within_ms`: with what there is by then. Where the target waits for it, `round_ms` is what a round takes
+    without waiting, the price of a token; else 0."""
 
     number: int
     updates: list[Update]
     asks: list[Ask]
     within_ms: float = 0.0
+    round_ms: float = 0.0
 
 
 class Guess(msgspec.Struct, frozen=True, array_like=True):

@@ -259,3 +259,12 @@ def test_it_is_reached_over_tcp_where_the_unix_socket_is_not(expected, texts):
             out, rounds = decode(loop_over(toy(), drafter), REQUESTS)
             assert out == expected
             assert sum(done.accepted for done in rounds) > 100
+
+
+def test_on_the_targets_device_it_is_not_asked_where_nobody_waits(expected, texts):
+    slow = KnowingDrafter(texts, token_ms=10.0)
+    with in_a_thread(slow, runs_ahead="never") as door, remote(door) as (drafter, _):
+        out, rounds = decode(loop_over(toy(script="base_ms=2"), drafter, running=1), REQUESTS)
+        assert out == expected
+        assert remote_of(drafter).asks < 0.3 * len(rounds)
+        assert not remote_of(drafter).runs_ahead

@@ -1,0 +1,82 @@
+"""Drafts within a time and for what they are worth; drafts ahead that are there when they are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.cluster.port import Sampling
+from orchestrator.drafting.ahead import AheadDrafter
+from orchestrator.drafting.port import Ask
+from orchestrator.drafting.wire import Begin, End, Extend
+from tests.support.drafters import KnowingDrafter
+
+TEXT = list(range(1, 60))
+HELD = 5
+
+
+@dataclass
+class Clock:
+    """Each look at it is `step_s` later: a step of drafting looks at it twice, and once more whether there is time."""
+
+    step_s: float = 0.0
+    now_s: float = 0.0
+
+    def monotonic_s(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+
+def ahead_of(step_s: float = 0.0, *, runs_ahead: bool = False) -> AheadDrafter:
+    ahead = AheadDrafter(KnowingDrafter([TEXT]), Clock(step_s), resumes=True, runs_ahead=runs_ahead)
+    ahead.update(Begin("a", TEXT[:HELD], Sampling()))
+    return ahead
+
+
+def test_it_answers_with_what_there_is_in_time():
+    assert ahead_of(0.001).answer([Ask("a", 12)], 10.0)[0].tokens == tuple(TEXT[5:17])
+    in_time = ahead_of(0.001)
+    in_time.answer([Ask("a", 1)], 10.0)  # now it knows how long a step takes
+    in_time.update(Extend("a", [99]))  # no text goes on there
+    assert in_time.answer([Ask("a", 12)], 10.0)[0].tokens == ()
+    in_time.update(Begin("a", TEXT[:HELD], Sampling()))
+    assert 0 < len(in_time.answer([Ask("a", 12)], 0.010)[0].tokens) < 6
+
+
+def test_what_is_unlikely_is_not_drafted_where_the_target_waits_too_long_for_it():
+    ahead = ahead_of(0.001)
+    ahead.answer([Ask("a", 2)], 10.0)
+    ahead.update(Extend("a", TEXT[5:7]))
+    worth = ahead.answer([Ask("a", 12)], 10.0, round_s=0.0015)[0]  # a token costs two thirds of a round
+    assert len(worth.tokens) == 4  # 0.9 ** 4 is less than that
+    ahead.update(Extend("a", worth.tokens))
+    assert ahead.answer([Ask("a", 12)], 10.0, round_s=0.0005)[0].tokens == ()
+
+
+def test_what_was_guessed_is_there_before_it_is_asked_for():
+    ahead = ahead_of(runs_ahead=True)
+    while ahead.step():
+        pass
+    assert ahead.answer([Ask("a", 3)], 0.0)[0].tokens == tuple(TEXT[5:8])
+    while ahead.step():
+        pass
+    ahead.update(Extend("a", TEXT[5:9]))
+    assert ahead.answer([Ask("a", 3)], 0.0)[0].tokens == tuple(TEXT[9:12])
+    assert (ahead.hits, ahead.misses) == (2, 0)
+    ahead.update(Extend("a", [77]))
+    ahead.answer([Ask("a", 3)], 0.0)
+    assert (ahead.hits, ahead.misses) == (2, 1)
+
+
+def test_it_does_not_draft_ahead_for_ever_nor_for_whom_it_does_not_know():
+    ahead = ahead_of(runs_ahead=True)
+    steps = 0
+    while ahead.step():
+        steps += 1
+    assert steps == 5
+    ahead.update(End("a", keep=False))
+    assert not ahead.step()
+    ahead.update(Extend("a", [1]))
+    assert ahead.answer([Ask("a", 3)], 1.0)[0].tokens == ()
