@@ -133,11 +133,12 @@ class AheadDrafter:
 
     def _draft_until(self, end_s: float, wishes: Sequence[tuple[_Line, Ask]], round_s: float) -> None:
         """Draft until every wish is fulfilled or the next step would be too late; one step at least."""
-        price = self._step_s / round_s if round_s else 0.0
+        price = 0.0  # the first step is free: without it nobody would learn that steps have become cheaper
         while growing := [line for line, ask in wishes if line.wants_more_for(ask, price)]:
             self._grow(growing)
             if self.clock.monotonic_s() + self._step_s > end_s:
                 return
+            price = self._step_s / round_s if round_s else 0.0
 
     def _grow(self, lines: Sequence[_Line]) -> None:
         """Ask for one token more than each line has."""

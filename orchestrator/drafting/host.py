@@ -186,7 +186,8 @@ class DraftEngine:
         if wishes is not None:
             within_s = wishes.within_ms / MS_PER_S - (time.perf_counter() - came_s)
             drafts = ahead.answer(wishes.asks, within_s, wishes.round_ms / MS_PER_S)
-            link.send(Answer(wishes.number, drafts, ahead.drafter.memory_bytes(), ahead.hits, ahead.misses))
+            took_ms = (time.perf_counter() - came_s) * MS_PER_S
+            link.send(Answer(wishes.number, drafts, took_ms, ahead.drafter.memory_bytes(), ahead.hits, ahead.misses))
 
 
 def _welcome(link: Link, hosted: Hosted, ahead: AheadDrafter) -> None:

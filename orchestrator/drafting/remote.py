@@ -7,6 +7,7 @@ them to a new process. History is the truth; the other side is a cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,13 +18,13 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Door, DrafterState, DraftLink, RemoteState
 from orchestrator.drafting.connector import Connector, Refusal
+from orchestrator.drafting.line import Line
 from orchestrator.drafting.port import NOTHING, Ask, Draft
-from orchestrator.drafting.wire import Answer, Begin, End, Extend, Garbage, Guess, Link, LinkLost, Turn, Update, Welcome
+from orchestrator.drafting.wire import Answer, Begin, End, Extend, Garbage, Link, LinkLost, Turn, Update, Welcome
 from policies import patience
 from policies.acceptance import Sampling
 from policies.patience import Pace
 
-_NO_GUESS = Guess()
 _IN_TIME = 0.9  # of the time that a round waits, the other side may draft: the rest is the way back
 
 
@@ -36,38 +37,6 @@ class RemoteLimits:
     answer_timeout_s: float = 20.0
 
 
-@dataclass(slots=True, eq=False)
-class _Line:
-    """One running sequence: its tokens are all that a new process must be told. `guess` continues the first `base`
-    tokens; `open`: it is not known yet how much of it the target chose. `met`: there was a guess once, so the other
-    side has read the prompt."""
-
-    key: str
-    tokens: list[int]
-    sampling: Sampling
-    base: int = 0
-    guess: Guess = _NO_GUESS
-    open: bool = False
-    met: bool = False
-
-    def rest(self, limit: int) -> Guess:
-        """Return what is left of the guess behind the tokens, where they bear it out."""
-        done = len(self.tokens) - self.base
-        guess = self.guess
-        if done >= len(guess.tokens) or list(guess.tokens[:done]) != self.tokens[self.base :]:
-            return _NO_GUESS
-        return Guess(guess.tokens[done : done + limit], guess.confidences[done : done + limit])
-
-    def verdict(self) -> int | None:
-        """Return how many tokens of the guess the target chose too, once, when that is decided."""
-        right = _common(self.guess.tokens, self.tokens[self.base :])
-        decided = right == len(self.guess.tokens) or right < len(self.tokens) - self.base
-        if not self.open or not decided:
-            return None
-        self.open = False
-        return right
-
-
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """A turn that is not answered yet."""
@@ -75,7 +44,7 @@ class _Wish:
     number: int
     sent_s: float
     waited_until_s: float
-    asks: tuple[tuple[_Line, int, int], ...]  # the line, how many tokens it had, the limit
+    asks: tuple[tuple[Line, int, int], ...]  # the line, how many tokens it had, the limit
     usual: bool  # the other side had read all prompts
 
 
@@ -119,13 +88,14 @@ class RemoteDrafter:
         self._apart = self._runs_ahead = False
         self._connector = Connector(name, device, self._check, self._report)
         self._link: Link | None = None
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, Line] = {}
         self._updates: list[Update] = []
         self._wish: _Wish | None = None
         self._number = 0
         self._pace = Pace()
         self._running: frozenset[str] = frozenset()
         self._went_on_s = 0.0
+        self._way_ms = math.inf  # there and back, at best
         self._counts = _Counts()
 
     def attach(self, door: Door) -> None:
@@ -134,7 +104,7 @@ class RemoteDrafter:
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
         """See the port."""
-        self._lines[key] = _Line(key, list(tokens), sampling)
+        self._lines[key] = Line(key, list(tokens), sampling)
         self._note(Begin(key, list(tokens), sampling))
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
@@ -239,17 +209,26 @@ class RemoteDrafter:
             raise Garbage(f"an answer to turn {answer.number} came, which nobody waits for")
         self._check_answer(wish, answer)
         now_s = self._clock.monotonic_s()
+        waited = now_s <= wish.waited_until_s
         if wish.usual:
-            self._pace = patience.answered(self._pace, (now_s - wish.sent_s) * MS_PER_S)
+            self._pace = patience.answered(self._pace, self._answer_ms(wish, answer, now_s, waited=waited))
         counts = self._counts
-        counts.in_time += now_s <= wish.waited_until_s
-        counts.late += now_s > wish.waited_until_s
+        counts.in_time += waited
+        counts.late += not waited
         counts.memory_bytes = answer.memory_bytes
         counts.ahead_now = (answer.ahead_hits, answer.ahead_misses)
         for (line, base, _), draft in zip(wish.asks, answer.drafts, strict=True):
             line.base, line.guess, line.open = base, draft, True
             line.met = line.met or bool(draft.tokens)
             self._judge(line)
+
+    def _answer_ms(self, wish: _Wish, answer: Answer, now_s: float, *, waited: bool) -> float:
+        """Return what it took to the answer; one that nobody waited for may have lain there for a while."""
+        took_ms = (now_s - wish.sent_s) * MS_PER_S
+        if waited:
+            self._way_ms = min(self._way_ms, took_ms - answer.took_ms)
+            return took_ms
+        return min(took_ms, answer.took_ms + (self._way_ms if self._way_ms < math.inf else 0.0))
 
     def _check_answer(self, wish: _Wish, answer: Answer) -> None:
         """Raise Garbage where an answer cannot be one."""
@@ -263,7 +242,7 @@ class RemoteDrafter:
             if not all(0.0 <= confidence <= 1.0 for confidence in draft.confidences):
                 raise Garbage("a confidence is no probability")
 
-    def _judge(self, line: _Line) -> None:
+    def _judge(self, line: Line) -> None:
         right = line.verdict()
         if right is not None:
             self._pace = patience.judged(self._pace, right)
@@ -319,13 +298,3 @@ class RemoteDrafter:
                 f"{welcome.drafter.source or welcome.drafter.name} has another vocabulary than the target: its tokens "
                 "mean other text; choose a draft of the target's family"
             )
-
-
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many leading tokens are the same."""
-    length = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
-            break
-        length += 1
-    return length

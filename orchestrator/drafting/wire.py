@@ -92,11 +92,12 @@ class Guess(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
-    """One guess for each wish of a turn. The rest counts since the connection began: sequences whose draft was there
-    before it was asked for (`ahead_hits`), and those whose draft was not (`ahead_misses`)."""
+    """One guess for each wish of a turn, `took_ms` after it was read. The rest counts since the connection began:
+    sequences whose draft was there before it was asked for (`ahead_hits`), and those whose draft was not."""
 
     number: int
     drafts: list[Guess]
+    took_ms: float = 0.0
     memory_bytes: int = 0
     ahead_hits: int = 0
     ahead_misses: int = 0
