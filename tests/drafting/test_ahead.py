@@ -51,7 +51,7 @@ def test_what_is_unlikely_is_not_drafted_where_the_target_waits_too_long_for_it(
     ahead.update(Extend("a", TEXT[5:7]))
     worth = ahead.answer([Ask("a", 12)], 10.0, round_s=0.0015)[0]  # a token costs two thirds of a round
     assert len(worth.tokens) == 4  # 0.9 ** 4 is less than that
-    ahead.update(Extend("a", worth.tokens))
+    ahead.update(Extend("a", list(worth.tokens)))
     assert len(ahead.answer([Ask("a", 12)], 10.0, round_s=0.0005)[0].tokens) == 1
 
 
