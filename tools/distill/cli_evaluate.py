@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -76,19 +77,17 @@ def _ways(read: ClusterConfig, base: Path, draft: Path, adapter: str) -> list[Wa
 
 def _table(result: dict[str, Any]) -> Table:
     caption = (
-        f"identical output: {'yes' if result['identical'] else 'NO'}; one drafted token takes "
-        f"{result['step_ms']:.2f} ms on {result['adapter']}; tok: mean acceptance length, TPOT in ms"
+        f"tokens a verification / TPOT in ms; identical output: {'yes' if result['identical'] else 'NO'}; "
+        f"one drafted token takes {result['step_ms']:.2f} ms on {result['adapter']}"
     )
-    table = Table(title="what the draft is worth, one request at a time", caption=caption)
-    for name in ("category", "prompts"):
-        table.add_column(name, justify="left" if name == "category" else "right")
-    for name in (PLAIN, SUFFIX, BOTH, ALONE):
-        table.add_column(f"{name}\ntok / TPOT", justify="right")
-    table.add_column("suffix + draft\nover suffix", justify="right")
+    table = Table(title="what the draft is worth, one request at a time", caption=caption, box=SIMPLE)
+    table.add_column("category", no_wrap=True)
+    for name in (PLAIN, SUFFIX, BOTH, ALONE, "over suffix"):
+        table.add_column(name, justify="right", no_wrap=name != BOTH)
     for row in result["rows"]:
         cells = [
-            f"{row['ways'][name]['mean_acceptance_length']:.2f} / {row['ways'][name]['tpot_ms']:.2f}"
+            f"{row['ways'][name]['mean_acceptance_length']:.2f} / {row['ways'][name]['tpot_ms']:.1f}"
             for name in (PLAIN, SUFFIX, BOTH, ALONE)
         ]
-        table.add_row(row["category"], str(row["prompts"]), *cells, f"{row['draft_over_suffix']:.2f}x")
+        table.add_row(row["category"], *cells, f"{row['draft_over_suffix']:.2f}x")
     return table

@@ -36,6 +36,9 @@ def train(
     batch_tokens: Annotated[int, typer.Option(min=64, help="Tokens of one step.")] = 8192,
     row_tokens: Annotated[int, typer.Option(min=16, help="Tokens that attend to one another.")] = 1024,
     learning_rate: Annotated[float, typer.Option(min=0.0)] = 3e-3,
+    table_rate: Annotated[
+        float, typer.Option(min=0.0, help="Times that, for the tables; 0: the embedding stays.")
+    ] = 0.2,
     evaluate_every: Annotated[int, typer.Option(min=1, help="Steps between looks at held-out texts.")] = 100,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
     seed: Annotated[int, typer.Option()] = 0,
@@ -58,7 +61,9 @@ def train(
     else:
         if hidden % heads or heads % 2 or (hidden // heads) % 16:
             raise DistillError(f"{hidden} elements in {heads} heads: give even heads of a multiple of 16 elements")
-        plan = Plan(steps, batch_tokens, min(row_tokens, batch_tokens), learning_rate, seed=seed)
+        warm_up = max(1, min(50, steps // 10))
+        rows = min(row_tokens, batch_tokens)
+        plan = Plan(steps, batch_tokens, rows, learning_rate, warm_up, table_rate, seed=seed)
         chosen = most_frequent(counts(training, facts.vocabulary_size), outputs, facts.end_ids)
         shape = Shape(facts.vocabulary_size, len(chosen), hidden, layers, heads, heads // 2, mlp)
         state = State.fresh(shape, chosen, plan)

@@ -30,14 +30,15 @@ _LEAST = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to train. `steps` is the whole, over all runs; `batch_tokens` make a step."""
+    """How to train. `steps` is the whole, over all runs; `batch_tokens` make a step. Tables learn at `table_rate` times
+    the rate of the layers; with little data 0 is best, and the embedding stays as it began."""
 
     steps: int
     batch_tokens: int = 8192
     row_tokens: int = 1024
     learning_rate: float = 3e-3
     warm_up: int = 50
-    embedding_rate: float = 0.2
+    table_rate: float = 0.2
     weight_decay: float = 0.05
     dropout: float = 0.1
     seed: int = 0
@@ -96,11 +97,14 @@ class State:
 def _optimizer(draft: Draft, plan: Plan) -> torch.optim.Optimizer:
     """AdamW. Tables learn more slowly: most of their rows are seen a few times only."""
     tables = [draft.model.embed_tokens.weight, draft.lm_head.weight]
+    draft.model.embed_tokens.weight.requires_grad_(plan.table_rate > 0.0)
     known = {id(weight) for weight in tables}
     others = [weight for weight in draft.parameters() if id(weight) not in known]
+    if plan.table_rate == 0.0:
+        tables = tables[1:]  # the output layer is small enough to learn from little
     groups = [
         {"params": others, "scale": 1.0, "weight_decay": plan.weight_decay},
-        {"params": tables, "scale": plan.embedding_rate, "weight_decay": 0.0},
+        {"params": tables, "scale": plan.table_rate or 1.0, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=plan.learning_rate, betas=(0.9, 0.98))
 
