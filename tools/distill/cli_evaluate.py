@@ -78,12 +78,15 @@ def _ways(read: ClusterConfig, base: Path, draft: Path, adapter: str) -> list[Wa
 def _table(result: dict[str, Any]) -> Table:
     caption = (
         f"tokens a verification / TPOT in ms; identical output: {'yes' if result['identical'] else 'NO'}; "
+        f"gain: TPOT of suffix over suffix + draft; "
         f"one drafted token takes {result['step_ms']:.2f} ms on {result['adapter']}"
     )
-    table = Table(title="what the draft is worth, one request at a time", caption=caption, box=SIMPLE)
+    table = Table(
+        title="what the draft is worth, one request at a time", caption=caption, box=SIMPLE, padding=(0, 1, 0, 0)
+    )
     table.add_column("category", no_wrap=True)
-    for name in (PLAIN, SUFFIX, BOTH, ALONE, "over suffix"):
-        table.add_column(name, justify="right", no_wrap=name != BOTH)
+    for name in (PLAIN, SUFFIX, BOTH, ALONE, "gain"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in result["rows"]:
         cells = [
             f"{row['ways'][name]['mean_acceptance_length']:.2f} / {row['ways'][name]['tpot_ms']:.1f}"
