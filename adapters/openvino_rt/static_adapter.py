@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ _FORMAT = 1
 
 
 class StaticOpenVinoAdapter:
-    """See the module and the contract. For `device` CPU, weights are prepared as the file has them; for all others in 8
-    bits, which every NPU computes with."""
+    """See the module and the contract. For `device` CPU, weights are prepared as the file has them or in 8 bits; for
+    all others in 8 bits, which every NPU computes with."""
 
     name = "openvino_rt"
 
@@ -30,22 +31,30 @@ class StaticOpenVinoAdapter:
 
     def devices(self) -> list[DeviceProfile]:
         """List OpenVINO's devices. Raises AdapterUnavailable."""
-        return devices()
+        return [
+            replace(found, weights=(Precision.INT8,), kv_cache=(), exact_kv_cache=(), memory_costs=None)
+            for found in devices()
+        ]
 
-    def recipe(self) -> str:
+    def recipe(self, weights: Precision | None = None) -> str:
         """Name the graphs' format and the library that writes them."""
-        weights = "int8" if self._eight_bits else "own"
-        return f"static graphs, {weights} weights, {_FORMAT}; openvino {version('openvino')}"
+        name = "int8" if self._in_eight_bits(weights) else "own"
+        return f"static graphs, {name} weights, {_FORMAT}; openvino {version('openvino')}"
 
-    def prepare(self, source: Path, target: Path, progress: Progress) -> None:
+    def _in_eight_bits(self, weights: Precision | None) -> bool:
+        if weights not in (None, Precision.INT8):
+            raise Unsupported(f"weights in {weights}: with static shapes they are as_file or int8")
+        return self._eight_bits or weights is Precision.INT8
+
+    def prepare(self, source: Path, target: Path, progress: Progress, weights: Precision | None = None) -> None:
         """Write the graphs, from our own reader of the file. Raises ModelRefused, AdapterUnavailable."""
         from adapters.decoder.eight_bits import EightBitWeights
         from adapters.decoder.source import open_source
         from adapters.openvino_rt.static_build import write_static
 
         progress(f"convert {title(source)}", -1.0)
-        weights = open_source(source)
-        chosen = EightBitWeights(weights) if self._eight_bits else weights
+        opened = open_source(source)
+        chosen = EightBitWeights(opened) if self._in_eight_bits(weights) else opened
         write_static(chosen, target)
         write_facts(target, facts_of(chosen, source))
         progress(f"convert {title(source)}", 1.0)
