@@ -85,14 +85,15 @@ class Daemon:
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             admin_path = admin_socket_path(self._config, port)
             with _listen_unix(admin_path) as unix:
+                settings = self._api_settings()
                 api = create_app(
                     self._control,
                     lambda: self._tokenizer,
                     self._model_name,
-                    self._api_settings(),
+                    settings,
                     self._clock,
                 )
-                admin = create_admin_app(self._control, f"{url}/v1", version("outrider"))
+                admin = create_admin_app(self._control, f"{url}/v1", version("outrider"), settings.acceptance)
                 self._control.on_round.extend(api.state.on_round)
                 async with _serving(api, tcp), _serving(admin, unix):
                     await self._serve(url, admin_path)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from orchestrator.cluster.port import Sampling
 from orchestrator.errors import RequestError
 from policies.acceptance import Acceptance
 
 HEADER = "X-Outrider-Acceptance"
-
-Rule = Literal["greedy", "coupled", "rejection", "tolerance"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +17,15 @@ class AcceptanceBounds:
     default: Acceptance = "coupled"
     tolerance: bool = False
 
+    @property
+    def tolerance_allowed(self) -> bool:
+        """True where a request may be judged tolerantly."""
+        return self.tolerance or self.default == "tolerance"
+
     def chosen(self, asked: Acceptance | None) -> Acceptance:
         """Return a request's rule. Raises RequestError where the operator does not allow it."""
         rule = asked or self.default
-        if rule == "tolerance" and not (self.tolerance or self.default == "tolerance"):
+        if rule == "tolerance" and not self.tolerance_allowed:
             raise RequestError(
                 '\'acceptance\' "tolerance" may change the output and is not allowed here: ask for "coupled" or '
                 '"rejection", or the operator for speculation.allow_tolerance',
@@ -32,10 +33,3 @@ class AcceptanceBounds:
                 code="lossy_not_allowed",
             )
         return rule
-
-
-def rule_of(sampling: Sampling) -> Rule:
-    """Return the rule in effect: at temperature 0 all that lose nothing are one."""
-    if sampling.temperature == 0.0 and sampling.acceptance != "tolerance":
-        return "greedy"
-    return sampling.acceptance

@@ -9,11 +9,12 @@ import msgspec
 from fastapi import FastAPI
 
 from orchestrator.api import errors
+from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.control.port import Control, DraftView, Totals
 
 
-def create_admin_app(control: Control, api_url: str, version: str) -> FastAPI:
-    """Return the app; `api_url` is where the public API listens."""
+def create_admin_app(control: Control, api_url: str, version: str, bounds: AcceptanceBounds) -> FastAPI:
+    """Return the app; `api_url` is where the public API listens, `bounds` the rules that its requests may ask for."""
     app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
     errors.install(app)
 
@@ -29,6 +30,7 @@ def create_admin_app(control: Control, api_url: str, version: str) -> FastAPI:
             "uptime_s": view.uptime_s,
             "streams": view.streams,
             "api": api_url,
+            "acceptance": {"default": bounds.default, "tolerance_allowed": bounds.tolerance_allowed},
             "ready": msgspec.to_builtins(view.ready),
             "gauges": msgspec.to_builtins(view.gauges),
             "totals": totals_of(view.totals),

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator.api.acceptance import Rule
+from policies.acceptance import Rule
 
 
 class Answered(BaseModel):

@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from orchestrator.api import errors, probes, tokenize, translate
-from orchestrator.api.acceptance import AcceptanceBounds, rule_of
+from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, Model, ModelList
 from orchestrator.api.choices import choices_of, cost_of, merged, pieces_of
 from orchestrator.api.fingerprint import system_fingerprint
@@ -175,7 +175,7 @@ class Api:
         self, kind: Kind, body: CompletionRequest | ChatRequest, submit: Submit, tokenizer: TokenizerPort
     ) -> Envelope:
         rendered = chat_logprobs if kind == "chat" else completion_logprobs
-        rule = rule_of(submit.sampling)
+        rule = submit.sampling.rule
         return Envelope(
             kind,
             submit.request_id,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from importlib.metadata import version
 
-from orchestrator.api.acceptance import Rule
 from orchestrator.cluster.port import Ready
+from policies.acceptance import Rule
 
 
 def system_fingerprint(ready: Ready | None, rule: Rule = "coupled") -> str | None:

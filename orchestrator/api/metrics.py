@@ -68,6 +68,8 @@ class _Rounds:
         self._positions = make.counter(
             "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted at a position.", "position"
         )
+        self._rule_drafted = make.counter("acceptance_draft_tokens", "Draft tokens verified under a rule.", "rule")
+        self._rule_accepted = make.counter("acceptance_accepted_tokens", "Draft tokens a rule accepted.", "rule")
         self._prompt = make.counter("prompt_tokens", "Prompt tokens of requests that got their first token.")
         self._generated = make.counter("generation_tokens", "Tokens generated.")
         self._iteration = make.histogram("iteration_tokens_total", "Tokens of a round, prompts included.", _TOKENS)
@@ -90,6 +92,9 @@ class _Rounds:
         self._accepted.labels(model).inc(done.accepted)
         for position, count in enumerate(done.accepted_per_position):
             self._positions.labels(model, str(position)).inc(count)
+        for rule, (drafted, accepted) in done.by_rule.items():
+            self._rule_drafted.labels(model, rule).inc(drafted)
+            self._rule_accepted.labels(model, rule).inc(accepted)
         self._prompt.labels(model).inc(prompts)
         self._generated.labels(model).inc(generated)
         self._iteration.labels(model).observe(generated + prompts)
@@ -156,6 +161,7 @@ class _State:
         self._preemptions = _PerWorker(make.counter("num_preemptions", "Requests sent back to the queue."))
         self._queries = _PerWorker(make.counter("prefix_cache_queries", "Tokens looked up in the prefix cache."))
         self._hits = _PerWorker(make.counter("prefix_cache_hits", "Tokens found in the prefix cache."))
+        self._delta = make.gauge("tolerance_delta", "Nats that tolerance allows, once it is known.", "sampling")
         self._restarts = make.counter("worker_restarts", "Restarts of the worker since the daemon started.")
         self._restarts_counted = 0
 
@@ -172,6 +178,9 @@ class _State:
             self._running.labels(model).set(view.gauges.running)
             self._waiting.labels(model).set(view.gauges.waiting)
             self._kv_usage.labels(model).set(used / max(1, view.gauges.total_blocks))
+            self._delta.clear()  # a new worker knows of none
+            for sampling, delta in view.gauges.tolerance_deltas.items():
+                self._delta.labels(model, sampling).set(delta)
 
 
 class _Drafters:

@@ -11,10 +11,11 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from orchestrator.api.acceptance import HEADER, Rule
+from orchestrator.api.acceptance import HEADER
 from orchestrator.api.logprobs import ScoredToken
 from orchestrator.api.streaming import Answer, Piece
 from orchestrator.api.tool_stream import whole_calls
+from policies.acceptance import Rule
 
 Kind = Literal["chat", "completion"]
 RenderLogprobs = Callable[[Sequence[ScoredToken]], dict[str, Any]]

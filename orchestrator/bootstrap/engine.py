@@ -40,6 +40,7 @@ def build_loop(target: Target, options: EngineOptions, drafter: Drafter | None) 
         max_depth=options.max_depth,
         max_itl_ms=options.max_itl_ms,
         prefix_reuse=options.prefix_reuse,
+        tolerance=options.tolerance,
         grammars=build_grammars(target),
     )
 

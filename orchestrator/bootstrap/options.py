@@ -13,6 +13,7 @@ from device_profiles.profile import Exactness
 from orchestrator.cluster.port import WorkerSpec
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig, ModelDraft, SuffixDraft, Target
+from policies.acceptance import ToleranceGoal
 
 ENGINE_ENTRY = "orchestrator.bootstrap.engine:build_engine"
 DRAFT_ENTRY = "orchestrator.bootstrap.draft_worker:build_draft_engine"
@@ -86,6 +87,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     max_itl_ms: float
     prefix_reuse: bool
     max_depth: int
+    tolerance: ToleranceGoal
     drafters: list[DraftOptions]
 
     def with_model(self, **changes: object) -> EngineOptions:
@@ -121,6 +123,11 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         max_itl_ms=config.limits.max_itl_ms,
         prefix_reuse=config.limits.prefix_reuse,
         max_depth=0 if off else config.speculation.num_speculative_tokens,
+        tolerance=ToleranceGoal(
+            config.speculation.tolerance_acceptance_rate,
+            config.speculation.tolerance_warmup_tokens,
+            config.speculation.tolerance_max_delta,
+        ),
         drafters=[] if off else _drafters(config, base),
     )
 

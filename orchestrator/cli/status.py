@@ -89,6 +89,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
             ("exactness", f"{ready['exactness']} (row-invariant: {invariant})"),
             ("drafters", f"{', '.join(ready['drafters']) or 'none'}; depth 0 to {ready['max_depth']}"),
         ]
+    rows.append(("acceptance rule", acceptance_line(answer["acceptance"], gauges)))
     if gauges:
         used = gauges["total_blocks"] - gauges["free_blocks"]
         rows += [
@@ -112,6 +113,17 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
             ("mean acceptance length", f"{totals['mean_acceptance_length']:.2f} (1 + accepted / drafts)"),
         ]
     return rows
+
+
+def acceptance_line(acceptance: dict[str, Any], gauges: dict[str, Any] | None) -> str:
+    """Return the rule of requests that name none, and how far the lossy one goes where it is allowed."""
+    if not acceptance["tolerance_allowed"]:
+        return f"{acceptance['default']}; tolerance not allowed"
+    known = gauges["tolerance_deltas"] if gauges else {}
+    learned = [
+        f"{known[kind]:.2f} nats {kind}" if kind in known else f"{kind} warming up" for kind in ("sampled", "greedy")
+    ]
+    return f"{acceptance['default']}; tolerance allowed (LOSSY): {', '.join(learned)}"
 
 
 def drafter_line(state: dict[str, Any]) -> str:

@@ -174,7 +174,8 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
     """What one round committed, for all its requests, and the totals the metrics are made of.
 
     `drafted`, `accepted` and `accepted_per_position` count draft tokens of this round; `drafts` counts the
-    sequences that had one. `round_ms` is the whole round, `device_ms` the runtime's own forward inside it.
+    sequences that had one. `by_rule`: drafted and accepted tokens by the rule they were judged by. `round_ms` is the
+    whole round, `device_ms` the runtime's own forward inside it.
     """
 
     deltas: list[Delta]
@@ -187,6 +188,7 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
     round_ms: float
     device_ms: float
     draft_ms: float
+    by_rule: dict[str, tuple[int, int]] = {}
 
 
 class RemoteState(msgspec.Struct, frozen=True):
@@ -259,7 +261,8 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     """State after a round, sent at most a few times a second and whenever the worker becomes idle.
 
     `drafters` are in order of cost. `preemptions`, `rounds`, `prefix_queries` and `prefix_hits` (tokens looked up and
-    found in the prefix cache) are counts since the worker started.
+    found in the prefix cache) are counts since the worker started. `tolerance_deltas`, in nats, by the kind of sampling
+    ("greedy", "sampled"): those that are known.
     """
 
     running: int
@@ -274,6 +277,7 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     prefix_hits: int = 0
     drafters: list[DrafterState] = []
     peak_rss_bytes: int = 0
+    tolerance_deltas: dict[str, float] = {}
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -153,6 +153,13 @@ class Speculation(Section):
     `tolerance`: lossy; more drafts are accepted, and the output is not the target's."""
     allow_tolerance: bool = False
     """`true`: requests may ask for `tolerance`. It is allowed where it is the rule of `acceptance`, too."""
+    tolerance_acceptance_rate: float = Field(default=0.9, gt=0, lt=1)
+    """The share of judged drafts (those with all before them accepted) that `tolerance` is to accept."""
+    tolerance_warmup_tokens: int = Field(default=512, ge=16, le=100_000)
+    """Judged drafts that `tolerance` learns from before it applies; until then the rule is `rejection`. Greedy and
+    sampled requests learn apart, and a new worker learns anew."""
+    tolerance_max_delta: float = Field(default=2.0, gt=0, le=20)
+    """The most by which a draft may be less likely to the target than to the drafter, in nats: 2 is 7.4 times."""
 
 
 class Devices(Section):

@@ -64,10 +64,16 @@ def fitted(draft: Draft, state: GrammarState, bound: int) -> Draft:
     forced = tuple(state.forced(()))
     count = min(len(forced), len(draft.tokens))
     if draft.tokens[:count] == forced[:count] and len(draft.tokens) > count:
-        draft = replace(draft, confidences=(FORCED_CONFIDENCE,) * count + draft.confidences[count:])
+        draft = replace(
+            draft,
+            confidences=(FORCED_CONFIDENCE,) * count + draft.confidences[count:],
+            proposals=(None,) * count + draft.proposals[count:],
+        )
     else:
         draft = _lengthened(NOTHING, forced)
     fits = min(bound, state.fitting(draft.tokens))
+    if fits < bound and draft.drawn(fits):  # dropped for what it is, it would be no draw: it stays, and is rejected
+        return draft.cut(fits + 1)
     draft = draft.cut(fits)
     if fits == bound or (forced and fits <= len(forced)):
         return draft

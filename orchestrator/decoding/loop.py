@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, LoadedModel
-from device_profiles.units import MS_PER_S, ceil_div
+from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Delta, Gauges, Refused, Round, Submit
 from orchestrator.decoding.batch import Part, paid, rows_of
+from orchestrator.decoding.checks import problem_with
 from orchestrator.decoding.grammar import Grammars
+from orchestrator.decoding.judging import Judging
 from orchestrator.decoding.prefixes import Prefixes
 from orchestrator.decoding.rules import Rules
 from orchestrator.decoding.schedule import Schedule
 from orchestrator.decoding.session import NO_SLOT, Session
 from orchestrator.decoding.tally import ByDrafter, Tally
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
-from policies.acceptance import NotFinite, Row, Verdict, verdict
+from policies.acceptance import NotFinite, Row, ToleranceGoal, Verdict
 from policies.depth import depth, filled, price
-from policies.penalties import LEAST_REPETITION
 
 
 class DecodeLoop:
@@ -27,7 +28,7 @@ class DecodeLoop:
 
     `max_depth` bounds every request's depth; a request may ask for less, never for more. `max_itl_ms` bounds
     a forward that decodes and prefills. `prefix_reuse`: requests begin with what earlier ones computed.
-    `grammars` starts the grammars that requests ask for.
+    `grammars` starts the grammars that requests ask for. `tolerance` is what the rule of that name is to reach.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class DecodeLoop:
         max_depth: int,
         max_itl_ms: float,
         prefix_reuse: bool,
+        tolerance: ToleranceGoal,
         grammars: Grammars | None = None,
     ) -> None:
         self._target = target
@@ -50,6 +52,7 @@ class DecodeLoop:
         self._schedule = Schedule(target, self._prefixes, clock, max_running=max_running, max_itl_ms=max_itl_ms)
         self._max_depth = max_depth if drafter is not None else 0
         self._by_drafter = ByDrafter()
+        self._judging = Judging(tolerance)
         self._failed: list[Refused] = []
         self._rounds = 0
 
@@ -71,7 +74,7 @@ class DecodeLoop:
 
     def submit(self, request: Submit) -> Refused | None:
         """Queue a request; returns why not, where it can never be served."""
-        problem = self._problem(request)
+        problem = problem_with(request, self._target)
         if problem:
             return Refused(request.request_id, problem, "invalid")
         try:
@@ -85,27 +88,6 @@ class DecodeLoop:
         """Return, once, the requests that the last rounds could not go on with; they are gone."""
         failed, self._failed = self._failed, []
         return failed
-
-    def _problem(self, request: Submit) -> str:
-        caps, vocabulary = self._target.capabilities, self._target.spec.vocabulary_size
-        longest = len(request.prompt) + request.max_tokens
-        if not request.prompt:
-            return "the prompt is empty"
-        if request.max_tokens < 0 or len(request.committed) >= max(1, request.max_tokens):
-            return f"max_tokens {request.max_tokens} leaves nothing to generate"
-        if longest > caps.max_context_tokens:
-            return f"prompt and max_tokens make {longest} tokens; the context holds {caps.max_context_tokens}"
-        if ceil_div(longest + caps.paid_rows, caps.block_tokens) > caps.total_blocks:
-            return f"{longest} tokens need more than the KV cache's {caps.total_blocks * caps.block_tokens}"
-        known = [*request.prompt, *request.committed]
-        if min(known) < 0 or max(known) >= vocabulary:
-            return f"a token is outside the vocabulary of {vocabulary}"
-        if not request.sampling.repetition_penalty >= LEAST_REPETITION:
-            return f"repetition_penalty {request.sampling.repetition_penalty} is below {LEAST_REPETITION}"
-        named = [*request.stop_tokens, *(token for token, _ in request.sampling.logit_bias)]
-        if named and (min(named) < 0 or max(named) >= vocabulary):
-            return f"a stop or biased token is outside the vocabulary of {vocabulary}"
-        return ""
 
     def cancel(self, request_id: str) -> None:
         """Forget a request, running or waiting; its slot is free at once. Unknown ids are ignored."""
@@ -139,6 +121,7 @@ class DecodeLoop:
             drafted=tally.drafted,
             accepted=tally.accepted,
             accepted_per_position=tally.per_position,
+            by_rule=tally.by_rule,
             round_ms=(self._clock.monotonic_s() - started) * MS_PER_S,
             device_ms=result.device_ms,
             draft_ms=draft_ms,
@@ -183,6 +166,7 @@ class DecodeLoop:
                 least = price(sequences) if session.submit.depth is None else 0.0
                 drafting.append(session)
                 asks.append(Ask(session.key, bound, least))
+        drafting, asks = self._affordable(parts, drafting, asks)
         for session, ask, draft in zip(drafting, asks, self._drafter.propose(asks), strict=True):
             bound = min(ask.limit, left + free[session.key])
             sane = draft.within(self._target.spec.vocabulary_size)
@@ -194,6 +178,24 @@ class DecodeLoop:
         if self._target.blocks_needed(batch) > self._target.free_blocks():
             for session in drafting:  # drafts never cost a running sequence its place
                 session.draft = NOTHING
+
+    def _affordable(
+        self, parts: Sequence[Part], drafting: list[Session], asks: list[Ask]
+    ) -> tuple[list[Session], list[Ask]]:
+        """Leave out those who would draw drafts for which there may be no block: once drawn, a draft is verified."""
+        if not any(session.submit.sampling.draws_drafts for session in drafting):
+            return drafting, asks
+        for session, ask in zip(drafting, asks, strict=True):
+            session.draft = Draft((0,) * ask.limit)
+        short = self._target.blocks_needed([part.segment() for part in parts]) > self._target.free_blocks()
+        for session in drafting:
+            session.draft = NOTHING
+        kept = [
+            (session, ask)
+            for session, ask in zip(drafting, asks, strict=True)
+            if not (short and session.submit.sampling.draws_drafts)
+        ]
+        return [session for session, _ in kept], [ask for _, ask in kept]
 
     def _depth(self, session: Session, draft: Draft, sequences: int, bound: int, free: int) -> int:
         if session.submit.depth is not None:
@@ -214,10 +216,8 @@ class DecodeLoop:
             if not part.samples:
                 verdicts.append(None)
                 continue
-            draft, shape = session.draft.tokens, session.rules.shape if session.rules is not None else None
-            rows_judged = own[len(own) - len(draft) - 1 :]
             try:
-                verdicts.append(verdict(rows_judged, draft, session.submit.sampling, len(session.tokens), shape))
+                verdicts.append(self._judging.verdict(session, own[len(own) - len(session.draft.tokens) - 1 :]))
             except NotFinite as error:
                 device = self._target.capabilities.device
                 raise DeviceLost(f"{device} computed garbage: {error}") from error
@@ -269,7 +269,7 @@ class DecodeLoop:
         session.draft_steps += drafted > 0
         session.drafted += drafted
         session.accepted += judged.accepted
-        tally.add(drafted, judged.accepted)
+        tally.add(drafted, judged.accepted, session.submit.sampling.rule)
         self._by_drafter.add(session.draft, judged.accepted)
 
     def gauges(self, rss_bytes: int, peak_rss_bytes: int = 0) -> Gauges:
@@ -286,6 +286,7 @@ class DecodeLoop:
             peak_rss_bytes=peak_rss_bytes,
             prefix_queries=self._prefixes.queries,
             prefix_hits=self._prefixes.hits,
+            tolerance_deltas=self._judging.deltas,
             drafters=self._by_drafter.states(self._drafter.states()) if self._drafter is not None else [],
         )
 

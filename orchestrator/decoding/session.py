@@ -17,7 +17,8 @@ NO_SLOT = -1
 class Session:
     """`tokens` is the prompt and all committed tokens. `cached` counts the leading positions whose KV the slot
     holds and may be trusted; the rest is (re)computed. `apart`: rows behind the prompt are of a numerical class of
-    their own (see adapters.contract.Capabilities.apart_tokens). Times are seconds of the loop's clock."""
+    their own (see adapters.contract.Capabilities.apart_tokens). Times are seconds of the loop's clock.
+    `tolerance_delta`: see RequestStats."""
 
     submit: Submit
     tokens: list[int]
@@ -35,6 +36,7 @@ class Session:
     draft_steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    tolerance_delta: float = -1.0
     draft: Draft = field(default=NOTHING)
     rules: Rules | None = None
     scores: Scores | None = None
@@ -123,4 +125,5 @@ class Session:
             queue_ms=(self.admitted_s - self.submitted_s) * 1000.0,
             prefill_ms=(self.first_token_s - self.admitted_s) * 1000.0,
             reused=self.reused,
+            tolerance_delta=self.tolerance_delta,
         )

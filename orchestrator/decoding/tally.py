@@ -20,11 +20,15 @@ class Tally:
     drafted: int = 0
     accepted: int = 0
     per_position: list[int] = field(default_factory=list)
+    by_rule: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def add(self, drafted: int, accepted: int) -> None:
+    def add(self, drafted: int, accepted: int, rule: str) -> None:
         self.drafts += drafted > 0
         self.drafted += drafted
         self.accepted += accepted
+        if drafted:
+            before = self.by_rule.get(rule, (0, 0))
+            self.by_rule[rule] = (before[0] + drafted, before[1] + accepted)
         self.per_position.extend([0] * (accepted - len(self.per_position)))
         for position in range(accepted):
             self.per_position[position] += 1

@@ -30,7 +30,8 @@ class _Standing:
         """Return a draft with calibrated confidences, and remember it until its verdict."""
         self.proposed[key] = draft
         found = replace(draft, confidences=tuple(chance(self.calibration, c) for c in draft.confidences))
-        self.usual = usual_after(self.usual, found.confidences)
+        if not draft.drawn(0):  # later confidences tell of draws that may be proposed again: see _promises_more
+            self.usual = usual_after(self.usual, found.confidences)
         return found
 
     def learn(self, key: str, committed: Sequence[int]) -> None:
@@ -75,12 +76,12 @@ class ChainDrafter:
                 key = asks[place].key
                 if draft.tokens:
                     noted = self._standings[self._greedy[key]][number].note(key, draft)
-                    if expected_tokens(noted.confidences) > expected_tokens(best[place].confidences):
+                    if _promises_more(noted, best[place]):
                         best[place] = noted
         return best
 
     def _asks(self, number: int, ask: Ask, best: Draft) -> bool:
-        if ask.key not in self._greedy:
+        if ask.key not in self._greedy or best.drawn(0):
             return False
         standing = self._standings[self._greedy[ask.key]][number]
         asks = asks_on(best.confidences, limit=ask.limit, usual=standing.usual, passed=standing.passed)
@@ -110,3 +111,11 @@ class ChainDrafter:
         """See the port."""
         for drafter in self._drafters:
             drafter.close()
+
+
+def _promises_more(draft: Draft, best: Draft) -> bool:
+    """Return whether a draft is worth more. Of drawn ones only the first token's confidence may be looked at: others
+    depend on what was drawn before them, and draws that are chosen for what they are, are no draws any more."""
+    if draft.drawn(0):
+        return draft.confidences[0] > (best.confidences[0] if best.tokens else 0.0)
+    return expected_tokens(draft.confidences) > expected_tokens(best.confidences)

@@ -1,7 +1,8 @@
 """The model drafter: a small model decodes ahead, and its KV cache follows every verdict of the target.
 
 A round drafts step by step, one ragged forward a step for all sequences. Each token is chosen as the target chooses,
-with the noise of the same seed and position on the draft's own logits, so that it tends to be the target's choice. How
+with the noise of the same seed and position on the draft's own logits, so that it tends to be the target's choice.
+Where the request's rule judges distributions, it is drawn from the draft's own, with random numbers of its own. How
 sure the model is decides, calibrated by outcomes, where drafting stops.
 
 A model that fails costs speed and nothing else: the drafter closes it, says why in its state, and proposes nothing from
@@ -11,6 +12,7 @@ then on.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,7 +27,7 @@ from orchestrator.drafting.cache import DraftCache, Known, common
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.outputs import Outputs
 from orchestrator.drafting.port import NOTHING, Ask, Draft
-from policies.acceptance import NotFinite, Row, Sampling, choose
+from policies.acceptance import NotFinite, Proposal, Row, Rule, Sampling, choose, propose
 from policies.calibration import Calibration, chance, compared
 from policies.penalties import Penalties
 
@@ -40,11 +42,24 @@ class _Drafting:
     tokens: list[int] = field(default_factory=list)
     probabilities: list[float] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+    proposals: list[Proposal] = field(default_factory=list)
     certainty: float = 1.0
 
     @property
     def goes_on(self) -> bool:
         return len(self.tokens) < self.ask.limit and self.certainty >= self.ask.least
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposed:
+    """What was proposed last behind the committed tokens. `proposals` is empty where tokens are not drawn."""
+
+    tokens: list[int]
+    probabilities: list[float]
+    proposals: list[Proposal]
+
+    def behind(self, count: int) -> _Proposed:
+        return _Proposed(self.tokens[count:], self.probabilities[count:], self.proposals[count:])
 
 
 class ModelDrafter:
@@ -64,9 +79,9 @@ class ModelDrafter:
         self._context = model.capabilities.max_context_tokens
         self._cache = DraftCache(model, prefill_ms=prefill_ms)
         self._known: dict[str, Known] = {}
-        self._proposed: dict[str, tuple[list[int], list[float]]] = {}
-        # Greedy and sampled tokens are accepted at different rates.
-        self._calibrations = {True: Calibration(), False: Calibration()}
+        self._proposed: dict[str, _Proposed] = {}
+        # Greedy, coupled and drawn tokens are accepted at different rates.
+        self._calibrations: defaultdict[Rule, Calibration] = defaultdict(Calibration)
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
         """See the port. KV of the tokens that both begin with is kept."""
@@ -156,19 +171,22 @@ class ModelDrafter:
             rows = self._cache.step(feeds) if feeds else {}
             growing = [drafting[known] for known in rows]
         for one in drafting.values():
-            self._proposed[one.ask.key] = (one.tokens, one.probabilities)
+            self._proposed[one.ask.key] = _Proposed(one.tokens, one.probabilities, one.proposals)
         return {
-            one.ask.key: Draft(tuple(one.tokens), tuple(one.confidences), self.name).cut(one.ask.limit)
+            one.ask.key: Draft(
+                tuple(one.tokens), tuple(one.confidences), self.name, proposals=tuple(one.proposals)
+            ).cut(one.ask.limit)
             for one in drafting.values()
             if one.tokens
         }
 
     def _resume(self, one: _Drafting) -> bool:
         """Go on from what was proposed before, as far as the target bore it out. False: there is nothing."""
-        tokens, probabilities = self._proposed.get(one.ask.key, ((), ()))
-        if not tokens or not one.known.goes_on_from(tokens):
+        before = self._proposed.get(one.ask.key)
+        if before is None or not before.tokens or not one.known.goes_on_from(before.tokens):
             return False
-        for token, probability in zip(tokens, probabilities, strict=True):
+        one.proposals.extend(before.proposals)
+        for token, probability in zip(before.tokens, before.probabilities, strict=True):
             self._append(one, token, probability)
         return True
 
@@ -182,7 +200,13 @@ class ModelDrafter:
         if penalties is not None:
             row = penalties.applied(row, one.counts)
         row = row[: self._vocabulary]  # rows behind that fill its vocabulary up, and are no tokens of the target
-        chosen = choose(row, sampling, len(one.known.tokens) + len(one.tokens))
+        behind = len(one.known.tokens)
+        if sampling.draws_drafts:
+            token, proposal = propose(row, sampling, behind + len(one.tokens), behind)
+            one.proposals.append(proposal)
+            self._append(one, token, proposal.peak)  # of the row, not of the token: see policies/acceptance/proposal
+            return
+        chosen = choose(row, sampling, behind + len(one.tokens))
         token = self._outputs.token(chosen) if by_column else chosen
         if token >= self._vocabulary:
             raise AdapterError(f"it drafted token {token}, and the target has {self._vocabulary}")
@@ -191,7 +215,7 @@ class ModelDrafter:
     def _append(self, one: _Drafting, token: int, probability: float) -> None:
         sampling = one.known.sampling
         one.counts[token] = one.counts.get(token, 0) + 1
-        confidence = chance(self._calibrations[sampling.temperature == 0.0], probability)
+        confidence = chance(self._calibrations[sampling.rule], probability)
         one.tokens.append(token)
         one.probabilities.append(probability)
         one.confidences.append(confidence)
@@ -199,12 +223,15 @@ class ModelDrafter:
 
     def _learn(self, key: str, sampling: Sampling, committed: Sequence[int]) -> None:
         """Learn from what was committed; what was proposed behind it is kept while it bears that out."""
-        greedy = sampling.temperature == 0.0
-        tokens, probabilities = self._proposed.pop(key, ((), ()))
-        self._calibrations[greedy] = compared(self._calibrations[greedy], tokens, probabilities, committed)
-        right = common(tokens, committed)
-        if right == len(committed) < len(tokens):
-            self._proposed[key] = (list(tokens[right:]), list(probabilities[right:]))
+        rule = sampling.rule
+        before = self._proposed.pop(key, None)
+        if before is None:
+            return
+        learned = compared(self._calibrations[rule], before.tokens, before.probabilities, committed)
+        self._calibrations[rule] = learned
+        right = common(before.tokens, committed)
+        if right == len(committed) < len(before.tokens):
+            self._proposed[key] = before.behind(right)
 
 
 def probability_of(row: Row, column: int, temperature: float) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from orchestrator.cluster.port import DrafterState
-from policies.acceptance import Sampling
+from policies.acceptance import Proposal, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +15,15 @@ class Draft:
     """Proposed tokens; `confidences[i]` estimates the chance that token i is accepted if all before it are.
 
     `drafter` names whose tokens they are ("": nobody's). The last `forced` of them are not: a grammar added them.
+    `proposals[i]` is what token i was drawn from; None, or no entry, where it was not drawn. The confidence of a drawn
+    token must not depend on the token (see policies/acceptance/proposal).
     """
 
     tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
     drafter: str = ""
     forced: int = 0
+    proposals: tuple[Proposal | None, ...] = ()
 
     @property
     def own(self) -> int:
@@ -36,7 +39,12 @@ class Draft:
             tokens=self.tokens[:count],
             confidences=self.confidences[:count],
             forced=max(0, count - self.own),
+            proposals=self.proposals[:count],
         )
+
+    def drawn(self, index: int) -> bool:
+        """Return whether a token was drawn from a distribution."""
+        return index < len(self.proposals) and self.proposals[index] is not None
 
     def within(self, vocabulary: int) -> Draft:
         """Return the draft up to its first token that is no token of the target: a drafter that went wrong."""

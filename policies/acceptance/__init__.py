@@ -23,7 +23,7 @@ not judged.
 from policies.acceptance.coupled import choose, greedy
 from policies.acceptance.judge import Judged, judge, residual
 from policies.acceptance.proposal import PROPOSAL_WIDTH, Proposal, propose
-from policies.acceptance.sampling import Acceptance, NotFinite, Row, Sampling, Shape, distribution, filtered
+from policies.acceptance.sampling import Acceptance, NotFinite, Row, Rule, Sampling, Shape, distribution, filtered
 from policies.acceptance.tolerance import ToleranceGoal, ToleranceState, calibrated
 from policies.acceptance.verdict import Verdict, verdict
 
@@ -34,6 +34,7 @@ __all__ = [
     "NotFinite",
     "Proposal",
     "Row",
+    "Rule",
     "Sampling",
     "Shape",
     "ToleranceGoal",

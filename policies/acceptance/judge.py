@@ -3,8 +3,8 @@
 rejection   accept x with the chance min(1, p(x) / q(x)), else choose from the residual, norm(max(p - q, 0)): the
             token is distributed as p whatever q is (Leviathan et al., arXiv 2211.17192, theorem 1; Chen et al.,
             arXiv 2302.01318, theorem 1)
-tolerance   accept x where log p(x) >= log q(x) - delta, else choose from the residual: more is accepted, and the
-            tokens are not distributed as p
+tolerance   accept x where log p(x) >= log q(x) - delta too: more is accepted, and the tokens are not distributed as p;
+            with delta 0 it is rejection
 
 p is the target's distribution under everything that the request asks for, q the draft's (`proposal`). A draft that was
 not drawn is a point mass: q(x) = 1. The gap of a draft is log q(x) - log p(x), in nats. Greedily the target's
@@ -50,7 +50,7 @@ def judge(
     the draft, is a draft that failed: the token is the target's own choice. `delta`: the tolerance in nats; None while
     it is not known, and then nothing is lost: the rule is rejection. Raises NotFinite.
     """
-    if sampling.acceptance == "coupled" or (sampling.temperature == 0.0 and sampling.acceptance == "rejection"):
+    if sampling.rule in ("greedy", "coupled"):
         token = choose(row, sampling, position)
         return Judged(token == draft, token)
     if sampling.temperature == 0.0:
@@ -61,11 +61,8 @@ def judge(
     ids, p = distribution(row, sampling)
     p_draft, q_draft = _share(ids, p, draft), _share(*q, draft)
     gap = math.log(q_draft) - math.log(p_draft) if p_draft > 0.0 else math.inf
-    if sampling.acceptance == "tolerance" and delta is not None:
-        accepted = math.isfinite(gap) and gap <= delta
-    else:
-        accepted = uniform(sampling.seed, position, noise.Purpose.ACCEPT) * q_draft < p_draft
-    if accepted:
+    tolerated = sampling.acceptance == "tolerance" and delta is not None and math.isfinite(gap) and gap <= delta
+    if tolerated or uniform(sampling.seed, position, noise.Purpose.ACCEPT) * q_draft < p_draft:
         return Judged(True, draft, gap)
     left = residual(ids, p, *q)
     at = uniform(sampling.seed, position, noise.Purpose.RESIDUAL)

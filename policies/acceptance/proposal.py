@@ -2,6 +2,9 @@
 
 The sparse row *is* the proposal: the drafter cuts its own distribution to the likeliest tokens first and draws from
 what is left, so that both sides use the same numbers and the rule stays exact at any width.
+
+What decides whether a drawn token is verified must not look at that token or at those behind it: what is kept for what
+it is, is no draw any more, and the output would lean. Its row, and the tokens before it, may be looked at.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from numpy.typing import NDArray
 from policies import noise
 from policies.acceptance.sampling import Row, Sampling, distribution
 
-PROPOSAL_WIDTH = 64
+PROPOSAL_WIDTH = 128
 """The most tokens of a proposal."""
 
 _SUM_SLACK = 1e-3
@@ -38,11 +41,17 @@ class Proposal:
             return None
         return np.asarray(shares / shares.sum())
 
+    @property
+    def peak(self) -> float:
+        """The share of the likeliest token: how sure the drafter is, whatever it drew."""
+        return float(self.shares.max())
+
 
 def propose(
     row: Row,
     sampling: Sampling,
     position: int,
+    behind: int,
     width: int = PROPOSAL_WIDTH,
     *,
     uniform: noise.Uniform = noise.single,
@@ -50,12 +59,15 @@ def propose(
     """Draw a token for `position` from a draft model's logits (float32, shape (vocabulary,)) under the request's own
     temperature and filters, cut to the `width` likeliest tokens.
 
-    The same row, seed and position give the same token. The temperature must be above 0. Raises NotFinite.
+    The same row, seed, position and `behind` (tokens committed before the whole draft) give the same token; what was
+    drawn for a position in an earlier round, and thrown away, is independent of it. The temperature must be above 0.
+    Raises NotFinite.
     """
     ids, probabilities = distribution(row, sampling)
     if len(ids) > width:
         best = np.argpartition(-probabilities, width - 1)[:width]
         ids, probabilities = ids[best], probabilities[best]
     shares = (probabilities / probabilities.sum()).astype(np.float32)
-    index = noise.drawn(shares.astype(np.float64), uniform(sampling.seed, position, noise.Purpose.DRAFT))
+    at = uniform(sampling.seed, (behind << 32) | position, noise.Purpose.DRAFT)
+    index = noise.drawn(shares.astype(np.float64), at)
     return int(ids[index]), Proposal(ids, shares)

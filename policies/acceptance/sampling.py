@@ -16,6 +16,7 @@ Shape = Callable[[Row, Sequence[int]], Row | None]
 grammar), None where nothing may follow. At least one of its logits is finite."""
 
 Acceptance = Literal["coupled", "rejection", "tolerance"]
+Rule = Literal["greedy", "coupled", "rejection", "tolerance"]
 
 _WIDTHS = (4.0, 8.0, 16.0, math.inf)  # how far below the best candidates are looked for, in nats
 
@@ -43,6 +44,11 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     acceptance: Acceptance = "coupled"
+
+    @property
+    def rule(self) -> Rule:
+        """The rule in effect: at temperature 0 all that lose nothing are one."""
+        return "greedy" if self.temperature == 0.0 and self.acceptance != "tolerance" else self.acceptance
 
     @property
     def draws_drafts(self) -> bool:

@@ -1,13 +1,15 @@
 """How far below a draft's own probability the target's may be: found during a warm-up, then kept.
 
 The warm-up loses nothing: drafts are judged by rejection, and their gaps (see `judge`) are remembered. The tolerance is
-then the gap that the wanted share of them stayed within.
+then the least with which the wanted share of them would have been accepted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +30,23 @@ class ToleranceState:
     delta: float | None = None
 
 
-def calibrated(state: ToleranceState, gaps: Iterable[float], goal: ToleranceGoal) -> ToleranceState:
+def calibrated(state: ToleranceState, gaps: Iterable[float], goal: ToleranceGoal, *, greedy: bool) -> ToleranceState:
     """Return the state behind more judged drafts.
 
-    delta = the `acceptance_rate` quantile of the gaps (the smallest gap that as many stayed within), between 0 (the
-    rule is never stricter than p(x) >= q(x)) and `max_delta`.
+    With a tolerance d, drafts of a gap up to d are accepted, others with the chance p(x) / q(x) = exp(-gap), greedily
+    with none. delta is 0 where that is enough for the wanted rate (nothing is lost then), else the least of the gaps
+    with which it is reached, at most `max_delta`.
     """
     if state.delta is not None:
         return state
     seen = (*state.gaps, *gaps)
     if len(seen) < goal.warmup_tokens:
         return ToleranceState(seen)
-    order = sorted(seen)
-    # Rounded before it is rounded up: 0.7 * 10 is a little above 7.
-    within = -int(-round(goal.acceptance_rate * len(order), 9) // 1)
-    return ToleranceState((), min(goal.max_delta, max(0.0, order[max(0, within - 1)])))
+    order = np.maximum(np.sort(np.array(seen)), 0.0)
+    otherwise = np.zeros_like(order) if greedy else np.exp(-order)
+    # Accepted with the tolerance order[i], of those in order: the first i + 1, and the chance of the rest.
+    accepted = np.arange(1, len(order) + 1) + (otherwise.sum() - np.cumsum(otherwise))
+    lossless = float(np.where(order == 0.0, 1.0, otherwise).sum())
+    wanted = goal.acceptance_rate * len(order) - 1e-9
+    delta = 0.0 if lossless >= wanted else float(order[int((accepted >= wanted).argmax())])
+    return ToleranceState((), min(goal.max_delta, delta))

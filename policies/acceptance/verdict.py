@@ -39,7 +39,7 @@ def verdict(
     row is shaped to depends on the drafts accepted before it. `proposals[i]` is what draft i was drawn from: None, or
     no entry, where it was not drawn. `delta`: see `judge`. Raises NotFinite.
     """
-    if shape is None and sampling.temperature == 0.0 and sampling.acceptance != "tolerance":
+    if shape is None and sampling.rule == "greedy":
         return _greedy_verdict(rows, draft)
     gaps: list[float] = []
     for index, token in enumerate(draft):

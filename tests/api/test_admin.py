@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin import create_admin_app
 from orchestrator.cluster.port import Gauges
 from orchestrator.control.port import Totals
@@ -13,7 +14,7 @@ from tests.api.support import READY, ScriptedControl
 
 
 async def status(control: ScriptedControl) -> dict[str, Any]:
-    app = create_admin_app(control, "http://127.0.0.1:8000/v1", "1.2.3")
+    app = create_admin_app(control, "http://127.0.0.1:8000/v1", "1.2.3", AcceptanceBounds("rejection"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
         answer = await client.get("/admin/status")
         assert (await client.get("/v1/models")).status_code == 404
@@ -24,6 +25,7 @@ async def test_status_before_the_first_worker():
     found = await status(ScriptedControl(phase="starting", ready=None))
     assert (found["phase"], found["version"], found["api"]) == ("starting", "1.2.3", "http://127.0.0.1:8000/v1")
     assert found["ready"] is found["gauges"] is None
+    assert found["acceptance"] == {"default": "rejection", "tolerance_allowed": False}
     assert found["totals"]["acceptance_rate"] is found["totals"]["mean_acceptance_length"] is None
 
 

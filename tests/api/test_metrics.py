@@ -53,6 +53,28 @@ def value(text: str | bytes, name: str, **labels: str) -> float | None:
     return float(found[0]) if found else None
 
 
+def test_drafts_are_counted_by_the_rule_that_judged_them():
+    metrics = Metrics(ScriptedControl(), HandClock())
+    for drafted, accepted in ((3, 2), (5, 1)):
+        metrics.observe_round(
+            msgspec.structs.replace(ROUND, by_rule={"rejection": (drafted, accepted), "greedy": (1, 1)})
+        )
+    text = metrics.render()
+    assert value(text, "acceptance_draft_tokens_total", rule="rejection") == 8
+    assert value(text, "acceptance_accepted_tokens_total", rule="rejection") == 3
+    assert value(text, "acceptance_accepted_tokens_total", rule="greedy") == 2
+    assert value(text, "acceptance_draft_tokens_total", rule="coupled") is None
+
+
+def test_the_tolerance_is_told_while_it_is_known():
+    control = ScriptedControl(gauges=Gauges(0, 0, 1, 1, 0, 0, 0, 0, tolerance_deltas={"sampled": 0.75}))
+    metrics = Metrics(control, HandClock())
+    assert value(metrics.render(), "tolerance_delta", sampling="sampled") == 0.75
+    assert value(metrics.render(), "tolerance_delta", sampling="greedy") is None
+    control.gauges = Gauges(0, 0, 1, 1, 0, 0, 0, 0)
+    assert value(metrics.render(), "tolerance_delta", sampling="sampled") is None
+
+
 def test_a_round_is_counted_as_vllm_counts_it():
     metrics = Metrics(ScriptedControl(), HandClock())
     metrics.observe_round(ROUND)

@@ -73,8 +73,8 @@ def at(**numbers: float):
 
 def draws(row: np.ndarray, sampling: Sampling, width: int) -> list[tuple[int, float, Proposal | None]]:
     """Every draft that a row may give, its chance, and its proposal."""
-    _, proposal = propose(row, sampling, 0, width)
-    chances = measure(lambda u: propose(row, sampling, 0, width, uniform=at(DRAFT=u))[0])
+    _, proposal = propose(row, sampling, 0, 0, width)
+    chances = measure(lambda u: propose(row, sampling, 0, 0, width, uniform=at(DRAFT=u))[0])
     return [(token, chance, proposal) for token, chance in chances.items()]
 
 
@@ -160,7 +160,7 @@ def test_the_chance_of_acceptance_is_the_overlap(sampling, table, width):
 def test_a_draft_from_the_targets_own_row_is_accepted(sampling, table, position):
     """As near to always as float32 shares allow."""
     row = rows_of(table, 1)[0]
-    drafted, proposal = propose(row, sampling, position)
+    drafted, proposal = propose(row, sampling, position, position)
     assert judge(row, drafted, proposal, sampling, position, uniform=at(ACCEPT=1 - 1e-6, RESIDUAL=0.5)).accepted
 
 
@@ -168,7 +168,7 @@ def test_a_draft_from_the_targets_own_row_is_accepted(sampling, table, position)
 @settings(max_examples=200, deadline=None)
 def test_no_token_without_probability_ever_comes_out(sampling, table, start, depth, drawn):
     targets, drafters = rows_of(table, depth + 1), rows_of(table + 1, max(1, depth))
-    drafted = [propose(row, sampling, start + index, 2) for index, row in enumerate(drafters[:depth])]
+    drafted = [propose(row, sampling, start + index, start, 2) for index, row in enumerate(drafters[:depth])]
     draft = [token for token, _ in drafted] if drawn else [index % VOCABULARY for index in range(depth)]
     judged = verdict(targets, draft, sampling, start, proposals=[proposal for _, proposal in drafted] if drawn else ())
     assert len(judged.tokens) == judged.accepted + 1

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies import noise
 from policies.acceptance import (
     Sampling,
     ToleranceGoal,
@@ -32,10 +33,10 @@ def tolerance(temperature: float = 1.0, **more) -> Sampling:
 
 @given(st.integers(0, 2**32), st.integers(0, 500), st.floats(0.0, 5.0), st.sampled_from([1.0, 0.6]))
 @settings(max_examples=200, deadline=None)
-def test_a_draft_is_accepted_where_the_target_is_within_delta_of_it(table, position, delta, top_p):
+def test_what_rejection_accepts_is_accepted_and_what_is_within_delta(table, position, delta, top_p):
     target, drafter = rows_of(table, 2)
     sampling = tolerance(top_p=top_p, seed=table)
-    draft, proposal = propose(drafter, sampling, position)
+    draft, proposal = propose(drafter, sampling, position, position)
     judged = judge(target, draft, proposal, sampling, position, delta=delta)
     ids, p = distribution(target, sampling)
     q = proposal.probabilities(VOCABULARY)
@@ -46,7 +47,8 @@ def test_a_draft_is_accepted_where_the_target_is_within_delta_of_it(table, posit
         assert not judged.accepted
     else:
         assert judged.gap == pytest.approx(math.log(q_draft / p_draft))
-        assert judged.accepted == (judged.gap <= delta)
+        chance = noise.single(sampling.seed, position, noise.Purpose.ACCEPT) < p_draft / q_draft
+        assert judged.accepted == (judged.gap <= delta or chance)
     assert judged.token in ids
     assert (judged.token == draft) == judged.accepted
 
@@ -55,7 +57,7 @@ def test_a_draft_is_accepted_where_the_target_is_within_delta_of_it(table, posit
 @settings(max_examples=100, deadline=None)
 def test_until_delta_is_known_nothing_is_lost(table, position, depth):
     targets, drafters = rows_of(table, depth + 1), rows_of(table + 1, depth)
-    drafted = [propose(row, tolerance(), position + index) for index, row in enumerate(drafters)]
+    drafted = [propose(row, tolerance(), position + index, position) for index, row in enumerate(drafters)]
     draft, proposals = [token for token, _ in drafted], [proposal for _, proposal in drafted]
     learning = verdict(targets, draft, tolerance(), position, proposals=proposals)
     lossless = verdict(targets, draft, Sampling(1.0, acceptance="rejection"), position, proposals=proposals)
@@ -86,32 +88,53 @@ def test_a_forbidden_token_never_comes_out(temperature):
     assert judged.gaps == (math.inf,)
 
 
+def share(gaps: list[float], delta: float, *, greedy: bool) -> float:
+    """The expected share of drafts with these gaps that is accepted."""
+    return float(np.mean([1.0 if gap <= delta else 0.0 if greedy else math.exp(-gap) for gap in gaps]))
+
+
 @given(
     st.lists(st.floats(-3.0, 6.0), min_size=50, max_size=80),
     st.floats(0.05, 0.99),
     st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    st.booleans(),
 )
-def test_delta_is_the_least_that_accepts_the_wanted_share_of_the_warm_up(gaps, rate, steps):
+def test_delta_is_the_least_that_accepts_the_wanted_share_of_the_warm_up(gaps, rate, steps, greedy):
     """Whatever the portions that the gaps come in."""
+    gaps = [max(0.0, gap) for gap in gaps] if greedy else gaps
     goal = ToleranceGoal(rate, 50, 100.0)
     state, fed = ToleranceState(), 0
     while state.delta is None:
         portion = gaps[fed : fed + steps[fed % len(steps)]]
         fed += len(portion)
-        state = calibrated(state, portion, goal)
+        state = calibrated(state, portion, goal, greedy=greedy)
+    seen = gaps[:fed]
     assert 50 <= fed < 57
-    within = sum(gap <= state.delta for gap in gaps[:fed])
-    assert within >= rate * fed - 1e-6
+    assert share(seen, state.delta, greedy=greedy) >= rate - 1e-6
     if state.delta > 0.0:
-        assert sum(gap < state.delta for gap in gaps[:fed]) < rate * fed
-    assert calibrated(state, [9.0] * 100, goal) == state
+        less = max([0.0, *(gap for gap in seen if gap < state.delta)])
+        assert share(seen, less, greedy=greedy) < rate
+    assert calibrated(state, [9.0] * 100, goal, greedy=greedy) == state
+
+
+def test_where_rejection_accepts_as_much_already_nothing_is_lost():
+    assert calibrated(ToleranceState(), [0.1] * 50, GOAL, greedy=False).delta == 0.0
+    assert calibrated(ToleranceState(), [0.1] * 50, GOAL, greedy=True).delta == pytest.approx(0.1)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 500))
+def test_with_delta_0_the_rule_is_rejection(table, position):
+    target, drafter = rows_of(table, 2)
+    draft, proposal = propose(drafter, tolerance(), position, position)
+    lossy = judge(target, draft, proposal, tolerance(), position, delta=0.0)
+    assert lossy == judge(target, draft, proposal, Sampling(1.0, acceptance="rejection"), position)
 
 
 def test_delta_keeps_to_its_bounds():
-    assert calibrated(ToleranceState(), [-1.0] * 50, GOAL).delta == 0.0
-    assert calibrated(ToleranceState(), [math.inf] * 50, GOAL).delta == 3.0
-    assert calibrated(ToleranceState(), [0.1] * 49, GOAL) == ToleranceState((0.1,) * 49)
-    exact = calibrated(ToleranceState(), [float(i) for i in range(10)], ToleranceGoal(0.7, 10, 100.0))
+    assert calibrated(ToleranceState(), [-1.0] * 50, GOAL, greedy=False).delta == 0.0
+    assert calibrated(ToleranceState(), [math.inf] * 50, GOAL, greedy=False).delta == 3.0
+    assert calibrated(ToleranceState(), [0.1] * 49, GOAL, greedy=False) == ToleranceState((0.1,) * 49)
+    exact = calibrated(ToleranceState(), [float(i) for i in range(10)], ToleranceGoal(0.7, 10, 100.0), greedy=True)
     assert exact.delta == 6.0
 
 
@@ -123,11 +146,11 @@ def test_the_wanted_acceptance_rate_is_reached():
     for position in range(3000):
         target = rng.normal(0, 2, VOCABULARY).astype(np.float32)
         drafter = (target + rng.normal(0, 1.5, VOCABULARY)).astype(np.float32)
-        draft, proposal = propose(drafter, sampling, position)
+        draft, proposal = propose(drafter, sampling, position, position)
         found = verdict(
             np.stack([target, target]), [draft], sampling, position, proposals=[proposal], delta=state.delta
         )
         if state.delta is not None:
             accepted, judged = accepted + found.accepted, judged + 1
-        state = calibrated(state, found.gaps, ToleranceGoal(0.9, 500, 10.0))
+        state = calibrated(state, found.gaps, ToleranceGoal(0.9, 500, 10.0), greedy=False)
     assert accepted / judged == pytest.approx(0.9, abs=0.03)

@@ -15,6 +15,9 @@ from orchestrator.decoding.grammar import Grammars
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.suffix import SuffixDrafter
+from policies.acceptance import ToleranceGoal
+
+GOAL = ToleranceGoal(acceptance_rate=0.9, warmup_tokens=64, max_delta=2.0)
 
 
 def toy(*, script: str = "", kv_blocks: int = 4096, rows: int = 256, slots: int = 16) -> ToyModel:
@@ -42,6 +45,7 @@ def loop_over(
     prefix_reuse: bool = True,
     max_itl_ms: float = 0.1,
     grammars: Grammars | None = None,
+    tolerance: ToleranceGoal = GOAL,
 ) -> DecodeLoop:
     """A decode loop."""
     return DecodeLoop(
@@ -52,6 +56,7 @@ def loop_over(
         max_depth=depth,
         max_itl_ms=max_itl_ms,
         prefix_reuse=prefix_reuse,
+        tolerance=tolerance,
         grammars=grammars,
     )
 

@@ -1,0 +1,64 @@
+"""The acceptance rules in a real daemon with a draft model: chosen, applied, and told everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from openai import BadRequestError
+
+from tests.daemon.test_life import outrider
+from tests.support.daemon import Daemon, configuration, running
+
+DRAFTS = """drafts:
+  - {method: suffix}
+  - {method: model, source: 'simulated:toy', adapter: simulated}
+"""
+
+
+def ask(daemon: Daemon, rule: str | None, seed: int, temperature: float = 0.9) -> tuple[str, dict[str, Any]]:
+    """The text of an answer, and what it says of its speculation."""
+    config = {} if rule is None else {"speculative_config": {"acceptance": rule}}
+    answer = daemon.client.completions.create(
+        model="toy", prompt="the sea is", max_tokens=60, temperature=temperature, seed=seed, extra_body=config
+    )
+    assert answer.model_extra is not None
+    return answer.choices[0].text, answer.model_extra["metrics"]["speculative_decoding"]
+
+
+def test_requests_choose_the_rule_and_the_default_loses_nothing(tmp_path):
+    with running(configuration(tmp_path, extra="drafts: []")) as daemon:
+        expected = ask(daemon, None, 4)[0]
+    with running(configuration(tmp_path, extra=DRAFTS)) as daemon:
+        text, told = ask(daemon, None, 4)
+        assert (text, told["acceptance"]) == (expected, "coupled")
+        _, told = ask(daemon, "rejection", 4)
+        assert told["acceptance"] == "rejection"
+        assert told["num_accepted_draft_tokens"] > 0
+        greedy = ask(daemon, None, 4, 0.0)
+        assert ask(daemon, "rejection", 4, 0.0)[0] == greedy[0]
+        with pytest.raises(BadRequestError, match="allow_tolerance"):
+            ask(daemon, "tolerance", 4)
+        daemon.wait_for("gauges", running=0)
+        counted = httpx.get(f"{daemon.url}/metrics").text
+        assert 'outrider_acceptance_accepted_tokens_total{model_name="toy",rule="rejection"}' in counted
+        assert daemon.status()["acceptance"] == {"default": "coupled", "tolerance_allowed": False}
+        assert "coupled; tolerance not allowed" in outrider("status", "--socket", str(daemon.admin)).stdout
+
+
+def test_tolerance_warms_up_and_says_so(tmp_path):
+    allowed = "speculation: {acceptance: rejection, allow_tolerance: true, tolerance_warmup_tokens: 40}\n"
+    with running(configuration(tmp_path, extra=DRAFTS + allowed)) as daemon:
+        shown = outrider("status", "--socket", str(daemon.admin)).stdout
+        assert "rejection; tolerance allowed (LOSSY)" in " ".join(shown.split())
+        assert ask(daemon, None, 1)[1]["acceptance"] == "rejection"
+        told = [ask(daemon, "tolerance", seed)[1] for seed in range(6)]
+        assert {one["acceptance"] for one in told} == {"tolerance"}
+        assert told[0]["tolerance_delta"] is None
+        assert 0.0 <= told[-1]["tolerance_delta"] <= 2.0
+        daemon.wait_for("gauges", running=0, tolerance_deltas={"sampled": told[-1]["tolerance_delta"]})
+        assert (
+            'outrider_tolerance_delta{model_name="toy",sampling="sampled"}' in httpx.get(f"{daemon.url}/metrics").text
+        )
+        assert ask(daemon, None, 1)[1]["tolerance_delta"] is None
