@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import httpx
@@ -74,6 +75,16 @@ def test_a_draft_of_another_vocabulary_serves_where_it_is_translated(tmp_path):
         assert (state["state"], state["vocabulary"]) == ("ok", "translated")
         assert state["rounds"] > 0
         assert "vocabulary translated" in outrider("status", "--socket", str(daemon.admin)).stdout
+    apart = drafts("method: model, source: tiny, mismatched_vocabulary: translate, process: own")
+    with running(configuration(tmp_path, extra=apart)) as daemon:
+        for _ in range(40):
+            assert daemon.client.completions.create(**ASK).choices[0].text == expected
+            daemon.wait_for("gauges", running=0)
+            (state,) = daemon.status()["gauges"]["drafters"]
+            if state["remote"]["in_time"]:
+                break
+            time.sleep(0.5)
+        assert (state["state"], state["vocabulary"]) == ("ok", "translated")
 
 
 def test_a_draft_with_another_vocabulary_is_refused_at_the_start(tmp_path):
