@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from adapters.contract import ModelRefused
-from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Tensor, Weights
+from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, Tensor, Weights
 from adapters.onnx_rt.initializers import WeightFile, joined, packed, packed_zeros
 
 MODEL_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"
@@ -48,13 +48,8 @@ def write_graph(weights: Weights, target: Path) -> None:
 def refuse_unsupported(spec: DecoderSpec) -> None:
     """Raise ModelRefused, naming what this graph has no operators for."""
     reasons = {
-        f"activation {spec.activation}": spec.activation != "silu",
-        "norms behind attention and MLP": spec.post_norms,
-        "scaled embeddings": spec.embedding_scale != 1.0,
-        "sliding windows": any(spec.windows),
         "soft-capped attention": spec.attention_softcap > 0,
         "soft-capped logits": spec.logit_softcap > 0,
-        "ropes that differ by layer": len(set(spec.ropes)) != 1,
         f"heads of {spec.head_dim} (a multiple of 16 is needed)": spec.head_dim % 16 != 0,
     }
     found = [reason for reason, present in reasons.items() if present]
@@ -110,10 +105,13 @@ class _Builder:
         spec = self._spec
         self._rope_tables()
         residual, change = self._embedding(), ""
+        if spec.embedding_scale != 1.0:
+            residual = self._node("Mul", [residual, self._scalar("embedding.scale", spec.embedding_scale)], "scaled")
         for layer in range(spec.layers):
             normed, residual = self._norm(residual, change, f"{layer}.attention_norm")
-            normed, residual = self._norm(residual, self._attention(layer, normed), f"{layer}.mlp_norm")
-            change = self._mlp(layer, normed)
+            attended = self._post_normed(self._attention(layer, normed), f"{layer}.post_attention_norm")
+            normed, residual = self._norm(residual, attended, f"{layer}.mlp_norm")
+            change = self._post_normed(self._mlp(layer, normed), f"{layer}.post_mlp_norm")
         normed, _ = self._norm(residual, change, "final_norm", last=True)
         flat = self._node("Reshape", [normed, self._constant("flat", [-1, spec.hidden])], "rows")
         wanted = self._node("Gather", [flat, "wanted_rows"], "wanted", axis=0)
@@ -121,10 +119,15 @@ class _Builder:
         self._product(wanted, self._weights.tensor(head), "head", out="logits")
 
     def _rope_tables(self) -> None:
-        rope, rows = self._spec.ropes[0], self._spec.context_length + ROPE_MARGIN
-        angles = np.arange(rows, dtype=np.float64)[:, None] * np.asarray(rope.inverse_frequencies)
-        for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles))):
-            self._file.add(name, (table * rope.magnitude).astype(np.float32))
+        positions = np.arange(self._spec.context_length + ROPE_MARGIN, dtype=np.float64)[:, None]
+        for rope in dict.fromkeys(self._spec.ropes):
+            angles = positions * np.asarray(rope.inverse_frequencies)
+            for name, table in zip(self._tables_of(rope), (np.cos(angles), np.sin(angles)), strict=True):
+                self._file.add(name, (table * rope.magnitude).astype(np.float32))
+
+    def _tables_of(self, rope: Rope) -> tuple[str, str]:
+        number = list(dict.fromkeys(self._spec.ropes)).index(rope)
+        return (f"cos.{number}", f"sin.{number}") if number else ("cos", "sin")
 
     def _embedding(self) -> str:
         table = self._weights.tensor("embedding")
@@ -164,6 +167,13 @@ class _Builder:
         )
         return normed, total
 
+    def _post_normed(self, change: str, weight: str) -> str:
+        """Norm what is added to the residual, where the model does."""
+        if not self._spec.post_norms:
+            return change
+        gamma, epsilon = self._vector(weight), self._spec.norm_epsilon
+        return self._node("SimplifiedLayerNormalization", [change, gamma], f"{weight}.out", epsilon=epsilon)
+
     def _attention(self, layer: int, normed: str) -> str:
         spec = self._spec
         parts = ("query", "key", "value")
@@ -175,7 +185,7 @@ class _Builder:
             [
                 *inputs,
                 *(f"past.{layer}.{kind}" for kind in ("key", "value")),
-                *("seqlens_k", "total_sequence_length", "cos", "sin"),
+                *("seqlens_k", "total_sequence_length", *self._tables_of(spec.ropes[layer])),
             ],
             f"{layer}.attended",
             *(f"present.{layer}.{kind}" for kind in ("key", "value")),
@@ -185,6 +195,7 @@ class _Builder:
             scale=spec.query_scale,
             do_rotary=1,
             rotary_interleaved=0,
+            **({"local_window_size": spec.windows[layer]} if spec.windows[layer] else {}),
         )
         return self._products(attended, [f"{layer}.output"], f"{layer}.output")
 
@@ -211,7 +222,10 @@ class _Builder:
         gate_up = self._products(normed, [f"{layer}.gate", f"{layer}.up"], f"{layer}.gate_up")
         gate, up = f"{layer}.gate.out", f"{layer}.up.out"
         self._node("Split", [gate_up], gate, up, axis=-1, num_outputs=2)
-        active = self._node("QuickGelu", [gate], f"{layer}.silu", domain=MICROSOFT, alpha=1.0)
+        if self._spec.activation == "silu":
+            active = self._node("QuickGelu", [gate], f"{layer}.silu", domain=MICROSOFT, alpha=1.0)
+        else:
+            active = self._node("Gelu", [gate], f"{layer}.gelu", approximate="tanh")
         return self._products(self._node("Mul", [active, up], f"{layer}.mlp"), [f"{layer}.down"], f"{layer}.down")
 
     def _products(self, source: str, matrices: list[str], name: str, biases: list[str] | None = None) -> str:
@@ -268,6 +282,12 @@ class _Builder:
         from onnx import numpy_helper
 
         self._file.protos.append(numpy_helper.from_array(np.array(values, np.int64), name))
+        return name
+
+    def _scalar(self, name: str, value: float) -> str:
+        from onnx import numpy_helper
+
+        self._file.protos.append(numpy_helper.from_array(np.array(value, np.float32), name))
         return name
 
     def _node(self, kind: str, inputs: list[str], *outputs: str, **attributes: Any) -> str:

@@ -36,6 +36,7 @@ ADAPTERS = [
     pytest.param("onnx_rt", id="onnx_rt", marks=pytest.mark.model),
     # A model of tests/support/tiny_models.py behind the slash: sliding windows, and layers without.
     pytest.param("openvino_rt/gemma3", id="openvino_rt-gemma3"),
+    pytest.param("onnx_rt/gemma3", id="onnx_rt-gemma3"),
     # Graphs of fixed shape, as an NPU runs them.
     pytest.param("openvino_rt/llama/static", id="openvino_rt-llama-static"),
     pytest.param("openvino_rt/gemma3/static", id="openvino_rt-gemma3-static"),

@@ -65,13 +65,6 @@ def test_a_tiny_model_computes_what_the_reference_computes(tmp_path, tiny):
     model.close()
 
 
-def test_a_sliding_window_is_refused(tmp_path):
-    source = tmp_path / "windowed.gguf"
-    write(source, Tiny("llama"), {"attention.sliding_window": 16})
-    with pytest.raises(ModelRefused, match="sliding windows"):
-        ADAPTER.prepare(source, tmp_path, silent)
-
-
 def test_a_provider_that_is_not_there_is_refused_and_those_there_are_named(tmp_path):
     target, _ = prepared(tmp_path, MODELS["llama"])
     with pytest.raises(Unsupported, match=r"no execution provider for 'NPU9'; it has .*CPU"):
