@@ -10,6 +10,7 @@ _MODULES = {
     "onnx_rt": "adapters.onnx_rt.adapter:OnnxRuntimeAdapter",
     "openvino_rt": "adapters.openvino_rt.adapter:OpenVinoAdapter",
     "simulated": "adapters.simulated.adapter:SimulatedAdapter",
+    "torch_device": "adapters.torch_device.adapter:TorchAdapter",
 }
 
 _STATIC = {"openvino_rt": "adapters.openvino_rt.static_adapter:StaticOpenVinoAdapter"}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import ModelRefused
-from adapters.decoder.hf_config import Family, read_spec
+from adapters.decoder.hf_config import read_spec
 from adapters.decoder.spec import DecoderSpec, Dense
 from adapters.safetensors_file import Stored
 
@@ -49,7 +49,7 @@ class SafetensorsWeights:
         self._family, spec = read_spec(config, where)
         names = {
             canonical: _first(tensors, choices, where)
-            for canonical, choices in _names(spec, self._family, _prefix(tensors, where)).items()
+            for canonical, choices in tensor_names(spec, _prefix(tensors, where)).items()
         }
         self._tensors = {canonical: tensors[name] for canonical, name in names.items()}
         self._check_shapes(spec)
@@ -132,17 +132,17 @@ def _prefix(tensors: Mapping[str, Stored], where: str) -> str:
     raise ModelRefused(f"{where}: it has no tensor model.embed_tokens.weight. Download it again.")
 
 
-def _names(spec: DecoderSpec, family: Family, prefix: str) -> dict[str, tuple[str, ...]]:
-    """Return the files' names for each canonical name; the first that is there is taken."""
+def tensor_names(spec: DecoderSpec, prefix: str = _PREFIXES[0]) -> dict[str, tuple[str, ...]]:
+    """Return the names that files use for each canonical name, that of transformers' classes first."""
     norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-    if family.post_norms:
+    if spec.post_norms:
         norms["mlp_norm"] = "pre_feedforward_layernorm"
         norms["post_attention_norm"] = "post_attention_layernorm"
         norms["post_mlp_norm"] = "post_feedforward_layernorm"
-    if family.qk_norm:
+    if spec.qk_norm:
         norms |= {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
     weights = _PROJECTIONS | norms
-    biases = {f"{role}_bias": _PROJECTIONS[role] for role in ("query", "key", "value")} if family.qkv_bias else {}
+    biases = {f"{role}_bias": _PROJECTIONS[role] for role in ("query", "key", "value")} if spec.qkv_bias else {}
     names: dict[str, tuple[str, ...]] = {
         "embedding": (f"{prefix}embed_tokens.weight",),
         "final_norm": (f"{prefix}norm.weight",),

@@ -21,6 +21,8 @@ FRAMEWORKS = {
     "openvino": ("fail", "pip install openvino openvino-genai"),
     "openvino-genai": ("fail", "pip install openvino-genai"),
     "onnxruntime": ("warn", "pip install 'outrider[onnx]', or model.adapter: openvino_rt"),
+    "torch": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
+    "transformers": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
     "ray": ("warn", "pip install ray, or cluster.runtime: local"),
 }
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # only its size is looked at

@@ -29,7 +29,7 @@ Size = Annotated[
     Field(json_schema_extra={"examples": list(SIZE_EXAMPLES)}),
 ]
 
-AdapterName = Literal["openvino_rt", "onnx_rt", "simulated"]
+AdapterName = Literal["openvino_rt", "onnx_rt", "torch_device", "simulated"]
 
 
 WeightsPrecision = Literal["auto", "as_file", "int4", "int8", "bf16", "fp16", "fp32"]

@@ -34,9 +34,11 @@ ADAPTERS = [
     pytest.param("simulated", id="simulated"),
     pytest.param("openvino_rt", id="openvino_rt", marks=pytest.mark.model),
     pytest.param("onnx_rt", id="onnx_rt", marks=pytest.mark.model),
+    pytest.param("torch_device", id="torch_device", marks=pytest.mark.model),
     # A model of tests/support/tiny_models.py behind the slash: sliding windows, and layers without.
     pytest.param("openvino_rt/gemma3", id="openvino_rt-gemma3"),
     pytest.param("onnx_rt/gemma3", id="onnx_rt-gemma3"),
+    pytest.param("torch_device/gemma2", id="torch_device-gemma2"),  # attention scores softly capped
     # Graphs of fixed shape, as an NPU runs them.
     pytest.param("openvino_rt/llama/static", id="openvino_rt-llama-static"),
     pytest.param("openvino_rt/gemma3/static", id="openvino_rt-gemma3-static"),
@@ -46,7 +48,7 @@ ADAPTERS = [
     pytest.param("onnx_rt/llama3@int8", id="onnx_rt-int8"),
     pytest.param("onnx_rt/llama3@int4", id="onnx_rt-int4"),
 ]
-DEVICES = {"simulated": "SIM", "openvino_rt": "CPU", "onnx_rt": "CPU"}
+DEVICES = {"simulated": "SIM", "openvino_rt": "CPU", "onnx_rt": "CPU", "torch_device": "CPU"}
 SLOTS = 18
 ROWS = 160
 

@@ -1,0 +1,159 @@
+"""The torch runtime: transformers' model classes on the CPU and on CUDA devices."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from adapters.contract import (
+    AdapterUnavailable,
+    LoadOptions,
+    Precision,
+    Progress,
+    Unsupported,
+)
+from adapters.decoder.spec import DecoderSpec
+from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
+from device_profiles.profile import DeviceProfile, Exactness
+
+if TYPE_CHECKING:
+    from adapters.torch_device.model import TorchModel
+
+INSTALL = "pip install 'outrider[torch]'"
+_SPINS = "1000"
+"""How often a thread of torch looks for work before it sleeps: one that spins for long takes the core from the one it
+waits for, as soon as anything else runs here (docs/adr/0015-torch.md). What the environment says goes first."""
+
+
+def _torch() -> Any:
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)  # read once, when torch loads its OpenMP
+    try:
+        import torch
+        import transformers  # noqa: F401  # half an installation is none
+    except ImportError as error:
+        raise AdapterUnavailable(f"{error.name or 'torch'} is not installed: {INSTALL}") from None
+    return torch
+
+
+class TorchAdapter:
+    """See the module and the contract. Devices are CPU and CUDA:0, CUDA:1, ..."""
+
+    name = "torch_device"
+
+    def devices(self) -> list[DeviceProfile]:
+        """List the CPU and the CUDA devices. Raises AdapterUnavailable."""
+        torch = _torch()
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return [self._cpu(torch), *(self._cuda(torch, index) for index in range(count))]
+
+    def _cpu(self, torch: Any) -> DeviceProfile:
+        native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return DeviceProfile(
+            adapter=self.name,
+            name="CPU",
+            kind="cpu",
+            full_name=f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}",
+            memory_bytes=psutil.virtual_memory().total,
+            precisions=(Precision.BF16, Precision.FP32) if native else (Precision.FP32,),
+        )
+
+    def _cuda(self, torch: Any, index: int) -> DeviceProfile:
+        facts = torch.cuda.get_device_properties(index)
+        native = (Precision.BF16,) if facts.major >= 8 else ()
+        return DeviceProfile(
+            adapter=self.name,
+            name=f"CUDA:{index}",
+            kind="cuda",
+            full_name=str(facts.name),
+            memory_bytes=int(facts.total_memory),
+            precisions=(*native, Precision.FP16, Precision.FP32),
+        )
+
+    def recipe(self) -> str:
+        """Name the format of the files; the reader of GGUF is part of what they hold."""
+        try:
+            return f"decoder tensors by layer, 1; gguf {version('gguf')}"
+        except PackageNotFoundError:
+            raise AdapterUnavailable(f"gguf is not installed: {INSTALL}") from None
+
+    def prepare(self, source: Path, target: Path, progress: Progress) -> None:
+        """Write the weights layer by layer. Raises ModelRefused. Needs no torch."""
+        from adapters.decoder.source import open_source
+        from adapters.torch_device.weights import write_weights
+
+        progress(f"convert {source.name}", -1.0)
+        weights = open_source(source)
+        write_weights(weights, target)
+        write_facts(target, facts_of(weights, source))
+        progress(f"convert {source.name}", 1.0)
+
+    def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> TorchModel:
+        """See the contract."""
+        torch = _torch()
+        profiles = {device.name: device for device in self.devices()}
+        profile = profiles.get(options.device)
+        if profile is None:
+            raise Unsupported(f"torch sees no device {options.device!r} here; there is {', '.join(profiles)}")
+        activations = options.activations or profile.precisions[0]
+        if activations not in profile.precisions:
+            raise Unsupported(
+                f"{profile.name} does not compute in {activations} natively; it does in {', '.join(profile.precisions)}"
+            )
+        if options.threads and profile.kind == "cpu":
+            torch.set_num_threads(options.threads)
+        return _load(prepared, options, activations, progress)
+
+
+def _load(prepared: Path, options: LoadOptions, activations: Precision, progress: Progress) -> TorchModel:
+    import torch
+
+    from adapters.torch_device.failures import typed
+    from adapters.torch_device.model import TorchModel, bytes_per_token
+    from adapters.torch_device.weights import read_decoder
+
+    facts = read_facts(prepared)
+    decoder = read_decoder(prepared)
+    device = torch.device(options.device.lower())
+    progress("load", 0.0)
+    try:
+        network = _network(prepared, decoder, options, activations, device)
+        progress("load", 0.9)
+        model = TorchModel(
+            network,
+            decoder,
+            model_spec(facts, bytes_per_token(decoder, activations)),
+            options,
+            weights=facts["weights"],
+            activations=activations,
+            device=device,
+        )
+    except (RuntimeError, MemoryError) as error:
+        raise typed(error) from error
+    progress("load", 1.0)
+    return model
+
+
+def _network(prepared: Path, decoder: DecoderSpec, options: LoadOptions, activations: Precision, device: Any) -> Any:
+    from torch import nn
+
+    from adapters.torch_device import attention
+    from adapters.torch_device.decoder import build
+    from adapters.torch_device.linear import PackedLinear, TiledLinear, packs
+    from adapters.torch_device.model import CUDA_TILE_ROWS, DTYPES
+    from adapters.torch_device.weights import read_tensors
+
+    attention.register()
+    dtype = DTYPES[activations]
+
+    def make(weight: Any, bias: Any) -> nn.Module:
+        if device.type == "cpu" and packs(dtype):
+            return PackedLinear(weight, bias)
+        tile = CUDA_TILE_ROWS if device.type == "cuda" and options.exactness is Exactness.BIT else 0
+        return TiledLinear(weight, bias, tile)
+
+    return build(decoder, read_tensors(prepared, decoder), dtype=dtype, device=device, make_linear=make)

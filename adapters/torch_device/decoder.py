@@ -1,0 +1,112 @@
+"""transformers' model class of a family, made empty from a spec and filled from our tensors.
+
+The class brings what a family computes (norms, activations, where attention stands); shape, weights, rotary
+frequencies, windows and scales come from the spec, so that all runtimes compute the same model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from adapters.contract import ModelRefused
+from adapters.decoder.from_safetensors import tensor_names
+from adapters.decoder.hf_config import FAMILIES
+from adapters.decoder.spec import DecoderSpec, Dense, Tensor
+from adapters.torch_device.attention import NAME
+
+MakeLinear = Callable[[Any, Any], nn.Module]
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_MODEL_TYPES = {"gemma3": "gemma3_text"}
+_ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
+
+
+def build(
+    spec: DecoderSpec, tensors: Iterable[tuple[str, Tensor]], *, dtype: Any, device: Any, make_linear: MakeLinear
+) -> Any:
+    """Return the model in evaluation mode; products are what `make_linear(weight, bias)` makes of them.
+
+    Raises ModelRefused for what the family's class has no words for, torch's errors when memory runs out.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if len(set(spec.ropes)) > 1 and spec.family != "gemma3":
+        raise ModelRefused(f"{spec.family} with ropes that differ by layer is not supported on torch")
+    config = AutoConfig.for_model(_MODEL_TYPES.get(spec.family, spec.family), **_config(spec))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=dtype)
+    names = tensor_names(spec)
+    offset = _unit_offset_norms(spec)
+    for canonical, tensor in tensors:
+        exact = offset and canonical.endswith("norm")  # a norm of 1 + w: computed in float32, and w is small
+        value = _values(tensor, torch.float32 if exact else dtype, device)
+        _put(model, names[canonical][0], value - 1.0 if exact else value)
+    if spec.tied_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    _set_buffers(model, spec, device)
+    _replace_linears(model, make_linear)
+    return model.eval().requires_grad_(False)
+
+
+def _config(spec: DecoderSpec) -> dict[str, Any]:
+    return {
+        "vocab_size": spec.vocabulary_size,
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.mlp,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "max_position_embeddings": spec.context_length,
+        "rms_norm_eps": spec.norm_epsilon,
+        "hidden_act": _ACTIVATIONS[spec.activation],
+        "hidden_activation": _ACTIVATIONS[spec.activation],
+        "tie_word_embeddings": spec.tied_embeddings,
+        "sliding_window": max(spec.windows) or None,
+        "layer_types": [_SLIDING if window else _FULL for window in spec.windows],
+        "attn_logit_softcapping": spec.attention_softcap or None,
+        "final_logit_softcapping": spec.logit_softcap or None,
+        "pad_token_id": None,
+    }
+
+
+def _unit_offset_norms(spec: DecoderSpec) -> bool:
+    return any(family.name == spec.family and family.unit_offset_norms for family in FAMILIES.values())
+
+
+def _values(tensor: Tensor, dtype: Any, device: Any) -> Any:
+    """Return a tensor's values; stored bfloat16 goes through no other format."""
+    if isinstance(tensor, Dense) and tensor.bfloat16:
+        return torch.from_numpy(tensor.values).view(torch.bfloat16).to(device=device, dtype=dtype)
+    return torch.from_numpy(tensor.float32()).to(device=device, dtype=dtype)
+
+
+def _put(model: Any, name: str, value: Any) -> None:
+    place, _, attribute = name.rpartition(".")
+    module = model.get_submodule(place)
+    setattr(module, attribute, nn.Parameter(value, requires_grad=False))
+
+
+def _set_buffers(model: Any, spec: DecoderSpec, device: Any) -> None:
+    """Give what is in no file its values: rotary frequencies, by kind of layer where they differ, and scales."""
+    for layer in model.model.layers:
+        layer.self_attn.scaling = spec.query_scale
+    embedding, rotary = model.model.embed_tokens, model.model.rotary_emb
+    if hasattr(embedding, "embed_scale"):
+        embedding.embed_scale = torch.tensor(spec.embedding_scale, device=device)
+    for name, _ in list(rotary.named_buffers(recurse=False)):
+        kind = name.removesuffix("inv_freq").removesuffix("original_").rstrip("_")
+        first = next((i for i, window in enumerate(spec.windows) if kind == (_SLIDING if window else _FULL)), 0)
+        rope = spec.ropes[first]
+        setattr(rotary, name, torch.tensor(rope.inverse_frequencies, dtype=torch.float32, device=device))
+        setattr(rotary, f"{kind}_attention_scaling" if kind else "attention_scaling", rope.magnitude)
+
+
+def _replace_linears(model: Any, make_linear: MakeLinear) -> None:
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, make_linear(child.weight.data, None if child.bias is None else child.bias.data))

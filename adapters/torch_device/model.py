@@ -1,0 +1,120 @@
+"""A decoder on a torch device: our block pool in front of transformers' model class.
+
+Exactness (measured, docs/adr/0015-torch.md): `bit` brings products and attention to shapes in which a row's bits do
+not depend on the other rows. `kernel` runs the shapes that come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from adapters.contract import Capabilities, DeviceLost, ForwardResult, LoadOptions, Precision, Segment, Unsupported
+from adapters.decoder.spec import DecoderSpec
+from adapters.kv_blocks import BlockPool
+from adapters.pooled import PooledModel
+from adapters.torch_device.attention import KvPool
+from adapters.torch_device.failures import typed
+from adapters.torch_device.plan import Shapes, plan
+from adapters.torch_device.runner import Runner
+from device_profiles.profile import Exactness
+from device_profiles.workload import ModelSpec
+
+BLOCK_TOKENS = 32
+DTYPES: dict[Precision, Any] = {
+    Precision.FP32: torch.float32,
+    Precision.BF16: torch.bfloat16,
+    Precision.FP16: torch.float16,
+}
+CUDA_TILE_ROWS = 64
+_FREE = 1 << 20
+
+
+def shapes_for(device_type: str, exactness: Exactness) -> Shapes:
+    """Return the shapes of forwards. On the CPU, products of two rows or more, and attention of four query rows or
+    more over whole blocks of 512 keys, are one numerical class; on CUDA a kernel is chosen by its shape."""
+    bit = exactness is Exactness.BIT
+    if device_type == "cuda":
+        return Shapes(rows=CUDA_TILE_ROWS if bit else 8, least_rows=8, tile=8, most_tile=8, key_blocks=1)
+    if bit:
+        return Shapes(rows=1, least_rows=2, tile=4, most_tile=_FREE, key_blocks=512 // BLOCK_TOKENS)
+    return Shapes(rows=1, least_rows=1, tile=1, most_tile=_FREE, key_blocks=1)
+
+
+def bytes_per_token(spec: DecoderSpec, activations: Precision) -> int:
+    """Return what the KV cache takes for a position, over all layers."""
+    return int(spec.layers * 2 * spec.kv_heads * spec.head_dim * DTYPES[activations].itemsize)
+
+
+class TorchModel(PooledModel):
+    """See the module and the contract. One thread calls it."""
+
+    def __init__(
+        self,
+        network: Any,
+        decoder: DecoderSpec,
+        spec: ModelSpec,
+        options: LoadOptions,
+        *,
+        weights: str,
+        activations: Precision,
+        device: Any,
+    ) -> None:
+        """Allocate the KV pool on the device. Raises torch's errors when memory runs out."""
+        blocks = max(1, options.kv_cache_bytes // (BLOCK_TOKENS * spec.bytes_per_token))
+        super().__init__(BlockPool(blocks, BLOCK_TOKENS, options.slots))
+        self._shapes = shapes_for(device.type, options.exactness)
+        memory = KvPool(
+            layers=decoder.layers,
+            blocks=blocks,
+            block=BLOCK_TOKENS,
+            kv_heads=decoder.kv_heads,
+            head_dim=decoder.head_dim,
+            dtype=DTYPES[activations],
+            device=device,
+        )
+        self._runner: Runner | None = Runner(
+            network, memory, block=BLOCK_TOKENS, windows=decoder.windows, device=device
+        )
+        self.spec = spec
+        self.capabilities = Capabilities(
+            slots=options.slots,
+            max_context_tokens=spec.context_length,
+            max_batch_rows=options.max_batch_rows,
+            block_tokens=BLOCK_TOKENS,
+            total_blocks=blocks,
+            row_invariant=options.exactness is Exactness.BIT,
+            paid_rows=1,
+            ragged=True,
+            static_shapes=False,
+            tree_masks=False,
+            weights=weights,
+            activations=activations,
+            kv_cache=activations,
+            exactness=options.exactness,
+            device=options.device,
+        )
+
+    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        """See the contract."""
+        if self._runner is None:
+            raise DeviceLost("the model was closed")
+        caps = self.capabilities
+        self._pool.check(batch, max_rows=caps.max_batch_rows, max_context=caps.max_context_tokens)
+        for segment in batch:
+            # On CUDA an id outside the table would take the device with it.
+            if min(segment.tokens) < 0 or max(segment.tokens) >= self.spec.vocabulary_size:
+                raise Unsupported(f"slot {segment.slot}: a token is outside the vocabulary")
+        self._pool.reserve(batch)
+        try:
+            logits, device_ms = self._runner.run(plan(batch, self._pool, self._shapes))
+        except (RuntimeError, MemoryError) as error:
+            self.close()
+            raise typed(error) from error
+        return ForwardResult(logits, device_ms)
+
+    def close(self) -> None:
+        """See the contract."""
+        self._runner = None

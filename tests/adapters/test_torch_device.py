@@ -1,0 +1,154 @@
+"""torch's own: every family against transformers' own attention, the same weights in both, failures, CUDA's paths."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adapters import registry
+from adapters.contract import (
+    AdapterUnavailable,
+    DeviceLost,
+    LoadOptions,
+    ModelRefused,
+    OutOfMemory,
+    Precision,
+    Segment,
+    Unsupported,
+)
+from adapters.decoder.from_gguf import GgufWeights
+from adapters.decoder.spec import Grouped
+from adapters.hf_directory import open_weights
+from adapters.torch_device.failures import typed
+from adapters.torch_device.weights import read_decoder, read_tensors, write_weights
+from tests.adapters.test_hf_reference import TOKENS, VARIANTS
+from tests.support import reference_decoder, tiny_models
+
+ADAPTER = registry.get("torch_device")
+OPTIONS = LoadOptions(slots=4, kv_cache_bytes=8 << 20, activations=Precision.FP32)
+
+
+def silent(stage: str, fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
+def prepared(root: Path, variant: str) -> tuple[Path, Path]:
+    """A tiny model's directory, and what the adapter made of it."""
+    name, changes = VARIANTS[variant]
+    source = tiny_models.write_model(root / "model", name, **changes)
+    target = root / "prepared"
+    target.mkdir()
+    ADAPTER.prepare(source, target, silent)
+    return source, target
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_family_computes_what_the_reference_computes(tmp_path, variant):
+    source, target = prepared(tmp_path, variant)
+    model = ADAPTER.load(target, OPTIONS, silent)
+    model.forward([Segment(2, 0, TOKENS[:50], (0, 0))])
+    rows = model.forward([Segment(2, 50, TOKENS[50:], (0, len(TOKENS) - 50))]).logits
+    expected = reference_decoder.logits(open_weights(source), TOKENS)[50:]
+    assert np.abs(rows - expected).max() < 2e-4
+    model.close()
+
+
+def test_bfloat16_is_the_models_own_within_its_rounding(tmp_path):
+    source, target = prepared(tmp_path, "llama")
+    model = ADAPTER.load(target, LoadOptions(slots=4, kv_cache_bytes=8 << 20, activations=Precision.BF16), silent)
+    assert model.capabilities.activations is model.capabilities.kv_cache is Precision.BF16
+    rows = model.forward([Segment(0, 0, TOKENS, (0, len(TOKENS)))]).logits
+    expected = np.asarray(reference_decoder.logits(open_weights(source), TOKENS))
+    assert np.abs(rows - expected).mean() < 0.05 * expected.std()  # weights this sharp amplify any rounding
+    model.close()
+
+
+@pytest.mark.model
+def test_the_files_hold_what_the_source_holds_to_the_bit(tmp_path, default_model_path):
+    """Quantised groups stay groups: values, zeros and scales."""
+    weights = GgufWeights(default_model_path)
+    write_weights(weights, tmp_path)
+    spec = read_decoder(tmp_path)
+    assert spec == weights.spec
+    found = dict(read_tensors(tmp_path, spec))
+    for name in ("embedding", "final_norm", "0.query", "7.down", "29.mlp_norm"):
+        expected = weights.tensor(name)
+        assert type(found[name]) is type(expected)
+        for part in ("values", "scales", "zeros") if isinstance(expected, Grouped) else ("values",):
+            assert np.array_equal(getattr(found[name], part), getattr(expected, part))
+
+
+@pytest.mark.parametrize("damage", ["decoder.json", "layer-00002.safetensors", "rest.safetensors"])
+def test_damaged_files_are_refused_by_name(tmp_path, damage):
+    _, target = prepared(tmp_path, "llama")
+    (target / damage).write_bytes(b"{")
+    with pytest.raises(ModelRefused, match=damage):
+        ADAPTER.load(target, OPTIONS, silent)
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_a_missing_library_is_answered_with_the_install_command(tmp_path, monkeypatch, missing):
+    _, target = prepared(tmp_path, "llama")  # needs neither
+    monkeypatch.setitem(sys.modules, missing, None)
+    for call in (ADAPTER.devices, functools.partial(ADAPTER.load, target, OPTIONS, silent)):
+        with pytest.raises(AdapterUnavailable, match=rf"{missing} is not installed: pip install 'outrider\[torch\]'"):
+            call()
+
+
+def test_a_device_that_is_not_there_is_refused_and_those_there_are_named(tmp_path):
+    _, target = prepared(tmp_path, "llama")
+    with pytest.raises(Unsupported, match=r"no device 'CUDA:9' here; there is CPU"):
+        ADAPTER.load(target, LoadOptions(device="CUDA:9"), silent)
+    with pytest.raises(Unsupported, match="fp16"):
+        ADAPTER.load(target, LoadOptions(activations=Precision.FP16), silent)
+
+
+def test_a_pool_that_memory_does_not_hold_is_out_of_memory(tmp_path):
+    _, target = prepared(tmp_path, "llama")
+    with pytest.raises(OutOfMemory, match="torch ran out of memory"):
+        ADAPTER.load(target, LoadOptions(kv_cache_bytes=1 << 60), silent)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"), OutOfMemory),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), OutOfMemory),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"), OutOfMemory),
+        (MemoryError(), OutOfMemory),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), DeviceLost),
+        (RuntimeError("could not execute a primitive"), DeviceLost),
+    ],
+)
+def test_failures_have_types(error, kind):
+    assert type(typed(error)) is kind
+
+
+def test_an_unknown_token_is_refused_before_it_reaches_the_device(tmp_path):
+    _, target = prepared(tmp_path, "llama")
+    model = ADAPTER.load(target, OPTIONS, silent)
+    with pytest.raises(Unsupported, match="outside the vocabulary"):
+        model.forward([Segment(0, 0, [1, 320], (0, 1))])
+    model.forward([Segment(0, 0, [1, 319], (0, 1))])
+    model.close()
+    with pytest.raises(DeviceLost):
+        model.forward([Segment(0, 2, [1], (0, 1))])
+
+
+def test_the_environment_is_left_alone_where_the_operator_has_spoken():
+    code = (
+        "import os; from adapters import registry; registry.get('torch_device').devices(); "
+        "print(os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    for given, expected in (({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")):
+        clean = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=clean | given, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == expected
