@@ -76,7 +76,12 @@ class TorchModel(PooledModel):
             device=device,
         )
         self._runner: Runner | None = Runner(
-            network, memory, block=BLOCK_TOKENS, windows=decoder.windows, device=device
+            network,
+            memory,
+            block=BLOCK_TOKENS,
+            scratch_block=blocks,
+            windows=decoder.windows,
+            device=device,
         )
         self.spec = spec
         self.capabilities = Capabilities(

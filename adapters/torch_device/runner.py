@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adapters.contract import Logits
 from adapters.torch_device.attention import DeviceGroup, KvPool, PagedBatch
+from adapters.torch_device.graphs import Graphs
 from adapters.torch_device.plan import Indices, Plan
 
 # cuDNN's and FlashAttention's kernels take no mask; of those that do, this one reads keys in an order of its own.
@@ -22,18 +23,27 @@ _MASKED_BACKENDS = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 class Runner:
     """A model on a device, one forward at a time. `windows` are the layers' sliding windows."""
 
-    def __init__(self, model: Any, pool: KvPool, *, block: int, windows: tuple[int, ...], device: Any) -> None:
+    def __init__(
+        self, model: Any, pool: KvPool, *, block: int, scratch_block: int, windows: tuple[int, ...], device: Any
+    ) -> None:
         self._model, self._pool, self._block, self._windows = model, pool, block, windows
         self._device = device
+        self._graphs: Graphs | None = None
+        if device.type == "cuda":
+            self._graphs = Graphs(
+                self.compute, pool, block=block, scratch_block=scratch_block, windows=windows, device=device
+            )
         self._clock = _CudaClock() if device.type == "cuda" else _HostClock()
         self._stage = _Stage(device)
         self._host: Any = None
 
     def run(self, plan: Plan) -> tuple[Logits, float]:
         """Return the wanted rows, valid until the next call, and the milliseconds that the device took."""
-        with torch.inference_mode(), _masked_attention(self._device):
+        with torch.inference_mode(), _on_device(self._device):
+            size = self._graphs.prepare(plan) if self._graphs else None
             self._clock.start()
-            rows = self._rows(plan)[: plan.wanted_count]
+            made = self._graphs.replay(plan, size) if self._graphs and size else self._rows(plan)
+            rows = made[: plan.wanted_count]
             logits = self._on_host(rows)
             return logits, self._clock.stop_ms()
 
@@ -115,9 +125,9 @@ class _CudaClock:
 
 
 @contextmanager
-def _masked_attention(device: Any) -> Iterator[None]:
+def _on_device(device: Any) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    with sdpa_kernel(list(_MASKED_BACKENDS)):
+    with torch.cuda.device(device), sdpa_kernel(list(_MASKED_BACKENDS)):
         yield

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import psutil
 import typer
 
+from adapters.device_facts import DeviceFacts, device_facts
 from device_profiles.units import GIB, human_bytes
 
 ROOMS = ("device_profiles", "policies", "adapters", "orchestrator")
@@ -57,7 +58,7 @@ def doctor(
 
 def examine() -> list[Check]:
     """Return every finding."""
-    return [_python(), *_frameworks(), _default_model(), *_rooms(), *_machine()]
+    return [_python(), *_frameworks(), _default_model(), *_rooms(), *_machine(), *_devices()]
 
 
 def _python() -> Check:
@@ -116,6 +117,22 @@ def _machine() -> list[Check]:
             str(SHARED_MEMORY), shm, GIB // 2, "enlarge it, or set cluster.runtime: local (Ray keeps objects there)"
         ),
     ]
+
+
+def _devices() -> list[Check]:
+    """What each device is doing: whoever else uses it takes its time from us."""
+    return [Check(f"device {facts.name}", "ok", _described(facts)) for facts in device_facts()]
+
+
+def _described(facts: DeviceFacts) -> str:
+    told = [
+        f"{human_bytes(facts.memory_used_bytes)} of {human_bytes(facts.memory_total_bytes)} used",
+        None if facts.utilisation is None else f"{facts.utilisation:.0%} busy",
+        None if facts.power_w is None else f"{facts.power_w:.0f} W",
+        None if facts.clock_mhz is None else f"{facts.clock_mhz:.0f} MHz",
+        None if facts.temperature_c is None else f"{facts.temperature_c:.0f} C",
+    ]
+    return ", ".join(part for part in told if part)
 
 
 def _least(name: str, found: int, least: int, todo: str) -> Check:

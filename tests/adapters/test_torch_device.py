@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from adapters import registry
 from adapters.contract import (
@@ -25,8 +28,14 @@ from adapters.contract import (
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.spec import Grouped
 from adapters.hf_directory import open_weights
+from adapters.kv_blocks import BlockPool
 from adapters.torch_device.failures import typed
+from adapters.torch_device.graphs import Graphs, StaticInputs, filled, size_of
+from adapters.torch_device.linear import PackedLinear, TiledLinear, packs
+from adapters.torch_device.model import shapes_for
+from adapters.torch_device.plan import Plan, Shapes, plan
 from adapters.torch_device.weights import read_decoder, read_tensors, write_weights
+from device_profiles.profile import Exactness
 from tests.adapters.test_hf_reference import TOKENS, VARIANTS
 from tests.support import reference_decoder, tiny_models
 
@@ -152,3 +161,78 @@ def test_the_environment_is_left_alone_where_the_operator_has_spoken():
             [sys.executable, "-c", code], env=clean | given, capture_output=True, text=True, check=True
         )
         assert done.stdout.strip() == expected
+
+
+def runner_over(target: Path, kv_cache_bytes: int = 8 << 20) -> tuple[Any, BlockPool, Graphs]:
+    """The parts of a loaded model, and CUDA's graphs over them, none of them captured."""
+    model: Any = ADAPTER.load(target, dataclasses.replace(OPTIONS, kv_cache_bytes=kv_cache_bytes), silent)
+    runner, pool = model._runner, model._pool
+    graphs = Graphs(
+        runner.compute,
+        runner._pool,
+        block=pool.block_tokens,
+        scratch_block=pool.total,
+        windows=runner._windows,
+        device=runner._device,
+    )
+    return runner, pool, graphs
+
+
+@pytest.mark.parametrize("exactness", Exactness)
+@pytest.mark.parametrize("variant", ["llama", "gemma2", "gemma3"])
+def test_a_forward_filled_up_to_a_graph_computes_the_same(tmp_path, variant, exactness):
+    """Everything of CUDA's small forwards but the capture, on the CPU."""
+    _, target = prepared(tmp_path, variant)
+    runner, pool, graphs = runner_over(target)
+    shapes = shapes_for("cuda", exactness)
+    for slot, held in ((0, 33), (2, 5)):
+        before = [Segment(slot, 0, TOKENS[:held], (0, 0))]
+        pool.reserve(before)
+        runner.run(plan(before, pool, shapes))
+    batch = [Segment(2, 5, TOKENS[5:6], (0, 1)), Segment(0, 33, TOKENS[33:43], (4, 10)), Segment(1, 0, [7, 8], (0, 0))]
+    pool.reserve(batch)
+    made = plan(batch, pool, shapes)
+    expected = runner.run(made)[0].copy()
+    size = size_of(made)
+    assert size is not None
+    assert (size.rows, size.tiles, size.tile, size.blocks) == (64 if exactness is Exactness.BIT else 16, 4, 8, 8)
+    inputs = StaticInputs(size, runner._device)
+    inputs.send(filled(made, size, pool.total))
+    views = inputs.views
+    with torch.inference_mode():
+        rows = runner.compute(
+            views["ids"], views["positions"], views["wanted"], inputs.batch(runner._pool, 32, runner._windows)
+        )
+    assert len(expected) == made.wanted_count == 7
+    assert np.abs(rows.numpy()[:7] - expected).max() < 1e-4
+    assert graphs.prepare(big_plan(pool, shapes)) is None
+
+
+def big_plan(pool: BlockPool, shapes: Shapes) -> Plan:
+    """A prefill that is larger than any graph."""
+    batch = [Segment(3, 0, TOKENS + TOKENS, (159, 160))]
+    pool.reserve(batch)
+    return plan(batch, pool, shapes)
+
+
+def test_a_product_in_tiles_is_the_product():
+    weight, bias, rows = torch.randn(24, 16), torch.randn(24), torch.randn(1, 192, 16)
+    expected = torch.nn.functional.linear(rows, weight, bias)
+    for tile in (64, 0):
+        assert torch.allclose(TiledLinear(weight, bias, tile)(rows), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_packed_product_are_the_same_for_any_number_of_rows_and_threads(dtype):
+    if not packs(dtype):
+        pytest.skip(f"oneDNN packs no {dtype} on this processor")
+    threads = torch.get_num_threads()
+    product = PackedLinear(torch.randn(64, 1536).to(dtype), None)
+    rows = torch.randn(96, 1536).to(dtype)
+    expected = product(rows)
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        for width in (2, 3, 5, 6, 16, 48):
+            found = torch.cat([product(part.contiguous()) for part in rows[: 96 // width * width].split(width)])
+            assert torch.equal(found, expected[: len(found)]), (count, width)
+    torch.set_num_threads(threads)

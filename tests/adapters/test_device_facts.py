@@ -1,0 +1,78 @@
+"""What devices tell of themselves, and what happens where they tell nothing."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import psutil
+
+from adapters.device_facts import DeviceFacts, device_facts
+
+
+class NvmlError(Exception):
+    pass
+
+
+class Nvml:
+    """NVML's calls as a device of an older kind answers them: no power, no clock."""
+
+    NVMLError = NvmlError
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+
+    def __init__(self, driver: bool = True) -> None:
+        self.driver, self.open = driver, False
+
+    def nvmlInit(self) -> None:
+        if not self.driver:
+            raise NvmlError("Driver Not Loaded")
+        self.open = True
+
+    def nvmlShutdown(self) -> None:
+        self.open = False
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return "Old Device"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(total=8 << 30, used=3 << 30)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(gpu=42)
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        raise NvmlError("Not Supported")
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        raise NvmlError("Not Supported")
+
+    def nvmlDeviceGetTemperature(self, handle: int, kind: int) -> int:
+        return 61
+
+
+def test_the_processor_is_there_on_every_machine():
+    facts = device_facts()[0]
+    assert facts.name == "CPU"
+    assert facts.memory_total_bytes == psutil.virtual_memory().total
+    assert 0 < facts.memory_used_bytes < facts.memory_total_bytes
+    assert facts.utilisation is not None
+    assert 0.0 <= facts.utilisation <= 1.0
+
+
+def test_what_a_device_does_not_tell_is_none(monkeypatch):
+    nvml = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert device_facts()[1:] == [DeviceFacts("CUDA:0 Old Device", 8 << 30, 3 << 30, 0.42, None, None, 61.0)]
+    assert not nvml.open
+
+
+def test_a_machine_without_driver_or_library_has_no_such_devices(monkeypatch):
+    for library in (Nvml(driver=False), None):
+        monkeypatch.setitem(sys.modules, "pynvml", library)
+        assert len(device_facts()) == 1

@@ -1,0 +1,115 @@
+"""The torch adapter on a CUDA device: the contract's promises, graphs, and speed beside transformers' own.
+
+Skipped where there is none. Speeds are bounds of the device's promise, ratios measured in one run.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from adapters import registry
+from adapters.contract import DeviceLost, LoadOptions, OutOfMemory, Precision, Segment
+from adapters.decoder.spec import DecoderSpec
+from adapters.device_facts import device_facts
+from adapters.hf_directory import open_weights
+from adapters.invariance import measure_row_invariance
+from tests.adapters.test_hf_reference import TOKENS, VARIANTS
+from tests.adapters.test_torch_device import prepared, silent
+from tests.support import reference_decoder
+from tools import bench_cuda
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here"),
+]
+ADAPTER = registry.get("torch_device")
+OPTIONS = LoadOptions(device="CUDA:0", slots=4, kv_cache_bytes=64 << 20)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_family_computes_what_the_reference_computes(tmp_path, variant):
+    source, target = prepared(tmp_path, variant)
+    model = ADAPTER.load(target, replace(OPTIONS, activations=Precision.FP32), silent)
+    model.forward([Segment(2, 0, TOKENS[:70], (0, 0))])  # as it comes
+    rows = [model.forward([Segment(2, start, TOKENS[start : start + 5], (0, 5))]).logits.copy() for start in (70, 75)]
+    expected = reference_decoder.logits(open_weights(source), TOKENS)[70:]
+    assert np.abs(np.concatenate(rows) - expected).max() < 5e-3
+    model.close()
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma2", "gemma3"])
+def test_rows_are_invariant_in_bf16(tmp_path, variant):
+    _, target = prepared(tmp_path, variant)
+    model = ADAPTER.load(target, OPTIONS, silent)
+    assert model.capabilities.activations is Precision.BF16
+    assert measure_row_invariance(model) is model.capabilities.row_invariant is True
+    model.close()
+
+
+def test_a_prefill_and_graphs_give_one_sequence_the_same_bits(tmp_path):
+    _, target = prepared(tmp_path, "llama")
+    model = ADAPTER.load(target, OPTIONS, silent)
+    tokens = TOKENS * 5
+    whole = model.forward([Segment(0, 0, tokens, (0, len(tokens)))]).logits.copy()
+    rows = [model.forward([Segment(1, i, [token], (0, 1))]).logits.copy() for i, token in enumerate(tokens)]
+    assert np.array_equal(np.concatenate(rows).view(np.uint32), whole.view(np.uint32))
+    model.close()
+
+
+def test_the_time_of_a_forward_is_the_devices(tmp_path):
+    _, target = prepared(tmp_path, "llama")
+    model = ADAPTER.load(target, OPTIONS, silent)
+    model.forward([Segment(0, 0, TOKENS[:5], (4, 5))])
+    assert 0.0 < model.forward([Segment(0, 5, TOKENS[5:10], (4, 5))]).device_ms < 50.0
+    model.close()
+
+
+def test_a_pool_that_the_device_cannot_hold_is_out_of_memory(tmp_path):
+    _, target = prepared(tmp_path, "llama")
+    total = torch.cuda.get_device_properties(0).total_memory
+    with pytest.raises(OutOfMemory, match="out of memory"):
+        ADAPTER.load(target, replace(OPTIONS, kv_cache_bytes=2 * total), silent)
+    model = ADAPTER.load(target, OPTIONS, silent)  # and the device serves on
+    model.close()
+    with pytest.raises(DeviceLost):
+        model.forward([Segment(0, 0, [1], (0, 1))])
+
+
+def test_the_device_tells_what_it_does():
+    facts = [facts for facts in device_facts() if facts.name.startswith("CUDA:0")]
+    assert facts[0].memory_total_bytes > 0
+    assert facts[0].utilisation is not None
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> tuple[DecoderSpec, object]:
+    directory = tmp_path_factory.mktemp("llama-1b")
+    bench_cuda.prepare(bench_cuda.LLAMA_1B, directory)
+    return bench_cuda.LLAMA_1B, directory
+
+
+PROMPT = [(7 * i * i + 11) % 128_256 for i in range(512)]
+
+
+def test_verifying_five_rows_takes_hardly_longer_than_one(llama):
+    model = ADAPTER.load(llama[1], replace(OPTIONS, kv_cache_bytes=1 << 30, max_batch_rows=1024), silent)
+    model.forward([Segment(0, 0, PROMPT, (511, 512))])
+    steps = {width: bench_cuda.step_ms(model, 512, width) for width in (1, 5)}
+    model.close()
+    assert steps[5] <= 1.15 * steps[1]
+
+
+def test_plain_decoding_is_faster_than_compiled_generate(llama):
+    spec, directory = llama
+    model = ADAPTER.load(directory, replace(OPTIONS, kv_cache_bytes=1 << 30, max_batch_rows=1024), silent)
+    bench_cuda.plain_tokens_per_s(model, PROMPT, 8)
+    ours = max(bench_cuda.plain_tokens_per_s(model, PROMPT, 128) for _ in range(3))
+    model.close()
+    gc.collect()
+    other = bench_cuda.generate_tokens_per_s(bench_cuda.theirs(directory, spec, "cuda:0"), PROMPT, 128, "cuda:0")
+    assert ours >= 1.3 * other
