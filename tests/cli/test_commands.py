@@ -182,7 +182,7 @@ def test_bench_pairs_runs_every_pairing_and_tells_what_failed(tmp_path, toy):
     summary = result["summary"]
     assert (summary["pairs"], summary["identical_pairs"], summary["failed_pairs"]) == (3, 3, 0)
     assert summary["coupled_acceptance"] > 0.9
-    assert 0.0 < summary["rejection_acceptance"] <= 1.0
+    assert summary["rejection_acceptance"] > 0.9
     same = result["runs"][1]
     assert same["greedy"]["mean_acceptance_length"] > 3.0
     assert same["kv_cache_mib"] > 0
