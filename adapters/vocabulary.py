@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from adapters.contract import ModelRefused, Progress
 from adapters.decoder.hf_config import CONFIG_FILE, read_spec
 from adapters.gguf_header import read_header
-from adapters.hf_directory import read_json, title
+from adapters.hf_directory import declared_fingerprint, read_json, title
 from adapters.hf_hub import HUB_PREFIX
 from adapters.model_source import ModelSource, resolve
 from adapters.tokenizer import byte_texts
 from adapters.tokenizer_hf import vocabulary_texts
+from device_profiles.workload import vocabulary_fingerprint
 
 SIMULATED_PREFIX = "simulated:"
 
@@ -29,14 +31,38 @@ def vocabulary_of(file: ModelSource) -> list[str]:
     return texts
 
 
-def vocabulary_at_hand(source: str, base: Path) -> list[str] | None:
+def draft_vocabulary(file: ModelSource, target: Sequence[str]) -> list[str]:
+    """Return the vocabulary of a draft of a target with the texts `target`: its own, or the target's where it has no
+    tokenizer and says whose draft it is. Raises ModelRefused, too where it is another target's."""
+    declared = declared_fingerprint(file.path) if file.path.is_dir() else ""
+    if not declared:
+        return vocabulary_of(file)
+    ours = vocabulary_fingerprint(target)
+    if declared != ours:
+        raise ModelRefused(
+            f"{title(file.path)}: it is a draft for a vocabulary with the fingerprint {declared}, and the target's is "
+            f"{ours}. Choose a draft that was made for this target."
+        )
+    return list(target)
+
+
+def vocabulary_at_hand(source: str, base: Path, target: Sequence[str] | None = None) -> list[str] | None:
     """Return the vocabulary of what an operator wrote in cluster.yaml, downloading nothing: None for a hub's model.
 
-    Raises ModelRefused.
+    `target`: what it is to be a draft of. Raises ModelRefused.
     """
-    return None if source.startswith(HUB_PREFIX) else vocabulary_from(source, base)
+    return None if source.startswith(HUB_PREFIX) else vocabulary_from(source, base, target=target)
 
 
-def vocabulary_from(source: str, base: Path, progress: Progress = lambda _stage, _fraction: None) -> list[str]:
-    """Return the vocabulary of what an operator wrote in cluster.yaml. Raises as `model_source.resolve` does."""
-    return byte_texts() if source.startswith(SIMULATED_PREFIX) else vocabulary_of(resolve(source, base, progress))
+def vocabulary_from(
+    source: str,
+    base: Path,
+    progress: Progress = lambda _stage, _fraction: None,
+    target: Sequence[str] | None = None,
+) -> list[str]:
+    """Return the vocabulary of what an operator wrote in cluster.yaml; `target`: what it is to be a draft of. Raises as
+    `model_source.resolve` does."""
+    if source.startswith(SIMULATED_PREFIX):
+        return byte_texts()
+    file = resolve(source, base, progress)
+    return vocabulary_of(file) if target is None else draft_vocabulary(file, target)

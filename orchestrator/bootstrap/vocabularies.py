@@ -31,8 +31,8 @@ class Pair:
 def compared(draft: ModelDraftOptions, target: ModelOptions, progress: OnProgress = silent) -> Pair:
     """Compare the vocabularies, downloading a model of the hub. Raises what `model_source.resolve` does, and
     ModelRefused where they differ and are not to be translated."""
-    theirs = vocabulary_from(draft.model.source, Path(draft.model.base), progress)
     ours = vocabulary_from(target.source, Path(target.base), progress)
+    theirs = vocabulary_from(draft.model.source, Path(draft.model.base), progress, ours)
     return _pair(draft, ours, theirs)
 
 
@@ -44,12 +44,12 @@ def remote_pair(draft: ModelDraftOptions, target: ModelOptions, loaded: Target) 
     """
     if draft.translate:
         return compared(draft, target)
-    theirs = None
+    ours, theirs = vocabulary_from(target.source, Path(target.base)), None
     with suppress(ModelRefused):
-        theirs = vocabulary_at_hand(draft.model.source, Path(draft.model.base))
+        theirs = vocabulary_at_hand(draft.model.source, Path(draft.model.base), ours)
     if theirs is None:
         return Pair(Match.IDENTICAL, loaded.model.spec.vocabulary_fingerprint)
-    return _pair(draft, vocabulary_from(target.source, Path(target.base)), theirs)
+    return _pair(draft, ours, theirs)
 
 
 def translating(drafter: Drafter, target: Target, draft_tokenizer_dir: str) -> Drafter:

@@ -155,13 +155,17 @@ def _check_vocabularies(config: ClusterConfig, path: Path, lines: Lines) -> None
     base = path.resolve().parent
     ours = vocabulary_at_hand(config.model.source, base) if wary else None
     for index, draft in wary:
-        theirs = vocabulary_at_hand(draft.source, base)
+        place: Place = ("drafts", index, "source")
+        where = f"{path}:{lines.get(place, 1)}: {dotted(place)}:"
+        try:
+            theirs = vocabulary_at_hand(draft.source, base, ours) if ours is not None else None
+        except ModelRefused as error:
+            raise ConfigError(f"{where} {error}") from error
         if ours is None or theirs is None:
             continue  # the worker compares them when it has them
         found = compare(ours, theirs)
         if found.match is Match.DIFFERS:
-            place: Place = ("drafts", index, "source")
-            raise ConfigError(f"{path}:{lines.get(place, 1)}: {dotted(place)}: {refusal(draft.source, found)}")
+            raise ConfigError(f"{where} {refusal(draft.source, found)}")
 
 
 def _check_keys(config: ClusterConfig, path: Path, lines: Lines) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from gguf import GGUFWriter
 
 from adapters.contract import ModelRefused
+from adapters.hf_directory import TARGET_FINGERPRINT
 from adapters.vocabulary import vocabulary_at_hand
 from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.config.load import load_config
@@ -82,6 +84,22 @@ def test_a_vocabulary_is_read_the_same_from_every_format(tmp_path):
     write_gguf(tmp_path / "none.gguf", [])
     with pytest.raises(ModelRefused, match=r"none\.gguf: it has no vocabulary"):
         vocabulary_at_hand("none.gguf", tmp_path)
+
+
+def test_a_draft_without_a_tokenizer_says_whose_it_is(tmp_path):
+    directory = tiny_models.write_model(tmp_path / "tiny", "llama3")
+    (directory / "tokenizer.json").unlink()
+    config = json.loads((directory / "config.json").read_text())
+    write_gguf(tmp_path / "target.gguf", WORDS)
+    path = write_config(tmp_path, "target.gguf", "tiny")
+    for declared, served in ((vocabulary_fingerprint(WORDS), True), ("0123456789abcdef", False)):
+        config[TARGET_FINGERPRINT] = declared
+        (directory / "config.json").write_text(json.dumps(config))
+        if served:
+            assert load_config(path)
+            continue
+        with pytest.raises(ConfigError, match=rf"cluster\.yaml:6: drafts\[1\]\.source: .*fingerprint {declared}"):
+            load_config(path)
 
 
 def test_the_simulated_model_has_a_vocabulary_too():
