@@ -1,7 +1,7 @@
 """What we compute is what the models' own implementation in `transformers` computes.
 
-`transformers` and torch are no dependencies of ours: `test_transformers_itself` runs where they are installed
-(pip install torch==2.13.0 transformers==5.23.*), the other test compares with figures that it printed.
+`transformers` and torch belong to an extra: `test_transformers_itself` runs where they are installed, the other test
+compares with figures that it printed.
 """
 
 from __future__ import annotations

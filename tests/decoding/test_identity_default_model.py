@@ -18,7 +18,7 @@ pytestmark = pytest.mark.model
 SAMPLED = Sampling(0.8, top_p=0.95, seed=7)
 
 
-@pytest.fixture(scope="module", params=["openvino_rt", "onnx_rt"])
+@pytest.fixture(scope="module", params=["openvino_rt", "onnx_rt", "torch_device"])
 def runtime(request) -> str:
     return request.param
 
@@ -32,8 +32,8 @@ def model(store, file, runtime) -> Iterator[LoadedModel]:
 
 @pytest.fixture(scope="module")
 def prompts(prompts, runtime) -> list[list[int]]:
-    """Eight prompts, and four where the runtime takes one sequence after another."""
-    return prompts[: 8 if runtime == "openvino_rt" else 4]
+    """Eight prompts, and fewer where the runtime takes longer."""
+    return prompts[: {"openvino_rt": 8, "onnx_rt": 4, "torch_device": 2}[runtime]]
 
 
 def submits(prompts: list[list[int]], sampling: Sampling, depth: int | None = None) -> list[Submit]:
