@@ -163,9 +163,10 @@ class DecodeLoop:
             session = part.session
             bound = min(self._bound(session), left + free[session.key]) if part.drafts else 0
             if bound > 0:
-                least = price(sequences) if session.submit.depth is None else 0.0
+                free_choice = session.submit.depth is None
+                least = price(sequences) if free_choice else 0.0
                 drafting.append(session)
-                asks.append(Ask(session.key, bound, least))
+                asks.append(Ask(session.key, bound, least, self._schedule.decode_ms if free_choice else 0.0))
         drafting, asks = self._affordable(parts, drafting, asks)
         for session, ask, draft in zip(drafting, asks, self._drafter.propose(asks), strict=True):
             bound = min(ask.limit, left + free[session.key])

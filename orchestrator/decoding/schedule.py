@@ -50,6 +50,11 @@ class Schedule:
         """How many sessions wait for one."""
         return len(self._waiting)
 
+    @property
+    def decode_ms(self) -> float:
+        """A running mean of forwards that only decode; 0 where there was none."""
+        return self._cost.decode_ms or 0.0
+
     def add(self, session: Session) -> None:
         """Queue a session."""
         self._waiting.append(session)

@@ -16,6 +16,7 @@ from policies.prefill import PrefillCost, observed, rows_within
 
 NO_SLOT = -1
 _LEAST_ROWS = 32
+_FOLLOWING = 16
 _CLOSE_BEHIND = 66
 """A sequence with so few tokens to feed is not prefilled but follows its verdicts: that is never put off."""
 
@@ -55,6 +56,11 @@ class Known:
     def goes_on_from(self, drafted: Sequence[int]) -> bool:
         """True where only the last of these tokens behind the committed ones is still to be fed."""
         return self.slot != NO_SLOT and self.held == len(self.tokens) and self.guessed == list(drafted[:-1])
+
+    @property
+    def follows(self) -> bool:
+        """True where it has a slot and only verdicts to follow, no prompt to read."""
+        return self.slot != NO_SLOT and self.missing <= _FOLLOWING
 
     @property
     def missing(self) -> int:

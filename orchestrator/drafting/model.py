@@ -3,7 +3,8 @@
 A round drafts step by step, one ragged forward a step for all sequences. Each token is chosen as the target chooses,
 with the noise of the same seed and position on the draft's own logits, so that it tends to be the target's choice.
 Where the request's rule judges distributions, it is drawn from the draft's own, with random numbers of its own. How
-sure the model is decides, calibrated by outcomes, where drafting stops.
+sure the model is decides, calibrated by outcomes, where drafting stops, and what drafting takes beside what it saves,
+whether there is any (`policies/worth`).
 
 A model that fails costs speed and nothing else: the drafter closes it, says why in its state, and proposes nothing from
 then on.
@@ -21,6 +22,7 @@ import msgspec
 import numpy as np
 
 from adapters.contract import AdapterError, LoadedModel
+from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import DrafterState
 from orchestrator.drafting.cache import DraftCache, Known, common
@@ -30,14 +32,19 @@ from orchestrator.drafting.port import NOTHING, Ask, Draft
 from policies.acceptance import NotFinite, Proposal, Row, Rule, Sampling, choose, propose
 from policies.calibration import Calibration, chance, compared
 from policies.penalties import Penalties
+from policies.worth import Worth, decided, drafted, judged, token_price
+
+_NEWEST_STEP = 0.1  # weight of the newest step in their mean time
 
 
 @dataclass(slots=True, eq=False)
 class _Drafting:
-    """One sequence's draft while it grows. `certainty` is the chance that all of it is accepted."""
+    """One sequence's draft while it grows. `certainty` is the chance that all of it is accepted: below `least` one more
+    token is not worth its time."""
 
     ask: Ask
     known: Known
+    least: float
     counts: dict[int, int]
     tokens: list[int] = field(default_factory=list)
     probabilities: list[float] = field(default_factory=list)
@@ -47,7 +54,7 @@ class _Drafting:
 
     @property
     def goes_on(self) -> bool:
-        return len(self.tokens) < self.ask.limit and self.certainty >= self.ask.least
+        return len(self.tokens) < self.ask.limit and self.certainty >= self.least
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,7 @@ class ModelDrafter:
         self.name = state.name
         self._model = model
         self._meter = Meter(state, clock)
+        self._clock = clock
         self._vocabulary = vocabulary
         self._own = model.spec.vocabulary_size
         self._outputs = Outputs(model.spec)
@@ -82,6 +90,8 @@ class ModelDrafter:
         self._proposed: dict[str, _Proposed] = {}
         # Greedy, coupled and drawn tokens are accepted at different rates.
         self._calibrations: defaultdict[Rule, Calibration] = defaultdict(Calibration)
+        self._worths: defaultdict[Rule, Worth] = defaultdict(Worth)
+        self._step_ms = 0.0
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
         """See the port. KV of the tokens that both begin with is kept."""
@@ -137,16 +147,33 @@ class ModelDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See the port."""
-        if self._meter.failed or not asks:
+        worth = [] if self._meter.failed else self._worth_their_time(asks)
+        if not worth:
             return [NOTHING] * len(asks)
         try:
             with self._meter.round():
-                drafts = self._drafts(asks)
+                drafts = self._drafts(worth)
         except (AdapterError, NotFinite) as error:
             self._meter.fail(str(error))
             self.close()
             return [NOTHING] * len(asks)
         return [drafts.get(ask.key, NOTHING) for ask in asks]
+
+    def _worth_their_time(self, asks: Sequence[Ask]) -> list[Ask]:
+        """Leave out those for whom drafting takes more time than it saves, by what came of drafts before."""
+        kept: list[Ask] = []
+        decisions: dict[Rule, bool] = {}
+        for ask in asks:
+            known = self._known.get(ask.key)
+            if known is None or ask.round_ms == 0.0:
+                kept.append(ask)
+                continue
+            rule = known.sampling.rule
+            if rule not in decisions:
+                self._worths[rule], decisions[rule] = decided(self._worths[rule], ask.round_ms)
+            if decisions[rule]:
+                kept.append(ask)
+        return kept
 
     def _has(self, tokens: Sequence[int]) -> bool:
         """True where the model has a row for each of the target's tokens."""
@@ -157,7 +184,10 @@ class ModelDrafter:
         for ask in asks:
             known = self._known.get(ask.key)
             if known is not None and ask.limit > 0 and len(known.tokens) + ask.limit <= self._context:
-                drafting[known] = _Drafting(ask, known, dict(known.counts))
+                least = max(ask.least, token_price(self._step_ms, ask.round_ms))
+                drafting[known] = _Drafting(ask, known, least, dict(known.counts))
+        follow = all(known.follows for known in drafting)
+        started_s = self._clock.monotonic_s()
         resumed = [one for one in drafting.values() if self._resume(one)]
         rows = self._cache.catch_up(
             [one.known for one in drafting.values() if not one.tokens], [one.known for one in resumed]
@@ -168,8 +198,12 @@ class ModelDrafter:
             for one in growing:
                 self._choose(one, rows[one.known])
             feeds = {one.known: one.tokens[-1] for one in growing if one.goes_on}
-            rows = self._cache.step(feeds) if feeds else {}
+            rows = self._step(feeds) if feeds else {}
             growing = [drafting[known] for known in rows]
+        if follow:  # reading a prompt is paid once, and says nothing about what drafts cost
+            took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
+            for rule in {known.sampling.rule for known in drafting}:
+                self._worths[rule] = drafted(self._worths[rule], took_ms)
         for one in drafting.values():
             self._proposed[one.ask.key] = _Proposed(one.tokens, one.probabilities, one.proposals)
         return {
@@ -179,6 +213,13 @@ class ModelDrafter:
             for one in drafting.values()
             if one.tokens
         }
+
+    def _step(self, feeds: dict[Known, int]) -> dict[Known, Row]:
+        started_s = self._clock.monotonic_s()
+        rows = self._cache.step(feeds)
+        took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
+        self._step_ms += (took_ms - self._step_ms) * (_NEWEST_STEP if self._step_ms else 1.0)
+        return rows
 
     def _resume(self, one: _Drafting) -> bool:
         """Go on from what was proposed before, as far as the target bore it out. False: there is nothing."""
@@ -230,6 +271,8 @@ class ModelDrafter:
         learned = compared(self._calibrations[rule], before.tokens, before.probabilities, committed)
         self._calibrations[rule] = learned
         right = common(before.tokens, committed)
+        if before.tokens:
+            self._worths[rule] = judged(self._worths[rule], right)
         if right == len(committed) < len(before.tokens):
             self._proposed[key] = before.behind(right)
 

@@ -62,12 +62,15 @@ class Ask:
     """A wish for up to `limit` tokens behind everything committed to the sequence `key`.
 
     `least`: the chance of being accepted, with all before it, below which a token is not worth its verification. A
-    drafter to which a token costs time stops there; the loop drops such tokens anyway.
+    drafter to which a token costs time stops there; the loop drops such tokens anyway. `round_ms`: what a round of the
+    target takes that waits for the draft; a drafter that costs more time than it saves proposes nothing. 0: not known,
+    or the request fixed its depth, and drafts whatever they cost.
     """
 
     key: str
     limit: int
     least: float = 0.0
+    round_ms: float = 0.0
 
 
 class Drafter(Protocol):

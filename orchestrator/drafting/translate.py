@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -73,9 +73,7 @@ class TranslatingDrafter:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See the port."""
         known = [self._known.get(ask.key) for ask in asks]
-        wishes = [
-            Ask(ask.key, _inner_limit(one, ask.limit), ask.least) for ask, one in zip(asks, known, strict=True) if one
-        ]
+        wishes = [replace(ask, limit=_inner_limit(one, ask.limit)) for ask, one in zip(asks, known, strict=True) if one]
         drafts = iter(self._inner.propose(wishes))
         return [
             NOTHING if one is None else self._translated(one, next(drafts), ask.limit)
