@@ -184,7 +184,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
             open_weights(directory)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_changed_head_is_served_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     directory = tmp_path / "model"
@@ -200,7 +200,7 @@ def test_a_changed_head_is_served_or_refused(tmp_path: Path, data: st.DataObject
             open_weights(directory).tensor(name)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     value=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

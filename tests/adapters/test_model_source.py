@@ -67,7 +67,7 @@ def test_arrays_come_back_as_written(small: Path) -> None:
         header.integer("general.architecture")
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_cut_or_changed_file_is_served_or_refused(small: Path, tmp_path: Path, data: st.DataObject) -> None:
     raw = bytearray(small.read_bytes())

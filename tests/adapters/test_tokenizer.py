@@ -186,7 +186,7 @@ def pushed(tokenizer: Tokenizer, ids: list[int], cuts: list[int]) -> str:
     return "".join(pieces) + decoder.flush()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ids=st.lists(st.integers(0, 271)), cuts=st.lists(st.integers(0, 1000)))
 def test_pushed_in_any_pieces_the_text_is_the_whole_decode(ids: list[int], cuts: list[int]) -> None:
     toy = Tokenizer.bytes_only()
@@ -196,7 +196,7 @@ def test_pushed_in_any_pieces_the_text_is_the_whole_decode(ids: list[int], cuts:
     assert pushed(toy, ids, list(range(len(ids)))) == whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text(), junk=st.lists(st.integers(0x80, 0xFF), max_size=3), cuts=st.lists(st.integers(0, 1000)))
 def test_broken_characters_in_text(text: str, junk: list[int], cuts: list[int]) -> None:
     toy = Tokenizer.bytes_only()
@@ -204,7 +204,7 @@ def test_broken_characters_in_text(text: str, junk: list[int], cuts: list[int]) 
     assert pushed(toy, ids, cuts) == bytes(ids).decode("utf-8", "replace")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text())
 def test_text_survives_the_small_vocabulary(small: Tokenizer, text: str) -> None:
     assert small.decode(small.encode(text, special=False)) == text
@@ -242,7 +242,7 @@ def test_rendered_chat(small: Tokenizer) -> None:
     assert small.encode_chat(messages) == small.encode(small.render_chat(messages), special=True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(parts=st.lists(st.sampled_from([*CONTROLS, "<|", "|>", "im_end", "\ufdd0", "\ufdd1", " é", "\n", "<think>"])))
 def test_messages_cannot_hold_control_tokens(small: Tokenizer, parts: list[str]) -> None:
     content = "".join(parts)

@@ -70,7 +70,7 @@ def test_the_default_models_chat_agrees_with_openvino(default: Tokenizer, openvi
     assert default.render_chat(messages) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ids=st.lists(st.integers(0, 49151), max_size=30), cuts=st.lists(st.integers(0, 1000)))
 def test_the_default_model_streams_as_it_decodes(default: Tokenizer, ids: list[int], cuts: list[int]) -> None:
     joined = b"".join(default.token_bytes(index) for index in ids if index > 16)  # 0..16 are control tokens

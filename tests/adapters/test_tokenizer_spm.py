@@ -67,14 +67,14 @@ def joined(text: str) -> list[str]:
         parts[best[1] : best[1] + 2] = [parts[best[1]] + parts[best[1] + 1]]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text(alphabet=" theinrgad日本", min_size=1, max_size=24))
 def test_ids_follow_sentencepieces_rule(plain: Tokenizer, text: str) -> None:
     expected = [TOKENS.index(part) for part in joined(text)]
     assert plain.encode(text, special=False) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(max_size=24))
 def test_any_text_comes_back(plain: Tokenizer, text: str) -> None:
     ids = plain.encode(text, special=False)

@@ -97,7 +97,7 @@ PIECES = st.one_of(
 
 
 @given(st.lists(PIECES, max_size=8).map("".join), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_where_the_text_is_cut_changes_nothing(text, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]

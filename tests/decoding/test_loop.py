@@ -82,7 +82,7 @@ def test_identity_with_target_only_decoding(expected, running, depth, rows):
     st.integers(14, 80),
     st.integers(16, 64),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_identity_under_wild_drafts_preemption_and_small_batches(expected, guesses, running, blocks, rows):
     model = toy(kv_blocks=blocks, rows=rows)
     out, _ = decode(loop_over(model, WildDrafter(guesses), running=running), requests(6))

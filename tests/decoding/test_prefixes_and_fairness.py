@@ -70,7 +70,7 @@ def test_reuse_can_be_switched_off():
     st.integers(16, 40),
     st.integers(1, 6),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_no_mixture_of_prefixes_preemption_and_eviction_changes_a_token(shapes, blocks, running):
     submits = [
         request(str(index), [*SYSTEM[:shared], kind, kind], max_tokens=count)

@@ -84,7 +84,7 @@ def test_min_tokens_holds_every_stop_token_back():
 
 
 @given(st.lists(st.lists(st.integers(0, 271), max_size=6), max_size=8), st.sampled_from([0.0, 0.9]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_wild_drafts_change_nothing_under_penalties_and_grammar(guesses, temperature):
     asked = [
         submit(request_id="p", sampling=Sampling(temperature, seed=1, **RULES["all"])),

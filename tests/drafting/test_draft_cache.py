@@ -51,7 +51,7 @@ def fresh(known: Known) -> np.ndarray:
 
 
 @given(steps, st.sampled_from([4, 12, 400]), st.sampled_from([1, 2, 8]), st.integers(0, 3))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_the_cache_is_always_that_of_a_fresh_computation(steps, blocks, slots, agreed):
     model = toy(kv_blocks=blocks, slots=slots, rows=24)
     drafter = ModelDrafter(model, DrafterState("m", "model"), SystemClock(), vocabulary=272, prefill_ms=1.0)
@@ -86,7 +86,7 @@ def test_the_cache_is_always_that_of_a_fresh_computation(steps, blocks, slots, a
 
 
 @given(steps)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_is_drafted_depends_on_the_tokens_alone(steps):
     """A drafter with a history says what a new one says: greedy, so that its tokens are the model's own."""
     drafter = ModelDrafter(toy(), DrafterState("m", "model"), SystemClock(), vocabulary=272, prefill_ms=1e6)

@@ -40,7 +40,7 @@ def at_once(committed: Sequence[int], limit: int, sampling: Sampling) -> tuple[i
     st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5), st.booleans()), max_size=8),
     st.sampled_from([Sampling(), Sampling(0.8, seed=5, frequency_penalty=0.5)]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_resumed_draft_is_that_of_a_fresh_drafter(steps, sampling):
     drafter = drafter_over(toy())
     drafter.begin("a", PROMPT, sampling)

@@ -52,7 +52,7 @@ def text_of(bridge: Bridge, tokens: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=TEXTS, data=st.data())
 def test_the_drafts_text_is_the_targets_however_it_comes(tokenizers, pair, text, data):
     bridge = bridged(tokenizers, pair)
@@ -67,7 +67,7 @@ def test_the_drafts_text_is_the_targets_however_it_comes(tokenizers, pair, text,
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(words=WORDS)
 def test_tokens_kept_up_are_those_of_the_whole_text(tokenizers, pair, words):
     bridge = bridged(tokenizers, pair)
@@ -81,7 +81,7 @@ def test_tokens_kept_up_are_those_of_the_whole_text(tokenizers, pair, words):
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(before=TEXTS, after=TEXTS, cut=st.integers(0, 3), data=st.data())
 def test_a_proposal_continues_what_is_committed(tokenizers, pair, before, after, cut, data):
     """The committed tokens may end inside a character, and the proposal may be anything."""
@@ -108,7 +108,7 @@ def test_a_proposal_continues_what_is_committed(tokenizers, pair, before, after,
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tokens=st.lists(st.integers(0, 10_000), max_size=12), before=st.lists(st.integers(0, 10_000), max_size=12))
 def test_any_tokens_are_answered(tokenizers, pair, tokens, before):
     """A model may say what is no text at all."""

@@ -27,7 +27,7 @@ SAMPLINGS = st.builds(
 
 
 @given(SAMPLINGS, st.integers(0, 2**32), st.integers(0, 500), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_is_drafted_the_same_tokens_come_out(sampling, table, start, data):
     """Decode 8 positions with arbitrary drafts of arbitrary depths; compare with one token at a time."""
     rows = rows_of(table, 9)
@@ -106,7 +106,7 @@ def test_filters_keep_what_their_definitions_keep(table, sampling):
 
 
 @given(st.integers(0, 2**32), st.integers(0, 2**20), st.sampled_from([0.2, 1.0, 2.0]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_screening_by_hash_bits_never_misses_the_winner(table, position, temperature):
     row = rows_of(table, 1, 20_000)[0]
     sampling = Sampling(temperature, seed=table)

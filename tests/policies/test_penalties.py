@@ -47,7 +47,7 @@ def by_definition(row: np.ndarray, sampling: Sampling, prompt: list[int], output
 
 
 @given(SAMPLINGS, st.integers(0, 2**32), TOKENS, TOKENS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_row_is_changed_as_the_definitions_say(sampling, table, prompt, output):
     row = rows_of(table, 1)[0]
     before = row.copy()
@@ -61,7 +61,7 @@ def test_a_row_is_changed_as_the_definitions_say(sampling, table, prompt, output
 
 
 @given(SAMPLINGS, st.integers(0, 2**32), TOKENS, st.integers(0, 12), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_is_drafted_the_same_tokens_come_out(sampling, table, prompt, quiet, data):
     """`quiet`: a token is banned until so many are there, as stop tokens are by min_tokens."""
     rows = rows_of(table, 12)

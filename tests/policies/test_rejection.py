@@ -141,7 +141,7 @@ def test_three_positions_of_three_tokens():
 
 
 @given(SAMPLINGS, st.integers(0, 2**32), st.integers(1, VOCABULARY))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_chance_of_acceptance_is_the_overlap(sampling, table, width):
     """sum over x of min(p(x), q(x))."""
     target, drafter = rows_of(table, 2)
@@ -156,7 +156,7 @@ def test_the_chance_of_acceptance_is_the_overlap(sampling, table, width):
 
 
 @given(SAMPLINGS, st.integers(0, 2**32), st.integers(0, 1000))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_draft_from_the_targets_own_row_is_accepted(sampling, table, position):
     """As near to always as float32 shares allow."""
     row = rows_of(table, 1)[0]
@@ -165,7 +165,7 @@ def test_a_draft_from_the_targets_own_row_is_accepted(sampling, table, position)
 
 
 @given(SAMPLINGS, st.integers(0, 2**32), st.integers(0, 500), st.integers(0, 6), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_token_without_probability_ever_comes_out(sampling, table, start, depth, drawn):
     targets, drafters = rows_of(table, depth + 1), rows_of(table + 1, max(1, depth))
     drafted = [propose(row, sampling, start + index, start, 2) for index, row in enumerate(drafters[:depth])]
@@ -178,7 +178,7 @@ def test_no_token_without_probability_ever_comes_out(sampling, table, start, dep
 
 
 @given(SAMPLINGS, st.integers(0, 2**32), st.integers(0, 500))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_without_drafts_it_is_plain_sampling(sampling, table, position):
     rows = rows_of(table, 1)
     assert verdict(rows, [], sampling, position).tokens == (choose(rows[0], sampling, position),)

@@ -32,7 +32,7 @@ def tolerance(temperature: float = 1.0, **more) -> Sampling:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 500), st.floats(0.0, 5.0), st.sampled_from([1.0, 0.6]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_rejection_accepts_is_accepted_and_what_is_within_delta(table, position, delta, top_p):
     target, drafter = rows_of(table, 2)
     sampling = tolerance(top_p=top_p, seed=table)
@@ -54,7 +54,7 @@ def test_what_rejection_accepts_is_accepted_and_what_is_within_delta(table, posi
 
 
 @given(st.integers(0, 2**32), st.integers(0, 500), st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_until_delta_is_known_nothing_is_lost(table, position, depth):
     targets, drafters = rows_of(table, depth + 1), rows_of(table + 1, depth)
     drafted = [propose(row, tolerance(), position + index, position) for index, row in enumerate(drafters)]
