@@ -22,9 +22,11 @@ from adapters.onnx_rt.model import CacheShape, OrtModel
 from adapters.onnx_rt.providers import Choice, choose, confirm, device_names
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from device_profiles.memory import MemoryCosts
-from device_profiles.profile import DeviceProfile
+from device_profiles.profile import DeviceProfile, Exactness
 from device_profiles.units import MIB
 
+_EXACT_HEAD_DIM = 128
+"""Measured (ADR 0008): with larger heads a row's bits depend on how many rows are in the call."""
 INSTALL = "pip install 'outrider[onnx]'"
 # Weights are read once, and buffers of a forward are not shared among layers.
 _CPU_MEMORY = MemoryCosts(
@@ -110,6 +112,11 @@ class OnnxRuntimeAdapter:
         if options.kv_cache not in (None, Precision.FP32):
             raise Unsupported(f"a KV cache in {options.kv_cache}: ONNX Runtime's is fp32; leave it at auto")
         facts = read_facts(prepared)
+        if options.exactness is Exactness.BIT and facts["head_dim"] > _EXACT_HEAD_DIM:
+            raise Unsupported(
+                f"heads of {facts['head_dim']} elements: ONNX Runtime's attention does not keep their rows' bits. "
+                "Set exactness: kernel, or adapter: openvino_rt"
+            )
         progress("load", 0.0)
         session = self._session(prepared / MODEL_FILE, options, choice)
         progress("load", 0.9)

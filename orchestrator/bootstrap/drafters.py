@@ -115,4 +115,5 @@ def draft_state(options: ModelDraftOptions, loaded: Loaded) -> DrafterState:
         activations=caps.activations.value,
         kv_cache=caps.kv_cache.value,
         static_widths=list(caps.static_widths),
+        planned_memory_bytes=loaded.plan.total - loaded.plan.process if loaded.plan else 0,
     )

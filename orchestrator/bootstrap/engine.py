@@ -62,22 +62,27 @@ def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
         target.model.close()
         raise
     loop = build_loop(target, options, drafter)
+    planned = planned_bytes(target, options, drafter)
 
     def close() -> None:
         if drafter is not None:
             drafter.close()
         target.model.close()
 
-    return Loaded(loop, _ready(target, options, loop.max_running), close, remotes.attach)
+    return Loaded(loop, _ready(target, options, loop.max_running, planned), close, remotes.attach)
 
 
-def _planned(target: Target, options: EngineOptions) -> int:
-    """Return the target's plan and the store of the suffix drafter."""
+def planned_bytes(target: Target, options: EngineOptions, drafter: Drafter | None) -> int:
+    """Return what this process was announced to hold: the target's plan, the suffix drafter's store, and the draft
+    models that are not in a process of their own. 0 where the target's costs are not known."""
+    if target.plan is None:
+        return 0
     suffix = sum(draft.memory_bytes for draft in options.drafters if isinstance(draft, SuffixOptions))
-    return target.plan.total + suffix if target.plan else 0
+    states = drafter.states() if drafter is not None else []
+    return target.plan.total + suffix + sum(state.planned_memory_bytes for state in states if state.remote is None)
 
 
-def _ready(target: Target, options: EngineOptions, slots: int) -> Ready:
+def _ready(target: Target, options: EngineOptions, slots: int, planned: int) -> Ready:
     caps, spec, chosen = target.model.capabilities, target.model.spec, options.model
     return Ready(
         model=target.name,
@@ -105,7 +110,7 @@ def _ready(target: Target, options: EngineOptions, slots: int) -> Ready:
         source=target.source,
         static_widths=list(caps.static_widths),
         precision_reason=target.choice.reason if target.choice else "",
-        planned_memory_bytes=_planned(target, options),
+        planned_memory_bytes=planned,
         planned_memory={part: getattr(target.plan, part) for part in MemoryPlan.PARTS} if target.plan else {},
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

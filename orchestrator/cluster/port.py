@@ -220,7 +220,8 @@ class DrafterState(msgspec.Struct, frozen=True):
     `rounds` in which it drafted took `draft_ms` together; of its tokens `drafted` were verified and `accepted` became
     output. All count since the worker started. What is not a model has no source, adapter, device or precisions.
     `static_widths` as in `Ready`.
-    `vocabulary`: how a model's goes with the target's ("identical", "padded", "translated").
+    `vocabulary`: how a model's goes with the target's ("identical", "padded", "translated"). `planned_memory_bytes`:
+    what its model was announced to add to its process at the peak (0: not known).
     """
 
     name: str
@@ -235,6 +236,7 @@ class DrafterState(msgspec.Struct, frozen=True):
     kv_cache: str = ""
     static_widths: list[int] = []
     vocabulary: str = ""
+    planned_memory_bytes: int = 0
     memory_bytes: int = 0
     rounds: int = 0
     draft_ms: float = 0.0
