@@ -74,22 +74,28 @@ class TorchAdapter:
             precisions=(*native, Precision.FP16, Precision.FP32),
         )
 
-    def recipe(self) -> str:
-        """Name the format of the files; the reader of GGUF is part of what they hold."""
+    def recipe(self, weights: Precision | None = None) -> str:
+        """Name the format of the files; the reader of GGUF is part of what they hold. Raises Unsupported for weights in
+        another format than the file's: they are held in the activations' format."""
+        if weights is not None:
+            raise Unsupported(
+                f"weights in {weights}: torch holds them in the activations' format; leave them at as_file"
+            )
         try:
             return f"decoder tensors by layer, 1; gguf {version('gguf')}"
         except PackageNotFoundError:
             raise AdapterUnavailable(f"gguf is not installed: {INSTALL}") from None
 
-    def prepare(self, source: Path, target: Path, progress: Progress) -> None:
-        """Write the weights layer by layer. Raises ModelRefused. Needs no torch."""
+    def prepare(self, source: Path, target: Path, progress: Progress, weights: Precision | None = None) -> None:
+        """Write the weights layer by layer. Raises ModelRefused, Unsupported. Needs no torch."""
         from adapters.decoder.source import open_source
         from adapters.torch_device.weights import write_weights
 
         progress(f"convert {source.name}", -1.0)
-        weights = open_source(source)
-        write_weights(weights, target)
-        write_facts(target, facts_of(weights, source))
+        self.recipe(weights)
+        opened = open_source(source)
+        write_weights(opened, target)
+        write_facts(target, facts_of(opened, source))
         progress(f"convert {source.name}", 1.0)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> TorchModel:

@@ -29,7 +29,7 @@ def draft_over_the_cable(directory: Path, hosts: Hosts, expected: str) -> None:
     config = configuration(directory, script="base_ms=5", runtime="ray", extra=extra)
     config.write_text(config.read_text().replace("runtime: ray", f"runtime: ray, address: '{hosts.address}'"))
     with running(config) as daemon:
-        until(lambda: draft_of(daemon)["phase"] == "ready", 60)
+        until(lambda: draft_of(daemon)["phase"] == "ready", 150)
         draft = draft_of(daemon)
         assert hosts.far_ip in draft["worker"]
         assert hosts.near_ip in daemon.status()["worker"]
