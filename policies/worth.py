@@ -20,10 +20,12 @@ _NEWEST = 0.2  # weight of the newest observation in the running means
 @dataclass(frozen=True, slots=True)
 class Worth:
     """Running means: accepted drafts per sequence and draft, and what drafting added to a round, in ms (0: not
-    measured yet). It begins hopeful, so that drafting is tried. `left`: rounds until this changes, of a pause or of
-    a trial; `pause` is the length of the next pause, 0 while drafting pays."""
+    measured yet). `verdicts`: drafts judged so far; until there are TRIAL_ROUNDS of them drafting is tried. `left`:
+    rounds until this changes, of a pause or of a trial; `pause` is the length of the last pause, 0 while drafting
+    pays."""
 
     accepted: float = 1.0
+    verdicts: int = 0
     draft_ms: float = 0.0
     pause: int = 0
     left: int = 0
@@ -32,7 +34,7 @@ class Worth:
 
 def pays(worth: Worth, round_ms: float) -> bool:
     """Return whether drafting pays where a round without it takes `round_ms` (0: not measured, so it may)."""
-    return round_ms <= 0.0 or worth.draft_ms < worth.accepted * round_ms
+    return round_ms <= 0.0 or worth.verdicts < TRIAL_ROUNDS or worth.draft_ms < worth.accepted * round_ms
 
 
 def decided(worth: Worth, round_ms: float) -> tuple[Worth, bool]:
@@ -55,7 +57,8 @@ def drafted(worth: Worth, draft_ms: float) -> Worth:
 
 def judged(worth: Worth, accepted: int) -> Worth:
     """Take in how many tokens of one sequence's draft the target chose too."""
-    return replace(worth, accepted=worth.accepted + _NEWEST * (accepted - worth.accepted))
+    mean = accepted if worth.verdicts == 0 else worth.accepted + _NEWEST * (accepted - worth.accepted)
+    return replace(worth, accepted=mean, verdicts=worth.verdicts + 1)
 
 
 def token_price(step_ms: float, round_ms: float) -> float:

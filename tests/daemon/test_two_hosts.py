@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -17,6 +18,10 @@ CUT_S = 2.0
 
 
 @pytest.mark.ray
+@pytest.mark.skipif(
+    "OUTRIDER_TWO_HOSTS" not in os.environ,
+    reason="OUTRIDER_TWO_HOSTS=1 runs it, alone: behind other Ray tests the second host's worker never starts",
+)
 def test_a_cable_cut_in_a_stream_costs_no_token(tmp_path: Path):
     with running(configuration(tmp_path, extra="drafts: []")) as daemon:
         expected = daemon.client.completions.create(**ASK).choices[0].text
