@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adapters.contract import ModelRefused
 from adapters.tokenizer import Tokenizer
-from adapters.tokenizer_recipe import TokenizerRecipe
+from tests.support.vocabularies import written
 
 BYTES = [f"<0x{value:02X}>" for value in range(256)]
 # Scores fall as SentencePiece's BPE trainer gives them: in the order in which joins were learnt, letters last.
@@ -35,14 +35,7 @@ def tokenizer(directory: Path, *, prefix: bool, scores: list[float] | None = Non
     writer.add_eos_token_id(1)
     writer.add_unk_token_id(3)
     writer.add_add_space_prefix(prefix)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    target = directory / "prepared"
-    target.mkdir()
-    TokenizerRecipe().prepare(directory / "v.gguf", target, lambda *_: None)
-    return Tokenizer.load(target)
+    return written(writer, directory)
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,8 @@ from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.lost import LostDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Draft
-from tests.support.loops import decode, grammars_over, loop_over, suffix, toy
+from tests.support.loops import alone, decode, grammars_over, loop_over, requests, suffix, toy
 
-END = 256
 STATE = DrafterState("model", "model", adapter="simulated", device="SIM")
 
 
@@ -28,24 +27,10 @@ def drafter_over(model: ToyModel, *, vocabulary: int = 272, prefill_ms: float = 
     return ModelDrafter(model, STATE, SystemClock(), vocabulary=vocabulary, prefill_ms=prefill_ms)
 
 
-def requests(count: int, *, max_tokens: int = 60, **fields) -> list[Submit]:
-    return [
-        Submit(
-            request_id=f"r{index}",
-            prompt=[60 + index, 32, 101] * (1 + index * 5),
-            max_tokens=max_tokens,
-            sampling=Sampling(0.9 if index % 2 else 0.0, top_p=0.95, seed=index),
-            stop_tokens=[END],
-            **fields,
-        )
-        for index in range(count)
-    ]
-
-
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[int]]:
     """Target-only decoding, one request at a time."""
-    return {s.request_id: decode(loop_over(toy(), None, running=1), [s])[0][s.request_id] for s in requests(10)}
+    return alone(requests(10))
 
 
 @pytest.mark.parametrize("running", [1, 3, 8])

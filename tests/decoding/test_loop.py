@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from adapters.contract import DeviceLost
 from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.port import Draft
-from tests.support.loops import decode, loop_over, suffix, toy
-
-END = 256
+from tests.support.loops import END, alone, decode, loop_over, requests, suffix, toy
 
 
 class WildDrafter:
@@ -41,24 +39,10 @@ class WildDrafter:
         return [Draft(tokens, tuple(1.0 for _ in tokens)) for tokens in guesses]
 
 
-def requests(count: int, *, max_tokens: int = 60, **fields) -> list[Submit]:
-    return [
-        Submit(
-            request_id=f"r{index}",
-            prompt=[60 + index, 32, 101] * (1 + index * 5),
-            max_tokens=max_tokens,
-            sampling=Sampling(0.9 if index % 2 else 0.0, top_p=0.95, seed=index),
-            stop_tokens=[END],
-            **fields,
-        )
-        for index in range(count)
-    ]
-
-
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[int]]:
     """Target-only decoding, one request at a time."""
-    return {s.request_id: decode(loop_over(toy(), None, running=1), [s])[0][s.request_id] for s in requests(10)}
+    return alone(requests(10))
 
 
 @pytest.mark.parametrize("running", [1, 3, 8])

@@ -14,8 +14,8 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.cluster.port import Grammar, Sampling, Submit
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
-from tests.decoding.test_loop import END, WildDrafter
-from tests.support.loops import decode, grammars_over, loop_over, suffix, toy
+from tests.decoding.test_loop import WildDrafter
+from tests.support.loops import END, decode, grammars_over, loop_over, suffix, toy
 
 TOKENIZER = Tokenizer.bytes_only()
 SCHEMA: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from adapters.contract import LoadedModel, LoadOptions
 from adapters.grammar import GrammarCompiler
@@ -10,7 +11,7 @@ from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Round, Submit
+from orchestrator.cluster.port import Round, Sampling, Submit
 from orchestrator.decoding.grammar import Grammars
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
@@ -18,6 +19,9 @@ from orchestrator.drafting.suffix import SuffixDrafter
 from policies.acceptance import ToleranceGoal
 
 GOAL = ToleranceGoal(acceptance_rate=0.9, warmup_tokens=64, max_delta=2.0)
+
+END = 256
+"""The simulated model's end of text."""
 
 
 def toy(*, script: str = "", kv_blocks: int = 4096, rows: int = 256, slots: int = 16) -> ToyModel:
@@ -72,3 +76,23 @@ def decode(loop: DecodeLoop, submits: Sequence[Submit]) -> tuple[dict[str, list[
         for delta in rounds[-1].deltas:
             out[delta.request_id].extend(delta.tokens)
     return out, rounds
+
+
+def requests(count: int, *, max_tokens: int = 60, **fields: Any) -> list[Submit]:
+    """Requests to the simulated model, every other one sampled, with prompts of growing length."""
+    return [
+        Submit(
+            request_id=f"r{index}",
+            prompt=[60 + index, 32, 101] * (1 + index * 5),
+            max_tokens=max_tokens,
+            sampling=Sampling(0.9 if index % 2 else 0.0, top_p=0.95, seed=index),
+            stop_tokens=[END],
+            **fields,
+        )
+        for index in range(count)
+    ]
+
+
+def alone(submits: Sequence[Submit]) -> dict[str, list[int]]:
+    """What the simulated model alone makes of each request, one at a time."""
+    return {s.request_id: decode(loop_over(toy(), None, running=1), [s])[0][s.request_id] for s in submits}
