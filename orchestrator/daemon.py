@@ -65,7 +65,7 @@ class Daemon:
         options = engine_options(config, base)
         self._control = TargetControl(
             build_cluster(config),
-            worker_spec(options),
+            [worker_spec(options)],
             ControlLimits(
                 limits.max_running, limits.max_waiting, config.cluster.max_restarts, limits.request_timeout_s
             ),

@@ -160,7 +160,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     """Tokens that one round committed to one request. `finish`: "" while it runs, else "stop" or "length", or
     "deadline" from control where the request's time was over.
     `stats` counts up to and with this delta. `logprobs` has a score for each token, where they were asked for;
-    `prompt_logprobs`, with the first delta, one for each token of the prompt but the first."""
+    `prompt_logprobs`, with the first delta, one for each token of the prompt but the first. `engine`: the replica that
+    committed them; control fills it in."""
 
     request_id: str
     tokens: list[int]
@@ -168,6 +169,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     stats: RequestStats | None = None
     logprobs: list[TokenScore] | None = None
     prompt_logprobs: list[TokenScore] | None = None
+    engine: int = 0
 
 
 class Round(msgspec.Struct, frozen=True, tag="round"):
@@ -175,7 +177,7 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
 
     `drafted`, `accepted` and `accepted_per_position` count draft tokens of this round; `drafts` counts the
     sequences that had one. `by_rule`: drafted and accepted tokens by the rule they were judged by. `round_ms` is the
-    whole round, `device_ms` the runtime's own forward inside it.
+    whole round, `device_ms` the runtime's own forward inside it. `engine`: the replica, filled in by control.
     """
 
     deltas: list[Delta]
@@ -189,6 +191,7 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
     device_ms: float
     draft_ms: float
     by_rule: dict[str, tuple[int, int]] = {}
+    engine: int = 0
 
 
 class RemoteState(msgspec.Struct, frozen=True):

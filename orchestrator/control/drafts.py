@@ -1,7 +1,8 @@
-"""Keeps draft workers running beside the target, and the target told where they are.
+"""Keeps draft workers running beside the target's replicas, and each replica told where its own are.
 
-The target never waits for them: it serves before they are ready, while they are started again, and when that is given
-up.
+A draft worker serves one replica at a time, so of each draft there are as many as there are replicas. They are
+interchangeable: a replica without one gets any that no other has. No replica waits for them: it serves before they are
+ready, while they are started again, and when that is given up.
 """
 
 from __future__ import annotations
@@ -32,46 +33,68 @@ _GIVEN_UP: Final = ("hung", "garbage")
 
 _log = logging.getLogger(__name__)
 
-Attach = Callable[[AttachDraft], None]
+Attach = Callable[[str, AttachDraft], None]
 Sleep = Callable[[float], Awaitable[None]]
 
 
 class DraftWorkers:
-    """All draft workers of one target. `attach` passes a command on to the target's worker, if there is one.
+    """All draft workers: `replicas` of each spec. `attach` passes a command on to a replica's worker, if there is one.
 
-    Each may be started `max_restarts` times more within ten minutes; then the target goes on without it.
+    Each may be started `max_restarts` times more within ten minutes; then the replica goes on without it, or with
+    another one that is free.
     """
 
     def __init__(
         self,
         cluster: Cluster,
         specs: Sequence[WorkerSpec],
+        replicas: int,
         max_restarts: int,
         clock: Clock,
         sleep: Sleep,
         attach: Attach,
     ) -> None:
         self._workers = [
-            _DraftWorker(cluster, spec, RestartBudget(max_restarts), clock, sleep, attach) for spec in specs
+            _DraftWorker(cluster, spec, number, RestartBudget(max_restarts), clock, sleep, attach, self._match)
+            for spec in specs
+            for number in range(replicas)
         ]
+        self._targets: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    def target_ready(self) -> None:
-        """The target serves: start what is not started yet, and attach what is ready."""
+    def target_ready(self, replica: str) -> None:
+        """A replica serves: start what is not started yet, and attach what is ready."""
         if not self._tasks:
             self._tasks = [asyncio.create_task(worker.run(), name=f"draft {worker.name}") for worker in self._workers]
+        if replica not in self._targets:
+            self._targets.append(replica)
         for worker in self._workers:
-            worker.attach()
+            if worker.target == replica:
+                worker.attach()
+        self._match()
 
-    def observe(self, link: DraftLink) -> None:
-        """The target's worker said how its connection to a draft worker is."""
+    def target_gone(self, replica: str) -> None:
+        """A replica does not come back: what it had is free."""
+        self._targets = [target for target in self._targets if target != replica]
         for worker in self._workers:
-            if worker.name == link.name:
+            if worker.target == replica:
+                worker.target = ""
+        self._match()
+
+    def observe(self, replica: str, link: DraftLink) -> None:
+        """A replica's worker said how its connection to a draft worker is."""
+        for worker in self._workers:
+            if (worker.name, worker.target) == (link.name, replica):
                 worker.observe_link(link)
 
     def views(self) -> tuple[DraftView, ...]:
         """Return the state of each."""
         return tuple(worker.view() for worker in self._workers)
+
+    def stop(self) -> None:
+        """Begin to end every draft worker."""
+        for task in self._tasks:
+            task.cancel()
 
     async def close(self) -> None:
         """End every draft worker. Idempotent."""
@@ -80,14 +103,38 @@ class DraftWorkers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _match(self) -> None:
+        """Give each replica that lacks a draft one that is free; those that are ready go first."""
+        for worker in self._workers:
+            if worker.given_up:
+                worker.target = ""
+        free = [worker for worker in self._workers if not worker.target and not worker.given_up]
+        for worker in sorted(free, key=lambda worker: not worker.serving):
+            served = {other.target for other in self._workers if other.name == worker.name}
+            lacking = [target for target in self._targets if target not in served]
+            if lacking:
+                worker.target = lacking[0]
+                worker.attach()
+
 
 class _DraftWorker:
     """One draft worker: started, followed, started again."""
 
     def __init__(
-        self, cluster: Cluster, spec: WorkerSpec, budget: RestartBudget, clock: Clock, sleep: Sleep, attach: Attach
+        self,
+        cluster: Cluster,
+        spec: WorkerSpec,
+        number: int,
+        budget: RestartBudget,
+        clock: Clock,
+        sleep: Sleep,
+        attach: Attach,
+        changed: Callable[[], None],
     ) -> None:
         self.name = spec.name
+        self.number = number
+        self.target = ""
+        self._changed = changed
         self._cluster = cluster
         self._spec = spec
         self._budget = budget
@@ -98,20 +145,29 @@ class _DraftWorker:
         self._phase, self._detail = STARTING, "waits for the target"
         self._where = ""
         self._ready: DraftReady | None = None
-        self._serving = False
+        self.serving = False
         self._failure: Failed | None = None
         self._doubt = ""
         self._restarts = 0
         self._ending: asyncio.Task[None] | None = None
 
     def attach(self) -> None:
-        """Tell the target's worker where this one is, if it is ready."""
-        if self._serving and self._ready is not None:
-            self._attach(AttachDraft(self.name, self._ready.door))
+        """Tell its replica's worker where this one is, if it is ready."""
+        if self.serving and self.target and self._ready is not None:
+            self._attach(self.target, AttachDraft(self.name, self._ready.door))
+
+    @property
+    def given_up(self) -> bool:
+        """True when it will not serve any more."""
+        return self._phase == FAILED
 
     def view(self) -> DraftView:
         """Return the state."""
-        return DraftView(self.name, self._phase, self._detail, self._where, self._ready, self._restarts)
+        return DraftView(
+            *(self.name, self._phase, self._detail, self._where, self._ready, self._restarts),
+            number=self.number,
+            target=self.target,
+        )
 
     def observe_link(self, link: DraftLink) -> None:
         """End a process that hangs or talks nonsense; it is then started again. What was merely cut is the target's
@@ -120,8 +176,8 @@ class _DraftWorker:
             _log.info("draft worker %s is connected to the target: %s", self.name, self._where)
             return
         _log.warning("draft worker %s: connection %s: %s", self.name, link.state, link.reason)
-        if link.state in _GIVEN_UP and self._serving and self._worker is not None:
-            self._serving = False
+        if link.state in _GIVEN_UP and self.serving and self._worker is not None:
+            self.serving = False
             self._doubt = f"{link.state}: {link.reason}"
             self._ending = asyncio.create_task(self._worker.stop(0.0), name=f"end draft {self.name}")
         elif link.state == "refused":
@@ -162,7 +218,7 @@ class _DraftWorker:
         except WorkerError as error:
             cause, grace_s = str(error), 0.0
         finally:
-            self._serving = False
+            self.serving = False
             worker, self._worker = self._worker, None
             if worker is not None:
                 await worker.stop(grace_s)
@@ -175,10 +231,11 @@ class _DraftWorker:
     def _observe(self, event: Event) -> None:
         match event:
             case DraftReady():
-                self._ready, self._serving = event, True
+                self._ready, self.serving = event, True
                 self._phase, self._detail = READY, ""
                 _log.info("draft worker %s ready: %s", self.name, self._where)
                 self.attach()
+                self._changed()
             case Progress(stage, _):
                 self._detail = stage
             case Failed():
@@ -190,3 +247,4 @@ class _DraftWorker:
     def _give_up(self, cause: str) -> None:
         self._phase, self._detail = FAILED, cause
         _log.error("draft worker %s failed, the target goes on without it: %s", self.name, cause)
+        self._changed()

@@ -25,7 +25,8 @@ class Totals:
 @dataclass(frozen=True, slots=True)
 class DraftView:
     """A draft worker now. `phase`: "starting", "ready", "restarting" or "failed"; `detail` says why. `ready` describes
-    its process: None before the first is ready, the lost one's until the next is."""
+    its process: None before the first is ready, the lost one's until the next is. `number` tells workers of one draft
+    apart, from 0; `target` is the replica that it drafts for ("": none)."""
 
     name: str
     phase: str
@@ -33,14 +34,33 @@ class DraftView:
     worker: str
     ready: DraftReady | None
     restarts: int
+    number: int = 0
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One replica of the target now. `engine` counts from 0; the rest is as in StateView."""
+
+    engine: int
+    name: str
+    phase: str
+    detail: str
+    worker: str
+    ready: Ready | None
+    gauges: Gauges | None
+    totals: Totals
+    streams: int
 
 
 @dataclass(frozen=True, slots=True)
 class StateView:
-    """What is running now. `phase`: "starting", "ready", "restarting", "draining" or "failed".
+    """What is running now. `phase`: "starting", "ready", "restarting", "draining" or "failed"; it is "ready" while one
+    replica serves.
 
     `detail` says in one line what it waits for or why it failed. `ready` describes the current worker: None
-    before the first is ready, the lost one's until the next is.
+    before the first is ready, the lost one's until the next is; of several replicas the first that serves. `gauges` and
+    `totals` add up over the replicas.
     """
 
     phase: str
@@ -53,6 +73,7 @@ class StateView:
     streams: int = 0
     uptime_s: float = 0.0
     drafts: tuple[DraftView, ...] = ()
+    replicas: tuple[ReplicaView, ...] = ()
 
 
 class Control(Protocol):
@@ -63,7 +84,8 @@ class Control(Protocol):
     def generate(self, submit: Submit) -> AsyncIterator[Delta]:
         """Decode a request; yield its tokens as they are committed. The last delta has `finish` and `stats`.
 
-        Survives a worker restart: the stream pauses and goes on with the very next token. Closing the
+        Survives a lost worker: the stream goes on with the very next token, at once where another replica serves,
+        else when a worker does. Closing the
         iterator (aclose) before its end cancels the request. Raises RequestError: 503 while starting,
         draining or failed (with retry_after_s), 429 when the queue is full, 400 when the worker refuses the
         request, 500 when it failed on it.

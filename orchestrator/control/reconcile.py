@@ -1,7 +1,7 @@
-"""Keeps one target worker running and its streams alive: observe -> (one step of state) -> act.
+"""Keeps the target's replicas running and their streams alive: observe -> (one step of state) -> act.
 
-A worker that is lost costs its streams a pause: the next worker gets every live stream with the tokens that
-were delivered, and goes on with the very next one.
+A replica that is lost costs its streams the way to another one, or a pause where there is none: whoever takes them gets
+every live stream with the tokens that were delivered, and goes on with the very next one.
 """
 
 from __future__ import annotations
@@ -14,33 +14,36 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import msgspec
+
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import (
     DEADLINE,
+    AttachDraft,
     Cancel,
     Cluster,
-    Command,
     Delta,
     DraftLink,
     Event,
-    Failed,
     Gauges,
     Progress,
     Ready,
     Refused,
     Round,
     Submit,
-    Worker,
     WorkerSpec,
 )
+from orchestrator.control.affinity import block_keys
 from orchestrator.control.drafts import DraftWorkers
 from orchestrator.control.port import StateView
-from orchestrator.control.state import FAILED, STARTING, RestartBudget, TargetState, failed_drafters
+from orchestrator.control.replica import Replica
+from orchestrator.control.state import FAILED, STARTING, failed_drafters, whole
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.errors import RequestError, WorkerError
+from policies.routing import Route, RoutingWeights, route
 
-_STOP_GRACE_S = 5.0
 _RETRY_AFTER_S = {"starting": 5, "draining": 10, "failed": 60}
+_LOSSES_ARE_KNOWN_S = 2.0  # after a loss, any other replica that died with it has been reported
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -48,8 +51,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class ControlLimits:
-    """`max_running` + `max_waiting` live streams; one more is answered 429. `max_restarts` in ten minutes.
-    `request_timeout_s` bounds every request; 0 is no bound."""
+    """`max_running` live streams for each replica and `max_waiting` for all; one more is answered 429. `max_restarts`
+    of each in ten minutes. `request_timeout_s` bounds every request; 0 is no bound."""
 
     max_running: int
     max_waiting: int
@@ -58,53 +61,65 @@ class ControlLimits:
 
 
 class TargetControl:
-    """Implements control.port.Control over one worker of `cluster`, which it opens and closes.
+    """Implements control.port.Control over workers of `cluster`, which it opens and closes: one replica a spec. All
+    must serve the same model in the same way.
 
-    `drafts` are started beside it once it is ready; it never waits for them. `on_round` and `on_progress` are called
-    with each event, in the event loop; what they raise is logged.
+    `drafts` are started beside them once one is ready, each as often as there are replicas; nothing waits for them.
+    `on_round` and `on_progress` are called with each event, in the event loop; what they raise is logged.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        spec: WorkerSpec,
+        specs: Sequence[WorkerSpec],
         limits: ControlLimits,
         clock: Clock,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         drafts: Sequence[WorkerSpec] = (),
+        weights: RoutingWeights | None = None,
     ) -> None:
         self.on_round: list[Callable[[Round], None]] = []
         self.on_progress: list[Callable[[Progress], None]] = []
         self._cluster = cluster
-        self._spec = spec
         self._limits = limits
         self._clock = clock
         self._sleep = sleep
-        self._state = TargetState(spec.name, cluster.runtime)
+        self._weights = weights
         self._streams = Streams()
-        self._budget = RestartBudget(limits.max_restarts)
-        self._drafts = DraftWorkers(cluster, drafts, limits.max_restarts, clock, sleep, self._send)
-        self._worker: Worker | None = None
+        self._replicas = [self._replica(spec, engine) for engine, spec in enumerate(specs)]
+        self._drafts = DraftWorkers(cluster, drafts, len(specs), limits.max_restarts, clock, sleep, self._attach)
         self._task: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
+        self._lost_s = -math.inf
         self._draining = False
         self._closed = False
         self._started_s = clock.monotonic_s()
 
+    def _replica(self, spec: WorkerSpec, engine: int) -> Replica:
+        return Replica(self._cluster, spec, engine, self._limits.max_restarts, self._clock, self._sleep, self)
+
     async def start(self) -> None:
-        """Begin to open the cluster and start the worker; returns at once (see `settled`)."""
+        """Begin to open the cluster and start the workers; returns at once (see `settled`)."""
         if self._task is None:
-            self._task = asyncio.create_task(self._reconcile(), name=f"reconcile {self._spec.name}")
+            self._task = asyncio.create_task(self._open(), name="open the cluster")
 
     async def settled(self) -> StateView:
-        """Wait until the worker was ready once, or has failed for good, or control was closed."""
+        """Wait until a worker was ready once, or all have failed for good, or control was closed."""
         await self._settled.wait()
         return self.view()
 
     def view(self) -> StateView:
         """See control.port.Control."""
         uptime_s = self._clock.monotonic_s() - self._started_s
-        view = self._state.view(streams=len(self._streams), uptime_s=uptime_s, draining=self._draining)
+        live = self._streams.counts
+        replicas = [replica.state.view(replica.engine, live[replica.name]) for replica in self._replicas]
+        view = whole(
+            replicas,
+            self._cluster.runtime,
+            streams=len(self._streams),
+            uptime_s=uptime_s,
+            draining=self._draining,
+        )
         return replace(view, drafts=self._drafts.views())
 
     async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
@@ -123,7 +138,7 @@ class TargetControl:
                     return
         finally:
             if self._streams.close(stream):
-                self._send(Cancel(stream.key))
+                self._cancel(stream)
             self._feed()  # a trial may be over
 
     def _deadline_s(self, submit: Submit) -> float:
@@ -156,30 +171,31 @@ class TargetControl:
         self._end_streams("the server is shutting down; send the request again")
 
     async def close(self) -> None:
-        """End every stream, the worker and the cluster. Idempotent."""
+        """End every stream, the workers and the cluster. Idempotent."""
         self._draining = self._closed = True
         self._end_streams("the server is shutting down; send the request again")
-        task, self._task = self._task, None
-        if task is not None:
-            while not task.done():  # a cancellation can be swallowed where something else ends at that instant
-                task.cancel()
-                await asyncio.wait([task], timeout=2 * _STOP_GRACE_S)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await asyncio.gather(self._drafts.close(), *(replica.close() for replica in self._replicas))
         await self._cluster.close()
         self._settled.set()
 
     def _refuse_or_pass(self) -> None:
         """Raise RequestError where a request cannot be taken in now."""
-        phase = self.view().phase
+        view = self.view()
+        phase, detail = view.phase, view.detail
         if phase in _RETRY_AFTER_S:
-            detail = f": {self._state.detail}" if self._state.detail and phase != "draining" else ""
+            why = f": {detail}" if detail and phase != "draining" else ""
             raise RequestError(
-                f"the model is {phase}{detail}" if phase != FAILED else f"the model has failed{detail}",
+                f"the model is {phase}{why}" if phase != FAILED else f"the model has failed{why}",
                 status=503,
                 kind="server_error",
                 code=f"model_{phase}",
                 retry_after_s=_RETRY_AFTER_S[phase],
             )
-        if len(self._streams) >= self._limits.max_running + self._limits.max_waiting:
+        places = sum(replica.state.phase != FAILED for replica in self._replicas)
+        if len(self._streams) >= places * self._limits.max_running + self._limits.max_waiting:
             raise RequestError(
                 f"the queue is full: {len(self._streams)} requests run or wait",
                 status=429,
@@ -188,86 +204,25 @@ class TargetControl:
                 retry_after_s=self._streams.retry_after_s(),
             )
 
-    async def _reconcile(self) -> None:
+    async def _open(self) -> None:
         try:
             await self._cluster.open()
-            while not self._closed:
-                cause = await self._run_worker()
-                self._recall_streams(cause)
-                if not await self._back_off(cause):
-                    return
         except WorkerError as error:  # the cluster cannot be opened
-            self._fail(str(error))
-        except Exception as error:
-            _log.exception("control is broken")
-            self._fail(f"control is broken: {type(error).__name__}: {error}")
-        finally:
-            await self._drafts.close()
+            for replica in self._replicas:
+                replica.state.failed(str(error))
+            self._all_failed(str(error))
+        else:
+            for replica in self._replicas:
+                replica.start()
 
-    async def _run_worker(self) -> str:
-        """Start a worker and follow it to its end; returns why it ended."""
-        cause = "the worker ended without being told to"
-        try:
-            self._worker = await self._cluster.start(self._spec)
-            self._state.worker_started(self._worker.where)
-            _log.info("worker %s started: %s", self._spec.name, self._worker.where)
-            async for event in self._worker.events():
-                self._observe(event)
-        except WorkerError as error:
-            cause = str(error)
-        finally:
-            worker, self._worker = self._worker, None
-            self._state.worker_lost(cause)
-            if worker is not None:
-                await worker.stop(_STOP_GRACE_S if self._closed else 0.0)
-        failure = self._state.failure
-        return cause if failure is None else f"{failure.message} ({cause})"
-
-    def _recall_streams(self, cause: str) -> None:
-        """Take the streams back from a lost worker; a request that kills workers is ended here."""
-        ready = self._state.ready
-        guilty = self._streams.worker_lost(ready.slots if ready is not None else 0)
-        if guilty is not None:
-            _log.error("request %s is ended: its worker died each time it ran; %s", guilty.key, cause)
-            message = "the worker died each time it ran this request; it is not tried again"
-            self._streams.fail(guilty.key, RequestError(message, status=500, kind="server_error", code="failed"))
-
-    async def _back_off(self, cause: str) -> bool:
-        """Wait before the next start. False: there is none, and the phase is failed."""
-        failure = self._state.failure
-        if self._closed:
-            return False
-        if failure is not None and not failure.restartable:
-            self._fail(failure.message)
-            return False
-        delay_s = self._budget.spend(cause, self._clock.monotonic_s())
-        if delay_s is None:
-            self._fail(self._budget.spent(cause))
-            return False
-        restart = f"restart {len(self._budget.restarts_s)} of {self._budget.limit} in ten minutes"
-        self._state.restarting(f"{cause}; {restart}")
-        _log.warning(
-            "worker %s lost: %s; %s follows in %.1f s, %d streams wait",
-            *(self._spec.name, cause, restart, delay_s, len(self._streams)),
-        )
-        await self._sleep(delay_s)
-        return True
-
-    def _fail(self, cause: str) -> None:
-        self._state.failed(cause)
-        self._settled.set()
-        _log.error("worker %s failed: %s", self._spec.name, cause)
-        self._end_streams(f"the model has failed: {cause}")
-
-    def _observe(self, event: Event) -> None:
-        """Fold one event into the state and pass it on."""
+    def observed(self, replica: Replica, event: Event) -> None:
+        """See control.replica.Owner: fold one event into the state and pass it on."""
         delivered = 0
         if isinstance(event, Round):
-            now = self._clock.monotonic_s()
-            delivered = sum(self._streams.deliver(delta, now) for delta in event.deltas)
-        again = self._state.phase != STARTING
-        gauges = self._state.gauges
-        self._state.observe(event, delivered)
+            event, delivered = self._deliver(replica, event)
+        again = replica.state.phase != STARTING
+        gauges = replica.state.gauges
+        replica.state.observe(event, delivered)
         match event:
             case Round():
                 self._feed()
@@ -281,33 +236,107 @@ class TargetControl:
                 self._settled.set()
                 _log.info(
                     "worker %s ready%s: %s, %d streams go on",
-                    *(self._spec.name, " again" if again else "", self._state.where, len(self._streams)),
+                    *(replica.name, " again" if again else "", replica.state.where, len(self._streams)),
                 )
                 self._feed()
-                self._drafts.target_ready()
+                self._drafts.target_ready(replica.name)
             case DraftLink():
-                self._drafts.observe(event)
+                self._drafts.observe(replica.name, event)
             case Refused():
-                self._streams.fail(event.request_id, _refusal(event))
+                self._streams.fail(self._streams.known_as(event.request_id), _refusal(event))
                 self._feed()
-            case Failed(message):
-                _log.error("worker %s: %s", self._spec.name, message)
+
+    def _deliver(self, replica: Replica, done: Round) -> tuple[Round, int]:
+        """Hand a round's deltas to their streams; returns it with its replica's number, and the tokens delivered."""
+        if replica.engine:
+            deltas = [msgspec.structs.replace(delta, engine=replica.engine) for delta in done.deltas]
+            done = msgspec.structs.replace(done, deltas=deltas, engine=replica.engine)
+        now_s = self._clock.monotonic_s()
+        return done, sum(self._streams.deliver(delta, now_s) for delta in done.deltas)
+
+    def lost(self, replica: Replica, cause: str) -> None:
+        """See control.replica.Owner: its streams go on elsewhere; a request that kills workers is ended here."""
+        ready = replica.state.ready
+        self._lost_s = self._clock.monotonic_s()
+        places = ready.slots if ready is not None else 0
+        guilty = self._streams.replica_lost(replica.name, places, only_one=len(self._replicas) == 1)
+        if guilty is not None:
+            _log.error("request %s is ended: its worker died each time it ran; %s", guilty.key, cause)
+            message = "the worker died each time it ran this request; it is not tried again"
+            self._streams.fail(guilty, RequestError(message, status=500, kind="server_error", code="failed"))
+        if not self._closed:
+            self._feed()
+            asyncio.get_running_loop().call_later(_LOSSES_ARE_KNOWN_S, self._feed)  # a trial may wait for that
+
+    def given_up(self, replica: Replica, cause: str) -> None:
+        """See control.replica.Owner."""
+        if all(other.state.phase == FAILED for other in self._replicas):
+            self._all_failed(cause)
+        else:
+            self._drafts.target_gone(replica.name)
+
+    def _all_failed(self, cause: str) -> None:
+        self._settled.set()
+        self._end_streams(f"the model has failed: {cause}")
+        self._drafts.stop()
 
     def _feed(self) -> None:
-        """Send the worker what is due."""
-        if self._worker is not None and self._state.serving:
-            for stream in self._streams.due():
-                self._worker.send(stream.resumption())
+        """Send every stream that is due to the replica that suits it."""
+        for stream in self._streams.due():
+            keys = block_keys(stream.submit.prompt) if len(self._replicas) > 1 else []
+            chosen = self._route(stream, keys)
+            if chosen is None and stream.suspect:
+                continue
+            if chosen is None:
+                break
+            found = next(replica for replica in self._replicas if replica.name == chosen.name)
+            found.prefixes.note(keys)
+            found.send(self._streams.send(stream, found.name))
+            if len(self._replicas) > 1:
+                _log.debug("request %s goes to %s: %s; not to %s", stream.key, *_told(chosen))
 
-    def _send(self, command: Command) -> None:
-        if self._worker is not None:
-            self._worker.send(command)
+    def _route(self, stream: Stream, keys: Sequence[int]) -> Route | None:
+        """Return where a stream goes; a suspect goes where the fewest streams are, and is then let alone."""
+        tried = self._streams.on_trial()
+        live = self._streams.counts
+        loads = []
+        for replica in self._replicas:
+            out = "tries a suspect" if tried is not None and tried.at == replica.name else ""
+            if stream.suspect and not self._is_alive(replica):
+                out = "may have been lost with the last one"
+            cached = 0 if stream.suspect else replica.prefixes.cached_tokens(keys)
+            loads.append(replica.load(live[replica.name], cached, out))
+        return route(len(stream.submit.prompt), loads, self._weights)
+
+    def _is_alive(self, replica: Replica) -> bool:
+        """True where it is known that the replica did not die together with the last one that was lost."""
+        return replica.heard_s >= self._lost_s or self._clock.monotonic_s() - self._lost_s >= _LOSSES_ARE_KNOWN_S
+
+    def _attach(self, name: str, command: AttachDraft) -> None:
+        for replica in self._replicas:
+            if replica.name == name:
+                replica.send(command)
+
+    def _cancel(self, stream: Stream) -> None:
+        for replica in self._replicas:
+            if replica.name == stream.at:
+                replica.send(Cancel(stream.sent_id))
 
     def _end_streams(self, message: str) -> None:
-        for key in self._streams.live():
+        for stream in self._streams.live():
             error = RequestError(message, status=503, kind="server_error", code="interrupted", retry_after_s=10)
-            self._streams.fail(key, error)
-            self._send(Cancel(key))
+            self._streams.fail(stream, error)
+            self._cancel(stream)
+
+
+def _told(chosen: Route) -> tuple[str, str, str]:
+    """Return a route as the log has it: the replica, what each would have cost, and why others were out."""
+    costs = ", ".join(
+        f"{name} {terms.cost:.2f} (queue {terms.queue:.2f}, KV {terms.kv:.2f}, prefix -{terms.prefix:.2f}, "
+        f"speed {terms.speed:.2f})"
+        for name, terms in sorted(chosen.terms.items())
+    )
+    return chosen.name, costs, ", ".join(f"{name}: {why}" for name, why in sorted(chosen.rejected.items())) or "none"
 
 
 def _refusal(event: Refused) -> RequestError:

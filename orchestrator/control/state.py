@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import zip_longest
 from typing import Final
 
 from orchestrator.cluster.port import DrafterState, Event, Failed, Gauges, Progress, Ready, Round
-from orchestrator.control.port import StateView, Totals
+from orchestrator.control.port import ReplicaView, StateView, Totals
 
 STARTING: Final = "starting"
 READY: Final = "ready"
@@ -125,17 +126,68 @@ class TargetState:
         self.phase, self.detail = FAILED, cause
         self.serving = False
 
-    def view(self, *, streams: int, uptime_s: float, draining: bool) -> StateView:
-        """Return the state for people and metrics. Draining hides every phase but failed."""
-        hidden = draining and self.phase != FAILED
-        return StateView(
-            phase=DRAINING if hidden else self.phase,
-            detail=f"{streams} streams are being finished" if hidden else self.detail,
-            worker=self.where or self.name,
-            runtime=self.runtime,
-            ready=self.ready,
-            gauges=self.gauges,
-            totals=self.totals,
-            streams=streams,
-            uptime_s=uptime_s,
+    def view(self, engine: int, streams: int) -> ReplicaView:
+        """Return the state for people and metrics."""
+        where = self.where or self.name
+        return ReplicaView(
+            engine, self.name, self.phase, self.detail, where, self.ready, self.gauges, self.totals, streams
         )
+
+
+def whole(replicas: Sequence[ReplicaView], runtime: str, *, streams: int, uptime_s: float, draining: bool) -> StateView:
+    """Return the state of all replicas together. Draining hides every phase but failed."""
+    phase = next(phase for phase in (READY, RESTARTING, STARTING, FAILED) if any(r.phase == phase for r in replicas))
+    first = next(replica for replica in replicas if replica.phase == phase)
+    hidden = draining and phase != FAILED
+    detail = f"{streams} streams are being finished" if hidden else _detail(phase, first, replicas)
+    return StateView(
+        phase=DRAINING if hidden else phase,
+        detail=detail,
+        worker=", ".join(replica.worker for replica in replicas),
+        runtime=runtime,
+        ready=next((one.ready for one in (first, *replicas) if one.ready is not None), None),
+        gauges=added_gauges([replica.gauges for replica in replicas if replica.gauges is not None]),
+        totals=added_totals([replica.totals for replica in replicas]),
+        streams=streams,
+        uptime_s=uptime_s,
+        replicas=tuple(replicas),
+    )
+
+
+def _detail(phase: str, first: ReplicaView, replicas: Sequence[ReplicaView]) -> str:
+    if len(replicas) == 1 or all(replica.phase == READY for replica in replicas):
+        return first.detail
+    others = [
+        f"{one.name} is {one.phase}{f': {one.detail}' * bool(one.detail)}" for one in replicas if one.phase != READY
+    ]
+    serving = sum(replica.phase == READY for replica in replicas)
+    return f"{serving} of {len(replicas)} replicas serve; {'; '.join(others)}"
+
+
+def added_totals(totals: Sequence[Totals]) -> Totals:
+    """Return the sums."""
+    if len(totals) == 1:
+        return totals[0]
+    return Totals(
+        drafts=sum(one.drafts for one in totals),
+        drafted=sum(one.drafted for one in totals),
+        accepted=sum(one.accepted for one in totals),
+        accepted_per_position=reduce(_added, (one.accepted_per_position for one in totals), ()),
+        generated=sum(one.generated for one in totals),
+        rounds=sum(one.rounds for one in totals),
+        restarts=sum(one.restarts for one in totals),
+    )
+
+
+def added_gauges(gauges: Sequence[Gauges]) -> Gauges | None:
+    """Return the sums; drafters and tolerances one replica after the other. None where no replica says anything."""
+    if len(gauges) < 2:
+        return gauges[0] if gauges else None
+    counts = {
+        name: sum(getattr(one, name) for one in gauges)
+        for name in Gauges.__struct_fields__
+        if name not in ("drafters", "tolerance_deltas")
+    }
+    drafters = [drafter for one in gauges for drafter in one.drafters]
+    deltas = {kind: delta for one in gauges for kind, delta in one.tolerance_deltas.items()}
+    return Gauges(**counts, drafters=drafters, tolerance_deltas=deltas)

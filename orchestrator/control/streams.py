@@ -1,16 +1,20 @@
-"""The live streams: what was asked, what was delivered, and which of them a dead worker may be blamed on.
+"""The live streams: what was asked, what was delivered, where each is, and which a dead worker may be blamed on.
 
-History is the truth: a stream is its Submit and the tokens it has delivered, and any new worker can go on
-from there. A request that kills its worker must not do so for ever, so every stream has strikes: the deaths
-it was running at since its last token. Whoever is alone with two strikes is guilty. Where several are, the
-next worker gets them one after the other (a trial): the guilty one is found and the others go on.
+History is the truth: a stream is its Submit and the tokens it has delivered, and any worker can go on from there.
+Each time that a stream is sent it has another id, so that what a worker still says of a stream that was moved away
+is nobody's.
+
+A request that kills its worker must not do so for ever, so every stream has strikes: the deaths it was running at
+since its last token. Whoever is alone with two strikes is guilty. Where several are, they are sent one after the other
+(a trial): the guilty one is found and the others go on. Where there are several replicas, only who dies in a trial is
+guilty: two that are lost at once for another reason are no evidence.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,12 +29,18 @@ _MAX_RETRY_AFTER_S = 30
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One request. `items` holds what its reader has not taken yet: never more than `max_tokens` deltas."""
+    """One request. `items` holds what its reader has not taken yet: never more than `max_tokens` deltas.
+
+    `at` is the replica that has it ("": none), `sent_id` its id there. `tried`: it was sent as a suspect.
+    """
 
     submit: Submit
     committed: list[int]
     items: asyncio.Queue[Delta | RequestError] = field(default_factory=asyncio.Queue)
-    sent: bool = False
+    at: str = ""
+    sent_id: str = ""
+    sends: int = 0
+    tried: bool = False
     strikes: int = 0
     progressed: bool = False
     last_stats: RequestStats | None = None
@@ -46,8 +56,8 @@ class Stream:
         return self.strikes >= STRIKES_OUT
 
     def resumption(self) -> Submit:
-        """Return the request as a new worker is to go on with it."""
-        return msgspec.structs.replace(self.submit, committed=list(self.committed))
+        """Return the request as its worker is to go on with it."""
+        return msgspec.structs.replace(self.submit, request_id=self.sent_id or self.key, committed=list(self.committed))
 
 
 class Streams:
@@ -55,6 +65,8 @@ class Streams:
 
     def __init__(self) -> None:
         self._live: dict[str, Stream] = {}
+        self._sent: dict[str, Stream] = {}  # by the id that its worker knows, in the order of sending
+        self.counts: Counter[str] = Counter()  # live streams by the replica that has them
         self._readers = 0
         self._no_readers = asyncio.Event()
         self._no_readers.set()
@@ -77,7 +89,7 @@ class Streams:
         self._readers -= 1
         if self._readers == 0:
             self._no_readers.set()
-        return self._drop(stream) and stream.sent
+        return self._drop(stream) and bool(stream.at)
 
     async def all_read(self) -> None:
         """Wait until every reader has come to its stream's end."""
@@ -85,9 +97,11 @@ class Streams:
 
     def deliver(self, delta: Delta, now_s: float) -> int:
         """Hand a delta to its stream; returns the tokens delivered, 0 when the stream is gone."""
-        stream = self._live.get(delta.request_id)
+        stream = self._sent.get(delta.request_id)
         if stream is None:
             return 0
+        if delta.request_id != stream.key:
+            delta = msgspec.structs.replace(delta, request_id=stream.key)
         stream.committed.extend(delta.tokens)
         stream.last_stats = delta.stats or stream.last_stats
         if delta.tokens:
@@ -101,38 +115,61 @@ class Streams:
         stream.items.put_nowait(delta)
         return len(delta.tokens)
 
-    def fail(self, request_id: str, error: RequestError) -> None:
-        """End a stream with an error. Unknown ids are ignored."""
-        if (stream := self._live.get(request_id)) is not None:
-            self._drop(stream)
+    def fail(self, stream: Stream | None, error: RequestError) -> None:
+        """End a stream with an error; nothing happens where it has ended, or is None."""
+        if stream is not None and self._drop(stream):
             stream.items.put_nowait(error)
 
-    def live(self) -> list[str]:
-        """Return the ids of all live streams."""
-        return list(self._live)
+    def live(self) -> list[Stream]:
+        """Return all live streams, oldest first."""
+        return list(self._live.values())
+
+    def known_as(self, sent_id: str) -> Stream | None:
+        """Return the stream that a worker knows by this id."""
+        return self._sent.get(sent_id)
+
+    def at(self, replica: str) -> list[Stream]:
+        """Return the streams that a replica has, in the order in which it got them."""
+        return [stream for stream in self._sent.values() if stream.at == replica]
+
+    def on_trial(self) -> Stream | None:
+        """Return the suspect that a replica has now."""
+        return next((stream for stream in self._sent.values() if stream.suspect), None)
 
     def due(self) -> list[Stream]:
-        """Return the streams that the worker should get now, oldest first, and count them as sent."""
-        suspects = [stream for stream in self._live.values() if stream.suspect]
-        if any(stream.sent for stream in suspects):
-            return []  # a trial is on
-        due = suspects[:1] or [stream for stream in self._live.values() if not stream.sent]
-        for stream in due:
-            stream.sent = True
-        return due
+        """Return the streams that no replica has, oldest first; of suspects the oldest alone, and none while a trial
+        is on."""
+        waiting = [stream for stream in self._live.values() if not stream.at]
+        suspects = [stream for stream in waiting if stream.suspect]
+        tried = [] if self.on_trial() is not None else suspects[:1]
+        return tried + [stream for stream in waiting if not stream.suspect]
 
-    def worker_lost(self, places: int) -> Stream | None:
-        """Recall all streams from a dead worker that ran `places` at a time; returns the one to blame.
+    def send(self, stream: Stream, replica: str) -> Submit:
+        """Count the stream as sent to a replica; returns what is to be sent."""
+        stream.sends += 1
+        stream.sent_id = stream.key if stream.sends == 1 else f"{stream.key}#{stream.sends}"
+        stream.at, stream.tried, stream.progressed = replica, stream.suspect, False
+        self._sent[stream.sent_id] = stream
+        self.counts[replica] += 1
+        return stream.resumption()
+
+    def recall(self, stream: Stream) -> None:
+        """Take a stream back from its replica: it is due again."""
+        self._forget_sent(stream)
+        stream.at, stream.progressed = "", False
+
+    def replica_lost(self, replica: str, places: int, *, only_one: bool = True) -> Stream | None:
+        """Recall all streams from a dead replica that ran `places` at a time; returns the one to blame.
 
         Workers admit in order, so the oldest `places` ran, and whoever had a token. The rest merely waited.
         """
-        sent = [stream for stream in self._live.values() if stream.sent]
+        sent = self.at(replica)
         running = [stream for index, stream in enumerate(sent) if index < places or stream.progressed]
         for stream in sent:
-            stream.sent = stream.progressed = False
+            self.recall(stream)
         for stream in running:
             stream.strikes += 1
-        guilty = [stream for stream in running if stream.suspect]
+        guilty = [stream for stream in running if stream.suspect and (only_one or stream.tried)]
         return guilty[0] if len(guilty) == 1 else None
 
     def retry_after_s(self) -> int:
@@ -146,4 +183,9 @@ class Streams:
         if self._live.get(stream.key) is not stream:
             return False
         del self._live[stream.key]
+        self._forget_sent(stream)
         return True
+
+    def _forget_sent(self, stream: Stream) -> None:
+        if self._sent.pop(stream.sent_id, None) is not None:
+            self.counts[stream.at] -= 1

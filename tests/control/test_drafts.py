@@ -34,7 +34,7 @@ async def running(expected: list[int], *, max_restarts: int = 5, **draft: Any) -
     """Control whose target is ready; its draft worker may not be yet. Afterwards no process is left."""
     control = TargetControl(
         LocalCluster(),
-        drafted.target_spec(script="base_ms=1.5", answer_timeout_s=0.3),
+        [drafted.target_spec(script="base_ms=1.5", answer_timeout_s=0.3)],
         ControlLimits(4, 8, max_restarts),
         SystemClock(),
         drafts=[drafters.spec([[*SUBMIT.prompt, *expected]], **draft)],

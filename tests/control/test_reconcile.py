@@ -31,7 +31,7 @@ async def at_once(seconds: float) -> None:
 def control_over(
     limits: ControlLimits = LIMITS, sleep: Callable[[float], Awaitable[None]] = at_once, **options: Any
 ) -> TargetControl:
-    return TargetControl(LocalCluster(), engines.spec(**options), limits, SystemClock(), sleep)
+    return TargetControl(LocalCluster(), [engines.spec(**options)], limits, SystemClock(), sleep)
 
 
 def workers() -> list[psutil.Process]:
@@ -366,7 +366,7 @@ async def test_a_cluster_that_cannot_be_opened_is_a_failure_with_its_way_out() -
         async def open(self) -> None:
             raise WorkerError("no cluster there; start one")
 
-    control = TargetControl(Closed(), engines.spec(), LIMITS, SystemClock())
+    control = TargetControl(Closed(), [engines.spec()], LIMITS, SystemClock())
     await control.start()
     view = await control.settled()
     assert (view.phase, view.detail) == ("failed", "no cluster there; start one")

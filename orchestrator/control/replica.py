@@ -1,0 +1,178 @@
+"""Keeps one target worker running: started, followed, started again. It knows nothing of streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import Cluster, Command, Event, Failed, Ready, Round, Worker, WorkerSpec
+from orchestrator.control.affinity import SeenPrefixes
+from orchestrator.control.state import RestartBudget, TargetState
+from orchestrator.errors import WorkerError
+from policies.routing import ReplicaLoad
+
+STOP_GRACE_S = 5.0
+_NEWEST = 0.1  # weight of the newest round in the mean TPOT
+
+_log = logging.getLogger(__name__)
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class Owner(Protocol):
+    """Who is told what becomes of a replica."""
+
+    def observed(self, replica: Replica, event: Event) -> None:
+        """Its worker said something."""
+        ...
+
+    def lost(self, replica: Replica, cause: str) -> None:
+        """Its worker is gone; another one may follow."""
+        ...
+
+    def given_up(self, replica: Replica, cause: str) -> None:
+        """No worker follows."""
+        ...
+
+
+class Replica:
+    """One target worker after the other, from one spec. `engine` is its place among the replicas, from 0.
+
+    Each may be started `max_restarts` times more within ten minutes. A `cordoned` one goes on with what it has and
+    takes nothing new.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        spec: WorkerSpec,
+        engine: int,
+        max_restarts: int,
+        clock: Clock,
+        sleep: Sleep,
+        owner: Owner,
+    ) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.engine = engine
+        self.state = TargetState(spec.name, cluster.runtime)
+        self.cordoned = False
+        self.heard_s = 0.0
+        self.prefixes = SeenPrefixes(0)
+        self._cluster = cluster
+        self._budget = RestartBudget(max_restarts)
+        self._clock = clock
+        self._sleep = sleep
+        self._owner = owner
+        self._worker: Worker | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._tpot_ms = 0.0
+
+    @property
+    def serving(self) -> bool:
+        """True while its worker decodes."""
+        return self._worker is not None and self.state.serving
+
+    def start(self) -> None:
+        """Begin to keep a worker running; returns at once."""
+        if self._task is None and not self._closed:
+            self._task = asyncio.create_task(self._run(), name=f"replica {self.name}")
+
+    def send(self, command: Command) -> None:
+        """Pass a command on to the worker, if there is one."""
+        if self._worker is not None:
+            self._worker.send(command)
+
+    def load(self, live: int, cached_tokens: int, out: str) -> ReplicaLoad:
+        """Return it as policies.routing sees it; `out` says what else keeps it from taking requests."""
+        ready, gauges = self.state.ready, self.state.gauges
+        out = out or ("" if self.serving else self.state.phase) or ("cordoned" if self.cordoned else "")
+        return ReplicaLoad(
+            name=self.name,
+            out=out,
+            slots=ready.slots if ready is not None else 1,
+            live=live,
+            kv_usage=1.0 - gauges.free_blocks / gauges.total_blocks if gauges and gauges.total_blocks else 0.0,
+            cached_tokens=cached_tokens,
+            tpot_ms=self._tpot_ms,
+        )
+
+    async def close(self) -> None:
+        """End the worker, and start no other. Idempotent."""
+        self._closed = True
+        task, self._task = self._task, None
+        if task is not None:
+            while not task.done():  # a cancellation can be swallowed where something else ends at that instant
+                task.cancel()
+                await asyncio.wait([task], timeout=2 * STOP_GRACE_S)
+
+    async def _run(self) -> None:
+        try:
+            while not self._closed:
+                cause = await self._run_worker()
+                self._owner.lost(self, cause)
+                if not await self._back_off(cause):
+                    return
+        except Exception as error:
+            _log.exception("control of replica %s is broken", self.name)
+            self._give_up(f"control is broken: {type(error).__name__}: {error}")
+
+    async def _run_worker(self) -> str:
+        """Start a worker and follow it to its end; returns why it ended."""
+        cause = "the worker ended without being told to"
+        try:
+            self._worker = await self._cluster.start(self.spec)
+            self.state.worker_started(self._worker.where)
+            _log.info("worker %s started: %s", self.name, self._worker.where)
+            async for event in self._worker.events():
+                self._observe(event)
+        except WorkerError as error:
+            cause = str(error)
+        finally:
+            worker, self._worker = self._worker, None
+            self.state.worker_lost(cause)
+            if worker is not None:
+                await worker.stop(STOP_GRACE_S if self._closed else 0.0)
+        failure = self.state.failure
+        return cause if failure is None else f"{failure.message} ({cause})"
+
+    def _observe(self, event: Event) -> None:
+        self.heard_s = self._clock.monotonic_s()
+        match event:
+            case Round(deltas=deltas, round_ms=round_ms):
+                tokens = sum(len(delta.tokens) for delta in deltas)
+                if tokens:
+                    tpot_ms = round_ms * len(deltas) / tokens
+                    self._tpot_ms += (_NEWEST if self._tpot_ms else 1.0) * (tpot_ms - self._tpot_ms)
+            case Ready():
+                self.prefixes = SeenPrefixes(event.kv_blocks * event.block_tokens)
+            case Failed(message):
+                _log.error("worker %s: %s", self.name, message)
+        self._owner.observed(self, event)
+
+    async def _back_off(self, cause: str) -> bool:
+        """Wait before the next start. False: there is none, and the phase is failed."""
+        failure = self.state.failure
+        if self._closed:
+            return False
+        if failure is not None and not failure.restartable:
+            self._give_up(failure.message)
+            return False
+        delay_s = self._budget.spend(cause, self._clock.monotonic_s())
+        if delay_s is None:
+            self._give_up(self._budget.spent(cause))
+            return False
+        restart = f"restart {len(self._budget.restarts_s)} of {self._budget.limit} in ten minutes"
+        self.state.restarting(f"{cause}; {restart}")
+        _log.warning("worker %s lost: %s; %s follows in %.1f s", self.name, cause, restart, delay_s)
+        await self._sleep(delay_s)
+        return True
+
+    def _give_up(self, cause: str) -> None:
+        self.state.failed(cause)
+        _log.error("worker %s failed: %s", self.name, cause)
+        self._owner.given_up(self, cause)
