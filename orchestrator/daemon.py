@@ -21,7 +21,7 @@ from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.keys import Keys
-from orchestrator.bootstrap import build_cluster, draft_specs, engine_options, load_tokenizer, worker_spec
+from orchestrator.bootstrap import build_cluster, draft_specs, engine_options, load_tokenizer, worker_specs
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Progress
 from orchestrator.config.keys_file import keys_path
@@ -65,7 +65,7 @@ class Daemon:
         options = engine_options(config, base)
         self._control = TargetControl(
             build_cluster(config),
-            [worker_spec(options)],
+            worker_specs(options, config),
             ControlLimits(
                 limits.max_running, limits.max_waiting, config.cluster.max_restarts, limits.request_timeout_s
             ),

@@ -1,8 +1,15 @@
-"""Which replica of the target decodes a request.
+"""Which target replica serves a request: the one that is predicted to finish it first.
 
-Every term is a cost in batches: 1 is what it costs to wait behind as many requests as a replica runs at a time. A
-request goes to the replica with the lowest sum; where sums are equal, to the one with the fewest requests, then to the
-one whose name is first. Nothing here depends on the order in which replicas are given.
+What a request costs on a replica, in ms, each term with a weight of its own:
+
+    queue            until a place is free: (waiting + 1) times a request's time, over the places
+    kv_pressure      the risk to be put aside for others: a request's time, times how far the KV cache is filled beyond
+                     FULL with this request in it (1 where it is full)
+    prefix_affinity  the prefill of those prompt tokens that are not in its cache
+    tpot             output tokens times the predicted time per output token
+
+Their weighted sum, over health to the power of its weight, is the price; the lowest is taken. A term's value is
+least / (least + its cost), 0 to 1, where least is the cheapest replica's decode time.
 """
 
 from __future__ import annotations
@@ -10,87 +17,143 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SLOWER_COUNTS_FROM = 1.25
-"""A replica is slow where its TPOT is so many times the fastest one's; less is noise."""
-
-_MOST_SLOWNESS = 4.0
+FULL = 0.8
+"""A KV cache filled less than this has room for what its sequences will still say."""
+_LEAST_HEALTH = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaLoad:
-    """A replica as it is now. `out` says why it takes nothing ("" where it does).
-
-    `slots`: sequences that it decodes at a time. `live`: requests that it has and that have not ended, waiting ones
-    included. `kv_usage`: share of its KV blocks in use, 0 to 1. `cached_tokens`: how much of this prompt's beginning it
-    computed lately. `tpot_ms`: time per output token of a sequence, predicted or measured; 0 where it is not known.
-    """
+class ReplicaState:
+    """A replica now. `running` and `waiting` requests, `places` that run at once. `kv_tokens` that its cache holds,
+    `kv_free_tokens` of them free (what a cached prefix takes counts as free). `cached_prompt_tokens`: of this request's
+    prompt. `tpot_ms`: predicted, with this request in it; `prefill_ms_per_token`: measured. `health`: 0 to 1; `serving`
+    is False while it drains, loads, or is lost, and `why_not` says which."""
 
     name: str
-    out: str = ""
-    slots: int = 1
-    live: int = 0
-    kv_usage: float = 0.0
-    cached_tokens: int = 0
-    tpot_ms: float = 0.0
+    running: int
+    waiting: int
+    places: int
+    kv_tokens: int
+    kv_free_tokens: int
+    cached_prompt_tokens: int
+    tpot_ms: float
+    prefill_ms_per_token: float
+    health: float = 1.0
+    serving: bool = True
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRequest:
+    """What is to be served: tokens of the prompt, and tokens expected (at most) of the output."""
+
+    prompt_tokens: int
+    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingWeights:
-    """What each term counts. `prefix` 1: a prompt that is cached whole is worth a wait behind one full batch."""
+    """What each term weighs: 1 counts it as the time that it is."""
 
     queue: float = 1.0
-    kv: float = 0.5
-    prefix: float = 1.0
-    speed: float = 0.5
+    kv_pressure: float = 1.0
+    prefix_affinity: float = 1.0
+    tpot: float = 1.0
+    health: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """The cost of one replica, in batches; `prefix` is what a cached beginning takes off."""
+class RoutingTerm:
+    """One term: its cost in ms (weighted), its value of 0 to 1, and the figures behind it."""
 
-    queue: float
-    kv: float
-    prefix: float
-    speed: float
+    name: str
+    cost_ms: float
+    value: float
+    why: str
 
-    @property
-    def cost(self) -> float:
-        """The sum: lower is better."""
-        return self.queue + self.kv - self.prefix + self.speed
+
+@dataclass(frozen=True, slots=True)
+class RatedReplica:
+    """A replica with its price, and why it was not taken ("" for the one that was)."""
+
+    name: str
+    price_ms: float
+    terms: tuple[RoutingTerm, ...]
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The chosen replica, the terms of all that could have been, and why the others could not; both by name."""
+    """The choice. `replica` is None where none serves. `rated` has all of them, the cheapest first."""
 
-    name: str
-    terms: dict[str, Terms]
-    rejected: dict[str, str]
-
-
-def route(prompt_tokens: int, replicas: Sequence[ReplicaLoad], weights: RoutingWeights | None = None) -> Route | None:
-    """Return where a request of so many prompt tokens goes; None where no replica takes any."""
-    weighed = weights or RoutingWeights()
-    usable = [replica for replica in replicas if not replica.out]
-    if not usable:
-        return None
-    fastest_ms = min((replica.tpot_ms for replica in usable if replica.tpot_ms > 0.0), default=0.0)
-    terms = {replica.name: _terms(replica, prompt_tokens, fastest_ms, weighed) for replica in usable}
-    chosen = min(usable, key=lambda replica: (terms[replica.name].cost, replica.live, replica.name))
-    return Route(chosen.name, terms, {replica.name: replica.out for replica in replicas if replica.out})
+    replica: str | None
+    rated: tuple[RatedReplica, ...]
+    reason: str
 
 
-def _terms(replica: ReplicaLoad, prompt_tokens: int, fastest_ms: float, weights: RoutingWeights) -> Terms:
-    return Terms(
-        queue=weights.queue * replica.live / max(1, replica.slots),
-        kv=weights.kv * replica.kv_usage,
-        prefix=weights.prefix * min(1.0, replica.cached_tokens / max(1, prompt_tokens)),
-        speed=weights.speed * _slowness(replica.tpot_ms, fastest_ms),
+def route(
+    replicas: Sequence[ReplicaState], request: RoutedRequest, weights: RoutingWeights = RoutingWeights()
+) -> Route:
+    """Choose a replica; among equals the least loaded one, then the first by name. The order given does not matter."""
+    serving = [one for one in replicas if one.serving and one.health > 0]
+    unfit = tuple(
+        RatedReplica(one.name, float("inf"), (), one.why_not or ("lost" if one.health <= 0 else "not serving"))
+        for one in sorted(replicas, key=lambda one: one.name)
+        if one not in serving
     )
+    if not serving:
+        return Route(None, unfit, "no replica serves: " + "; ".join(f"{one.name}: {one.why_not}" for one in unfit))
+    least = min(_decode_ms(one, request) for one in serving)
+    load = {one.name: one.running + one.waiting for one in serving}
+    rated = sorted(
+        (_rated(one, request, weights, least) for one in serving),
+        key=lambda one: (one.price_ms, load[one.name], one.name),
+    )
+    best = rated[0]
+    others = tuple(_why_not(one, best) for one in rated[1:])
+    told = ", ".join(f"{term.name} {term.cost_ms:.0f} ms ({term.why})" for term in best.terms)
+    return Route(best.name, (best, *others, *unfit), f"predicted to take {best.price_ms:.0f} ms: {told}")
 
 
-def _slowness(tpot_ms: float, fastest_ms: float) -> float:
-    """Return how much slower than the fastest replica it is, in times of it; 0 where nothing is known."""
-    if tpot_ms <= 0.0 or fastest_ms <= 0.0 or tpot_ms < SLOWER_COUNTS_FROM * fastest_ms:
-        return 0.0
-    return min(_MOST_SLOWNESS, tpot_ms / fastest_ms - 1.0)
+def _decode_ms(replica: ReplicaState, request: RoutedRequest) -> float:
+    return max(1, request.output_tokens) * replica.tpot_ms
+
+
+def _rated(replica: ReplicaState, request: RoutedRequest, weights: RoutingWeights, least: float) -> RatedReplica:
+    decode = _decode_ms(replica, request)
+    cached = min(replica.cached_prompt_tokens, request.prompt_tokens)
+    prefill = (request.prompt_tokens - cached) * replica.prefill_ms_per_token
+    service = decode + prefill
+    busy = replica.waiting > 0 or replica.running >= replica.places
+    queue = (replica.waiting + 1) * service / max(1, replica.places) if busy else 0.0
+    needed = request.prompt_tokens + request.output_tokens - cached
+    taken = replica.kv_tokens - replica.kv_free_tokens + needed
+    filled = taken / replica.kv_tokens if replica.kv_tokens else 0.0
+    pressure = service * max(0.0, filled - FULL) / (1.0 - FULL)
+    costs = (
+        ("queue", weights.queue * queue, f"{replica.waiting} wait, {replica.running} of {replica.places} places"),
+        ("kv_pressure", weights.kv_pressure * pressure, f"KV cache {filled:.0%} full with it"),
+        ("prefix_affinity", weights.prefix_affinity * prefill, f"{cached} of {request.prompt_tokens} tokens cached"),
+        ("tpot", weights.tpot * decode, f"{replica.tpot_ms:.1f} ms a token"),
+    )
+    health = max(replica.health, _LEAST_HEALTH) ** weights.health
+    price = sum(cost for _, cost, _ in costs) / health
+    terms = tuple(
+        RoutingTerm(name, cost, least / (least + cost) if least + cost else 1.0, why) for name, cost, why in costs
+    )
+    sick = RoutingTerm("health", price * (1.0 - health), health, f"health {replica.health:.2f}")
+    return RatedReplica(replica.name, price, (*terms, sick))
+
+
+def _why_not(other: RatedReplica, best: RatedReplica) -> RatedReplica:
+    more = {term.name: term.cost_ms - known.cost_ms for term, known in zip(other.terms, best.terms, strict=True)}
+    name = max(more, key=lambda key: more[key])
+    why = next(term.why for term in other.terms if term.name == name)
+    if other.price_ms == best.price_ms:
+        return RatedReplica(other.name, other.price_ms, other.terms, "equal, but more loaded or later by name")
+    return RatedReplica(
+        other.name,
+        other.price_ms,
+        other.terms,
+        f"{other.price_ms - best.price_ms:.0f} ms later, most of it {name}: {why}",
+    )

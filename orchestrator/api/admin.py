@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from orchestrator.api import errors
 from orchestrator.api.acceptance import AcceptanceBounds
-from orchestrator.control.port import Control, DraftView, Totals
+from orchestrator.control.port import Control, DraftView, ReplicaView, Totals
 
 
 def create_admin_app(control: Control, api_url: str, version: str, bounds: AcceptanceBounds) -> FastAPI:
@@ -35,9 +35,17 @@ def create_admin_app(control: Control, api_url: str, version: str, bounds: Accep
             "gauges": msgspec.to_builtins(view.gauges),
             "totals": totals_of(view.totals),
             "drafts": [draft_of(draft) for draft in view.drafts],
+            "replicas": [replica_of(replica) for replica in view.replicas],
         }
 
     return app
+
+
+def replica_of(replica: ReplicaView) -> dict[str, Any]:
+    """Return a replica's state."""
+    shown = dataclasses.asdict(dataclasses.replace(replica, ready=None, gauges=None))
+    told = {"ready": msgspec.to_builtins(replica.ready), "gauges": msgspec.to_builtins(replica.gauges)}
+    return {**shown, **told, "totals": totals_of(replica.totals)}
 
 
 def draft_of(draft: DraftView) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from orchestrator.bootstrap.drafters import draft_state
 from orchestrator.bootstrap.models import load_model
 from orchestrator.bootstrap.options import DraftWorkerOptions
 from orchestrator.clock import SystemClock
+from orchestrator.cluster.cores import effective_cores
 from orchestrator.cluster.port import Event, Progress
 from orchestrator.cluster.worker import NODE_ADDRESS
 from orchestrator.drafting.host import DraftEngine, Hosted
@@ -34,7 +35,7 @@ def _load(options: DraftWorkerOptions, emit: Emit) -> Hosted:
     spec = loaded.model.spec
     drafter = ModelDrafter(
         loaded.model,
-        draft_state(draft, loaded),
+        msgspec.structs.replace(draft_state(draft, loaded), cores=effective_cores()),
         SystemClock(),
         vocabulary=spec.vocabulary_size,
         prefill_ms=draft.prefill_ms,

@@ -15,6 +15,7 @@ from orchestrator.bootstrap.drafters import Remotes, build_drafter
 from orchestrator.bootstrap.models import Target, device_name, load_target, load_tokenizer
 from orchestrator.bootstrap.options import EngineOptions, SuffixOptions
 from orchestrator.clock import SystemClock
+from orchestrator.cluster.cores import effective_cores
 from orchestrator.cluster.port import Event, Progress, Ready
 from orchestrator.decoding.engine import DecodeEngine, Loaded
 from orchestrator.decoding.grammar import Grammars
@@ -112,5 +113,6 @@ def _ready(target: Target, options: EngineOptions, slots: int, planned: int) -> 
         precision_reason=target.choice.reason if target.choice else "",
         planned_memory_bytes=planned,
         planned_memory={part: getattr(target.plan, part) for part in MemoryPlan.PARTS} if target.plan else {},
+        cores=effective_cores(),
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

@@ -12,7 +12,7 @@ from adapters.model_source import pinned
 from device_profiles.profile import Exactness
 from orchestrator.cluster.port import WorkerSpec
 from orchestrator.config.load import store_directory
-from orchestrator.config.model import ClusterConfig, ModelDraft, SuffixDraft, Target
+from orchestrator.config.model import ClusterConfig, ModelDraft, Placement, SuffixDraft, Target
 from policies.acceptance import ToleranceGoal
 
 ENGINE_ENTRY = "orchestrator.bootstrap.engine:build_engine"
@@ -54,6 +54,7 @@ class RemoteOptions(msgspec.Struct, frozen=True):
     overlap: Literal["auto", "always", "never"]
     max_wait_ms: float
     answer_timeout_s: float
+    cores: list[int] = []
 
 
 class ModelDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="model"):
@@ -114,7 +115,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
             weights=config.model.weights,
             activations=config.model.activations,
             kv_cache_precision=config.model.kv_cache_precision,
-            threads=config.devices.threads,
+            threads=config.devices.threads or len(config.devices.cores),
             kv_cache_bytes=int(config.limits.kv_cache),
             max_batch_rows=config.limits.max_batch_rows,
             static=_static(config.model),
@@ -132,9 +133,26 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
     )
 
 
-def worker_spec(options: EngineOptions) -> WorkerSpec:
-    """Return how the target's worker is started."""
-    return WorkerSpec(name="target", entry=ENGINE_ENTRY, options=msgspec.to_builtins(options))
+def worker_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
+    """Return how the target's workers are started: one for each replica."""
+    placements = config.model.placements
+    if len(placements) == 1:
+        return [_worker_spec("target", options, config, placements[0])]
+    return [_worker_spec(f"target-{index}", options, config, placement) for index, placement in enumerate(placements)]
+
+
+def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, placement: Placement) -> WorkerSpec:
+    cores = placement.cores or config.devices.cores
+    threads = placement.threads or len(placement.cores) or options.model.threads
+    own = {f"drafts[{index}]" for index, draft in enumerate(config.drafts) if getattr(draft, "threads", 0)}
+    drafters = [
+        msgspec.structs.replace(draft, model=msgspec.structs.replace(draft.model, threads=threads))
+        if isinstance(draft, ModelDraftOptions) and draft.remote is None and draft.place not in own
+        else draft
+        for draft in options.drafters
+    ]
+    placed = msgspec.structs.replace(options.with_model(threads=threads), drafters=drafters)
+    return WorkerSpec(name, ENGINE_ENTRY, msgspec.to_builtins(placed), node=placement.host, cores=list(cores))
 
 
 def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
@@ -146,6 +164,7 @@ def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpe
             entry=DRAFT_ENTRY,
             options=msgspec.to_builtins(DraftWorkerOptions(draft, options.max_running, across_hosts)),
             node=draft.remote.host,
+            cores=draft.remote.cores,
         )
         for draft in options.drafters
         if isinstance(draft, ModelDraftOptions) and draft.remote is not None
@@ -180,17 +199,22 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
             weights=draft.weights,
             activations=draft.activations,
             kv_cache_precision=draft.kv_cache_precision,
-            threads=draft.threads or config.devices.threads,
+            threads=draft.threads or len(draft.cores) or config.devices.threads or _shared_cores(draft, config),
             kv_cache_bytes=int(draft.kv_cache),
             max_batch_rows=config.limits.max_batch_rows,
             static=_static(draft),
         ),
         prefill_ms=config.limits.max_itl_ms / 2,
-        remote=RemoteOptions(draft.host, draft.overlap, draft.max_wait_ms, draft.answer_timeout_s)
+        remote=RemoteOptions(draft.host, draft.overlap, draft.max_wait_ms, draft.answer_timeout_s, draft.cores)
         if draft.process == "own"
         else None,
         translate=draft.mismatched_vocabulary == "translate",
     )
+
+
+def _shared_cores(draft: ModelDraft, config: ClusterConfig) -> int:
+    """Return how many cores a draft shares with the target; 0 where it shares none, or all there are."""
+    return len(config.devices.cores) if draft.process == "target" else 0
 
 
 def _static(model: Target | ModelDraft) -> StaticShapes:

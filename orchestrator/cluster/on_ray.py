@@ -177,11 +177,11 @@ def _take_signals_back() -> None:
 class HostActor:
     """The actor: an engine host whose engine runs in a thread of its own."""
 
-    def __init__(self, entry: str, options: dict[str, Any]) -> None:
+    def __init__(self, entry: str, options: dict[str, Any], cores: list[int]) -> None:
         import ray
 
         os.environ[NODE_ADDRESS] = ray.util.get_node_ip_address()
-        self._host = EngineHost(entry, options)
+        self._host = EngineHost(entry, options, cores)
         self._code = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -226,7 +226,7 @@ class RayWorker:
         if spec.environment:
             options["runtime_env"] = {"env_vars": dict(spec.environment)}
         actor = ray.remote(concurrency_groups=_GROUPS, **options)(HostActor)
-        self._actor = actor.remote(spec.entry, spec.options)
+        self._actor = actor.remote(spec.entry, spec.options, spec.cores)
         self._submit = self._actor.submit.options(num_returns=0, concurrency_group="commands")
 
     async def appear(self, timeout_s: float) -> None:

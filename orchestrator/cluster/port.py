@@ -124,6 +124,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     precision_rejected: list[str] = []
     planned_memory_bytes: int = 0
     planned_memory: dict[str, int] = {}
+    cores: list[int] = []
 
 
 class DraftLink(msgspec.Struct, frozen=True, tag="draft_link"):
@@ -246,6 +247,7 @@ class DrafterState(msgspec.Struct, frozen=True):
     drafted: int = 0
     accepted: int = 0
     remote: RemoteState | None = None
+    cores: list[int] = []
 
 
 class DraftReady(msgspec.Struct, frozen=True, tag="draft_ready"):
@@ -341,7 +343,8 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     """What to start: `entry` is "package.module:function" taking `options` and returning an Engine.
 
     `cpus` is what a cluster reserves for it; `environment` is added to the worker's own. `node`: the address of the
-    host that it is to run on, where the cluster has several ("": any).
+    host that it is to run on, where the cluster has several ("": any). `cores`: the CPU cores that it may run on, by
+    their numbers on that host (none: all).
     """
 
     name: str
@@ -350,6 +353,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     cpus: float = 1.0
     environment: dict[str, str] = {}
     node: str = ""
+    cores: list[int] = []
 
 
 class Worker(Protocol):

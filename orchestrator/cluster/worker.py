@@ -17,11 +17,12 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import msgspec
 
+from orchestrator.cluster.cores import pin
 from orchestrator.cluster.port import Engine, Event, Failed, Stop, WorkerSpec, decode_commands, encode
 from orchestrator.errors import WorkerStartFailed
 
@@ -85,11 +86,13 @@ class EventOutbox:
 
 
 class EngineHost:
-    """One engine and its way in and out. `run` belongs to one thread, `deliver` and `frames` to one each."""
+    """One engine and its way in and out. `run` belongs to one thread, `deliver` and `frames` to one each. The process
+    is pinned to `cores` before the engine's module is imported."""
 
-    def __init__(self, entry: str, options: dict[str, Any]) -> None:
+    def __init__(self, entry: str, options: dict[str, Any], cores: Sequence[int] = ()) -> None:
         self._entry = entry
         self._options = options
+        self._cores = cores
         self._engine: Engine | None = None
         self._loaded = threading.Event()
         self._outbox = EventOutbox()
@@ -98,10 +101,14 @@ class EngineHost:
         """Load the engine and run it until it is stopped. Returns the exit code: 1 after an exception."""
         try:
             try:
+                pin(self._cores)
                 self._engine = load_engine(self._entry, self._options)
             finally:
                 self._loaded.set()
             self._engine.run(self._outbox.emit)
+        except WorkerStartFailed as error:
+            self._outbox.emit(Failed(str(error), restartable=False))
+            return 1
         except Exception as error:
             traceback.print_exc()
             # An engine that cannot even be built is no better the second time; one that broke may be.
@@ -156,7 +163,7 @@ def main() -> int:
     if first is None:
         return 0
     spec = msgspec.msgpack.decode(first, type=WorkerSpec)
-    host = EngineHost(spec.entry, spec.options)
+    host = EngineHost(spec.entry, spec.options, spec.cores)
     ended = threading.Event()
     threading.Thread(target=_read_commands, args=(link, host, ended), name="commands", daemon=True).start()
     sender = threading.Thread(target=_send_events, args=(link, host), name="events", daemon=True)

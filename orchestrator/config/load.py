@@ -34,6 +34,8 @@ def load_config(path: Path, *, sources: bool = True) -> ClusterConfig:
     if sources:
         _check_sources(config, path, lines)
         _check_processes(config, path, lines)
+        _check_replicas(config, path, lines)
+        _check_cores(config, path, lines)
         _check_vocabularies(config, path, lines)
         _check_keys(config, path, lines)
     return config
@@ -137,12 +139,51 @@ def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:
     for index, draft in enumerate(config.drafts):
         if not isinstance(draft, ModelDraft):
             continue
-        for key in sorted(draft.model_fields_set & {"host", "overlap", "max_wait_ms", "answer_timeout_s"}):
+        for key in sorted(draft.model_fields_set & {"host", "cores", "overlap", "max_wait_ms", "answer_timeout_s"}):
             where = f"{path}:{lines.get(('drafts', index, key), 1)}: {dotted(('drafts', index, key))}:"
             if draft.process == "target":
                 raise ConfigError(f"{where} goes with process: own; add that, or leave the key out")
             if key == "host" and draft.host and config.cluster.runtime != "ray":
                 raise ConfigError(f"{where} goes with cluster.runtime: ray; workers of 'local' run on this machine")
+
+
+def _check_replicas(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Refuse what one replica can have and several cannot, and hosts that are none. Raises ConfigError."""
+    placements = config.model.placements
+    if config.devices.cores and (len(placements) > 1 or any(one.cores for one in placements)):
+        raise ConfigError(
+            f"{path}:{lines.get(('devices', 'cores'), 1)}: devices.cores: are one worker's; "
+            "give each replica its own in model.replicas, as in [{cores: [0, 1]}, {cores: [2, 3]}]"
+        )
+    for index, placement in enumerate(placements):
+        if placement.host and config.cluster.runtime != "ray":
+            place: Place = ("model", "replicas", index, "host")
+            raise ConfigError(
+                f"{path}:{lines.get(place, 1)}: {dotted(place)}: goes with cluster.runtime: ray; "
+                "workers of 'local' run on this machine"
+            )
+
+
+def _check_cores(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Refuse cores that are named twice, or that this host lacks where workers run on it. Raises ConfigError."""
+    named: list[tuple[Place, list[int]]] = [(("devices", "cores"), config.devices.cores)]
+    named += [(("model", "replicas", index, "cores"), one.cores) for index, one in enumerate(config.model.placements)]
+    named += [
+        (("drafts", index, "cores"), draft.cores)
+        for index, draft in enumerate(config.drafts)
+        if isinstance(draft, ModelDraft)
+    ]
+    here = config.cluster.runtime == "local" or not config.cluster.address
+    usable = os.sched_getaffinity(0) if here and hasattr(os, "sched_getaffinity") else None
+    for place, cores in named:
+        where = f"{path}:{lines.get(place, 1)}: {dotted(place)}:"
+        if len(set(cores)) < len(cores):
+            raise ConfigError(f"{where} names a core twice")
+        if usable is not None and (missing := sorted(set(cores) - usable)):
+            raise ConfigError(
+                f"{where} this machine has no core {missing[0]} for workers; it has "
+                f"{', '.join(map(str, sorted(usable)))}"
+            )
 
 
 def _check_vocabularies(config: ClusterConfig, path: Path, lines: Lines) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from device_profiles.profile import Exactness
@@ -29,6 +29,8 @@ Size = Annotated[
     Field(json_schema_extra={"examples": list(SIZE_EXAMPLES)}),
 ]
 
+MAX_REPLICAS = 64
+
 AdapterName = Literal["openvino_rt", "onnx_rt", "torch_device", "simulated"]
 
 
@@ -41,6 +43,34 @@ class Section(BaseModel):
     """One mapping of cluster.yaml: unknown keys are errors, values are not converted, nothing changes later."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+
+
+Cores = Annotated[list[Annotated[int, Field(ge=0, le=4095)]], Field(max_length=1024)]
+
+
+class Placement(Section):
+    """Where one replica of the target runs."""
+
+    host: str = ""
+    """On Ray: the address of the node that it runs on. Empty: any."""
+    cores: Cores = Field(default=[])
+    """The CPU cores that it runs on, by their numbers on its host. Empty: all."""
+    threads: int = Field(default=0, ge=0, le=1024)
+    """Threads of its runtime; 0 is one for each of its `cores`, and `devices.threads` where it has none."""
+
+
+def _kind_of_replicas(value: object) -> str:
+    return PLACED if isinstance(value, (list, tuple)) else COUNTED
+
+
+COUNTED, PLACED = "a number of replicas", "a list of replicas"
+"""What `model.replicas` is, as pydantic's places name it."""
+
+Replicas = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_REPLICAS), Tag(COUNTED)]
+    | Annotated[list[Placement], Field(min_length=1, max_length=MAX_REPLICAS), Tag(PLACED)],
+    Discriminator(_kind_of_replicas),
+]
 
 
 class StaticShapes(Section):
@@ -83,6 +113,14 @@ class Target(StaticShapes):
     kv_cache_precision: KvCachePrecision = "auto"
     """The number format of the KV cache. `8bit` holds twice the tokens; rows are not invariant then, so it needs
     `exactness: kernel`."""
+    replicas: Replicas = 1
+    """How many workers serve it: a number, or a list that says where each runs. Each has a KV cache of
+    `limits.kv_cache` and decodes `limits.max_running` sequences."""
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Return where each replica runs."""
+        return [Placement()] * self.replicas if isinstance(self.replicas, int) else self.replicas
 
 
 class SuffixDraft(Section):
@@ -117,7 +155,9 @@ class ModelDraft(StaticShapes):
     """Memory of its KV cache. Where it is too small for all sequences, those drafted for least recently are computed
     again."""
     threads: int = Field(default=0, ge=0, le=1024)
-    """Threads of its runtime; 0 is `devices.threads`."""
+    """Threads of its runtime; 0 is one for each of its `cores`, and `devices.threads` where it has none."""
+    cores: Cores = Field(default=[])
+    """With `process: own`: the CPU cores that it runs on, by their numbers on its host. Empty: all."""
     process: Literal["target", "own"] = "target"
     """`target`: in the target's worker. `own`: in a worker of its own, which the target neither waits for nor needs."""
     host: str = ""
@@ -166,18 +206,21 @@ class Devices(Section):
     """What the worker may use of this machine."""
 
     threads: int = Field(default=0, ge=0, le=1024)
-    """Threads of the runtime; 0 leaves the count to it."""
+    """Threads of the runtime; 0 is one for each of `cores`, and where there are none the count is the runtime's."""
+    cores: Cores = Field(default=[])
+    """The CPU cores that the worker runs on, by their numbers on its host. Empty: all. Several replicas have their own:
+    `model.replicas`."""
 
 
 class Limits(Section):
     """Bounds on memory, concurrency and time."""
 
     kv_cache: Size = Field(default=ByteSize(1024 * 1024 * 1024))
-    """Memory of the target's KV cache."""
+    """Memory of the target's KV cache, of each replica."""
     max_running: int = Field(default=16, ge=1, le=1024)
-    """Sequences decoded at the same time."""
+    """Sequences decoded at the same time, by each replica."""
     max_waiting: int = Field(default=256, ge=0, le=100_000)
-    """Requests that may wait for a place; one more is answered 429."""
+    """Requests that may wait for a place, all replicas together; one more is answered 429."""
     max_batch_rows: int = Field(default=1024, ge=16, le=8192)
     """Rows of one forward; longer prompts are prefilled in chunks."""
     max_itl_ms: float = Field(default=200.0, ge=1, le=60_000)
@@ -221,7 +264,7 @@ class ClusterSection(Section):
     address: str = ""
     """An existing Ray cluster (`HOST:PORT` or `auto`). Empty: the daemon starts its own on this machine."""
     max_restarts: int = Field(default=5, ge=0, le=1000)
-    """Restarts of a worker within ten minutes before the daemon gives up on it."""
+    """Restarts of a worker within ten minutes before the daemon gives up on it; each worker has its own."""
 
 
 class Store(Section):

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from orchestrator.config.model import DRAFTS, ClusterConfig
+from orchestrator.config.model import COUNTED, DRAFTS, PLACED, ClusterConfig, Placement
 from orchestrator.config.source_text import Place, dotted, shown
 
 _KINDS = {
@@ -26,11 +26,12 @@ _RANGE_ERRORS = ("greater_than_equal", "less_than_equal")
 
 
 def place_of(error: ErrorDetails) -> Place:
-    """Return where the error stands in the file: pydantic's place has the chosen `method` of a draft in it."""
+    """Return where the error stands in the file: pydantic's place has the chosen `method` of a draft in it, or how the
+    replicas are written."""
     place: Place = tuple(error["loc"])
     if error["type"] in _TAG_ERRORS:
         return (*place, "method")
-    return (*place[:2], *place[3:]) if _in_a_draft(place) else place
+    return (*place[:2], *place[3:]) if _in_a_draft(place) or _in_replicas(place) else place
 
 
 def described(error: ErrorDetails) -> str:
@@ -63,9 +64,11 @@ def _reason(error: ErrorDetails, place: Place) -> str:
         return "must not be empty"
     if kind == "string_too_long":
         return f"must have at most {context['max_length']} characters, not {len(str(value))}"
+    if kind == "too_short":
+        return f"must have at least {context['min_length']} item(s), not {context['actual_length']}"
     if kind == "too_long":
         return f"must have at most {context['max_length']} item(s), not {context['actual_length']}"
-    if kind in _RANGE_ERRORS:
+    if kind in _RANGE_ERRORS and isinstance(place[-1], str) and place[-1] != COUNTED:  # a key, not an item of its value
         return f"must be {_range_of(place)}, not {shown(value)}"
     wanted = _KINDS.get(kind) or f"must be {error['msg'].removeprefix('Input should be ')}"
     return f"{wanted}, not {shown(value)}"
@@ -90,6 +93,8 @@ def _model_at(place: Place) -> type[BaseModel]:
     """Return the model whose keys stand at `place`."""
     if _in_a_draft(place):
         return DRAFTS[str(place[2])]
+    if _in_replicas(place):
+        return Placement
     model: type[BaseModel] = ClusterConfig
     for part in place:
         if isinstance(part, str):
@@ -99,6 +104,10 @@ def _model_at(place: Place) -> type[BaseModel]:
 
 def _in_a_draft(place: Place) -> bool:
     return len(place) > 2 and place[0] == "drafts" and place[2] in DRAFTS
+
+
+def _in_replicas(place: Place) -> bool:
+    return len(place) > 2 and place[:2] == ("model", "replicas") and place[2] in (COUNTED, PLACED)
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:

@@ -37,10 +37,10 @@ from orchestrator.control.affinity import block_keys
 from orchestrator.control.drafts import DraftWorkers
 from orchestrator.control.port import StateView
 from orchestrator.control.replica import Replica
+from orchestrator.control.router import chosen, told
 from orchestrator.control.state import FAILED, STARTING, failed_drafters, whole
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.errors import RequestError, WorkerError
-from policies.routing import Route, RoutingWeights, route
 
 _RETRY_AFTER_S = {"starting": 5, "draining": 10, "failed": 60}
 _LOSSES_ARE_KNOWN_S = 2.0  # after a loss, any other replica that died with it has been reported
@@ -76,7 +76,6 @@ class TargetControl:
         clock: Clock,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         drafts: Sequence[WorkerSpec] = (),
-        weights: RoutingWeights | None = None,
     ) -> None:
         self.on_round: list[Callable[[Round], None]] = []
         self.on_progress: list[Callable[[Progress], None]] = []
@@ -84,7 +83,6 @@ class TargetControl:
         self._limits = limits
         self._clock = clock
         self._sleep = sleep
-        self._weights = weights
         self._streams = Streams()
         self._replicas = [self._replica(spec, engine) for engine, spec in enumerate(specs)]
         self._drafts = DraftWorkers(cluster, drafts, len(specs), limits.max_restarts, clock, sleep, self._attach)
@@ -283,30 +281,17 @@ class TargetControl:
     def _feed(self) -> None:
         """Send every stream that is due to the replica that suits it."""
         for stream in self._streams.due():
-            keys = block_keys(stream.submit.prompt) if len(self._replicas) > 1 else []
-            chosen = self._route(stream, keys)
-            if chosen is None and stream.suspect:
+            prefix = block_keys(stream.submit.prompt) if len(self._replicas) > 1 else []
+            routed = chosen(stream, prefix, self._replicas, self._streams, self._is_alive)
+            if routed.replica is None and stream.suspect:
                 continue
-            if chosen is None:
+            if routed.replica is None:
                 break
-            found = next(replica for replica in self._replicas if replica.name == chosen.name)
-            found.prefixes.note(keys)
+            found = next(replica for replica in self._replicas if replica.name == routed.replica)
+            found.prefixes.note(prefix)
             found.send(self._streams.send(stream, found.name))
             if len(self._replicas) > 1:
-                _log.debug("request %s goes to %s: %s; not to %s", stream.key, *_told(chosen))
-
-    def _route(self, stream: Stream, keys: Sequence[int]) -> Route | None:
-        """Return where a stream goes; a suspect goes where the fewest streams are, and is then let alone."""
-        tried = self._streams.on_trial()
-        live = self._streams.counts
-        loads = []
-        for replica in self._replicas:
-            out = "tries a suspect" if tried is not None and tried.at == replica.name else ""
-            if stream.suspect and not self._is_alive(replica):
-                out = "may have been lost with the last one"
-            cached = 0 if stream.suspect else replica.prefixes.cached_tokens(keys)
-            loads.append(replica.load(live[replica.name], cached, out))
-        return route(len(stream.submit.prompt), loads, self._weights)
+                _log.debug("request %s goes to %s: %s", stream.key, found.name, told(routed))
 
     def _is_alive(self, replica: Replica) -> bool:
         """True where it is known that the replica did not die together with the last one that was lost."""
@@ -327,16 +312,6 @@ class TargetControl:
             error = RequestError(message, status=503, kind="server_error", code="interrupted", retry_after_s=10)
             self._streams.fail(stream, error)
             self._cancel(stream)
-
-
-def _told(chosen: Route) -> tuple[str, str, str]:
-    """Return a route as the log has it: the replica, what each would have cost, and why others were out."""
-    costs = ", ".join(
-        f"{name} {terms.cost:.2f} (queue {terms.queue:.2f}, KV {terms.kv:.2f}, prefix -{terms.prefix:.2f}, "
-        f"speed {terms.speed:.2f})"
-        for name, terms in sorted(chosen.terms.items())
-    )
-    return chosen.name, costs, ", ".join(f"{name}: {why}" for name, why in sorted(chosen.rejected.items())) or "none"
 
 
 def _refusal(event: Refused) -> RequestError:

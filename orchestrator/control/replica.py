@@ -12,10 +12,9 @@ from orchestrator.cluster.port import Cluster, Command, Event, Failed, Ready, Ro
 from orchestrator.control.affinity import SeenPrefixes
 from orchestrator.control.state import RestartBudget, TargetState
 from orchestrator.errors import WorkerError
-from policies.routing import ReplicaLoad
+from policies.replica_pace import ReplicaPace, ran
 
 STOP_GRACE_S = 5.0
-_NEWEST = 0.1  # weight of the newest round in the mean TPOT
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +61,7 @@ class Replica:
         self.cordoned = False
         self.heard_s = 0.0
         self.prefixes = SeenPrefixes(0)
+        self.pace = ReplicaPace()
         self._cluster = cluster
         self._budget = RestartBudget(max_restarts)
         self._clock = clock
@@ -70,7 +70,6 @@ class Replica:
         self._worker: Worker | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
-        self._tpot_ms = 0.0
 
     @property
     def serving(self) -> bool:
@@ -87,19 +86,11 @@ class Replica:
         if self._worker is not None:
             self._worker.send(command)
 
-    def load(self, live: int, cached_tokens: int, out: str) -> ReplicaLoad:
-        """Return it as policies.routing sees it; `out` says what else keeps it from taking requests."""
-        ready, gauges = self.state.ready, self.state.gauges
-        out = out or ("" if self.serving else self.state.phase) or ("cordoned" if self.cordoned else "")
-        return ReplicaLoad(
-            name=self.name,
-            out=out,
-            slots=ready.slots if ready is not None else 1,
-            live=live,
-            kv_usage=1.0 - gauges.free_blocks / gauges.total_blocks if gauges and gauges.total_blocks else 0.0,
-            cached_tokens=cached_tokens,
-            tpot_ms=self._tpot_ms,
-        )
+    def out(self) -> str:
+        """Return why it takes no requests; "" where it does."""
+        if not self.serving:
+            return self.state.phase
+        return "cordoned" if self.cordoned else ""
 
     async def close(self) -> None:
         """End the worker, and start no other. Idempotent."""
@@ -143,11 +134,10 @@ class Replica:
     def _observe(self, event: Event) -> None:
         self.heard_s = self._clock.monotonic_s()
         match event:
-            case Round(deltas=deltas, round_ms=round_ms):
-                tokens = sum(len(delta.tokens) for delta in deltas)
-                if tokens:
-                    tpot_ms = round_ms * len(deltas) / tokens
-                    self._tpot_ms += (_NEWEST if self._tpot_ms else 1.0) * (tpot_ms - self._tpot_ms)
+            case Round():
+                tokens = sum(len(delta.tokens) for delta in event.deltas)
+                counts = {"sequences": event.sequences, "rows": event.rows, "drafted": event.drafted}
+                self.pace = ran(self.pace, tokens=tokens, round_ms=event.round_ms, **counts)
             case Ready():
                 self.prefixes = SeenPrefixes(event.kv_blocks * event.block_tokens)
             case Failed(message):

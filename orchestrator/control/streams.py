@@ -25,6 +25,8 @@ from orchestrator.errors import RequestError
 STRIKES_OUT = 2
 _REMEMBERED_ENDS = 8
 _MAX_RETRY_AFTER_S = 30
+_FIRST_USUAL_TOKENS = 128.0
+_NEWEST = 0.1  # weight of the newest end in the mean length
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +69,7 @@ class Streams:
         self._live: dict[str, Stream] = {}
         self._sent: dict[str, Stream] = {}  # by the id that its worker knows, in the order of sending
         self.counts: Counter[str] = Counter()  # live streams by the replica that has them
+        self._usual_tokens = _FIRST_USUAL_TOKENS
         self._readers = 0
         self._no_readers = asyncio.Event()
         self._no_readers.set()
@@ -74,6 +77,11 @@ class Streams:
 
     def __len__(self) -> int:
         return len(self._live)
+
+    @property
+    def usual_tokens(self) -> int:
+        """How many tokens an output has, on the mean of the last ones."""
+        return max(1, round(self._usual_tokens))
 
     def open(self, submit: Submit) -> Stream:
         """Take in a request. Raises RequestError 400 when its id is in use."""
@@ -109,6 +117,7 @@ class Streams:
         if delta.finish:
             self._drop(stream)
             self._ends_s.append(now_s)
+            self._usual_tokens += _NEWEST * (len(stream.committed) - self._usual_tokens)
             if delta.stats is not None:  # a resumed request was prompted once, whatever its last worker saw
                 counts = {"prompt_tokens": len(stream.submit.prompt), "generated": len(stream.committed)}
                 delta = msgspec.structs.replace(delta, stats=msgspec.structs.replace(delta.stats, **counts))

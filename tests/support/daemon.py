@@ -52,11 +52,13 @@ class Daemon:
         return self.process.wait(STOP_WITHIN_S)
 
 
-def configuration(directory: Path, *, script: str = "", runtime: str = "local", extra: str = "") -> Path:
+def configuration(
+    directory: Path, *, script: str = "", runtime: str = "local", extra: str = "", replicas: str = "1"
+) -> Path:
     """Write a cluster.yaml over the simulated model."""
     path = directory / "cluster.yaml"
     path.write_text(
-        f"model: {{source: 'simulated:toy?{script}', adapter: simulated, name: toy}}\n"
+        f"model: {{source: 'simulated:toy?{script}', adapter: simulated, name: toy, replicas: {replicas}}}\n"
         f"cluster: {{runtime: {runtime}}}\n"
         f"api: {{port: 0, admin_socket: '{directory}/admin.sock'}}\n"
         f"store: {{directory: '{directory}/store'}}\n"

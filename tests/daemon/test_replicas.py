@@ -1,0 +1,131 @@
+"""Several workers of one target behind one endpoint, in a real daemon, seen by the `openai` client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.daemon import Daemon, configuration, running
+
+TOKENS = 120
+
+
+def ask(number: int) -> dict[str, Any]:
+    return {
+        "model": "toy",
+        "prompt": f"the sea is {number} " * 6,
+        "max_tokens": TOKENS,
+        "temperature": 0.8,
+        "seed": number,
+        "extra_body": {"ignore_eos": True},
+    }
+
+
+def text_of(daemon: Daemon, number: int) -> str:
+    return daemon.client.completions.create(**ask(number)).choices[0].text
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """The texts of one worker that nothing happens to."""
+    with running(configuration(tmp_path_factory.mktemp("one"))) as daemon:
+        return {number: text_of(daemon, number) for number in range(8)}
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running(configuration(tmp_path_factory.mktemp("two"), script="base_ms=10", replicas="2")) as daemon:
+        until_all_serve(daemon)
+        yield daemon
+
+
+def replicas(daemon: Daemon) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = daemon.status()["replicas"]
+    return found
+
+
+def until_all_serve(daemon: Daemon) -> None:
+    deadline = time.monotonic() + 30.0
+    while not all(one["phase"] == "ready" for one in replicas(daemon)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Readers:
+    """Streams that are read at once, each in a thread; the longest gap between two pieces is noted."""
+
+    def __init__(self, daemon: Daemon, numbers: range) -> None:
+        self._daemon = daemon
+        self._begun = threading.Semaphore(0)
+        self._numbers = numbers
+        self._pool = ThreadPoolExecutor(len(numbers))
+        self.gaps_s: list[float] = []
+        self._texts = {number: self._pool.submit(self._read, number) for number in numbers}
+
+    def until_all_have_begun(self) -> None:
+        for _ in self._numbers:
+            assert self._begun.acquire(timeout=20.0)
+
+    def texts(self) -> dict[int, str]:
+        found = {number: text.result(60.0) for number, text in self._texts.items()}
+        self._pool.shutdown()
+        return found
+
+    def _read(self, number: int) -> str:
+        pieces: list[str] = []
+        last_s = longest_s = 0.0
+        for chunk in self._daemon.client.completions.create(**ask(number), stream=True):
+            now_s = time.monotonic()
+            longest_s = max(longest_s, now_s - last_s if last_s else 0.0)
+            last_s = now_s
+            pieces.extend(choice.text for choice in chunk.choices)
+            if len(pieces) == 3:
+                self._begun.release()
+        self.gaps_s.append(longest_s)
+        return "".join(pieces)
+
+
+def test_requests_that_come_together_are_spread_and_answered_as_by_one_worker(daemon, expected):
+    before = [one["totals"]["generated"] for one in replicas(daemon)]
+    readers = Readers(daemon, range(8))
+    readers.until_all_have_begun()
+    assert sorted(one["streams"] for one in replicas(daemon)) == [4, 4]
+    assert readers.texts() == expected
+    after = [one["totals"]["generated"] for one in replicas(daemon)]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [4 * TOKENS, 4 * TOKENS]
+
+
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_a_killed_replica_costs_its_streams_the_way_to_the_other_one(tmp_path: Path, expected, runtime):
+    config = configuration(tmp_path, script="base_ms=10", replicas="2", runtime=runtime)
+    with running(config) as daemon:
+        until_all_serve(daemon)
+        readers = Readers(daemon, range(8))
+        readers.until_all_have_begun()
+        os.kill(replicas(daemon)[1]["ready"]["pid"], signal.SIGKILL)
+        assert readers.texts() == expected
+        assert max(readers.gaps_s) < 1.0  # a worker takes longer than that to start
+        until_all_serve(daemon)
+        assert [one["totals"]["restarts"] for one in replicas(daemon)] == [0, 1]
+
+
+def test_when_all_are_killed_streams_wait_for_whoever_comes_first(daemon, expected):
+    readers = Readers(daemon, range(8))
+    readers.until_all_have_begun()
+    restarts = [one["totals"]["restarts"] for one in replicas(daemon)]
+    for one in replicas(daemon):
+        os.kill(one["ready"]["pid"], signal.SIGKILL)
+    daemon.wait_for("", phase="restarting")
+    assert httpx.get(f"{daemon.url}/ready").status_code == httpx.codes.SERVICE_UNAVAILABLE
+    assert readers.texts() == expected
+    until_all_serve(daemon)
+    assert [one["totals"]["restarts"] for one in replicas(daemon)] == [count + 1 for count in restarts]
