@@ -57,11 +57,12 @@ class Follow:
     def _note(self, sequence: Measured, delta: Delta) -> None:
         now_s = self._clock.monotonic_s()
         if delta.tokens:
+            sequence.engine = delta.engine
             if sequence.tokens == 0:
                 sequence.first_s = now_s
-                self._metrics.observe_first_token(now_s - self._started_s)
+                self._metrics.observe_first_token(now_s - self._started_s, delta.engine)
             else:
-                self._metrics.observe_gap(now_s - sequence.last_s)
+                self._metrics.observe_gap(now_s - sequence.last_s, delta.engine)
             sequence.last_s = now_s
             sequence.tokens += len(delta.tokens)
         sequence.first = sequence.first or delta.stats

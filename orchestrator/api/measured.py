@@ -15,7 +15,7 @@ class Measured:
     """One sequence of a request as it came out of the decode loop. Times are seconds of the clock.
 
     `first` is what the loop told with the first token (a worker that goes on after another one counts its own
-    queue and prefill from there), `stats` what it told last.
+    queue and prefill from there), `stats` what it told last. `engine`: the replica that had it last.
     """
 
     prompt_tokens: int
@@ -26,6 +26,7 @@ class Measured:
     finish: str = ""
     first: RequestStats | None = None
     stats: RequestStats | None = None
+    engine: int = 0
 
     @property
     def tpot_s(self) -> float | None:

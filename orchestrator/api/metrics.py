@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from device_profiles.units import MS_PER_S
 from orchestrator.api.measured import Measured, Recent
+from orchestrator.api.series import Engine, PerWorker, Registered
 from orchestrator.api.vllm_names import VllmNames
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import DrafterState, Gauges, RemoteState, Round
-from orchestrator.control.port import Control, DraftView, StateView
+from orchestrator.control.port import Control, DraftView, ReplicaView
 
 WINDOW_S = 30.0
 """The time that `acceptance_rate` and `tokens_per_second` look back."""
@@ -23,45 +23,12 @@ _ROUND_MS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 25.0, 50.0, 100.0, 
 _TOKENS = tuple(float(2**power) for power in range(18))
 
 
-@dataclass(slots=True)
-class _PerWorker:
-    """A count that each worker begins at 0, made one that only grows."""
-
-    counter: Counter
-    _pid: int = 0
-    _seen: dict[tuple[str, ...], float] = field(default_factory=dict)
-
-    def update(self, pid: int, count: float, *labels: str) -> None:
-        """Take what the worker with this pid has counted so far, under these labels."""
-        if pid != self._pid:
-            self._pid, self._seen = pid, {}
-        seen = self._seen.get(labels, 0)
-        self.counter.labels(*labels).inc(max(0, count - seen))
-        self._seen[labels] = max(seen, count)
-
-
-@dataclass(slots=True)
-class _Registered:
-    """Makes metrics of one registry; every one has the label `model_name`."""
-
-    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-
-    def counter(self, name: str, text: str, *more: str) -> Counter:
-        return Counter(f"outrider_{name}", text, ["model_name", *more], registry=self.registry)
-
-    def gauge(self, name: str, text: str, *more: str) -> Gauge:
-        return Gauge(f"outrider_{name}", text, ["model_name", *more], registry=self.registry)
-
-    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"outrider_{name}", text, ["model_name"], registry=self.registry, buckets=buckets)
-
-
 class _Rounds:
     """What rounds of the decode loop add up to."""
 
-    def __init__(self, make: _Registered, clock: Clock) -> None:
+    def __init__(self, make: Registered, clock: Clock) -> None:
         self._clock = clock
-        self._recent = Recent(WINDOW_S)
+        self._recent: dict[tuple[str, str], Recent] = {}
         self._drafts = make.counter("spec_decode_num_drafts", "Drafts verified, one a sequence and round.")
         self._drafted = make.counter("spec_decode_num_draft_tokens", "Draft tokens verified.")
         self._accepted = make.counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
@@ -79,7 +46,7 @@ class _Rounds:
         self._rate = make.gauge("acceptance_rate", f"Accepted by drafted tokens, last {WINDOW_S:g} s.")
         self._speed = make.gauge("tokens_per_second", f"Tokens generated a second, last {WINDOW_S:g} s.")
 
-    def observe(self, model: str, done: Round) -> None:
+    def observe(self, of: Engine, done: Round) -> None:
         generated = sum(len(delta.tokens) for delta in done.deltas)
         # A request's first delta is the one that makes all that was ever generated; a resumed one has more behind it.
         prompts = sum(
@@ -87,36 +54,39 @@ class _Rounds:
             for delta in done.deltas
             if delta.stats is not None and delta.tokens and delta.stats.generated == len(delta.tokens)
         )
-        self._drafts.labels(model).inc(done.drafts)
-        self._drafted.labels(model).inc(done.drafted)
-        self._accepted.labels(model).inc(done.accepted)
+        self._drafts.labels(*of).inc(done.drafts)
+        self._drafted.labels(*of).inc(done.drafted)
+        self._accepted.labels(*of).inc(done.accepted)
         for position, count in enumerate(done.accepted_per_position):
-            self._positions.labels(model, str(position)).inc(count)
+            self._positions.labels(*of, str(position)).inc(count)
         for rule, (drafted, accepted) in done.by_rule.items():
-            self._rule_drafted.labels(model, rule).inc(drafted)
-            self._rule_accepted.labels(model, rule).inc(accepted)
-        self._prompt.labels(model).inc(prompts)
-        self._generated.labels(model).inc(generated)
-        self._iteration.labels(model).observe(generated + prompts)
-        self._round.labels(model).observe(done.round_ms / 1000.0)
-        self._verify_ms.labels(model).observe(done.device_ms)
+            self._rule_drafted.labels(*of, rule).inc(drafted)
+            self._rule_accepted.labels(*of, rule).inc(accepted)
+        self._prompt.labels(*of).inc(prompts)
+        self._generated.labels(*of).inc(generated)
+        self._iteration.labels(*of).observe(generated + prompts)
+        self._round.labels(*of).observe(done.round_ms / 1000.0)
+        self._verify_ms.labels(*of).observe(done.device_ms)
         if done.drafts:
-            self._draft_ms.labels(model).observe(done.draft_ms)
-        self._recent.add(self._clock.monotonic_s(), done.drafted, done.accepted, generated)
+            self._draft_ms.labels(*of).observe(done.draft_ms)
+        self._recent.setdefault(of, Recent(WINDOW_S)).add(
+            self._clock.monotonic_s(), done.drafted, done.accepted, generated
+        )
 
-    def refresh(self, model: str) -> None:
+    def refresh(self, engines: Sequence[Engine]) -> None:
         now_s = self._clock.monotonic_s()
-        self._speed.labels(model).set(self._recent.rate(now_s, 2))
-        if drafted := self._recent.sum(now_s, 0):
-            self._rate.labels(model).set(self._recent.sum(now_s, 1) / drafted)
-        else:
-            self._rate.clear()  # nothing was drafted: there is no rate, and the last one would be a lie
+        self._rate.clear()  # where nothing was drafted there is no rate, and the last one would be a lie
+        for of in engines:
+            recent = self._recent.setdefault(of, Recent(WINDOW_S))
+            self._speed.labels(*of).set(recent.rate(now_s, 2))
+            if drafted := recent.sum(now_s, 0):
+                self._rate.labels(*of).set(recent.sum(now_s, 1) / drafted)
 
 
 class _Requests:
     """What requests that ended add up to."""
 
-    def __init__(self, make: _Registered) -> None:
+    def __init__(self, make: Registered) -> None:
         self._success = make.counter("request_success", "Requests by how they ended.", "finished_reason")
         self._ttft = make.histogram("time_to_first_token_seconds", "Time to the first token.", _LATENCY_S)
         self._itl = make.histogram("inter_token_latency_seconds", "Gap between two deltas.", _TOKEN_S)
@@ -129,99 +99,97 @@ class _Requests:
         self._generated = make.histogram("request_generation_tokens", "Tokens generated for a request.", _TOKENS)
         self._asked = make.histogram("request_params_max_tokens", "max_tokens of a request.", _TOKENS)
 
-    def first_token(self, model: str, ttft_s: float) -> None:
-        self._ttft.labels(model).observe(ttft_s)
+    def first_token(self, of: Engine, ttft_s: float) -> None:
+        self._ttft.labels(*of).observe(ttft_s)
 
-    def gap(self, model: str, gap_s: float) -> None:
-        self._itl.labels(model).observe(gap_s)
+    def gap(self, of: Engine, gap_s: float) -> None:
+        self._itl.labels(*of).observe(gap_s)
 
-    def end(self, model: str, done: Measured, started_s: float) -> None:
-        self._success.labels(model, done.finish).inc()
-        self._prompt.labels(model).observe(done.prompt_tokens)
-        self._generated.labels(model).observe(done.tokens)
-        self._asked.labels(model).observe(done.max_tokens)
+    def end(self, of: Engine, done: Measured, started_s: float) -> None:
+        self._success.labels(*of, done.finish).inc()
+        self._prompt.labels(*of).observe(done.prompt_tokens)
+        self._generated.labels(*of).observe(done.tokens)
+        self._asked.labels(*of).observe(done.max_tokens)
         if not done.tokens:
             return
-        self._e2e.labels(model).observe(done.last_s - started_s)
-        self._decode.labels(model).observe(done.last_s - done.first_s)
+        self._e2e.labels(*of).observe(done.last_s - started_s)
+        self._decode.labels(*of).observe(done.last_s - done.first_s)
         if done.first is not None:
-            self._queue.labels(model).observe(done.first.queue_ms / 1000.0)
-            self._prefill.labels(model).observe(done.first.prefill_ms / 1000.0)
+            self._queue.labels(*of).observe(done.first.queue_ms / 1000.0)
+            self._prefill.labels(*of).observe(done.first.prefill_ms / 1000.0)
         if done.tpot_s is not None:
-            self._tpot.labels(model).observe(done.tpot_s)
+            self._tpot.labels(*of).observe(done.tpot_s)
 
 
 class _State:
-    """What the worker says of itself."""
+    """What workers say of themselves."""
 
-    def __init__(self, make: _Registered) -> None:
+    def __init__(self, make: Registered) -> None:
         self._running = make.gauge("num_requests_running", "Requests in the decode loop.")
         self._waiting = make.gauge("num_requests_waiting", "Requests that wait for a place.")
         self._kv_usage = make.gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
-        self._preemptions = _PerWorker(make.counter("num_preemptions", "Requests sent back to the queue."))
-        self._queries = _PerWorker(make.counter("prefix_cache_queries", "Tokens looked up in the prefix cache."))
-        self._hits = _PerWorker(make.counter("prefix_cache_hits", "Tokens found in the prefix cache."))
+        self._preemptions = PerWorker(make.counter("num_preemptions", "Requests sent back to the queue."))
+        self._queries = PerWorker(make.counter("prefix_cache_queries", "Tokens looked up in the prefix cache."))
+        self._hits = PerWorker(make.counter("prefix_cache_hits", "Tokens found in the prefix cache."))
         self._delta = make.gauge("tolerance_delta", "Nats that tolerance allows, once it is known.", "sampling")
         self._restarts = make.counter("worker_restarts", "Restarts of the worker since the daemon started.")
-        self._restarts_counted = 0
+        self._restarts_counted: dict[Engine, int] = {}
 
-    def count(self, model: str, pid: int, gauges: Gauges) -> None:
-        self._preemptions.update(pid, gauges.preemptions, model)
-        self._queries.update(pid, gauges.prefix_queries, model)
-        self._hits.update(pid, gauges.prefix_hits, model)
+    def count(self, of: Engine, pid: int, gauges: Gauges) -> None:
+        self._preemptions.update(pid, gauges.preemptions, *of)
+        self._queries.update(pid, gauges.prefix_queries, *of)
+        self._hits.update(pid, gauges.prefix_hits, *of)
 
-    def refresh(self, model: str, view: StateView) -> None:
-        self._restarts.labels(model).inc(view.totals.restarts - self._restarts_counted)
-        self._restarts_counted = view.totals.restarts
-        if view.gauges is not None:
-            used = view.gauges.total_blocks - view.gauges.free_blocks
-            self._running.labels(model).set(view.gauges.running)
-            self._waiting.labels(model).set(view.gauges.waiting)
-            self._kv_usage.labels(model).set(used / max(1, view.gauges.total_blocks))
-            self._delta.clear()  # a new worker knows of none
-            for sampling, delta in view.gauges.tolerance_deltas.items():
-                self._delta.labels(model, sampling).set(delta)
+    def refresh(self, replicas: Sequence[tuple[Engine, ReplicaView]]) -> None:
+        self._delta.clear()  # a new worker knows of none
+        for of, replica in replicas:
+            restarts = replica.totals.restarts
+            self._restarts.labels(*of).inc(restarts - self._restarts_counted.get(of, 0))
+            self._restarts_counted[of] = restarts
+            if replica.gauges is not None:
+                used = replica.gauges.total_blocks - replica.gauges.free_blocks
+                self._running.labels(*of).set(replica.gauges.running)
+                self._waiting.labels(*of).set(replica.gauges.waiting)
+                self._kv_usage.labels(*of).set(used / max(1, replica.gauges.total_blocks))
+                for sampling, delta in replica.gauges.tolerance_deltas.items():
+                    self._delta.labels(*of, sampling).set(delta)
 
 
 class _Drafters:
     """What the worker says of each drafter."""
 
-    def __init__(self, make: _Registered) -> None:
+    def __init__(self, make: Registered) -> None:
         self._up = make.gauge("drafter_up", "1 while a drafter works, 0 when it has failed.", "drafter")
-        self._drafted = _PerWorker(make.counter("drafter_draft_tokens", "Its tokens verified.", "drafter"))
-        self._accepted = _PerWorker(make.counter("drafter_accepted_tokens", "Its tokens accepted.", "drafter"))
-        self._rounds = _PerWorker(make.counter("drafter_rounds", "Rounds in which it drafted.", "drafter"))
-        self._seconds = _PerWorker(make.counter("drafter_seconds", "Time that its drafting took.", "drafter"))
-        self._remotes = _Remotes(make)
+        self._drafted = PerWorker(make.counter("drafter_draft_tokens", "Its tokens verified.", "drafter"))
+        self._accepted = PerWorker(make.counter("drafter_accepted_tokens", "Its tokens accepted.", "drafter"))
+        self._rounds = PerWorker(make.counter("drafter_rounds", "Rounds in which it drafted.", "drafter"))
+        self._seconds = PerWorker(make.counter("drafter_seconds", "Time that its drafting took.", "drafter"))
+        self.remotes = _Remotes(make)
 
-    def count(self, model: str, pid: int, drafters: Sequence[DrafterState]) -> None:
+    def count(self, of: Engine, pid: int, drafters: Sequence[DrafterState]) -> None:
         for drafter in drafters:
-            self._up.labels(model, drafter.name).set(drafter.state == "ok")
-            self._drafted.update(pid, drafter.drafted, model, drafter.name)
-            self._accepted.update(pid, drafter.accepted, model, drafter.name)
-            self._rounds.update(pid, drafter.rounds, model, drafter.name)
-            self._seconds.update(pid, drafter.draft_ms / MS_PER_S, model, drafter.name)
+            self._up.labels(*of, drafter.name).set(drafter.state == "ok")
+            self._drafted.update(pid, drafter.drafted, *of, drafter.name)
+            self._accepted.update(pid, drafter.accepted, *of, drafter.name)
+            self._rounds.update(pid, drafter.rounds, *of, drafter.name)
+            self._seconds.update(pid, drafter.draft_ms / MS_PER_S, *of, drafter.name)
             if drafter.remote is not None:
-                self._remotes.count(pid, drafter.remote, model, drafter.name)
-
-    def refresh(self, model: str, view: StateView) -> None:
-        for draft in view.drafts:
-            self._remotes.refresh(draft, model)
+                self.remotes.count(pid, drafter.remote, *of, drafter.name)
 
 
 class _Remotes:
     """Drafters in workers of their own."""
 
-    def __init__(self, make: _Registered) -> None:
-        self._asks = _PerWorker(make.counter("drafter_asks", "Rounds that asked it for drafts.", "drafter"))
-        self._late = _PerWorker(make.counter("drafter_late_answers", "Answers after the round had gone on.", "drafter"))
-        self._connections = _PerWorker(make.counter("drafter_connections", "Times it was connected.", "drafter"))
-        self._hits = _PerWorker(
+    def __init__(self, make: Registered) -> None:
+        self._asks = PerWorker(make.counter("drafter_asks", "Rounds that asked it for drafts.", "drafter"))
+        self._late = PerWorker(make.counter("drafter_late_answers", "Answers after the round had gone on.", "drafter"))
+        self._connections = PerWorker(make.counter("drafter_connections", "Times it was connected.", "drafter"))
+        self._hits = PerWorker(
             make.counter("drafter_ahead_hits", "Drafts there before they were asked for.", "drafter")
         )
-        self._misses = _PerWorker(make.counter("drafter_ahead_misses", "Drafts that were not there yet.", "drafter"))
+        self._misses = PerWorker(make.counter("drafter_ahead_misses", "Drafts that were not there yet.", "drafter"))
         self._restarts = make.counter("draft_worker_restarts", "Restarts of a draft worker.", "drafter")
-        self._restarts_counted: dict[str, int] = {}
+        self._restarts_counted: dict[tuple[str, int], int] = {}
 
     def count(self, pid: int, remote: RemoteState, *labels: str) -> None:
         self._asks.update(pid, remote.asks, *labels)
@@ -230,10 +198,12 @@ class _Remotes:
         self._hits.update(pid, remote.ahead_hits, *labels)
         self._misses.update(pid, remote.ahead_misses, *labels)
 
-    def refresh(self, draft: DraftView, model: str) -> None:
-        counted = self._restarts_counted.get(draft.name, 0)
-        self._restarts.labels(model, draft.name).inc(draft.restarts - counted)
-        self._restarts_counted[draft.name] = draft.restarts
+    def refresh(self, model: str, draft: DraftView) -> None:
+        """Draft workers are counted under the number that they have among those of one draft."""
+        of = (draft.name, draft.number)
+        counted = self._restarts_counted.get(of, 0)
+        self._restarts.labels(model, str(draft.number), draft.name).inc(draft.restarts - counted)
+        self._restarts_counted[of] = draft.restarts
 
 
 class Metrics:
@@ -243,7 +213,7 @@ class Metrics:
     """
 
     def __init__(self, control: Control, clock: Clock, *, vllm_names: bool = False) -> None:
-        make = _Registered()
+        make = Registered()
         self.registry = make.registry
         self._aliases = CollectorRegistry()
         if vllm_names:
@@ -254,42 +224,47 @@ class Metrics:
         self._state = _State(make)
         self._drafters = _Drafters(make)
 
-    @property
-    def _model(self) -> str:
+    def _of(self, engine: int) -> Engine:
         ready = self._control.view().ready
-        return ready.model if ready is not None else ""
+        return (ready.model if ready is not None else "", str(engine))
 
     def observe_round(self, done: Round) -> None:
-        """Count a round of the worker."""
+        """Count a round of a worker."""
         view = self._control.view()
         if view.ready is None:
             return
-        self._rounds.observe(view.ready.model, done)
-        self._count_worker(view)
+        self._rounds.observe((view.ready.model, str(done.engine)), done)
+        self._count_workers(view.ready.model, [one for one in view.replicas if one.engine == done.engine])
 
-    def observe_first_token(self, ttft_s: float) -> None:
-        """A sequence got its first token, so long after its request came."""
-        self._requests.first_token(self._model, ttft_s)
+    def observe_first_token(self, ttft_s: float, engine: int = 0) -> None:
+        """A sequence got its first token from this replica, so long after its request came."""
+        self._requests.first_token(self._of(engine), ttft_s)
 
-    def observe_gap(self, gap_s: float) -> None:
-        """A sequence got more tokens, so long after the last ones."""
-        self._requests.gap(self._model, gap_s)
+    def observe_gap(self, gap_s: float, engine: int = 0) -> None:
+        """A sequence got more tokens from this replica, so long after the last ones."""
+        self._requests.gap(self._of(engine), gap_s)
 
     def observe_end(self, done: Measured, started_s: float) -> None:
-        """A sequence of a request that came at `started_s` (seconds of the clock) has ended."""
-        self._requests.end(self._model, done, started_s)
+        """A sequence of a request that came at `started_s` (seconds of the clock) has ended; it counts for the replica
+        that had it last."""
+        self._requests.end(self._of(done.engine), done, started_s)
 
     def render(self) -> bytes:
         """Return the exposition text, with control's own figures as they are now."""
         view = self._control.view()
         if view.ready is not None:
-            self._count_worker(view)
-            self._rounds.refresh(view.ready.model)
-            self._state.refresh(view.ready.model, view)
-            self._drafters.refresh(view.ready.model, view)
+            model = view.ready.model
+            self._count_workers(model, view.replicas)
+            replicas = [((model, str(replica.engine)), replica) for replica in view.replicas]
+            self._rounds.refresh([of for of, _ in replicas])
+            self._state.refresh(replicas)
+            for draft in view.drafts:
+                self._drafters.remotes.refresh(model, draft)
         return generate_latest(self.registry) + generate_latest(self._aliases)
 
-    def _count_worker(self, view: StateView) -> None:
-        if view.ready is not None and view.gauges is not None:
-            self._state.count(view.ready.model, view.ready.pid, view.gauges)
-            self._drafters.count(view.ready.model, view.ready.pid, view.gauges.drafters)
+    def _count_workers(self, model: str, replicas: Sequence[ReplicaView]) -> None:
+        for replica in replicas:
+            if replica.ready is not None and replica.gauges is not None:
+                of = (model, str(replica.engine))
+                self._state.count(of, replica.ready.pid, replica.gauges)
+                self._drafters.count(of, replica.ready.pid, replica.gauges.drafters)

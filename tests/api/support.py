@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -17,7 +18,7 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Delta, Gauges, Ready, RequestStats, Submit
-from orchestrator.control.port import StateView, Totals
+from orchestrator.control.port import ReplicaView, StateView, Totals
 
 CONTEXT_TOKENS = 64
 EOS = 256
@@ -51,7 +52,7 @@ class ScriptedControl:
     """Answers every request with `steps` (the tokens of each delta), then `finish`.
 
     `error` is raised before step `error_at`; `hang_at` is the step that never comes. `submits` holds what was
-    asked, `ended` the ids whose iterator has run its cleanup, however it ended.
+    asked, `ended` the ids whose iterator has run its cleanup, however it ended. `others`: replicas beside the first.
     """
 
     steps: list[list[int]] = field(default_factory=lambda: [list(b"hel"), list(b"lo")])
@@ -65,15 +66,20 @@ class ScriptedControl:
     ready: Ready | None = READY
     gauges: Gauges | None = None
     totals: Totals = field(default_factory=Totals)
+    others: list[tuple[Ready | None, Gauges | None]] = field(default_factory=list)
     submits: list[Submit] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> StateView:
         streams = len(self.submits) - len(self.ended)
-        return StateView(
-            *(self.phase, "so says the script", "scripted", "local", self.ready, self.gauges, self.totals, streams, 1.0)
+        said = (self.phase, "so says the script", "scripted")
+        replicas = tuple(
+            ReplicaView(engine, f"r{engine}", *said, ready, gauges, self.totals, streams)
+            for engine, (ready, gauges) in enumerate([(self.ready, self.gauges), *self.others])
         )
+        view = StateView(*said, "local", self.ready, self.gauges, self.totals, streams, 1.0)
+        return dataclasses.replace(view, replicas=replicas)
 
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
         self.submits.append(submit)

@@ -48,7 +48,7 @@ class HandClock:
 def value(text: str | bytes, name: str, **labels: str) -> float | None:
     """The value of one series, None where there is none."""
     text = text.decode() if isinstance(text, bytes) else text
-    written = ",".join(f'{key}="{one}"' for key, one in sorted({"model_name": "toy", **labels}.items()))
+    written = ",".join(f'{key}="{one}"' for key, one in sorted({"model_name": "toy", "engine": "0", **labels}.items()))
     found = [line.split(" ")[1] for line in text.splitlines() if line.startswith(f"outrider_{name}{{{written}}} ")]
     return float(found[0]) if found else None
 
@@ -107,7 +107,7 @@ def test_vllm_s_names_are_there_where_they_are_wanted():
     metrics.observe_round(ROUND)
     text = metrics.render().decode()
     assert vllm_bench_figures(text) == {"num_drafts": 1, "num_draft_tokens": 4, "num_accepted_tokens": 2}
-    assert 'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="toy",position="1"} 1.0' in text
+    assert 'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="toy",position="1"} 1.0' in text
     assert "# TYPE vllm:time_to_first_token_seconds histogram" in text
     assert "vllm:round_seconds" not in text
     families = {family.name for family in metrics.registry.collect()}
@@ -160,6 +160,27 @@ def test_counts_of_a_worker_go_on_growing_when_it_is_replaced():
     assert value(text, "num_preemptions_total") == 7
     assert value(text, "prefix_cache_queries_total") == 60
     assert value(text, "prefix_cache_hits_total") == 25
+    assert metrics.render() == text
+
+
+def test_each_replica_has_series_of_its_own():
+    gauges = Gauges(2, 1, 6, 8, 4, 0, 9, 0, prefix_queries=10, prefix_hits=5)
+    control = ScriptedControl(gauges=gauges)
+    control.others = [
+        (msgspec.structs.replace(READY, pid=2), msgspec.structs.replace(gauges, running=3, preemptions=1))
+    ]
+    metrics = Metrics(control, HandClock())
+    for engine in (0, 1, 1):
+        metrics.observe_round(msgspec.structs.replace(ROUND, engine=engine))
+    text = metrics.render()
+    for name, figures in {
+        "generation_tokens_total": (3, 6),
+        "num_requests_running": (2, 3),
+        "num_preemptions_total": (4, 1),
+        "prefix_cache_hits_total": (5, 5),
+        "acceptance_rate": (0.5, 0.5),
+    }.items():
+        assert tuple(value(text, name, engine=engine) for engine in "01") == figures, name
     assert metrics.render() == text
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from orchestrator.api.metrics import Metrics
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Delta, Gauges, Ready, Submit
-from orchestrator.control.port import StateView, Totals
+from orchestrator.control.port import ReplicaView, StateView, Totals
 from tests.api.support import READY
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -33,7 +33,9 @@ class Restarted(Idle):
 
     def view(self) -> StateView:
         ready = None if self.restarts is None else READY
-        return StateView("ready", "", "", "local", ready, None, Totals(restarts=self.restarts or 0))
+        totals = Totals(restarts=self.restarts or 0)
+        replica = ReplicaView(0, "target", "ready", "", "", ready, None, totals, 0)
+        return StateView("ready", "", "", "local", ready, None, totals, replicas=(replica,))
 
 
 def test_restarts_are_counted_once_however_often_they_are_read():
@@ -42,7 +44,9 @@ def test_restarts_are_counted_once_however_often_they_are_read():
     assert b"model_name" not in metrics.render()  # no series without a model: it would stay for ever
     for restarts in (0, 1, 1, 3):
         control.restarts = restarts
-        assert f'outrider_worker_restarts_total{{model_name="toy"}} {restarts}.0'.encode() in metrics.render()
+        assert (
+            f'outrider_worker_restarts_total{{engine="0",model_name="toy"}} {restarts}.0'.encode() in metrics.render()
+        )
 
 
 def test_docs_and_registry_agree():

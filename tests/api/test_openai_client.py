@@ -296,7 +296,7 @@ def test_probes_and_metrics(daemon):
     text = httpx.get(f"{daemon.url}/metrics").text
 
     def value(name: str) -> float:
-        found = re.search(rf'^outrider_{name}{{model_name="toy"[^}}]*}} (\S+)$', text, re.MULTILINE)
+        found = re.search(rf'^outrider_{name}{{[^}}]*model_name="toy"[^}}]*}} (\S+)$', text, re.MULTILINE)
         assert found, name
         return float(found[1])
 

@@ -30,7 +30,9 @@ def documented() -> dict[str, str]:
 
 def example_of(key: str, value: str) -> str:
     """A whole cluster.yaml in which `key` has this value, written as it stands in the documentation."""
-    section, name = key.split(".")
+    section, name = key.split(".", 1)
+    if name.startswith("replicas[]."):
+        return f"model: {{source: x.gguf, replicas: [{{{name.removeprefix('replicas[].')}: {value}}}]}}\n"
     if section == "model":
         written = {"source": "x.gguf"} | {name: value}
         return "model:\n" + "".join(f"  {one}: {text}\n" for one, text in written.items())
@@ -71,6 +73,8 @@ def described() -> dict[str, str]:
                 walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{prefix}{key}[{tag}].")
             if "discriminator" in value.get("items", {}):
                 continue
+            for place in (one["items"]["$ref"] for one in value.get("oneOf", []) if "items" in one):
+                walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{prefix}{key}[].")
             target = value.get("$ref", "")
             inner = schema["$defs"].get(target.rsplit("/", 1)[-1], {})
             if "properties" in inner:

@@ -42,7 +42,7 @@ def test_requests_choose_the_rule_and_the_default_loses_nothing(tmp_path):
             ask(daemon, "tolerance", 4)
         daemon.wait_for("gauges", running=0)
         counted = httpx.get(f"{daemon.url}/metrics").text
-        assert 'outrider_acceptance_accepted_tokens_total{model_name="toy",rule="rejection"}' in counted
+        assert 'outrider_acceptance_accepted_tokens_total{engine="0",model_name="toy",rule="rejection"}' in counted
         assert daemon.status()["acceptance"] == {"default": "coupled", "tolerance_allowed": False}
         assert "coupled; tolerance not allowed" in outrider("status", "--socket", str(daemon.admin)).stdout
 
@@ -59,6 +59,7 @@ def test_tolerance_warms_up_and_says_so(tmp_path):
         assert 0.0 <= told[-1]["tolerance_delta"] <= 2.0
         daemon.wait_for("gauges", running=0, tolerance_deltas={"sampled": told[-1]["tolerance_delta"]})
         assert (
-            'outrider_tolerance_delta{model_name="toy",sampling="sampled"}' in httpx.get(f"{daemon.url}/metrics").text
+            'outrider_tolerance_delta{engine="0",model_name="toy",sampling="sampled"}'
+            in httpx.get(f"{daemon.url}/metrics").text
         )
         assert ask(daemon, None, 1)[1]["tolerance_delta"] is None

@@ -1,0 +1,43 @@
+"""How metrics are made: what every series is named and labelled by, and counts that outlive workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_LABELS = ("model_name", "engine")
+
+Engine = tuple[str, str]
+"""The labels of one replica: the model's name, and its number."""
+
+
+@dataclass(slots=True)
+class PerWorker:
+    """A count that each worker begins at 0, made one that only grows."""
+
+    counter: Counter
+    _seen: dict[tuple[str, ...], tuple[int, float]] = field(default_factory=dict)
+
+    def update(self, pid: int, count: float, *labels: str) -> None:
+        """Take what the worker with this pid has counted so far, under these labels, its replica's among them."""
+        before, seen = self._seen.get(labels, (pid, 0.0))
+        seen = seen if pid == before else 0.0
+        self.counter.labels(*labels).inc(max(0, count - seen))
+        self._seen[labels] = (pid, max(seen, count))
+
+
+@dataclass(slots=True)
+class Registered:
+    """Makes metrics of one registry; every one has the labels `model_name` and `engine`, the replica's number."""
+
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+
+    def counter(self, name: str, text: str, *more: str) -> Counter:
+        return Counter(f"outrider_{name}", text, [*_LABELS, *more], registry=self.registry)
+
+    def gauge(self, name: str, text: str, *more: str) -> Gauge:
+        return Gauge(f"outrider_{name}", text, [*_LABELS, *more], registry=self.registry)
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"outrider_{name}", text, _LABELS, registry=self.registry, buckets=buckets)
