@@ -13,7 +13,8 @@ _KEPT = 0.98  # weight that all older rounds keep with each new one
 _LEAST_SPREAD = 0.25  # variance of n from which a slope can be read
 _USUAL_SLOPE = 0.1  # of the mean, for each sequence more: what is assumed until it can be
 _ALIKE = 1.25
-_UNKNOWN_TPOT_MS, _UNKNOWN_PREFILL_MS = 10.0, 1.0  # the same for all: then the load alone decides
+_UNKNOWN_TPOT_MS = 10.0  # the same for all: then the load alone decides
+_USUAL_PREFILL = 0.1  # of a token's time: what a row of prefill is taken for until one was seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def predicted_tpot_ms(pace: ReplicaPace, all_paces: Sequence[ReplicaPace], seque
 def predicted_prefill_ms(all_paces: Sequence[ReplicaPace]) -> float:
     """Return what a token of a prompt takes, on the mean of the replicas that know."""
     known = [pace.prefill_ms for pace in all_paces if pace.prefill_ms > 0.0]
-    return sum(known) / len(known) if known else _UNKNOWN_PREFILL_MS
+    return sum(known) / len(known) if known else _USUAL_PREFILL * (_together(all_paces).tpot_ms(1) or _UNKNOWN_TPOT_MS)
 
 
 def _together(paces: Sequence[ReplicaPace]) -> ReplicaPace:

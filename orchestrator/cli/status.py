@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from device_profiles.units import human_bytes
+from orchestrator.cluster.cores import spans
 from orchestrator.errors import OutriderError
 
 
@@ -89,6 +90,10 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
             ("exactness", f"{ready['exactness']} (row-invariant: {invariant})"),
             ("drafters", f"{', '.join(ready['drafters']) or 'none'}; depth 0 to {ready['max_depth']}"),
         ]
+    if ready and len(answer["replicas"]) == 1:
+        rows.append(("cores", _cores(ready["cores"])))
+    if len(answer["replicas"]) > 1:
+        rows += [(f"replica {one['engine']}", replica_line(one)) for one in answer["replicas"]]
     rows.append(("acceptance rule", acceptance_line(answer["acceptance"], gauges)))
     if gauges:
         used = gauges["total_blocks"] - gauges["free_blocks"]
@@ -98,14 +103,15 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
                 f"{gauges['running']} running, {gauges['waiting']} waiting, {answer['streams']} streams",
             ),
             ("KV cache", f"{used} of {gauges['total_blocks']} blocks, {gauges['preemptions']} preemptions"),
-            *((f"drafter {drafter['name']}", drafter_line(drafter)) for drafter in gauges["drafters"]),
+            *_drafters(answer["replicas"]),
             (
                 "memory",
-                f"worker {human_bytes(gauges['rss_bytes'])}, peak {human_bytes(gauges['peak_rss_bytes'])}"
-                f"{_planned(ready)}; drafter {human_bytes(gauges['drafter_bytes'])}",
+                f"worker{'s' * (len(answer['replicas']) > 1)} {human_bytes(gauges['rss_bytes'])}, peak "
+                f"{human_bytes(gauges['peak_rss_bytes'])}{_planned(answer['replicas'])}; drafter "
+                f"{human_bytes(gauges['drafter_bytes'])}",
             ),
         ]
-    rows += [(f"draft worker {draft['name']}", draft_line(draft)) for draft in answer["drafts"]]
+    rows += [(f"draft worker {draft['name']}", draft_line(draft, answer)) for draft in answer["drafts"]]
     rows.append(("generated", f"{totals['generated']} tokens in {totals['rounds']} rounds"))
     if totals["acceptance_rate"] is not None:
         rows += [
@@ -150,11 +156,37 @@ def _remote(remote: dict[str, Any] | None) -> str:
     return f"; {late}, {remote['answer_ms']:.1f} ms to an answer, connected {remote['connections']} times{ahead}"
 
 
-def draft_line(draft: dict[str, Any]) -> str:
-    """Return where a draft worker runs and how it does."""
-    detail = f" ({draft['detail']})" if draft["detail"] else ""
-    phase = draft["phase"].upper() if draft["phase"] == "failed" else draft["phase"]
-    return f"{phase}{detail}; {draft['worker'] or 'no process yet'}, {draft['restarts']} restarts"
+def replica_line(replica: dict[str, Any]) -> str:
+    """Return where one of several replicas runs and how it does."""
+    ready, gauges = replica["ready"], replica["gauges"]
+    line = f"{_phase(replica)}; {replica['worker']}, {replica['totals']['restarts']} restarts; "
+    line += f"{replica['streams']} streams"
+    if gauges:
+        used = gauges["total_blocks"] - gauges["free_blocks"]
+        line += (
+            f", {gauges['running']} running, {gauges['waiting']} waiting, {used} of {gauges['total_blocks']} KV blocks"
+        )
+    if ready:
+        line += f"; {ready['device']}, cores {_cores(ready['cores'])}"
+    return f"{line}; {replica['totals']['generated']} tokens"
+
+
+def draft_line(draft: dict[str, Any], answer: dict[str, Any]) -> str:
+    """Return where a draft worker runs, for whom where there are several replicas, and how it does."""
+    line = f"{_phase(draft)}; {draft['worker'] or 'no process yet'}, {draft['restarts']} restarts"
+    if len(answer["replicas"]) > 1:
+        line += f"; for {draft['target'] or 'nobody'}"
+    return f"{line}; cores {_cores(draft['ready']['drafter']['cores'])}" if draft["ready"] else line
+
+
+def _phase(worker: dict[str, Any]) -> str:
+    detail = f" ({worker['detail']})" if worker["detail"] else ""
+    return f"{worker['phase'].upper() if worker['phase'] == 'failed' else worker['phase']}{detail}"
+
+
+def _cores(cores: list[int]) -> str:
+    """Return which cores a worker may run on."""
+    return spans(cores) if cores else "not known"
 
 
 def _shapes(ready: dict[str, Any]) -> str:
@@ -167,6 +199,16 @@ def _joined(widths: list[int]) -> str:
     return ", ".join(str(width) for width in widths)
 
 
-def _planned(ready: dict[str, Any] | None) -> str:
-    found = ready["planned_memory_bytes"] if ready else 0
+def _planned(replicas: list[dict[str, Any]]) -> str:
+    found = sum(replica["ready"]["planned_memory_bytes"] for replica in replicas if replica["ready"])
     return f" of {human_bytes(found)} planned" if found else ""
+
+
+def _drafters(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return what each replica says of each of its drafters."""
+    return [
+        (f"drafter {drafter['name']}" + f" of {replica['name']}" * (len(replicas) > 1), drafter_line(drafter))
+        for replica in replicas
+        if replica["gauges"]
+        for drafter in replica["gauges"]["drafters"]
+    ]

@@ -11,7 +11,8 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain, count
 from typing import TypeVar
 
 import msgspec
@@ -33,31 +34,21 @@ from orchestrator.cluster.port import (
     Submit,
     WorkerSpec,
 )
+from orchestrator.control.admission import ControlLimits as ControlLimits
+from orchestrator.control.admission import refuse_or_pass
 from orchestrator.control.affinity import block_keys
 from orchestrator.control.drafts import DraftWorkers
 from orchestrator.control.port import StateView
 from orchestrator.control.replica import Replica
 from orchestrator.control.router import chosen, told
-from orchestrator.control.state import FAILED, STARTING, failed_drafters, whole
+from orchestrator.control.state import FAILED, STARTING, added_totals, failed_drafters, whole
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.errors import RequestError, WorkerError
 
-_RETRY_AFTER_S = {"starting": 5, "draining": 10, "failed": 60}
 _LOSSES_ARE_KNOWN_S = 2.0  # after a loss, any other replica that died with it has been reported
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class ControlLimits:
-    """`max_running` live streams for each replica and `max_waiting` for all; one more is answered 429. `max_restarts`
-    of each in ten minutes. `request_timeout_s` bounds every request; 0 is no bound."""
-
-    max_running: int
-    max_waiting: int
-    max_restarts: int
-    request_timeout_s: float = 0.0
 
 
 class TargetControl:
@@ -84,7 +75,11 @@ class TargetControl:
         self._clock = clock
         self._sleep = sleep
         self._streams = Streams()
-        self._replicas = [self._replica(spec, engine) for engine, spec in enumerate(specs)]
+        self._replicas: list[Replica] = []
+        for engine, spec in enumerate(specs):
+            self._replicas.append(self._replica(spec, engine))
+        self._joining: list[Replica] = []
+        self._replacing = asyncio.Lock()
         self._drafts = DraftWorkers(cluster, drafts, len(specs), limits.max_restarts, clock, sleep, self._attach)
         self._task: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
@@ -94,7 +89,9 @@ class TargetControl:
         self._started_s = clock.monotonic_s()
 
     def _replica(self, spec: WorkerSpec, engine: int) -> Replica:
-        return Replica(self._cluster, spec, engine, self._limits.max_restarts, self._clock, self._sleep, self)
+        taken = {replica.name for replica in self._replicas}
+        name = next(name for name in chain([spec.name], map(f"{spec.name}.{{}}".format, count(2))) if name not in taken)
+        return Replica(self._cluster, spec, name, engine, self._limits.max_restarts, self._clock, self._sleep, self)
 
     async def start(self) -> None:
         """Begin to open the cluster and start the workers; returns at once (see `settled`)."""
@@ -122,7 +119,7 @@ class TargetControl:
 
     async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """See control.port.Control. A request is taken in (or refused) when its first token is asked for."""
-        self._refuse_or_pass()
+        refuse_or_pass(self.view(), self._limits, self._streams.retry_after_s())
         deadline_s = self._deadline_s(submit)
         stream = self._streams.open(submit)
         try:
@@ -157,6 +154,42 @@ class TargetControl:
             message = "the request's time was over before its first token came; give it longer, or try again later"
             return RequestError(message, status=504, kind="server_error", code="deadline_exceeded", param="timeout_s")
 
+    async def replace(self, engine: int, spec: WorkerSpec) -> None:
+        """Let a worker from another spec take a replica's place while streams go on.
+
+        The new one is started beside the old one, gets its streams when it is ready, and the old one is stopped. Raises
+        WorkerError where the new one does not become ready; then the old one goes on.
+        """
+        async with self._replacing:
+            old = next(replica for replica in self._replicas if replica.engine == engine)
+            new = self._replica(spec, engine)
+            self._joining.append(new)
+            try:
+                new.start()
+                await new.settled.wait()
+                if not new.serving or self._closed:
+                    raise WorkerError(f"worker {new.name} cannot take the place of {old.name}: {new.state.detail}")
+            except BaseException:
+                await new.close()
+                raise
+            finally:
+                self._joining.remove(new)
+            self._switch(old, new)
+            await old.close()
+
+    def _switch(self, old: Replica, new: Replica) -> None:
+        """Route to the new replica and move the old one's streams, without waiting for anything."""
+        new.state.totals = added_totals([old.state.totals, new.state.totals])
+        self._replicas[self._replicas.index(old)] = new
+        moved = self._streams.at(old.name)
+        for stream in moved:
+            old.send(Cancel(stream.sent_id))
+            self._streams.recall(stream)
+        _log.info("worker %s takes the place of %s: %d streams move", new.name, old.name, len(moved))
+        self._feed()
+        self._drafts.target_gone(old.name)
+        self._drafts.target_ready(new.name)
+
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the live streams end for up to `timeout_s`, then end the rest with 503."""
         self._draining = True
@@ -175,32 +208,9 @@ class TargetControl:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await asyncio.gather(self._drafts.close(), *(replica.close() for replica in self._replicas))
+        await asyncio.gather(self._drafts.close(), *(one.close() for one in (*self._replicas, *self._joining)))
         await self._cluster.close()
         self._settled.set()
-
-    def _refuse_or_pass(self) -> None:
-        """Raise RequestError where a request cannot be taken in now."""
-        view = self.view()
-        phase, detail = view.phase, view.detail
-        if phase in _RETRY_AFTER_S:
-            why = f": {detail}" if detail and phase != "draining" else ""
-            raise RequestError(
-                f"the model is {phase}{why}" if phase != FAILED else f"the model has failed{why}",
-                status=503,
-                kind="server_error",
-                code=f"model_{phase}",
-                retry_after_s=_RETRY_AFTER_S[phase],
-            )
-        places = sum(replica.state.phase != FAILED for replica in self._replicas)
-        if len(self._streams) >= places * self._limits.max_running + self._limits.max_waiting:
-            raise RequestError(
-                f"the queue is full: {len(self._streams)} requests run or wait",
-                status=429,
-                kind="rate_limit_error",
-                code="queue_full",
-                retry_after_s=self._streams.retry_after_s(),
-            )
 
     async def _open(self) -> None:
         try:
@@ -215,6 +225,9 @@ class TargetControl:
 
     def observed(self, replica: Replica, event: Event) -> None:
         """See control.replica.Owner: fold one event into the state and pass it on."""
+        if replica not in self._replicas:  # it is still to join, or was replaced: nobody waits for what it says
+            replica.state.observe(event)
+            return
         delivered = 0
         if isinstance(event, Round):
             event, delivered = self._deliver(replica, event)
@@ -254,6 +267,8 @@ class TargetControl:
 
     def lost(self, replica: Replica, cause: str) -> None:
         """See control.replica.Owner: its streams go on elsewhere; a request that kills workers is ended here."""
+        if replica not in self._replicas:
+            return
         ready = replica.state.ready
         self._lost_s = self._clock.monotonic_s()
         places = ready.slots if ready is not None else 0
@@ -268,6 +283,8 @@ class TargetControl:
 
     def given_up(self, replica: Replica, cause: str) -> None:
         """See control.replica.Owner."""
+        if replica not in self._replicas:
+            return
         if all(other.state.phase == FAILED for other in self._replicas):
             self._all_failed(cause)
         else:

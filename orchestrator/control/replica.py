@@ -40,14 +40,15 @@ class Owner(Protocol):
 class Replica:
     """One target worker after the other, from one spec. `engine` is its place among the replicas, from 0.
 
-    Each may be started `max_restarts` times more within ten minutes. A `cordoned` one goes on with what it has and
-    takes nothing new.
+    Each may be started `max_restarts` times more within ten minutes. `name` is unique, also among replicas whose spec
+    has the same.
     """
 
     def __init__(
         self,
         cluster: Cluster,
         spec: WorkerSpec,
+        name: str,
         engine: int,
         max_restarts: int,
         clock: Clock,
@@ -55,10 +56,10 @@ class Replica:
         owner: Owner,
     ) -> None:
         self.spec = spec
-        self.name = spec.name
+        self.name = name
         self.engine = engine
-        self.state = TargetState(spec.name, cluster.runtime)
-        self.cordoned = False
+        self.state = TargetState(name, cluster.runtime)
+        self.settled = asyncio.Event()  # it was ready once, or no worker follows
         self.heard_s = 0.0
         self.prefixes = SeenPrefixes(0)
         self.pace = ReplicaPace()
@@ -86,15 +87,10 @@ class Replica:
         if self._worker is not None:
             self._worker.send(command)
 
-    def out(self) -> str:
-        """Return why it takes no requests; "" where it does."""
-        if not self.serving:
-            return self.state.phase
-        return "cordoned" if self.cordoned else ""
-
     async def close(self) -> None:
         """End the worker, and start no other. Idempotent."""
         self._closed = True
+        self.settled.set()
         task, self._task = self._task, None
         if task is not None:
             while not task.done():  # a cancellation can be swallowed where something else ends at that instant
@@ -139,6 +135,7 @@ class Replica:
                 counts = {"sequences": event.sequences, "rows": event.rows, "drafted": event.drafted}
                 self.pace = ran(self.pace, tokens=tokens, round_ms=event.round_ms, **counts)
             case Ready():
+                self.settled.set()
                 self.prefixes = SeenPrefixes(event.kv_blocks * event.block_tokens)
             case Failed(message):
                 _log.error("worker %s: %s", self.name, message)
@@ -164,5 +161,6 @@ class Replica:
 
     def _give_up(self, cause: str) -> None:
         self.state.failed(cause)
+        self.settled.set()
         _log.error("worker %s failed: %s", self.name, cause)
         self._owner.given_up(self, cause)

@@ -27,7 +27,7 @@ def chosen(
     tried = streams.on_trial()
     states = []
     for replica in replicas:
-        out = replica.out()
+        out = "" if replica.serving else replica.state.phase
         if not out and stream.suspect and not is_alive(replica):
             out = "may have been lost with the last one"
         if not out and tried is not None and tried.at == replica.name:

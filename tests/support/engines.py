@@ -144,7 +144,7 @@ class ScriptedEngine:
         return Round(deltas, len(running), 2 * len(running), len(running), len(running), 0, [0], 1.0, 0.5, 0.1)
 
     def _gauges(self) -> Gauges:
-        return Gauges(min(len(self._live), self._slots), 0, 1, 1, 0, 0, self._rounds, 0)
+        return Gauges(min(len(self._live), self._slots), 0, 1024, 1024, 0, 0, self._rounds, 0)
 
     def _ready(self) -> Ready:
         return Ready(
@@ -161,7 +161,7 @@ class ScriptedEngine:
             exactness="bit",
             row_invariant=True,
             slots=self._slots,
-            kv_blocks=1,
+            kv_blocks=1024,
             block_tokens=32,
             drafters=[],
             max_depth=0,

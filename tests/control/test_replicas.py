@@ -1,0 +1,194 @@
+"""Control over several real worker processes: requests are routed, and streams outlive any of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchestrator.clock import SystemClock
+from orchestrator.cluster.local import LocalCluster
+from orchestrator.cluster.port import Submit
+from orchestrator.control.port import ReplicaView
+from orchestrator.control.reconcile import ControlLimits, TargetControl
+from orchestrator.errors import RequestError, WorkerError
+from tests.control.test_reconcile import PROMPT, at_once, decode, refusal, until, workers
+from tests.support import engines
+
+LIMITS = ControlLimits(max_running=4, max_waiting=8, max_restarts=5)
+LONG_PROMPT = list(range(640))
+
+
+@asynccontextmanager
+async def running(
+    count: int = 2,
+    limits: ControlLimits = LIMITS,
+    sleep: Callable[[float], Awaitable[None]] = at_once,
+    **options: Any,
+) -> AsyncIterator[TargetControl]:
+    """Control whose replicas all are ready; afterwards it is closed and no process is left."""
+    spec = engines.spec(**options)
+    specs = [msgspec.structs.replace(spec, name=f"target-{number}") for number in range(count)]
+    control = TargetControl(LocalCluster(), specs, limits, SystemClock(), sleep)
+    await control.start()
+    try:
+        await asyncio.wait_for(control.settled(), 20.0)
+        await until(lambda: all(one.phase != "starting" for one in replicas(control)))
+        yield control
+    finally:
+        await control.close()
+        assert not workers()
+
+
+def replicas(control: TargetControl) -> tuple[ReplicaView, ...]:
+    return control.view().replicas
+
+
+def kill(replica: ReplicaView) -> None:
+    assert replica.ready is not None
+    os.kill(replica.ready.pid, signal.SIGKILL)
+
+
+def generated(control: TargetControl) -> list[int]:
+    return [one.totals.generated for one in replicas(control)]
+
+
+async def test_requests_are_spread_and_none_waits_while_a_place_is_free() -> None:
+    async with running(3, slots=2, step_s=0.002) as control:
+        tasks = [asyncio.create_task(decode(control, f"r{n}", [n, 5], 50)) for n in range(6)]
+        await until(lambda: control.view().streams == 6)
+        assert [one.streams for one in replicas(control)] == [2, 2, 2]
+        assert await asyncio.gather(*tasks) == [engines.tokens([n, 5], 50) for n in range(6)]
+        assert generated(control) == [100, 100, 100]
+
+
+async def test_a_prompt_goes_where_it_was_computed_unless_that_queue_is_long() -> None:
+    async with running(slots=2, step_s=0.002) as control:
+        busy = asyncio.create_task(decode(control, "busy", PROMPT, 40))
+        await until(lambda: control.view().streams == 1)
+        await decode(control, "first", LONG_PROMPT, 10)
+        await busy
+        assert generated(control) == [40, 10]
+        await decode(control, "again", [*LONG_PROMPT, 1, 2, 3], 10)
+        await decode(control, "another", PROMPT, 10)
+        assert generated(control) == [50, 20]  # among idle ones, the first by name without a reason for the second
+        tasks = [asyncio.create_task(decode(control, f"long{n}", LONG_PROMPT, 60)) for n in range(2)]
+        await until(lambda: control.view().streams == 2)
+        assert [one.streams for one in replicas(control)] == [0, 2]
+        tasks += [asyncio.create_task(decode(control, f"more{n}", LONG_PROMPT, 60)) for n in range(4)]
+        await until(lambda: control.view().streams == 6)
+        assert replicas(control)[0].streams >= 2
+        assert await asyncio.gather(*tasks) == [engines.tokens(LONG_PROMPT, 60)] * 6
+
+
+async def test_streams_of_a_killed_replica_go_on_at_once_elsewhere() -> None:
+    gate = asyncio.Event()
+
+    async def wait_for_gate(seconds: float) -> None:
+        await gate.wait()
+
+    async with running(sleep=wait_for_gate, step_s=0.003) as control:
+        tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 80)) for n in range(4)]
+        await until(lambda: min(generated(control)) > 10)
+        kill(replicas(control)[0])
+        # Nothing starts while the gate is shut: the other replica has to do it all.
+        assert await asyncio.gather(*tasks) == [engines.tokens([n], 80) for n in range(4)]
+        view = control.view()
+        assert (view.phase, [one.phase for one in view.replicas]) == ("ready", ["restarting", "ready"])
+        assert view.detail.startswith("1 of 2 replicas serve; target-0 is restarting")
+        assert view.totals.generated == 4 * 80
+        assert await decode(control, "late", PROMPT, 5) == engines.tokens(PROMPT, 5)
+        gate.set()
+        await until(lambda: [one.phase for one in replicas(control)] == ["ready", "ready"])
+        assert control.view().detail == ""
+
+
+@pytest.mark.parametrize("count", [2, 3])
+async def test_when_all_are_killed_at_once_nobody_is_blamed_and_every_stream_goes_on(count: int) -> None:
+    async with running(count, step_s=0.003) as control:
+        lone = asyncio.create_task(decode(control, "lone", [7], 90))
+        await until(lambda: sum(generated(control)) > 5)
+        for one in replicas(control):
+            kill(one)
+        assert await lone == engines.tokens([7], 90)
+        await until(lambda: all(one.totals.restarts == 1 for one in replicas(control)))
+
+
+@pytest.mark.parametrize("code", [engines.ABORT, engines.RAISE])
+async def test_a_request_that_kills_workers_is_found_and_the_others_go_on(code: int) -> None:
+    async with running(slots=4, step_s=0.002) as control:
+        good = [asyncio.create_task(decode(control, f"r{n}", [n], 100)) for n in range(6)]
+        poison = asyncio.create_task(decode(control, "poison", [code, 1], 10))
+        with pytest.raises(RequestError, match="died each time"):
+            await poison
+        assert await asyncio.gather(*good) == [engines.tokens([n], 100) for n in range(6)]
+        assert control.view().totals.restarts <= 4
+
+
+async def test_one_replica_that_cannot_start_leaves_the_other_to_serve() -> None:
+    specs = [engines.spec(fail_start="final"), msgspec.structs.replace(engines.spec(), name="other")]
+    control = TargetControl(LocalCluster(), specs, LIMITS, SystemClock(), at_once)
+    await control.start()
+    try:
+        assert (await control.settled()).phase == "ready"
+        await until(lambda: [one.phase for one in replicas(control)] == ["failed", "ready"])
+        assert "scripted is failed: no such device" in control.view().detail
+        assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
+    finally:
+        await control.close()
+
+
+async def test_admission_counts_over_all_replicas() -> None:
+    limits = ControlLimits(max_running=1, max_waiting=1, max_restarts=1)
+    async with running(2, limits, slots=1, step_s=0.003) as control:
+        tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 60)) for n in range(3)]
+        await until(lambda: control.view().streams == 3)
+        refused = await refusal(control)
+        assert (refused.status, refused.code) == (429, "queue_full")
+        assert await asyncio.gather(*tasks) == [engines.tokens([n], 60) for n in range(3)]
+
+
+async def test_cancelling_reaches_the_replica_that_has_the_request_now() -> None:
+    async with running(slots=1, step_s=0.002) as control:
+        endless = control.generate(Submit("endless", PROMPT, 1_000_000))
+        await anext(endless)
+        kill(replicas(control)[0])
+        for _ in range(30):
+            await anext(endless)
+        await endless.aclose()
+        assert control.view().streams == 0
+        tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 5)) for n in range(2)]
+        assert await asyncio.gather(*tasks) == [engines.tokens([n], 5) for n in range(2)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_replica_is_replaced_while_streams_go_on(count: int) -> None:
+    async with running(count, step_s=0.003) as control:
+        tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 150)) for n in range(4)]
+        await until(lambda: min(generated(control)) > 10)
+        before = replicas(control)[0]
+        spec = msgspec.structs.replace(engines.spec(slots=7), name="target-0", environment={"SCRIPTED_DEVICE": "new"})
+        await control.replace(0, spec)
+        after = replicas(control)[0]
+        assert before.ready is not None
+        assert after.ready is not None
+        assert (after.name, after.ready.slots, after.ready.device_name) == ("target-0.2", 7, "new")
+        assert len(workers()) == count
+        assert await asyncio.gather(*tasks) == [engines.tokens([n], 150) for n in range(4)]
+        view = control.view()
+        assert (view.totals.generated, view.totals.restarts) == (4 * 150, 0)
+
+
+async def test_a_replacement_that_does_not_start_leaves_the_old_one() -> None:
+    async with running(1, step_s=0.002) as control:
+        task = asyncio.create_task(decode(control, "a", PROMPT, 100))
+        with pytest.raises(WorkerError, match="cannot take the place of target-0: no such device"):
+            await control.replace(0, engines.spec(fail_start="final"))
+        assert await task == engines.tokens(PROMPT, 100)
+        assert len(workers()) == 1

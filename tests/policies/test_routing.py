@@ -1,0 +1,112 @@
+"""Which replica a request goes to."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.replica_pace import ReplicaPace, predicted_prefill_ms, predicted_tpot_ms, ran
+from policies.routing import ReplicaState, RoutedRequest, route
+
+counts = st.integers(0, 40)
+
+
+@st.composite
+def replicas(draw: st.DrawFn) -> list[ReplicaState]:
+    places = draw(st.integers(1, 16))
+    return [
+        ReplicaState(
+            name=f"target-{number}",
+            running=draw(st.integers(0, places)),
+            waiting=draw(counts),
+            places=places,
+            kv_tokens=4096,
+            kv_free_tokens=draw(st.integers(0, 4096)),
+            cached_prompt_tokens=draw(st.integers(0, 2000)),
+            tpot_ms=draw(st.floats(0.5, 200.0)),
+            prefill_ms_per_token=draw(st.floats(0.0, 5.0)),
+            health=draw(st.floats(0.0, 1.0)),
+            serving=draw(st.booleans()),
+            why_not="restarting",
+        )
+        for number in range(draw(st.integers(0, 6)))
+    ]
+
+
+requests = st.builds(RoutedRequest, st.integers(1, 4000), st.integers(1, 2000))
+
+
+@given(replicas(), requests, st.randoms(use_true_random=False))
+def test_the_same_choice_whatever_the_order(states: list[ReplicaState], request: RoutedRequest, order: random.Random):
+    shuffled = order.sample(states, len(states))
+    assert route(states, request) == route(shuffled, request)
+
+
+@given(replicas(), requests)
+def test_only_a_replica_that_serves_is_chosen_and_every_other_has_its_reason(
+    states: list[ReplicaState], request: RoutedRequest
+):
+    chosen = route(states, request)
+    serving = {one.name for one in states if one.serving and one.health > 0.0}
+    assert (chosen.replica in serving) if serving else chosen.replica is None
+    assert {one.name for one in chosen.rated} == {one.name for one in states}
+    assert all((one.why_not == "") == (one.name == chosen.replica) for one in chosen.rated)
+
+
+@given(replicas().filter(bool), requests)
+def test_an_idle_replica_beats_an_equal_busy_one(states: list[ReplicaState], request: RoutedRequest):
+    busy = dataclasses.replace(states[0], name="a", running=states[0].places, waiting=1, serving=True, health=1.0)
+    idle = dataclasses.replace(busy, name="z", running=0, waiting=0)
+    assert route([busy, idle], request).replica == "z"
+
+
+@given(replicas().filter(bool), requests, st.integers(1, 2000))
+def test_a_cached_beginning_wins_among_equals(states: list[ReplicaState], request: RoutedRequest, cached: int):
+    cold = dataclasses.replace(
+        states[0], name="a", cached_prompt_tokens=0, prefill_ms_per_token=0.5, serving=True, health=1.0
+    )
+    warm = dataclasses.replace(cold, name="z", cached_prompt_tokens=cached)
+    assert route([cold, warm], request).replica == "z"
+
+
+def seen(tpot_ms: dict[int, float], rounds: int = 40) -> ReplicaPace:
+    """The pace of a replica that decoded so many sequences at a time, at these times for a token."""
+    pace = ReplicaPace()
+    for _ in range(rounds):
+        for sequences, ms in tpot_ms.items():
+            pace = ran(pace, sequences=sequences, tokens=sequences, rows=2 * sequences, drafted=0, round_ms=ms)
+    return pace
+
+
+def test_the_pace_is_read_off_the_rounds_also_between_and_beyond_them():
+    pace = seen({1: 8.0, 4: 14.0})
+    assert [round(pace.tpot_ms(n), 6) for n in (1, 2, 4, 8)] == [8.0, 10.0, 14.0, 22.0]
+
+
+def test_rounds_that_commit_drafts_count_by_their_tokens():
+    pace = ran(ReplicaPace(), sequences=2, tokens=6, rows=8, drafted=6, round_ms=12.0)
+    assert pace.tpot_ms(2) == 4.0
+
+
+@given(st.integers(1, 64))
+def test_more_sequences_are_never_predicted_to_be_faster(sequences: int):
+    for pace in (seen({3: 9.0}), seen({1: 10.0, 8: 5.0}), seen({1: 5.0, 8: 10.0})):
+        assert pace.tpot_ms(sequences + 1) >= pace.tpot_ms(sequences) > 0.0
+
+
+def test_alike_replicas_share_what_they_measured_and_a_slower_one_keeps_its_own():
+    fast, same, slow = seen({1: 8.0}), seen({1: 8.4}), seen({1: 30.0})
+    assert predicted_tpot_ms(fast, [fast, same], 1) == predicted_tpot_ms(same, [fast, same], 1)
+    assert predicted_tpot_ms(slow, [fast, same, slow], 1) > 2 * predicted_tpot_ms(fast, [fast, same, slow], 1)
+    assert predicted_tpot_ms(ReplicaPace(), [], 2) > predicted_tpot_ms(ReplicaPace(), [], 1) > 0.0
+
+
+def test_what_prefill_takes_is_read_off_rounds_that_had_some():
+    pace = seen({1: 8.0})
+    assert predicted_prefill_ms([pace]) == 0.8
+    with_prompt = ran(pace, sequences=2, tokens=2, rows=104, drafted=0, round_ms=8.8 + 50.0)
+    assert round(predicted_prefill_ms([with_prompt, pace]), 6) == 0.5
+    assert with_prompt.tpot_ms(1) == pace.tpot_ms(1)
