@@ -1,0 +1,231 @@
+"""What a target and a draft, each on its devices, are predicted to do together at a depth.
+
+A round verifies k drafts of each of C sequences and yields E(k) tokens of each, E from the acceptance of every position
+(device_profiles.cost.expected_tokens). With V the time of the verification, D that of drafting and L that of the link:
+
+    one after the other        round = V + D + L
+    at the same time           round = h max(V, D, B) + (1 - h) (V + D) + L
+
+h is the chance that drafts made ahead turn out to follow the verification; for h = 1 it is the usual max(V, D). B is
+what both must read from a memory that they share, at its bandwidth. To each round belongs the prefill of the requests
+that start in it: C E(k) / output tokens of them. Goodput is C E(k) / (round + prefill).
+
+A target in n layer shards works on m micro-batches (1 <= m <= n) that follow each other through the shards: a round of
+each takes the sum over shards and links, and every m times the slowest shard one round of all can end, so
+V = max(sum, m times the slowest). One stream (m = 1) waits for the sum; with enough of them in flight it is the max.
+Prefill goes through them the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from device_profiles.cost import expected_tokens
+from device_profiles.link import SAME_HOST, LinkProfile
+from device_profiles.profile import Exactness
+from device_profiles.units import MS_PER_S
+from policies.plan import Drafter, Option, Prediction, Workload
+
+_MOST_BUSY = 0.99
+_BYTES_PER_DRAFT = 64.0  # of one sequence's message on the draft's link: ids, confidences, framing
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One worker's part of a model: an option, the share of the layers that it runs, and the share of the device's
+    time that other work takes."""
+
+    option: Option
+    share: float = 1.0
+    utilisation: float = 0.0
+
+    def ms(self, rows: float, sequences: float, context_tokens: float) -> float:
+        """Return the time of one forward."""
+        option = self.option
+        work = self.share * option.cost.ms(rows, sequences, context_tokens)
+        total = work + option.overhead_ms + option.overhead_sequence_ms * sequences
+        return total / (1.0 - min(self.utilisation, _MOST_BUSY))
+
+    def prefill_ms(self, tokens: int, done: int, chunk_rows: int) -> float:
+        """Return the time to prefill a prompt."""
+        chunks = ceil(tokens / chunk_rows)
+        work = self.share * self.option.cost.prefill_ms(tokens, done=done, chunk_rows=chunk_rows)
+        return (work + chunks * self.option.overhead_ms) / (1.0 - min(self.utilisation, _MOST_BUSY))
+
+    @property
+    def layer_bytes(self) -> float:
+        """What a forward reads of each layer's weights, as a mean over the layers."""
+        return self.option.layer_bytes * self.share
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSide:
+    """A target: its parts in layer order, and the links behind each of them (the last leads back to the first; none
+    where there is one part). `sequences` run at once."""
+
+    parts: tuple[Part, ...]
+    hops: tuple[LinkProfile, ...] = ()
+    sequences: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSide:
+    """A draft: `part` is None where no model is run. `link`: between the draft's worker and the target's.
+    `shared_bandwidth_bytes_per_s`: of a memory that both read at once, 0 where they share none."""
+
+    drafter: Drafter
+    part: Part | None = None
+    overlap: bool = False
+    link: LinkProfile = SAME_HOST
+    shared_bandwidth_bytes_per_s: float = 0.0
+
+
+def depth_bound(workload: Workload, drafter: Drafter) -> int:
+    """Return the deepest that is worth looking at."""
+    return min(workload.depth_bound, drafter.max_depth) if drafter.max_depth else workload.depth_bound
+
+
+def context_tokens(workload: Workload) -> float:
+    """Return how much a sequence holds, on average, while it decodes."""
+    return workload.prompt_tokens + workload.output_tokens / 2
+
+
+def verify_ms(target: TargetSide, workload: Workload, depth: int, micro_batches: int = 1) -> float:
+    """Return the time of a verification of `depth` drafts of every sequence."""
+    bit = workload.exactness is Exactness.BIT
+    sequences = ceil(target.sequences / micro_batches)
+    context = context_tokens(workload)
+    times, rows = [], 0
+    for part in target.parts:
+        rows = sequences * max(depth + 1, part.option.paid_rows if bit else 1)
+        times.append(part.ms(rows, sequences, context))
+    size = workload.target.hidden_bytes * rows
+    forward = [link.transfer_ms(size) for link in target.hops[:-1]]
+    back = target.hops[-1].rtt_ms / 2 if target.hops else 0.0
+    return max(sum(times) + sum(forward) + back, micro_batches * max(times))
+
+
+def draft_ms(draft: DraftSide, workload: Workload, depth: int, sequences: float) -> float:
+    """Return the time to draft `depth` tokens for every sequence: the first forward also reads what the draft missed
+    of the last verdict."""
+    if depth == 0 or sequences <= 0:
+        return 0.0
+    if draft.part is None:
+        return draft.drafter.token_ms * depth * sequences
+    context = context_tokens(workload)
+    first = draft.part.ms(2 * sequences, sequences, context)
+    return first + (depth - 1) * draft.part.ms(sequences, sequences, context)
+
+
+def hit_rate(drafter: Drafter, depth: int) -> float:
+    """Return the chance that drafts made ahead of a verification follow it: all `depth` and the guess behind them."""
+    if drafter.hit_rate is not None:
+        return drafter.hit_rate
+    last = len(drafter.acceptance) - 1
+    return prod(drafter.acceptance[min(index, last)] for index in range(depth + 1))
+
+
+def tokens_per_round(drafter: Drafter | None, depth: int) -> float:
+    """Return the expected tokens of one sequence in a round, the target's own included."""
+    if drafter is None or depth == 0:
+        return 1.0
+    return 1.0 + drafter.coverage * (expected_tokens(drafter.acceptance, depth) - 1.0)
+
+
+def predict(target: TargetSide, draft: DraftSide | None, workload: Workload, depth: int) -> Prediction:
+    """Return what is predicted at this depth, with the best number of micro-batches."""
+    most = min(len(target.parts), target.sequences)
+    return max(
+        (_predict(target, draft, workload, depth, count) for count in range(1, most + 1)),
+        key=lambda one: (one.goodput_tokens_per_s, -one.micro_batches),
+    )
+
+
+def best_depth(target: TargetSide, draft: DraftSide | None, workload: Workload) -> Prediction:
+    """Return the prediction at the depth with the highest goodput, the lowest such depth; 0 does not speculate."""
+    bound = depth_bound(workload, draft.drafter) if draft is not None else 0
+    known = [predict(target, draft, workload, depth) for depth in range(bound + 1)]
+    best = max(known, key=lambda one: (one.goodput_tokens_per_s, -one.depth))
+    return replace(best, plain_tokens_per_s=known[0].goodput_tokens_per_s)
+
+
+def _predict(
+    target: TargetSide, draft: DraftSide | None, workload: Workload, depth: int, micro_batches: int
+) -> Prediction:
+    sequences = target.sequences
+    plain = verify_ms(target, workload, 0, micro_batches)
+    verify, drafting, link = plain, 0.0, 0.0
+    if draft is not None and depth > 0:
+        coverage = draft.drafter.coverage
+        verify = coverage * verify_ms(target, workload, depth, micro_batches) + (1 - coverage) * plain
+        drafting = draft_ms(draft, workload, depth, sequences)
+        link = draft.link.rtt_ms + sequences * _BYTES_PER_DRAFT / draft.link.bytes_per_s * MS_PER_S
+    together = round_ms(target, draft, workload, depth, verify, drafting) + link
+    tokens = tokens_per_round(draft.drafter if draft else None, depth)
+    prefill, first = _prefill_ms(target, draft if depth else None, workload)
+    share = sequences * tokens / workload.output_tokens * prefill / micro_batches
+    goodput = sequences * tokens / (together + share) * MS_PER_S
+    stream = goodput / sequences
+    return Prediction(
+        goodput_tokens_per_s=goodput,
+        stream_tokens_per_s=stream,
+        tpot_ms=together / tokens,
+        ttft_ms=first + (together if sequences > 1 else plain),
+        tokens_per_round=tokens,
+        round_ms=together + share,
+        verify_ms=verify,
+        draft_ms=drafting,
+        link_ms=link,
+        prefill_ms=share,
+        depth=depth,
+        sequences=sequences,
+        micro_batches=micro_batches,
+        plain_tokens_per_s=goodput,
+        error=max(part.option.cost.error for part in target.parts),
+    )
+
+
+def round_ms(
+    target: TargetSide, draft: DraftSide | None, workload: Workload, depth: int, verify: float, drafting: float
+) -> float:
+    """Return the time of a round without link and prefill."""
+    if draft is None or draft.part is None or not draft.overlap or depth == 0:
+        return verify + drafting
+    floor = 0.0
+    if draft.shared_bandwidth_bytes_per_s:
+        draft_layers = draft.drafter.model.layers if draft.drafter.model else 0
+        read = workload.target.layers * target.parts[0].layer_bytes + depth * draft_layers * draft.part.layer_bytes
+        floor = read / draft.shared_bandwidth_bytes_per_s * MS_PER_S
+    hit = hit_rate(draft.drafter, depth)
+    all_hit = hit**target.sequences
+    missed = max(1.0, (1.0 - hit) * target.sequences)
+    late = verify + draft_ms(draft, workload, depth, missed)
+    return all_hit * max(verify, drafting, floor) + (1.0 - all_hit) * max(late, floor)
+
+
+def _prefill_ms(target: TargetSide, draft: DraftSide | None, workload: Workload) -> tuple[float, float]:
+    """Return what one request's prompt takes of the round's time, and of the time to its first token."""
+    done = workload.reused_prompt_tokens
+    tokens = max(1, workload.prompt_tokens - done)
+    times = [part.prefill_ms(tokens, done, workload.prefill_chunk_rows) for part in target.parts]
+    back = target.hops[-1].rtt_ms / 2 if target.hops else 0.0
+    first = (
+        sum(times) + sum(link.transfer_ms(workload.target.hidden_bytes * tokens) for link in target.hops[:-1]) + back
+    )
+    if draft is None or draft.part is None or draft.overlap:
+        return first, first
+    drafting = draft.part.prefill_ms(tokens, done, workload.prefill_chunk_rows)
+    return first + drafting, first
+
+
+def sequences_that_fit(free_bytes: float, bytes_per_sequence: float, wanted: int) -> int:
+    """Return how many sequences' KV cache fit, at most `wanted`."""
+    if free_bytes < 0:
+        return 0
+    return wanted if bytes_per_sequence <= 0 else min(wanted, int(free_bytes // bytes_per_sequence))
+
+
+def kv_bytes(option: Option, workload: Workload, share: float = 1.0) -> float:
+    """Return what one sequence's KV cache takes when it is at its longest."""
+    return option.kv_bytes_per_token * share * (workload.prompt_tokens + workload.output_tokens)

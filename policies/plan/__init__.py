@@ -1,0 +1,62 @@
+"""The values of a plan: what it chooses from, what it is for, and what came out.
+
+Glossary:
+    option     one way to run one model on a kind of device: runtime, number format, threads, and what it costs
+    candidate  a way to place the target (and its draft) that was looked at
+    shard      a contiguous range of a model's layers on one device
+    replica    one whole target, in one or more shards, with its draft
+    standby    where a replica goes when its target is lost
+"""
+
+from policies.plan.hardware import (
+    Cluster,
+    DefaultLinks,
+    Device,
+    Host,
+    MatmulRate,
+    Option,
+    Role,
+    Source,
+)
+from policies.plan.result import (
+    DraftPlacement,
+    Memory,
+    NoPlan,
+    Plan,
+    Prediction,
+    RejectedCandidate,
+    Replica,
+    Score,
+    Shard,
+    Standby,
+    Term,
+)
+from policies.plan.wanted import Constraints, Drafter, ModelFacts, ScoreWeights, Wanted, Workload
+
+__all__ = [
+    "Cluster",
+    "Constraints",
+    "DefaultLinks",
+    "Device",
+    "DraftPlacement",
+    "Drafter",
+    "Host",
+    "MatmulRate",
+    "Memory",
+    "ModelFacts",
+    "NoPlan",
+    "Option",
+    "Plan",
+    "Prediction",
+    "RejectedCandidate",
+    "Replica",
+    "Role",
+    "Score",
+    "ScoreWeights",
+    "Shard",
+    "Source",
+    "Standby",
+    "Term",
+    "Wanted",
+    "Workload",
+]

@@ -1,0 +1,133 @@
+"""What a plan chooses from: hosts, their devices, what a model costs on each of them, and the links between hosts.
+
+Frozen values that msgspec and `dataclasses.asdict` read and write as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from device_profiles.cost import StepCost
+from device_profiles.link import LinkProfile
+from device_profiles.profile import Precision
+
+Source = Literal["measured", "datasheet"]
+
+
+class Role(StrEnum):
+    """What a device does for the pair."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine. `zone`: a failure domain and a network of its own (empty: one for all). `cores`: those that workers
+    may use, numbered from 0; 0 where that is not known, and then threads are not counted."""
+
+    name: str
+    zone: str = ""
+    cores: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulRate:
+    """Measured or stated floating-point (or integer) operations per second in one precision."""
+
+    precision: Precision
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that workers may be placed on.
+
+    `profile`: the key of its options (devices of one hardware, driver and runtime share one). `memory_bytes`: free
+    memory that a plan may fill. `health`: 0 (lost) to 1. `utilisation`: the share of its time that work outside this
+    plan takes, an exponential moving average of 0 to 1. `queue_depth`: sequences that wait for it.
+    `bandwidth_bytes_per_s` of its memory and `matmul` rates are 0 and empty where not known, `power_w` (under load) too.
+    """
+
+    id: str
+    host: str
+    kind: str
+    profile: str
+    memory_bytes: int
+    health: float = 1.0
+    utilisation: float = 0.0
+    queue_depth: int = 0
+    matmul: tuple[MatmulRate, ...] = ()
+    bandwidth_bytes_per_s: float = 0.0
+    power_w: float = 0.0
+
+    def flops(self, precision: Precision) -> float:
+        """Return the rate in that precision, 0 where it is not known."""
+        return next((rate.flops for rate in self.matmul if rate.precision == precision), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to run one model on the devices of one profile, and what it costs.
+
+    `weights`: the number format of the weights (a precision's name or "as_file"); `threads`: of the runtime on the
+    host's cores, 0 where it needs none worth counting. `cost`: of the whole model; a share of its layers takes that
+    share of it. `overhead_ms` and `overhead_sequence_ms`: what a forward (and each sequence in it) takes beside, as
+    sampling and calling. Memory: `layer_bytes` for each layer's weights, `end_bytes` for embedding and output layer,
+    `fixed_bytes` for process and runtime, `workspace_bytes` for the largest forward, `kv_bytes_per_token` over all
+    layers. `paid_rows`: rows that a sequence is charged for at least under exactness `bit`. `row_invariant`: whether a
+    row's logits keep their bits whatever shares its batch.
+    """
+
+    profile: str
+    role: Role
+    model: str
+    runtime: str
+    weights: str
+    cost: StepCost
+    layer_bytes: float
+    kv_bytes_per_token: float
+    threads: int = 0
+    end_bytes: float = 0.0
+    fixed_bytes: float = 0.0
+    workspace_bytes: float = 0.0
+    overhead_ms: float = 0.0
+    overhead_sequence_ms: float = 0.0
+    load_s: float = 0.0
+    row_invariant: bool = True
+    paid_rows: int = 1
+    activations: str = ""
+    source: Source = "measured"
+
+    @property
+    def label(self) -> str:
+        """How people name it: "openvino_rt as_file, 2 threads"."""
+        threads = f", {self.threads} threads" if self.threads else ""
+        return f"{self.runtime} {self.weights}{threads}"
+
+
+_SAME_HOST = LinkProfile("", "", 0.25, 20e9, "assumed")  # a Unix socket, docs/adr/0017-draft-workers.md
+_SAME_ZONE = LinkProfile("", "", 0.5, 1.25e9, "assumed")
+_OTHER_ZONE = LinkProfile("", "", 2.0, 1.25e9, "assumed")
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultLinks:
+    """What lies between two workers where nothing was measured: 10 Gbit/s and a round trip by distance."""
+
+    same_host: LinkProfile = _SAME_HOST
+    same_zone: LinkProfile = _SAME_ZONE
+    other_zone: LinkProfile = _OTHER_ZONE
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """All there is to choose from. `links` are between host names, and count both ways."""
+
+    hosts: tuple[Host, ...]
+    devices: tuple[Device, ...]
+    options: tuple[Option, ...]
+    links: tuple[LinkProfile, ...] = ()
+    default_links: DefaultLinks = field(default_factory=DefaultLinks)

@@ -1,0 +1,114 @@
+"""What a plan is for: the target, its possible drafters, the load, and what the operator demands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from device_profiles.profile import Exactness
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model as far as placing goes. `hidden_bytes`: what one row sends from one layer shard to the next."""
+
+    name: str
+    layers: int
+    context_length: int
+    hidden_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """A way to draft. `model`: None where no model is run (drafts from the text itself, on the target's host).
+
+    `acceptance[i]`: the chance that draft i is accepted if all before it are (the last goes on). `coverage`: the share
+    of rounds in which it has a proposal at all. `token_ms`: what drafting one token for one sequence takes where no
+    model is run. `max_depth`: the most it can propose, 0 where only the workload bounds it. `hit_rate`: the share of
+    drafts made ahead, beside a running verification, that turn out to follow it; None takes the chance that all drafts
+    and the guess behind them are right.
+    """
+
+    name: str
+    acceptance: tuple[float, ...]
+    model: ModelFacts | None = None
+    coverage: float = 1.0
+    token_ms: float = 0.0
+    max_depth: int = 0
+    hit_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The load to plan for: so many requests at once, each of so many prompt and output tokens.
+
+    `prefill_chunk_rows`: the most rows of a prompt in one forward. `reused_prompt_tokens`: those of a prompt that are
+    in the KV cache already.
+    """
+
+    target: ModelFacts
+    drafters: tuple[Drafter, ...] = ()
+    concurrency: int = 1
+    prompt_tokens: int = 512
+    output_tokens: int = 256
+    reused_prompt_tokens: int = 0
+    exactness: Exactness = Exactness.BIT
+    depth_bound: int = 12
+    prefill_chunk_rows: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What the operator demands. Device and host names may both stand where `pin`, `exclude` and `apart` name places.
+
+    `pin_target`, `pin_draft`: only these may host that role. `exclude`: these host nothing. `apart`: draft and target
+    share no `device`, `host` or `zone`. `zones`: only these (empty: all). `runtimes`, `weights`: only these (empty:
+    all). `sharding`: `when_needed` cuts the target into layer shards only where no device can hold it. `shards`: so
+    many exactly, 0 leaves it to the plan, at most `max_shards`. `max_replicas`: how many targets may be placed; all
+    on the same terms. `standby`: name a standby for the target. `keep_free`: the share of memory that stays free.
+    `least_health`: devices below it host nothing.
+    """
+
+    pin_target: tuple[str, ...] = ()
+    pin_draft: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    apart: Literal["", "device", "host", "zone"] = ""
+    replicas_apart: Literal["device", "host", "zone"] = "device"
+    zones: tuple[str, ...] = ()
+    runtimes: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    sharding: Literal["when_needed", "allowed", "never"] = "when_needed"
+    shards: int = 0
+    max_shards: int = 16
+    max_replicas: int = 1
+    standby: bool = True
+    keep_free: float = 0.05
+    least_health: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreWeights:
+    """What each term of the score weighs; only their ratios count.
+
+    `indifference`: the share of predicted tokens per second that may be given up for a better score; 0: the score
+    decides between plans that are predicted equally fast.
+    """
+
+    compute_headroom: float = 1.0
+    bandwidth_headroom: float = 1.0
+    memory_fit: float = 1.0
+    link_cost: float = 1.0
+    queue_depth: float = 1.0
+    utilisation: float = 1.0
+    efficiency: float = 0.5
+    health: float = 2.0
+    indifference: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """All of it."""
+
+    workload: Workload
+    constraints: Constraints = field(default_factory=Constraints)
+    weights: ScoreWeights = field(default_factory=ScoreWeights)
