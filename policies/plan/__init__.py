@@ -8,6 +8,7 @@ Glossary:
     standby    where a replica goes when its target is lost
 """
 
+from policies.plan.diff import Change, PlanDiff, diff
 from policies.plan.hardware import (
     Cluster,
     DefaultLinks,
@@ -34,6 +35,7 @@ from policies.plan.result import (
 from policies.plan.wanted import Constraints, Drafter, ModelFacts, ScoreWeights, Wanted, Workload
 
 __all__ = [
+    "Change",
     "Cluster",
     "Constraints",
     "DefaultLinks",
@@ -47,6 +49,7 @@ __all__ = [
     "NoPlan",
     "Option",
     "Plan",
+    "PlanDiff",
     "Prediction",
     "RejectedCandidate",
     "Replica",
@@ -59,4 +62,5 @@ __all__ = [
     "Term",
     "Wanted",
     "Workload",
+    "diff",
 ]

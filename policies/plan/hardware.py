@@ -48,7 +48,7 @@ class Device:
     `profile`: the key of its options (devices of one hardware, driver and runtime share one). `memory_bytes`: free
     memory that a plan may fill. `health`: 0 (lost) to 1. `utilisation`: the share of its time that work outside this
     plan takes, an exponential moving average of 0 to 1. `queue_depth`: sequences that wait for it.
-    `bandwidth_bytes_per_s` of its memory and `matmul` rates are 0 and empty where not known, `power_w` (under load) too.
+    `bandwidth_bytes_per_s` of its memory, `matmul` rates and `power_w` (under load) are 0 or empty where not known.
     """
 
     id: str
