@@ -20,6 +20,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil, prod
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from device_profiles.cost import expected_tokens
 from device_profiles.link import SAME_HOST, LinkProfile
@@ -27,7 +31,10 @@ from device_profiles.profile import Exactness
 from device_profiles.units import MS_PER_S
 from policies.plan import Drafter, Option, Prediction, Workload
 
-_MOST_BUSY = 0.99
+Values = TypeVar("Values", float, NDArray[np.float64])
+
+MOST_BUSY = 0.99
+"""Other work that takes more of a device's time than this is counted as this."""
 _BYTES_PER_DRAFT = 64.0  # of one sequence's message on the draft's link: ids, confidences, framing
 
 
@@ -45,13 +52,13 @@ class Part:
         option = self.option
         work = self.share * option.cost.ms(rows, sequences, context_tokens)
         total = work + option.overhead_ms + option.overhead_sequence_ms * sequences
-        return total / (1.0 - min(self.utilisation, _MOST_BUSY))
+        return total / (1.0 - min(self.utilisation, MOST_BUSY))
 
     def prefill_ms(self, tokens: int, done: int, chunk_rows: int) -> float:
         """Return the time to prefill a prompt."""
         chunks = ceil(tokens / chunk_rows)
         work = self.share * self.option.cost.prefill_ms(tokens, done=done, chunk_rows=chunk_rows)
-        return (work + chunks * self.option.overhead_ms) / (1.0 - min(self.utilisation, _MOST_BUSY))
+        return (work + chunks * self.option.overhead_ms) / (1.0 - min(self.utilisation, MOST_BUSY))
 
     @property
     def layer_bytes(self) -> float:
@@ -160,8 +167,8 @@ def _predict(
         coverage = draft.drafter.coverage
         verify = coverage * verify_ms(target, workload, depth, micro_batches) + (1 - coverage) * plain
         drafting = draft_ms(draft, workload, depth, sequences)
-        link = draft.link.rtt_ms + sequences * _BYTES_PER_DRAFT / draft.link.bytes_per_s * MS_PER_S
-    together = round_ms(target, draft, workload, depth, verify, drafting) + link
+        link = draft_link_ms(draft.link.rtt_ms, draft.link.bytes_per_s, sequences) if draft.part is not None else 0.0
+    together = _together_ms(target, draft, workload, depth, verify, drafting) + link
     tokens = tokens_per_round(draft.drafter if draft else None, depth)
     prefill, first = _prefill_ms(target, draft if depth else None, workload)
     share = sequences * tokens / workload.output_tokens * prefill / micro_batches
@@ -186,44 +193,66 @@ def _predict(
     )
 
 
-def round_ms(
+def together_ms(verify: Values, drafting: Values, late: Values, floor: Values, all_hit: Values) -> Values:
+    """Return the time of a round without link and prefill; of floats, or of arrays element by element.
+
+    `late`: drafting again what was not ahead, after the verification. `floor`: the least that both together take.
+    `all_hit`: the chance that nothing is drafted again; 0, with `late` all of the drafting, is one after the other.
+    """
+    beside = np.maximum(np.maximum(verify, drafting), floor)
+    total: Values = all_hit * beside + (1.0 - all_hit) * np.maximum(verify + late, floor)
+    return total
+
+
+def all_hit_rate(drafter: Drafter, depth: int, sequences: int) -> tuple[float, float]:
+    """Return the chance that the drafts made ahead of every sequence follow its verification, and how many sequences'
+    do not where some do not."""
+    hit = hit_rate(drafter, depth)
+    return float(hit**sequences), max(1.0, (1.0 - hit) * sequences)
+
+
+def shared_read_ms(target_bytes: Values, draft_bytes: Values, depth: Values, bytes_per_s: Values) -> Values:
+    """Return what it takes to read the target's weights once and the draft's at every token from one memory of this
+    bandwidth (infinite where the two share none, or it is not known)."""
+    return (target_bytes + depth * draft_bytes) / bytes_per_s * MS_PER_S
+
+
+def draft_link_ms(rtt_ms: Values, bytes_per_s: Values, sequences: int) -> Values:
+    """Return what asking for drafts and getting them takes of a round."""
+    return rtt_ms + sequences * _BYTES_PER_DRAFT / bytes_per_s * MS_PER_S
+
+
+def _together_ms(
     target: TargetSide, draft: DraftSide | None, workload: Workload, depth: int, verify: float, drafting: float
 ) -> float:
-    """Return the time of a round without link and prefill."""
-    if draft is None or draft.part is None or not draft.overlap or depth == 0:
+    if draft is None or draft.part is None or draft.drafter.model is None or not draft.overlap or depth == 0:
         return verify + drafting
-    floor = 0.0
-    if draft.shared_bandwidth_bytes_per_s:
-        draft_layers = draft.drafter.model.layers if draft.drafter.model else 0
-        read = workload.target.layers * target.parts[0].layer_bytes + depth * draft_layers * draft.part.layer_bytes
-        floor = read / draft.shared_bandwidth_bytes_per_s * MS_PER_S
-    hit = hit_rate(draft.drafter, depth)
-    all_hit = hit**target.sequences
-    missed = max(1.0, (1.0 - hit) * target.sequences)
-    late = verify + draft_ms(draft, workload, depth, missed)
-    return all_hit * max(verify, drafting, floor) + (1.0 - all_hit) * max(late, floor)
+    all_hit, missed = all_hit_rate(draft.drafter, depth, target.sequences)
+    late = draft_ms(draft, workload, depth, missed)
+    floor = shared_read_ms(
+        workload.target.layers * target.parts[0].layer_bytes,
+        draft.drafter.model.layers * draft.part.layer_bytes,
+        float(depth),
+        draft.shared_bandwidth_bytes_per_s or float("inf"),
+    )
+    return float(together_ms(verify, drafting, late, floor, all_hit))
 
 
 def _prefill_ms(target: TargetSide, draft: DraftSide | None, workload: Workload) -> tuple[float, float]:
     """Return what one request's prompt takes of the round's time, and of the time to its first token."""
-    done = workload.reused_prompt_tokens
-    tokens = max(1, workload.prompt_tokens - done)
-    times = [part.prefill_ms(tokens, done, workload.prefill_chunk_rows) for part in target.parts]
+    times = [prefill_ms(part, workload) for part in target.parts]
+    size = workload.target.hidden_bytes * max(1, workload.prompt_tokens - workload.reused_prompt_tokens)
     back = target.hops[-1].rtt_ms / 2 if target.hops else 0.0
-    first = (
-        sum(times) + sum(link.transfer_ms(workload.target.hidden_bytes * tokens) for link in target.hops[:-1]) + back
-    )
+    first = sum(times) + sum(link.transfer_ms(size) for link in target.hops[:-1]) + back
     if draft is None or draft.part is None or draft.overlap:
         return first, first
-    drafting = draft.part.prefill_ms(tokens, done, workload.prefill_chunk_rows)
-    return first + drafting, first
+    return first + prefill_ms(draft.part, workload), first
 
 
-def sequences_that_fit(free_bytes: float, bytes_per_sequence: float, wanted: int) -> int:
-    """Return how many sequences' KV cache fit, at most `wanted`."""
-    if free_bytes < 0:
-        return 0
-    return wanted if bytes_per_sequence <= 0 else min(wanted, int(free_bytes // bytes_per_sequence))
+def prefill_ms(part: Part, workload: Workload) -> float:
+    """Return the time of one request's prompt on one worker."""
+    done = workload.reused_prompt_tokens
+    return part.prefill_ms(max(1, workload.prompt_tokens - done), done, workload.prefill_chunk_rows)
 
 
 def kv_bytes(option: Option, workload: Workload, share: float = 1.0) -> float:

@@ -23,7 +23,8 @@ def placement_score(
     workload: Workload,
     weights: ScoreWeights,
 ) -> Score:
-    """Return the score of a replica: `devices[i]` runs `parts[i]` and takes `used_bytes[i]` of its memory."""
+    """Return the score of a replica: `devices[i]` runs the target's `parts[i]`, those behind them a draft; each gives
+    `used_bytes[i]` of its memory."""
     terms = (
         ("compute_headroom", *_compute(parts, prediction, workload)),
         ("bandwidth_headroom", *_bandwidth(parts, devices, prediction, workload)),
@@ -50,7 +51,7 @@ def _bandwidth(
     parts: Sequence[Part], devices: Sequence[Device], prediction: Prediction, workload: Workload
 ) -> tuple[float, str]:
     worst, why = 1.0, ""
-    for part, device in zip(parts, devices, strict=True):
+    for part, device in zip(parts, devices, strict=False):
         if not device.bandwidth_bytes_per_s:
             return _UNKNOWN, f"memory bandwidth of {device.id} is not known"
         read = part.layer_bytes * workload.target.layers / (prediction.round_ms / MS_PER_S)

@@ -2,49 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-
-from policies.pairing import DraftSide, Part, TargetSide, best_depth, context_tokens
-from policies.placement import workers
+from policies.placement.candidate import Rated, replica
 from policies.placement.filters import Usable, usable
 from policies.placement.links import Links, links_of
-from policies.plan import (
-    Cluster,
-    Device,
-    Drafter,
-    DraftPlacement,
-    NoPlan,
-    Option,
-    Plan,
-    Prediction,
-    RejectedCandidate,
-    Replica,
-    Role,
-    Wanted,
-)
-from policies.score import placement_score
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    device: Device
-    option: Option
-    side: TargetSide
-    draft_device: Device | None
-    draft_option: Option | None
-    draft: DraftSide | None
-    prediction: Prediction
-
-    @property
-    def label(self) -> str:
-        where = f"target on {self.device.id} ({self.option.label})"
-        if self.draft is None:
-            return f"{where}, no drafts"
-        on = (
-            f" on {self.draft_device.id} ({self.draft_option.label})" if self.draft_device and self.draft_option else ""
-        )
-        return f"{where}, {self.draft.drafter.name}{on}"
+from policies.placement.reasons import alternatives, device_reasons, no_plan
+from policies.placement.search import Found, Ground, best, search
+from policies.placement.sharded import best_sharded
+from policies.placement.standby import standby
+from policies.plan import Cluster, Plan, Wanted
 
 
 def plan(cluster: Cluster, wanted: Wanted) -> Plan:
@@ -52,89 +17,89 @@ def plan(cluster: Cluster, wanted: Wanted) -> Plan:
 
     Raises NoPlan, with the reasons and the way out, where nothing satisfies what was asked for.
     """
-    left = usable(cluster, wanted)
-    rejected = list(left.rejected)
-    found = list(_candidates(left, links_of(cluster), wanted, rejected))
-    if not found:
-        reasons = "; ".join(sorted({f"{one.what}: {one.why}" for one in rejected})[:8]) or "there are no options for it"
-        raise NoPlan(f"no device can hold {wanted.workload.target.name}: {reasons}")
-    best = max(found, key=lambda one: (one.prediction.goodput_tokens_per_s, one.draft is None, _rank(one)))
-    chosen = _replica(best, wanted)
-    rejected += [
-        RejectedCandidate(
-            one.label,
-            f"{one.prediction.goodput_tokens_per_s:.1f} tokens/s predicted, the plan "
-            f"{best.prediction.goodput_tokens_per_s:.1f}",
-            Role.TARGET,
-            one.prediction.goodput_tokens_per_s,
+    left, links = usable(cluster, wanted), links_of(cluster)
+    looked = search(Ground(left, links, wanted, wanted.workload.concurrency))
+    chosen, reasons = _replicas(left, links, wanted, looked)
+    if not chosen:
+        raise no_plan(looked, left, wanted)
+    taken_cores: dict[str, int] = {}
+    replicas = tuple(replica(one, taken_cores, left.hosts, links, wanted.workload) for one in chosen)
+    instead, why_none = standby(chosen, looked, left, links, wanted)
+    rejected = (
+        *left.rejected,
+        *looked.rejected,
+        *alternatives(chosen[0], looked, links, wanted),
+        *device_reasons(chosen, looked, left, links, wanted),
+    )
+    return Plan(wanted.workload.target.name, replicas, instead, rejected, (*reasons, *why_none))
+
+
+def _replicas(left: Usable, links: Links, wanted: Wanted, looked: Found) -> tuple[list[Rated], list[str]]:
+    """Return the replicas with the highest goodput in all, and why so many; fewer where that is as good."""
+    limits = wanted.constraints
+    one, reasons = _one(Ground(left, links, wanted, wanted.workload.concurrency), looked)
+    if one is None or limits.max_replicas <= 1:
+        return ([one] if one else []), reasons
+    found = [one]
+    count = 2
+    while count <= limits.max_replicas:
+        several = _several(left, links, wanted, count)
+        reasons.append(
+            f"{len(several)} replicas: {_total(several):.1f} tokens/s predicted, {len(found)}: {_total(found):.1f}"
         )
-        for one in found
-        if one is not best
-    ]
-    return Plan(wanted.workload.target.name, (chosen,), None, tuple(rejected))
+        if len(several) == count and _total(several) > _total(found):
+            found = several
+        count = count + 1 if count == limits.max_replicas else min(2 * count, limits.max_replicas)
+    return found, reasons
 
 
-def _rank(one: _Candidate) -> tuple[str, ...]:
-    draft = one.draft_device.id if one.draft_device else ""
-    return (one.device.id, one.option.label, draft)
+def _total(replicas: list[Rated]) -> float:
+    return sum(one.prediction.goodput_tokens_per_s for one in replicas)
 
 
-def _candidates(left: Usable, links: Links, wanted: Wanted, rejected: list[RejectedCandidate]) -> Iterator[_Candidate]:
-    load = wanted.workload
-    for device in left.target_devices:
-        for option in left.targets.get(device.profile, ()):
-            fits = workers.sequences_on(option, load.target, device, load, wanted.constraints, load.concurrency)
-            why = workers.too_small(option, load.target, device, load, wanted.constraints)
-            why = why or workers.too_many_threads(option, left.hosts[device.host])
-            if why:
-                rejected.append(RejectedCandidate(f"{option.label} on {device.id}", why, Role.TARGET))
-                continue
-            side = TargetSide((Part(option, 1.0, device.utilisation),), (), fits)
-            yield _Candidate(device, option, side, None, None, None, best_depth(side, None, load))
-            for drafter in load.drafters:
-                for found in _drafts(drafter, device, option, left, links, wanted, fits):
-                    yield _Candidate(device, option, side, *found, best_depth(side, found[2], load))
+def _several(left: Usable, links: Links, wanted: Wanted, count: int) -> list[Rated]:
+    """Return up to `count` replicas that share the load and no device, the best first."""
+    found: list[Rated] = []
+    taken: frozenset[str] = frozenset()
+    cores: dict[str, int] = {}
+    for _ in range(min(count, wanted.workload.concurrency)):
+        ground = Ground(left, links, wanted, -(-wanted.workload.concurrency // count), taken, cores)
+        one, _ = _one(ground, search(ground))
+        if one is None:
+            break
+        found.append(one)
+        replica(one, cores, left.hosts, links, wanted.workload)
+        taken |= {placed.device.id for placed in one.candidate.placed} | _same(one, left, wanted)
+    return found
 
 
-def _drafts(
-    drafter: Drafter, target: Device, option: Option, left: Usable, links: Links, wanted: Wanted, sequences: int
-) -> Iterator[tuple[Device | None, Option | None, DraftSide]]:
-    if drafter.model is None:
-        yield None, None, DraftSide(drafter)
-        return
-    load, constraints = wanted.workload, wanted.constraints
-    for device in left.draft_devices:
-        for draft in left.drafts.get(device.profile, ()):
-            if draft.model != drafter.model.name:
-                continue
-            host = left.hosts[device.host]
-            own = device.host != target.host or not workers.too_many_threads(draft, host, option.threads)
-            part = Part(draft, 1.0, device.utilisation)
-            if device.id != target.id:
-                fit = workers.sequences_on(draft, drafter.model, device, load, constraints, sequences)
-                if own and fit >= sequences and not workers.too_many_threads(draft, host):
-                    yield device, draft, DraftSide(drafter, part, True, links.between(device, target))
-                continue
-            used = workers.memory(option, load.target.layers, load.target, load, sequences).total
-            rest = replace(device, memory_bytes=int(device.memory_bytes - used / (1.0 - constraints.keep_free)))
-            if workers.sequences_on(draft, drafter.model, rest, load, constraints, sequences) >= sequences:
-                yield device, draft, DraftSide(drafter, part)
+def _same(one: Rated, left: Usable, wanted: Wanted) -> frozenset[str]:
+    """Return the devices that share with a replica what replicas may not share."""
+    apart = wanted.constraints.replicas_apart
+    if apart == "device":
+        return frozenset()
+    hosts = {placed.device.host for placed in one.candidate.target}
+    zones = {left.hosts[host].zone for host in hosts}
+    return frozenset(
+        device.id
+        for device in (*left.target_devices, *left.draft_devices)
+        if device.host in hosts or (apart == "zone" and left.hosts[device.host].zone in zones)
+    )
 
 
-def _replica(best: _Candidate, wanted: Wanted) -> Replica:
-    load, sequences = wanted.workload, best.side.sequences
-    shard = workers.whole(best.device, best.option, load.target, load, sequences, best.prediction.verify_ms)
-    draft = None
-    used = [float(shard.memory.total)]
-    if best.draft is not None and best.prediction.depth:
-        drafted = None
-        if best.draft_device and best.draft_option and best.draft.drafter.model:
-            ms = best.draft.part.ms(sequences, sequences, context_tokens(load)) if best.draft.part else 0.0
-            first = best.option.threads if best.draft.overlap and best.draft_device.host == best.device.host else 0
-            drafted = workers.whole(
-                best.draft_device, best.draft_option, best.draft.drafter.model, load, sequences, ms, first
-            )
-        process = "own" if best.draft.overlap else "target"
-        draft = DraftPlacement(best.draft.drafter.name, drafted, process, best.draft.overlap)  # type: ignore[arg-type]
-    score = placement_score(best.side.parts, (best.device,), used, best.prediction, load, wanted.weights)
-    return Replica((shard,), draft, best.prediction.depth, best.prediction, score, best.option.load_s)
+def _one(ground: Ground, looked: Found) -> tuple[Rated | None, list[str]]:
+    """Return the best single replica, whole or in shards, and what decided between the two."""
+    limits = ground.wanted.constraints
+    whole = best(looked, ground) if limits.shards in (0, 1) else None
+    if limits.sharding == "never" or limits.shards == 1:
+        return whole, []
+    if whole is not None and limits.sharding == "when_needed":
+        return whole, []
+    cut = best_sharded(ground)
+    if whole is None or cut is None:
+        return whole or cut, []
+    rates = (whole.prediction.goodput_tokens_per_s, cut.prediction.goodput_tokens_per_s)
+    told = (
+        f"whole on one device: {rates[0]:.1f} tokens/s predicted, in {len(cut.candidate.target)} shards: {rates[1]:.1f}"
+    )
+    return (cut if rates[1] > rates[0] else whole), [told]

@@ -124,11 +124,13 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """Where a replica goes when its target is lost, and what is predicted there. `warm`: its device is free of the
-    plan's own workers, so that it may be loaded beforehand. `apart`: what it shares least with the target."""
+    """Where a replica goes when its target (or one shard of it) is lost, and what is predicted then. `apart`: it is in
+    another zone, on another host, or only another device. `free`: nothing of the plan runs on it, so that it may be
+    loaded beforehand."""
 
     shards: tuple[Shard, ...]
     apart: Literal["device", "host", "zone"]
+    free: bool
     prediction: Prediction
     why: str
 
