@@ -32,6 +32,57 @@ class ModelSpec:
         return len(self.output_ids) or self.vocabulary_size
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """The sizes of a dense decoder, in elements, as far as cost and memory depend on them."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    vocabulary: int
+    context_length: int
+    tied_embeddings: bool = False
+
+    @property
+    def layer_elements(self) -> int:
+        """Weights of one layer: query, key, value and output, and the gated MLP."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        return attention + 3 * self.hidden * self.mlp
+
+    @property
+    def end_elements(self) -> int:
+        """Weights of embedding and output layer together."""
+        return self.vocabulary * self.hidden * (1 if self.tied_embeddings else 2)
+
+    @property
+    def elements(self) -> int:
+        """All of them."""
+        return self.layers * self.layer_elements + self.end_elements
+
+    @property
+    def read_elements(self) -> int:
+        """Weights that every forward reads: all but the embedding's other rows."""
+        return self.layers * self.layer_elements + self.vocabulary * self.hidden
+
+    @property
+    def flops_per_row(self) -> float:
+        """Operations of one row: a multiplication and an addition for each weight that it meets."""
+        return 2.0 * self.read_elements
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements of the KV cache of one position, over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    @property
+    def attention_flops(self) -> float:
+        """Operations of one row for each position before it: a product with its key, and one with its value."""
+        return 4.0 * self.layers * self.heads * self.head_dim
+
+
 def vocabulary_fingerprint(tokens: Iterable[str]) -> str:
     """Return a digest of a vocabulary in id order (16 hex digits)."""
     digest = hashlib.blake2b(digest_size=8)

@@ -1,0 +1,112 @@
+"""The shipped descriptions of well-known devices: device_profiles/library/*.yaml, one file a device.
+
+Each figure names its source, and nothing is taken that has none:
+
+    name: nvidia-l4
+    full_name: NVIDIA L4 24 GB
+    kind: gpu
+    runtimes: [torch_device]
+    sources:
+      l4: {title: NVIDIA L4 Tensor Core GPU Datasheet, url: https://...}
+    memory_gb: {value: 24, source: l4}
+    matmul_tflops:
+      bf16: {value: 121, source: l4, how: half of the figure that the datasheet gives with sparsity}
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from device_profiles.datasheet import Datasheet, Figure, Publication
+from device_profiles.profile import Precision
+
+LIBRARY = Path(__file__).with_name("library")
+
+
+class DatasheetError(ValueError):
+    """A description cannot be used; the message names the file and the place in it."""
+
+
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+_Url = Annotated[str, msgspec.Meta(pattern=r"^https://")]
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class _Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    title: _Text
+    url: _Url
+
+
+class _Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    value: _Positive
+    source: _Text
+    how: str = ""
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: _Name
+    full_name: _Text
+    kind: Literal["cpu", "gpu", "npu"]
+    runtimes: list[str]
+    sources: Annotated[dict[str, _Source], msgspec.Meta(min_length=1)]
+    memory_gb: _Figure | None = None
+    bandwidth_gb_per_s: _Figure | None = None
+    power_w: _Figure | None = None
+    cores: _Figure | None = None
+    matmul_tflops: dict[Precision, _Figure] = {}
+
+
+@cache
+def known_devices() -> dict[str, Datasheet]:
+    """Return the shipped descriptions by name."""
+    return load_directory(LIBRARY)
+
+
+def load_directory(directory: Path) -> dict[str, Datasheet]:
+    """Return the descriptions of a directory's *.yaml by name. Raises DatasheetError."""
+    return {sheet.name: sheet for sheet in (load(path) for path in sorted(directory.glob("*.yaml")))}
+
+
+def load(path: Path) -> Datasheet:
+    """Return the description of one file. Raises DatasheetError: unknown keys, wrong types, sources that are not
+    there, sources that nothing uses, and a name that is not the file's are all refused."""
+    try:
+        file = msgspec.yaml.decode(path.read_bytes(), type=_File)
+    except OSError as error:
+        raise DatasheetError(f"{path}: cannot be read: {error.strerror}") from error
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise DatasheetError(f"{path}: {error}") from error
+    if file.name != path.stem:
+        raise DatasheetError(f"{path}: name is {file.name!r}, and must be the file's")
+    used: set[str] = set()
+
+    def figure(key: str, found: _Figure) -> Figure:
+        if found.source not in file.sources:
+            raise DatasheetError(f"{path}: {key}: there is no source {found.source!r} among `sources`")
+        used.add(found.source)
+        source = file.sources[found.source]
+        return Figure(found.value, Publication(source.title, source.url), found.how)
+
+    def optional(key: str) -> Figure | None:
+        found = getattr(file, key)
+        return None if found is None else figure(key, found)
+
+    sheet = Datasheet(
+        name=file.name,
+        full_name=file.full_name,
+        kind=file.kind,
+        runtimes=tuple(file.runtimes),
+        memory_gb=optional("memory_gb"),
+        bandwidth_gb_per_s=optional("bandwidth_gb_per_s"),
+        power_w=optional("power_w"),
+        cores=optional("cores"),
+        matmul_tflops={key: figure(f"matmul_tflops.{key}", found) for key, found in file.matmul_tflops.items()},
+    )
+    if unused := sorted(set(file.sources) - used):
+        raise DatasheetError(f"{path}: sources: nothing uses {', '.join(unused)}")
+    return sheet
