@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from adapters.contract import AdapterError
-from orchestrator.cli import bench, config, models
+from orchestrator.cli import bench, config, models, plan
 from orchestrator.cli.doctor import doctor
 from orchestrator.cli.serve import serve
 from orchestrator.cli.status import status
@@ -27,6 +27,7 @@ app.command("status")(status)
 app.command("doctor")(doctor)
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
+app.add_typer(plan.app, name="plan")
 app.add_typer(models.app, name="models")
 
 

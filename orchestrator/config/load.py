@@ -9,7 +9,6 @@ from pathlib import Path
 
 import platformdirs
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from adapters.contract import ModelRefused
 from adapters.model_source import check
@@ -17,7 +16,7 @@ from adapters.vocabulary import vocabulary_at_hand
 from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.model import ClusterConfig, ModelDraft
 from orchestrator.config.source_text import Lines, Place, dotted, parse_text, read_text
-from orchestrator.config.wording import described, place_of
+from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
 from policies.vocabulary import Match, compare, refusal
 
@@ -98,19 +97,7 @@ def _parse(text: str, path: Path) -> tuple[ClusterConfig, Lines]:
     try:
         return ClusterConfig.model_validate(data), lines
     except ValidationError as error:
-        # By line; within one line a mistyped key goes before the key that is therefore missing.
-        found = sorted(
-            (_line(detail, lines), detail["type"] == "missing", described(detail)) for detail in error.errors()
-        )
-        raise ConfigError("\n".join(f"{path}:{line}: {message}" for line, _, message in found)) from error
-
-
-def _line(error: ErrorDetails, lines: Lines) -> int:
-    """Return the line of the key, or of the nearest place above it that is written down."""
-    place = place_of(error)
-    while place not in lines:
-        place = place[:-1]
-    return lines[place]
+        raise ConfigError(problems(error, path, lines)) from error
 
 
 def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import ByteSize, Discriminator, Field, Tag
 
 from device_profiles.profile import Exactness
-
-SIZE_EXAMPLES = ["512 MiB", "2 GiB"]
-SIZE_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*([KkMmGgTtPp][Ii]?)?[Bb]\s*$"
-
-
-def _with_a_unit(value: object) -> object:
-    """Hold back what pydantic would take: numbers without a unit, bits, and text behind the size."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        raise ValueError(f"needs a unit, as in '{value} MiB' or '{value} GiB'")
-    if not isinstance(value, str) or not re.fullmatch(SIZE_PATTERN, value):
-        raise PydanticCustomError("byte_size", "is no size")
-    return value
-
-
-Size = Annotated[
-    ByteSize,
-    BeforeValidator(_with_a_unit),
-    Field(json_schema_extra={"examples": list(SIZE_EXAMPLES)}),
-]
+from orchestrator.config.placement import PlacementSection
+from orchestrator.config.section import Section, Size
 
 MAX_REPLICAS = 64
 
@@ -37,12 +18,6 @@ AdapterName = Literal["openvino_rt", "onnx_rt", "torch_device", "simulated"]
 WeightsPrecision = Literal["auto", "as_file", "int4", "int8", "bf16", "fp16", "fp32"]
 ActivationPrecision = Literal["auto", "bf16", "fp16", "fp32"]
 KvCachePrecision = Literal["auto", "16bit", "8bit"]
-
-
-class Section(BaseModel):
-    """One mapping of cluster.yaml: unknown keys are errors, values are not converted, nothing changes later."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 
 
 Cores = Annotated[list[Annotated[int, Field(ge=0, le=4095)]], Field(max_length=1024)]
@@ -297,6 +272,8 @@ class ClusterConfig(Section):
     """How speculation runs when a request does not say otherwise."""
     devices: Devices = Devices()
     """What the worker may use of this machine."""
+    placement: PlacementSection = PlacementSection()
+    """What a plan is for, and what it may do."""
     limits: Limits = Limits()
     """Bounds on memory, concurrency and time."""
     api: Api = Api()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.config.model import SIZE_EXAMPLES, SIZE_PATTERN, ClusterConfig
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.section import SIZE_EXAMPLES, SIZE_PATTERN
 
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 

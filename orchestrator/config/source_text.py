@@ -57,15 +57,16 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def parse_text(text: str, path: Path) -> tuple[object, Lines]:
-    """Return the values and the line of each. Raises ConfigError naming `path` and the line."""
+def parse_text(text: str, path: Path, *, least: str = "model.source") -> tuple[object, Lines]:
+    """Return the values and the line of each; `least` is what a file must have. Raises ConfigError naming `path` and
+    the line."""
     lines: Lines = {}
     try:
         loader = _Loader(text)
         try:
             node = loader.get_single_node()
             if node is None:
-                raise ConfigError(f"{path}:1: is empty; it needs at least model.source")
+                raise ConfigError(f"{path}:1: is empty; it needs at least {least}")
             if not isinstance(node, yaml.MappingNode):
                 raise ConfigError(f"{path}:{node.start_mark.line + 1}: must be a mapping of keys to values")
             _note_lines(node, (), lines, path, ())

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from orchestrator.config.model import COUNTED, DRAFTS, PLACED, ClusterConfig, Placement
-from orchestrator.config.source_text import Place, dotted, shown
+from orchestrator.config.source_text import Lines, Place, dotted, shown
 
 _KINDS = {
     "int_type": "must be an integer",
@@ -25,6 +26,34 @@ _TAG_ERRORS = ("union_tag_invalid", "union_tag_not_found")
 _RANGE_ERRORS = ("greater_than_equal", "less_than_equal")
 
 
+def problems(error: ValidationError, path: Path, lines: Lines, root: type[BaseModel] = ClusterConfig) -> str:
+    """Return one line a problem: the file, the line, and what is described."""
+    # By line; within one line a mistyped key goes before the key that is therefore missing.
+    found = sorted(
+        (_line(detail, lines), detail["type"] == "missing", described(detail, root)) for detail in _own(error)
+    )
+    return "\n".join(f"{path}:{line}: {message}" for line, _, message in found)
+
+
+def _own(error: ValidationError) -> list[ErrorDetails]:
+    """Return what is wrong, without lists that are only too short because an item in them is wrong."""
+    found = error.errors()
+    return [
+        one
+        for one in found
+        if one["type"] != "too_short"
+        or not any(other is not one and other["loc"][: len(one["loc"])] == one["loc"] for other in found)
+    ]
+
+
+def _line(error: ErrorDetails, lines: Lines) -> int:
+    """Return the line of the key, or of the nearest place above it that is written down."""
+    place = place_of(error)
+    while place not in lines:
+        place = place[:-1]
+    return lines[place]
+
+
 def place_of(error: ErrorDetails) -> Place:
     """Return where the error stands in the file: pydantic's place has the chosen `method` of a draft in it, or how the
     replicas are written."""
@@ -34,22 +63,23 @@ def place_of(error: ErrorDetails) -> Place:
     return (*place[:2], *place[3:]) if _in_a_draft(place) or _in_replicas(place) else place
 
 
-def described(error: ErrorDetails) -> str:
-    """Return one line that names the key, what is wrong with its value, and the way out."""
+def described(error: ErrorDetails, root: type[BaseModel] = ClusterConfig) -> str:
+    """Return one line that names the key, what is wrong with its value, and the way out. `root`: what the whole file
+    is."""
     place: Place = tuple(error["loc"])
     name = dotted(place_of(error))
     if error["type"] == "extra_forbidden":
-        return f"{name}: unknown key; {_nearest(str(place[-1]), sorted(_model_at(place[:-1]).model_fields))}"
+        return f"{name}: unknown key; {_nearest(str(place[-1]), sorted(_model_at(place[:-1], root).model_fields))}"
     if error["type"] in ("missing", "union_tag_not_found"):
         return f"{name}: is missing"
     if error["type"] == "union_tag_invalid":
         return f"{name}: must be {error['ctx']['expected_tags']}, not {shown(error['input']['method'])}"
     if error["input"] is None:
         return f"{name}: has no value; write one, or leave the key out"
-    return f"{name}: {_reason(error, place)}"
+    return f"{name}: {_reason(error, place, root)}"
 
 
-def _reason(error: ErrorDetails, place: Place) -> str:
+def _reason(error: ErrorDetails, place: Place, root: type[BaseModel]) -> str:
     value, kind = error["input"], error["type"]
     context: dict[str, Any] = error.get("ctx", {})
     if kind == "value_error":
@@ -69,15 +99,15 @@ def _reason(error: ErrorDetails, place: Place) -> str:
     if kind == "too_long":
         return f"must have at most {context['max_length']} item(s), not {context['actual_length']}"
     if kind in _RANGE_ERRORS and isinstance(place[-1], str) and place[-1] != COUNTED:  # a key, not an item of its value
-        return f"must be {_range_of(place)}, not {shown(value)}"
+        return f"must be {_range_of(place, root)}, not {shown(value)}"
     wanted = _KINDS.get(kind) or f"must be {error['msg'].removeprefix('Input should be ')}"
     return f"{wanted}, not {shown(value)}"
 
 
-def _range_of(place: Place) -> str:
+def _range_of(place: Place, root: type[BaseModel]) -> str:
     """Return the whole range of the key, not only the end that the value missed."""
     bounds: dict[str, Any] = {}
-    for rule in _model_at(place[:-1]).model_fields[str(place[-1])].metadata:
+    for rule in _model_at(place[:-1], root).model_fields[str(place[-1])].metadata:
         bounds |= {end: getattr(rule, end) for end in ("ge", "le") if hasattr(rule, end)}
     if len(bounds) == 2:  # both ends
         return f"{bounds['ge']} to {bounds['le']}"
@@ -89,13 +119,13 @@ def _nearest(key: str, valid: list[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"valid keys are {', '.join(valid)}"
 
 
-def _model_at(place: Place) -> type[BaseModel]:
+def _model_at(place: Place, root: type[BaseModel]) -> type[BaseModel]:
     """Return the model whose keys stand at `place`."""
     if _in_a_draft(place):
         return DRAFTS[str(place[2])]
     if _in_replicas(place):
         return Placement
-    model: type[BaseModel] = ClusterConfig
+    model = root
     for part in place:
         if isinstance(part, str):
             model = _section_of(model.model_fields[part]) or model

@@ -30,9 +30,12 @@ def documented() -> dict[str, str]:
 
 def example_of(key: str, value: str) -> str:
     """A whole cluster.yaml in which `key` has this value, written as it stands in the documentation."""
-    section, name = key.split(".", 1)
-    if name.startswith("replicas[]."):
-        return f"model: {{source: x.gguf, replicas: [{{{name.removeprefix('replicas[].')}: {value}}}]}}\n"
+    section, _, name = key.rpartition(".")
+    if section == "model.replicas[]":
+        return f"model: {{source: x.gguf, replicas: [{{{name}: {value}}}]}}\n"
+    if "." in section:
+        outer, inner = section.split(".")
+        return f"model: {{source: x.gguf}}\n{outer}:\n  {inner}:\n    {name}: {value}\n"
     if section == "model":
         written = {"source": "x.gguf"} | {name: value}
         return "model:\n" + "".join(f"  {one}: {text}\n" for one, text in written.items())

@@ -1,0 +1,127 @@
+"""`outrider plan`: where target and drafts would run, at which depth and speed, and why everything else lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:  # loaded where a plan is made
+    from orchestrator.config.model import ClusterConfig
+    from orchestrator.planning.proposal import Proposal
+    from policies.plan import Plan
+
+app = typer.Typer(help="Plan where target and drafts run, without loading anything.")
+
+RUNNING, PROPOSED = "running", "proposed"
+
+Config = Annotated[Path | None, typer.Option(help="The cluster.yaml to plan for.")]
+Cluster = Annotated[
+    Path | None, typer.Option("--cluster", help="A sketch of a cluster that is not there (docs/planning.md).")
+]
+Profiles = Annotated[Path | None, typer.Option("--profiles", help="A directory of stored profiles.")]
+
+
+@app.callback(invoke_without_command=True)
+def plan(
+    context: typer.Context,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why everything else lost, and what is assumed.")] = (
+        False
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan for programs; `plan diff` reads it.")] = False,
+    library: Annotated[bool, typer.Option("--library", help="List the devices that a sketch may name.")] = False,
+    config: Config = None,
+    cluster: Cluster = None,
+    profiles: Profiles = None,
+) -> None:
+    """Say which device, runtime and precision would host the target, where drafts come from, and how fast it is."""
+    if context.invoked_subcommand is not None:
+        return
+    from orchestrator.cli.plan_table import print_library, print_proposal
+
+    if library:
+        print_library()
+        return
+    proposal = propose(config, cluster, profiles)
+    if as_json:
+        print(json.dumps(as_plain(proposal), indent=1))
+    else:
+        print_proposal(proposal, explain=explain)
+
+
+@app.command()
+def diff(
+    before: Annotated[str, typer.Argument(help="A file of `plan --json`, `running` or `proposed`.")] = RUNNING,
+    after: Annotated[str, typer.Argument(help="As the first.")] = PROPOSED,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the differences for programs.")] = False,
+    config: Config = None,
+    cluster: Cluster = None,
+    profiles: Profiles = None,
+) -> None:
+    """Say what is different between two plans: by default between the daemon's and what would be planned now."""
+    from dataclasses import asdict
+
+    from orchestrator.cli.plan_table import print_diff
+    from policies.plan import diff as differences
+
+    plans = [_named(name, config, cluster, profiles) for name in (before, after)]
+    found = differences(*plans)
+    if as_json:
+        gain = found.gain if found.before_tokens_per_s else None
+        print(json.dumps({**asdict(found), "gain": gain}, indent=1))
+    else:
+        print_diff(found, before, after)
+
+
+def propose(config: Path | None, cluster: Path | None, profiles: Path | None) -> Proposal:
+    """Return what is planned for a sketch, or for this machine. Raises OutriderError or AdapterError."""
+    from orchestrator.config.sketch import load_sketch
+    from orchestrator.planning.proposal import asked_by_sketch, propose_sketch
+
+    if cluster is not None:
+        sketch = load_sketch(cluster)
+        loaded, base = (None, Path()) if sketch.target is not None and config is None else _config(config)
+        return propose_sketch(sketch, asked_by_sketch(sketch, loaded, base))
+    raise typer.BadParameter("needs --cluster FILE")
+
+
+def as_plain(proposal: Proposal) -> dict[str, Any]:
+    """Return a proposal as plain data: the plan, its predicted goodput, and what its figures rest on."""
+    from dataclasses import asdict
+
+    from orchestrator.planning.basis import basis
+
+    return {
+        "plan": asdict(proposal.plan),
+        "goodput_tokens_per_s": proposal.plan.goodput_tokens_per_s,
+        "basis": [asdict(one) for one in basis(proposal)],
+        "assumed": list(proposal.assumed),
+        "workload": asdict(proposal.wanted.workload),
+    }
+
+
+def _config(path: Path | None) -> tuple[ClusterConfig, Path]:
+    from orchestrator.config.load import default_config_path, load_config
+
+    found = path or default_config_path()
+    return load_config(found), found.resolve().parent
+
+
+def _named(name: str, config: Path | None, cluster: Path | None, profiles: Path | None) -> Plan:
+    import msgspec
+
+    from orchestrator.planning.proposal import PlanError
+    from policies.plan import Plan
+
+    if name == PROPOSED:
+        return propose(config, cluster, profiles).plan
+    if name == RUNNING:
+        raise PlanError("no daemon serves a plan")
+    try:
+        return msgspec.convert(json.loads(Path(name).read_text(encoding="utf-8"))["plan"], Plan)
+    except OSError as error:
+        raise PlanError(f"{name}: cannot be read: {error.strerror}; write it with `outrider plan --json`") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlanError(f"{name}: is no plan ({error}); write it with `outrider plan --json`") from error

@@ -1,0 +1,198 @@
+"""A plan for people: what runs where, what is predicted, why everything else lost, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from device_profiles.units import human_bytes
+from orchestrator.cli.plain_table import add_row, wide_console
+from orchestrator.planning.basis import basis
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orchestrator.planning.proposal import Proposal
+    from policies.plan import Plan, PlanDiff, Prediction, Replica, Shard
+
+_MOST_REJECTED = 40
+
+
+def print_proposal(proposal: Proposal, *, explain: bool) -> None:
+    """Print a plan; with everything behind it where `explain`."""
+    console = wide_console()
+    plan = proposal.plan
+    _print_placements(console, proposal)
+    _print_predictions(console, plan)
+    for reason in plan.reasons:
+        console.print(reason, markup=False)
+    if explain:
+        _print_scores(console, plan)
+        _print_rejected(console, plan)
+        _print_basis(console, proposal)
+    for line in _next_steps(proposal, explain=explain):
+        console.print(line, markup=False)
+
+
+def print_diff(found: PlanDiff, before: str, after: str) -> None:
+    """Print what is different between two plans."""
+    from rich.table import Table
+
+    console = wide_console()
+    if not found.changes:
+        console.print("nothing would change", markup=False)
+    else:
+        table = Table(title=f"{before} -> {after}")
+        for column in ("what", "before", "after", "worker"):
+            table.add_column(column)
+        for change in found.changes:
+            restart = "starts anew" if change.restart else "stays"
+            add_row(table, change.part, change.before or "-", change.after or "-", restart)
+        console.print(table)
+    gain = f" ({found.gain:+.0%})" if found.before_tokens_per_s else ""
+    console.print(
+        f"predicted {found.before_tokens_per_s:.1f} -> {found.after_tokens_per_s:.1f} tokens/s{gain}", markup=False
+    )
+
+
+def print_library() -> None:
+    """Print the devices that a sketch may name; all figures are from datasheets."""
+    from rich.table import Table
+
+    from device_profiles.known_devices import known_devices
+
+    table = Table(title="known devices (from datasheets, not measured)")
+    for column in ("device", "what it is", "memory GB", "GB/s", "TFLOP/s", "W"):
+        table.add_column(column)
+    for sheet in known_devices().values():
+        rates = ", ".join(f"{precision} {figure.value:g}" for precision, figure in sheet.matmul_tflops.items())
+        cells = (f"{one.value:g}" if one else "-" for one in (sheet.memory_gb, sheet.bandwidth_gb_per_s))
+        add_row(table, sheet.name, sheet.full_name, *cells, rates, f"{sheet.power_w.value:g}" if sheet.power_w else "-")
+    wide_console().print(table)
+
+
+def _print_placements(console: Console, proposal: Proposal) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"plan for {proposal.plan.target}")
+    for column in ("role", "device", "runtime, weights", "layers", "threads", "memory", "costs"):
+        table.add_column(column)
+    several = len(proposal.plan.replicas) > 1
+    for number, replica in enumerate(proposal.plan.replicas, 1):
+        name = f" {number}" if several else ""
+        for role, shard in _roles(replica):
+            add_row(table, f"{role}{name}", *_shard_cells(shard))
+        if replica.draft is None or not replica.depth:
+            add_row(table, f"drafts{name}", "none: plain decoding is predicted to be faster", *[""] * 5)
+        elif replica.draft.shard is None:
+            add_row(table, f"drafts{name}", f"{replica.draft.drafter}, in the target's worker", *[""] * 5)
+    standby = proposal.plan.standby
+    for shard in standby.shards if standby else ():
+        add_row(table, "standby", *_shard_cells(shard))
+    console.print(table)
+    if standby:
+        console.print(f"standby: {standby.why}", markup=False)
+
+
+def _roles(replica: Replica) -> Iterator[tuple[str, Shard]]:
+    several = len(replica.shards) > 1
+    for number, shard in enumerate(replica.shards, 1):
+        yield (f"target shard {number}" if several else "target"), shard
+    if replica.draft is not None and replica.draft.shard is not None:
+        beside = "beside the target" if replica.draft.overlap else "between its forwards"
+        yield f"draft {replica.draft.drafter}, {beside}", replica.draft.shard
+
+
+def _shard_cells(shard: Shard) -> tuple[str, ...]:
+    cores = f" on cores {_cores(shard.cores)}" if shard.cores else ""
+    return (
+        shard.device,
+        f"{shard.runtime}, {shard.weights}",
+        f"{shard.first_layer}-{shard.end_layer - 1}",
+        f"{shard.threads or '-'}{cores}",
+        human_bytes(shard.memory.total),
+        shard.source,
+    )
+
+
+def _cores(cores: tuple[int, ...]) -> str:
+    return f"{cores[0]}-{cores[-1]}" if len(cores) > 1 else str(cores[0])
+
+
+def _print_predictions(console: Console, plan: Plan) -> None:
+    from rich.table import Table
+
+    table = Table(show_header=False, title="predicted")
+    for number, replica in enumerate(plan.replicas, 1):
+        name = f"replica {number}: " if len(plan.replicas) > 1 else ""
+        for key, value in _prediction_rows(replica.prediction):
+            add_row(table, f"{name}{key}", value)
+    if len(plan.replicas) > 1:
+        add_row(table, "all replicas", f"{plan.goodput_tokens_per_s:.1f} tokens/s")
+    console.print(table)
+
+
+def _prediction_rows(found: Prediction) -> Iterator[tuple[str, str]]:
+    error = f" ± {found.error:.0%}" if found.error else ""
+    yield "goodput", f"{found.goodput_tokens_per_s:.1f} tokens/s{error}, prefill included, {found.sequences} at once"
+    yield "each stream", f"{found.stream_tokens_per_s:.1f} tokens/s, TPOT {found.tpot_ms:.1f} ms"
+    yield "time to first token", f"{found.ttft_ms:.0f} ms"
+    gain = found.goodput_tokens_per_s / found.plain_tokens_per_s if found.plain_tokens_per_s else 1.0
+    yield "depth at the start", f"{found.depth}; {gain:.2f} x plain decoding ({found.plain_tokens_per_s:.1f} tokens/s)"
+    yield (
+        "a round",
+        (
+            f"{found.round_ms:.2f} ms for {found.tokens_per_round:.2f} tokens a sequence: "
+            f"verify {found.verify_ms:.2f}, draft {found.draft_ms:.2f}, link {found.link_ms:.2f}, "
+            f"prefill {found.prefill_ms:.2f}"
+        ),
+    )
+    if found.joules_per_token:
+        yield "energy", f"{found.joules_per_token:.3g} J a token"
+
+
+def _print_scores(console: Console, plan: Plan) -> None:
+    from rich.table import Table
+
+    for number, replica in enumerate(plan.replicas, 1):
+        table = Table(title=f"score of replica {number}: {replica.score.total:.2f} of 1")
+        for column in ("term", "value", "weight", "why"):
+            table.add_column(column)
+        for term in replica.score.terms:
+            add_row(table, term.name, f"{term.value:.2f}", f"{term.weight:g}", term.why)
+        console.print(table)
+
+
+def _print_rejected(console: Console, plan: Plan) -> None:
+    from rich.table import Table
+
+    table = Table(title="what lost, the fastest first")
+    for column in ("what", "role", "why"):
+        table.add_column(column)
+    ordered = sorted(plan.rejected, key=lambda one: (-one.goodput_tokens_per_s, one.what))
+    for one in ordered[:_MOST_REJECTED]:
+        times = f" ({one.count} alike)" if one.count > 1 else ""
+        add_row(table, f"{one.what}{times}", str(one.role), one.why)
+    console.print(table)
+    if len(ordered) > _MOST_REJECTED:
+        console.print(f"and {len(ordered) - _MOST_REJECTED} more: --json has all of them", markup=False)
+
+
+def _print_basis(console: Console, proposal: Proposal) -> None:
+    for one in basis(proposal):
+        console.print(f"{one.device}: {one.source}", markup=False)
+        for line in one.figures:
+            console.print(f"  {line}", markup=False, soft_wrap=True)
+    for line in proposal.assumed:
+        console.print(f"assumed: {line}", markup=False)
+
+
+def _next_steps(proposal: Proposal, *, explain: bool) -> Iterator[str]:
+    estimated = sorted({shard.device for shard in proposal.plan.shards if shard.source == "datasheet"})
+    if estimated:
+        yield (
+            f"{', '.join(estimated)}: estimated from datasheets, not measured. Run `outrider profile` on such a "
+            "machine, and plan again with its profiles (--profiles DIR)."
+        )
+    if not explain:
+        yield f"{len(proposal.plan.rejected)} others lost: --explain says why."

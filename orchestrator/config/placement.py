@@ -1,0 +1,71 @@
+"""The section `placement`: what a plan is for, and what it may do. Stands in cluster.yaml and in cluster sketches."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from orchestrator.config.section import Section
+
+
+class ScoreWeights(Section):
+    """What each term weighs where plans are predicted to be equally fast; only their ratios count."""
+
+    compute_headroom: float = Field(default=1.0, ge=0, le=100)
+    """How much of a device's rate is left when it verifies."""
+    bandwidth_headroom: float = Field(default=1.0, ge=0, le=100)
+    """How much of its memory's rate is left."""
+    memory_fit: float = Field(default=1.0, ge=0, le=100)
+    """How much of its memory stays free."""
+    link_cost: float = Field(default=1.0, ge=0, le=100)
+    """How little of a round links take."""
+    queue_depth: float = Field(default=1.0, ge=0, le=100)
+    """How few sequences wait for it."""
+    utilisation: float = Field(default=1.0, ge=0, le=100)
+    """How little other work takes of it."""
+    efficiency: float = Field(default=0.5, ge=0, le=100)
+    """How little energy a token takes."""
+    health: float = Field(default=2.0, ge=0, le=100)
+    """How healthy it is."""
+    indifference: float = Field(default=0.0, ge=0, lt=1)
+    """The share of predicted tokens per second that may be given up for a better score."""
+
+
+class PlacementSection(Section):
+    """What a plan is for, and what it may do: `outrider plan`, and models whose `adapter` or `device` is `auto`."""
+
+    concurrency: int = Field(default=1, ge=1, le=4096)
+    """The load to plan for: requests at once."""
+    prompt_tokens: int = Field(default=256, ge=1, le=1_000_000)
+    """The load to plan for: tokens of a prompt."""
+    output_tokens: int = Field(default=128, ge=1, le=1_000_000)
+    """The load to plan for: tokens of an answer."""
+    draft_acceptance: float = Field(default=0.6, gt=0, lt=1)
+    """The chance that a draft model's token is accepted, as long as it was not measured."""
+    pin_target: tuple[str, ...] = Field(default=(), strict=False)
+    """Devices or hosts that alone may host the target; empty: any."""
+    pin_draft: tuple[str, ...] = Field(default=(), strict=False)
+    """Devices or hosts that alone may host draft models; empty: any."""
+    exclude: tuple[str, ...] = Field(default=(), strict=False)
+    """Devices or hosts that host nothing."""
+    anti_affinity: Literal["none", "device", "host", "zone"] = "none"
+    """What a draft model must not share with the target."""
+    replicas_apart: Literal["device", "host", "zone"] = "device"
+    """What two replicas of the target must not share."""
+    zones: tuple[str, ...] = Field(default=(), strict=False)
+    """Zones that alone are used; empty: all."""
+    replicas: int = Field(default=1, ge=1, le=1024)
+    """How many targets may be placed at most."""
+    sharding: Literal["when_needed", "allowed", "never"] = "when_needed"
+    """Whether the target's layers may be spread over devices: `when_needed` where no device can hold them all."""
+    standby: bool = True
+    """Name a place for the target to go to when it is lost."""
+    keep_free: float = Field(default=0.05, ge=0, le=0.9)
+    """The share of each device's memory that stays free."""
+    profile: Literal["if_missing", "never"] = "if_missing"
+    """Where something is `auto`: whether the daemon measures, before it serves, what has no stored profile."""
+    drift_tolerance: float = Field(default=0.2, gt=0, le=10)
+    """By how much of the predicted tokens per second rounds may differ for long before the daemon plans again."""
+    score_weights: ScoreWeights = ScoreWeights()
+    """What each term weighs where plans are predicted to be equally fast."""

@@ -1,0 +1,34 @@
+"""What every mapping of a configuration file is made of."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+SIZE_EXAMPLES = ["512 MiB", "2 GiB"]
+SIZE_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*([KkMmGgTtPp][Ii]?)?[Bb]\s*$"
+
+
+def _with_a_unit(value: object) -> object:
+    """Hold back what pydantic would take: numbers without a unit, bits, and text behind the size."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ValueError(f"needs a unit, as in '{value} MiB' or '{value} GiB'")
+    if not isinstance(value, str) or not re.fullmatch(SIZE_PATTERN, value):
+        raise PydanticCustomError("byte_size", "is no size")
+    return value
+
+
+Size = Annotated[
+    ByteSize,
+    BeforeValidator(_with_a_unit),
+    Field(json_schema_extra={"examples": list(SIZE_EXAMPLES)}),
+]
+
+
+class Section(BaseModel):
+    """One mapping of cluster.yaml: unknown keys are errors, values are not converted, nothing changes later."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)

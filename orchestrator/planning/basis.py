@@ -1,0 +1,49 @@
+"""What the figures of a plan rest on: measured, or stated by a datasheet and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from device_profiles.datasheet import EFFICIENCY
+from orchestrator.planning.proposal import Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What stands behind the costs on one device in use. `error`: how far predictions may be off, as a share.
+    `figures`: one line each, with its source."""
+
+    device: str
+    source: Literal["measured", "datasheet"]
+    error: float
+    figures: tuple[str, ...]
+
+
+def basis(proposal: Proposal) -> list[Basis]:
+    """Return it for each device that the plan uses, in order."""
+    found: dict[str, Basis] = {}
+    for shard in proposal.plan.shards:
+        sheet = proposal.sheets.get(shard.profile)
+        if shard.source == "datasheet" and sheet is not None:
+            efficiency = EFFICIENCY[sheet.kind]
+            lines = [
+                f"{key} {figure.value:g}: {figure.source.title}{f' ({figure.how})' if figure.how else ''}, "
+                f"{figure.source.url}"
+                for key, figure in sheet.figures().items()
+            ]
+            lines.append(
+                f"estimate: {efficiency.bandwidth:.0%} of the bandwidth, {efficiency.compute:.0%} of the rate, "
+                f"{efficiency.layer_ms:g} ms a layer beside ({efficiency.source})"
+            )
+            found[shard.device] = Basis(shard.device, "datasheet", efficiency.error, tuple(lines))
+            continue
+        options = [
+            one
+            for one in proposal.cluster.options
+            if (one.profile, one.runtime, one.weights, one.threads)
+            == (shard.profile, shard.runtime, shard.weights, shard.threads)
+        ]
+        error = max((one.cost.error for one in options), default=0.0)
+        found[shard.device] = Basis(shard.device, "measured", error, (f"stored profile {shard.profile}",))
+    return list(found.values())

@@ -1,0 +1,89 @@
+"""Options of devices that nobody measured: what their datasheets lead to expect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from device_profiles.datasheet import EFFICIENCY, Datasheet, compute_precision, derived_cost
+from device_profiles.profile import Precision
+from device_profiles.units import GIB
+from orchestrator.planning.models import PlannedModel
+from policies.plan import MatmulRate, Option, Role
+
+KV_BYTES = 2  # a 16-bit KV cache, which exactness `bit` needs
+_PAID_ROWS = 2  # docs/adr/0002-two-rows-per-segment.md
+_FIXED_BYTES = 1 * GIB  # assumed: a process with its libraries and, on GPUs, its context
+_LOGITS_ROWS = 64  # rows of a forward whose logits are in memory at once
+_ROW_FLOATS = 8  # float32 values of a row's activations at the peak, as multiples of the MLP's width
+_CHUNK_ROWS = 512
+_THREAD_SHARES = (1.0, 0.75, 0.25)
+_CORES_FOR_BANDWIDTH = 0.5  # assumed: half of a processor's cores reach its memory's peak
+
+
+def matmul_rates(sheet: Datasheet) -> tuple[MatmulRate, ...]:
+    """Return the stated rates as the planner takes them."""
+    return tuple(MatmulRate(precision, sheet.flops(precision)) for precision in sheet.matmul_tflops)
+
+
+def datasheet_options(
+    sheet: Datasheet, model: PlannedModel, role: Role, *, profile: str, cores: int = 0
+) -> Iterator[Option]:
+    """Yield the ways to run a model on a device, by its datasheet alone.
+
+    `cores`: those that a processor's workers may use. All of a device's runtimes are expected to do the same, so the
+    first stands for them. Yields nothing where no runtime runs a decoder on it, or its rates are not known.
+    """
+    precision = compute_precision(sheet)
+    if precision is None or not sheet.runtimes or not sheet.bandwidth_bytes_per_s:
+        return
+    for weights in model.formats(sheet.kind):
+        if sheet.kind != "cpu" or not cores:
+            yield _option(sheet, model, role, profile, weights, precision)
+            continue
+        for threads in dict.fromkeys(max(1, round(share * cores)) for share in _THREAD_SHARES):
+            yield _on_cores(sheet, _option(sheet, model, role, profile, weights, precision), model, precision, threads)
+
+
+def _option(
+    sheet: Datasheet, model: PlannedModel, role: Role, profile: str, weights: str, precision: Precision
+) -> Option:
+    shape, bits = model.shape, model.bits(weights)
+    row_bytes = 4 * (_ROW_FLOATS * shape.mlp * _CHUNK_ROWS + shape.vocabulary * _LOGITS_ROWS)
+    return Option(
+        profile=profile,
+        role=role,
+        model=model.name,
+        runtime=sheet.runtimes[0],
+        weights=weights,
+        cost=derived_cost(
+            shape,
+            weight_bits=bits,
+            kv_bytes=KV_BYTES,
+            bandwidth_bytes_per_s=sheet.bandwidth_bytes_per_s,
+            flops=sheet.flops(precision),
+            efficiency=EFFICIENCY[sheet.kind],
+        ),
+        layer_bytes=shape.layer_elements * bits / 8,
+        end_bytes=shape.end_elements * bits / 8,
+        fixed_bytes=_FIXED_BYTES,
+        workspace_bytes=row_bytes,
+        kv_bytes_per_token=shape.kv_elements * KV_BYTES,
+        paid_rows=_PAID_ROWS,
+        activations=precision.value,
+        source="datasheet",
+    )
+
+
+def _on_cores(sheet: Datasheet, whole: Option, model: PlannedModel, precision: Precision, threads: int) -> Option:
+    """Return the option on some of a processor's cores: rates go with them, bandwidth until it is reached."""
+    share = threads / max(sheet.cores.value if sheet.cores else threads, threads)
+    cost = derived_cost(
+        model.shape,
+        weight_bits=model.bits(whole.weights),
+        kv_bytes=KV_BYTES,
+        bandwidth_bytes_per_s=min(1.0, share / _CORES_FOR_BANDWIDTH) * sheet.bandwidth_bytes_per_s,
+        flops=share * sheet.flops(precision),
+        efficiency=EFFICIENCY[sheet.kind],
+    )
+    return replace(whole, cost=cost, threads=threads)

@@ -1,0 +1,87 @@
+"""Models as far as planning goes: their sizes, and the number formats to choose from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.decoder.source import open_source
+from adapters.model_source import resolve
+from device_profiles.profile import Precision
+from device_profiles.workload import DecoderShape
+from orchestrator.config.sketch import Shape, SketchedModel
+from policies.plan import ModelFacts
+from policies.quantization import AS_FILE, BITS_PER_WEIGHT
+
+HIDDEN_BYTES = 2  # of an element of what crosses from one layer shard to the next
+_FILE_BITS = 16.0  # of a weight of a model that is not there and is to be taken as its file has it
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model to place. `weights`: the number formats to choose from, empty where the device decides. `file_bits`: of
+    a weight as the model's file has it."""
+
+    name: str
+    shape: DecoderShape
+    weights: tuple[str, ...] = ()
+    file_bits: float = _FILE_BITS
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the planner knows of it."""
+        shape = self.shape
+        return ModelFacts(self.name, shape.layers, shape.context_length, float(HIDDEN_BYTES * shape.hidden))
+
+    def bits(self, weights: str) -> float:
+        """Return the bits of a weight in a format, scales included."""
+        return self.file_bits if weights == AS_FILE else BITS_PER_WEIGHT[Precision(weights)]
+
+    def formats(self, kind: str) -> tuple[str, ...]:
+        """Return the formats to choose from on a device of that kind; where none was named, what
+        policies/quantization.py takes for one of which nothing was measured."""
+        unnamed = {"gpu": (Precision.BF16.value,), "npu": (Precision.INT8.value,)}
+        return self.weights or unnamed.get(kind, (AS_FILE,))
+
+
+def sketched_model(sketched: SketchedModel) -> PlannedModel:
+    """Return a model that is known by its shape."""
+    return PlannedModel(sketched.name, shape_of(sketched.shape), tuple(sketched.weights))
+
+
+def shape_of(shape: Shape) -> DecoderShape:
+    """Return the sizes as the estimates take them."""
+    return DecoderShape(
+        layers=shape.layers,
+        hidden=shape.hidden,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        mlp=shape.mlp,
+        vocabulary=shape.vocabulary,
+        context_length=shape.context_length,
+        tied_embeddings=shape.tied_embeddings,
+    )
+
+
+def model_at_hand(source: str, name: str, base: Path, weights: str) -> PlannedModel:
+    """Return a model whose files are there, or can be downloaded; `weights` as cluster.yaml has it.
+
+    Raises ModelRefused or DownloadFailed.
+    """
+    file = resolve(source, base)
+    spec = open_source(file.path).spec
+    shape = DecoderShape(
+        layers=spec.layers,
+        hidden=spec.hidden,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        mlp=spec.mlp,
+        vocabulary=spec.outputs,
+        context_length=spec.context_length,
+        tied_embeddings=spec.tied_embeddings,
+    )
+    size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
+    formats = () if weights == "auto" else (weights,)
+    return PlannedModel(name or file.name, shape, formats, 8.0 * size / shape.elements)

@@ -1,0 +1,124 @@
+"""A plan for what is configured or sketched, with all that it was made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_profiles.datasheet import Datasheet
+from device_profiles.known_devices import known_devices
+from device_profiles.profile import Exactness
+from orchestrator.config.model import ClusterConfig, ModelDraft
+from orchestrator.config.placement import PlacementSection
+from orchestrator.config.sketch import Sketch
+from orchestrator.errors import OutriderError
+from orchestrator.planning.models import PlannedModel, model_at_hand, sketched_model
+from orchestrator.planning.sketched import sketched_cluster
+from orchestrator.planning.wanted import SUFFIX, Draft, model_drafter, wanted
+from policies.placement import plan
+from policies.plan import Cluster, Drafter, NoPlan, Plan, Wanted
+
+
+class PlanError(OutriderError):
+    """Nothing can be planned; the message says why, and the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A plan and what it was made from. `sheets`: by profile, the datasheets that stand behind what is not measured.
+    `assumed`: what was neither measured nor stated, one line each."""
+
+    plan: Plan
+    cluster: Cluster
+    wanted: Wanted
+    sheets: dict[str, Datasheet]
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The models to place, and how. `suffix`: drafts from the text itself are allowed."""
+
+    target: PlannedModel
+    drafts: tuple[Draft, ...]
+    suffix: bool
+    exactness: Exactness
+    depth_bound: int
+    placement: PlacementSection
+
+    @property
+    def drafters(self) -> list[Drafter]:
+        """As the planner takes them."""
+        return [SUFFIX] * self.suffix + [model_drafter(draft) for draft in self.drafts]
+
+
+def propose_sketch(sketch: Sketch, asked: Asked) -> Proposal:
+    """Return a plan for a cluster that is not there. Raises ConfigError or PlanError."""
+    library = known_devices()
+    cluster = sketched_cluster(sketch, library, asked.target, [draft.model for draft in asked.drafts])
+    sheets = {device.profile: library[device.profile.partition(",")[0]] for device in cluster.devices}
+    return _proposal(cluster, asked, sheets)
+
+
+def asked_by_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> Asked:
+    """Return what a sketch asks for; a sketch without a target takes cluster.yaml's.
+
+    Raises PlanError, and what `asked_by_config` raises.
+    """
+    if sketch.target is None:
+        if config is None:
+            raise PlanError("the sketch has no `target` and there is no cluster.yaml; write one of them")
+        return asked_by_config(config, base, sketch.placement)
+    drafts = tuple(Draft(sketched_model(one), (one.acceptance,)) for one in sketch.drafts)
+    return Asked(
+        sketched_model(sketch.target),
+        drafts,
+        True,
+        sketch.exactness,
+        sketch.num_speculative_tokens,
+        sketch.placement or (config.placement if config is not None else PlacementSection()),
+    )
+
+
+def asked_by_config(config: ClusterConfig, base: Path, placement: PlacementSection | None = None) -> Asked:
+    """Return what cluster.yaml asks for. Raises ModelRefused or DownloadFailed."""
+    placement = placement or config.placement
+    off = config.speculation.method == "off"
+    model = config.model
+    return Asked(
+        model_at_hand(model.source, model.name, base, model.weights),
+        tuple(
+            Draft(model_at_hand(one.source, "", base, one.weights), (placement.draft_acceptance,))
+            for one in config.drafts
+            if isinstance(one, ModelDraft)
+        ),
+        any(one.method == "suffix" for one in config.drafts),
+        model.exactness,
+        0 if off else config.speculation.num_speculative_tokens,
+        placement,
+    )
+
+
+def _proposal(cluster: Cluster, asked: Asked, sheets: dict[str, Datasheet]) -> Proposal:
+    goal = wanted(
+        asked.placement,
+        asked.target,
+        asked.drafters,
+        exactness=asked.exactness,
+        depth_bound=asked.depth_bound,
+    )
+    try:
+        return Proposal(plan(cluster, goal), cluster, goal, sheets, _assumed(asked))
+    except NoPlan as error:
+        raise PlanError(f"there is no plan: {error}") from error
+
+
+def _assumed(asked: Asked) -> tuple[str, ...]:
+    found = []
+    if asked.suffix and asked.depth_bound:
+        found.append(
+            f"drafts from the text itself: proposed in {SUFFIX.coverage:.0%} of rounds, each token accepted with "
+            f"{SUFFIX.acceptance[0]:.2f} (Spec-Bench prompts, the default model)"
+        )
+    found += [f"drafts of {draft.model.name}: accepted with {draft.acceptance[0]:.2f}" for draft in asked.drafts]
+    return tuple(found)

@@ -1,0 +1,148 @@
+"""`outrider plan` for clusters that are not there, as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from device_profiles.known_devices import known_devices
+from orchestrator.cli import main as cli
+
+SKETCH = Path(__file__).parents[2] / "docs" / "cluster-sketch.yaml"
+
+
+@pytest.fixture
+def outrider(monkeypatch, capsys):
+    """Run a command in this process: (exit code, standard output, standard error)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["outrider", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def sketch(tmp_path):
+    """Write the shipped sketch with some text replaced."""
+
+    def write(*changes: tuple[str, str], name: str = "sketch.yaml") -> Path:
+        text = SKETCH.read_text(encoding="utf-8")
+        for old, new in changes:
+            assert old in text, old
+            text = text.replace(old, new, 1)
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_plan_for_three_hosts_that_are_not_there_through_the_real_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli.main", "plan", "--cluster", str(SKETCH), "--explain"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
+    assert "plan for llama-3.1-8b" in shown
+    assert "nvidia-l40s" in shown
+    assert "datasheet" in shown
+    assert "± 30%" in shown, "an estimate says by how much it may be off"
+    assert "NVIDIA L40S GPU Datasheet" in shown
+    assert "outrider profile" in shown, "what to do next"
+    assert "compute_headroom" in shown
+    assert "what lost" in shown
+    assert "assumed: drafts of llama-3.2-1b: accepted with 0.70" in shown
+
+
+def test_the_plan_for_programs_says_what_each_figure_is(outrider):
+    code, out, _ = outrider("plan", "--cluster", SKETCH, "--json")
+    assert code == 0
+    told = json.loads(out)
+    target = told["plan"]["replicas"][0]["shards"][0]
+    assert "nvidia-l40s" in target["device"]
+    assert target["source"] == "datasheet"
+    assert told["goodput_tokens_per_s"] == pytest.approx(
+        told["plan"]["replicas"][0]["prediction"]["goodput_tokens_per_s"]
+    )
+    [used] = [one for one in told["basis"] if one["device"] == target["device"]]
+    assert used["source"] == "datasheet"
+    assert used["error"] > 0
+    rejected = " ".join(one["what"] for one in told["plan"]["rejected"])
+    assert "laptop/intel-npu-3720" in rejected
+    assert "amd-epyc-9654" in rejected
+
+
+def test_a_better_card_is_predicted_to_be_faster_and_the_diff_says_so(outrider, sketch, tmp_path):
+    plans = []
+    for number, card in enumerate(("nvidia-l40s", "nvidia-h100-sxm")):
+        path = tmp_path / f"plan-{number}.json"
+        path.write_text(outrider("plan", "--cluster", sketch(("nvidia-l40s", card)), "--json")[1])
+        plans.append(path)
+    slow, fast = (json.loads(path.read_text())["goodput_tokens_per_s"] for path in plans)
+    assert fast > slow
+    code, out, _ = outrider("plan", "diff", *plans, "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert told["gain"] == pytest.approx(fast / slow - 1)
+    assert any(change["part"] == "replica 1 target" and change["restart"] for change in told["changes"])
+    shown = outrider("plan", "diff", *plans)[1]
+    assert "nvidia-h100-sxm" in shown
+    assert "starts anew" in shown
+    assert "nothing would change" in outrider("plan", "diff", plans[0], plans[0])[1]
+
+
+def test_operators_may_rule_devices_out(outrider, sketch):
+    path = sketch(("placement:\n", "placement:\n  exclude: [gpu-1]\n  pin_target: [gpu-2/amd-epyc-9654]\n"))
+    told = json.loads(outrider("plan", "--cluster", path, "--json")[1])
+    assert told["plan"]["replicas"][0]["shards"][0]["device"] == "gpu-2/amd-epyc-9654"
+    why = {one["what"]: one["why"] for one in told["plan"]["rejected"]}
+    assert any("exclude" in reason for what, reason in why.items() if what.startswith("gpu-1/"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ([("nvidia-l40s", "nvidia-l40")], ["hosts[0].devices[0].device", "did you mean 'nvidia-l40s'"]),
+        ([("concurrency: 4", "pin_target: [gpu-9]")], ["there is no plan", "pin_target", "'gpu-9'"]),
+        ([("layers: 32, hidden: 4096", "layers: 32000, hidden: 4096")], ["target.shape.layers: must be 1 to 1024"]),
+        ([("concurrency: 4", "concurency: 4")], ["sketch.yaml:", "did you mean 'concurrency'"]),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_1(outrider, sketch, changes, says):
+    code, out, err = outrider("plan", "--cluster", sketch(*changes))
+    assert code == 1
+    assert out == ""
+    assert all(one in err for one in says), err
+    assert err.startswith("outrider: ")
+
+
+def test_files_that_hold_no_plan_are_told(outrider, tmp_path):
+    path = tmp_path / "plan.json"
+    for text, says in (("{}", "is no plan"), ("[", "is no plan"), ('{"plan": {"target": 3}}', "is no plan")):
+        path.write_text(text)
+        code, _, err = outrider("plan", "diff", path, path)
+        assert code == 1
+        assert says in err
+        assert "outrider plan --json" in err
+    code, _, err = outrider("plan", "diff", tmp_path / "none.json", path)
+    assert "cannot be read" in err
+
+
+def test_the_library_is_listed(outrider):
+    shown = outrider("plan", "--library")[1]
+    assert all(name in shown for name in known_devices())
