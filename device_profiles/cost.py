@@ -16,7 +16,12 @@ class StepCost:
     knots (ascending, at least one) it is linear, beyond the last it goes on with the last slope. On top of it come
     `sequence_ms` for each further sequence, `position_us` for each position that a sequence holds already (its KV cache
     is read once), and `row_position_us` for each pair of a row and such a position. `error`: the median relative error
-    of the fit over its samples, 0 where it is not fitted.
+    of the fit on samples that it did not see, 0 where it is not fitted.
+
+    `serial`: the runtime runs the sequences of a forward one after another, so that its rows cost what they cost each
+    sequence alone. `least_rows`: each sequence is run with so many rows at least (padding costs like rows that are
+    used). `prefill`: what chunks of a prompt cost, where that is other than what decoding costs: rows behind a prompt
+    may take other kernels, and all of them are wanted as logits. None: the same.
     """
 
     row_knots: tuple[float, ...]
@@ -25,6 +30,9 @@ class StepCost:
     position_us: float = 0.0
     row_position_us: float = 0.0
     error: float = 0.0
+    serial: bool = False
+    least_rows: int = 1
+    prefill: StepCost | None = None
 
     def __post_init__(self) -> None:
         if not self.row_knots or len(self.row_knots) != len(self.row_ms):
@@ -34,16 +42,19 @@ class StepCost:
 
     def ms(self, rows: float, sequences: float = 1, context_tokens: float = 0.0) -> float:
         """Return the time of a forward of `rows` rows in all, of `sequences` sequences that hold `context_tokens`
-        positions each."""
+        positions each. With none of either it is that of the smallest forward."""
+        rows = max(rows, self.least_rows * sequences) if self.least_rows > 1 else rows
+        calls = max(1.0, sequences) if self.serial else 1.0
         attention_us = (self.position_us * sequences + self.row_position_us * rows) * context_tokens
-        return self._rows_ms(rows) + self.sequence_ms * max(0.0, sequences - 1) + attention_us / US_PER_MS
+        sequences_ms = self.sequence_ms * max(0.0, sequences - 1)
+        return calls * self._rows_ms(rows / calls) + sequences_ms + attention_us / US_PER_MS
 
     def prefill_ms(self, tokens: int, *, done: int = 0, chunk_rows: int = 512) -> float:
         """Return the time to prefill `tokens` behind `done` positions, in chunks of at most `chunk_rows`."""
-        total = 0.0
+        cost, total = self.prefill or self, 0.0
         while tokens > 0:
             rows = min(tokens, chunk_rows)
-            total += self.ms(rows, 1, done + rows / 2)
+            total += cost.ms(rows, 1, done)
             tokens, done = tokens - rows, done + rows
         return total
 
@@ -55,6 +66,7 @@ class StepCost:
             sequence_ms=factor * self.sequence_ms,
             position_us=factor * self.position_us,
             row_position_us=factor * self.row_position_us,
+            prefill=self.prefill.scaled(factor) if self.prefill else None,
         )
 
     def _rows_ms(self, rows: float) -> float:

@@ -12,6 +12,7 @@ import typer
 from adapters.contract import AdapterError
 from orchestrator.cli import bench, config, models, plan
 from orchestrator.cli.doctor import doctor
+from orchestrator.cli.profile import profile
 from orchestrator.cli.serve import serve
 from orchestrator.cli.status import status
 from orchestrator.errors import OutriderError
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command("serve")(serve)
 app.command("status")(status)
 app.command("doctor")(doctor)
+app.command("profile")(profile)
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
 app.add_typer(plan.app, name="plan")

@@ -302,7 +302,19 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     restartable: bool
 
 
-Event = Progress | Ready | Round | Gauges | Refused | Failed | DraftReady | DraftLink
+class Measured(msgspec.Struct, frozen=True, tag="measured"):
+    """What a measuring worker found, as plain data: `value` is of the class of `device_profiles.store` that `kind`
+    names."""
+
+    kind: Literal["device", "model", "pair", "link"]
+    value: dict[str, Any]
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """A measuring worker has found all there is to find, and waits to be stopped."""
+
+
+Event = Progress | Ready | Round | Gauges | Refused | Failed | DraftReady | DraftLink | Measured | Finished
 
 _commands = msgspec.msgpack.Decoder(list[Command])
 _events = msgspec.msgpack.Decoder(list[Event])

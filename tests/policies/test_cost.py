@@ -42,7 +42,7 @@ def test_between_and_beyond_the_knots_it_is_linear():
     assert cost.ms(2) == 12.0
     assert cost.ms(5) == 18.0
     assert cost.ms(2, 3, 1000) == pytest.approx(12.0 + 2.0 + 6.0 + 2.0)
-    assert cost.prefill_ms(6, chunk_rows=3) == pytest.approx(2 * 14.0 + (2 + 3) * (1.5 + 4.5) / 1000)
+    assert cost.prefill_ms(6, chunk_rows=3) == pytest.approx(2 * 14.0 + 3 * (2 + 3) / 1000)
 
 
 def test_knots_that_do_not_ascend_are_refused():

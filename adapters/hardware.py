@@ -1,0 +1,116 @@
+"""What a device is, beyond what its runtime says: instruction sets, cores, NUMA nodes, driver; and a runtime's version.
+
+Facts that a machine does not tell are empty or 0: no error.
+"""
+
+from __future__ import annotations
+
+import platform
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from adapters import registry
+from adapters.contract import AdapterUnavailable
+from device_profiles.measured import Hardware
+from device_profiles.profile import DeviceProfile
+
+_PACKAGES = {"openvino_rt": ("openvino",), "onnx_rt": ("onnxruntime",), "torch_device": ("torch",)}
+_ISA = (
+    *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
+)
+_NODES = Path("/sys/devices/system/node")
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def runtime_version(adapter: str) -> str:
+    """Return the version of an adapter's runtime; of the simulated one, which has none, ours. Raises
+    AdapterUnavailable."""
+    try:
+        return " ".join(f"{name} {version(name)}" for name in _PACKAGES.get(adapter, ("outrider",)))
+    except PackageNotFoundError as error:
+        raise AdapterUnavailable(f"{error.name} is not installed: it is the runtime of {adapter}") from None
+
+
+def hardware(profile: DeviceProfile) -> Hardware:
+    """Return what the device behind a runtime's device is."""
+    kind = kind_of(profile)
+    if kind == "cpu":
+        return processor()
+    if kind == "cuda":
+        return _nvidia(int(profile.name.partition(":")[2] or 0)) or Hardware(kind, profile.full_name, 0)
+    return Hardware(kind, profile.full_name, profile.memory_bytes)
+
+
+def kind_of(profile: DeviceProfile) -> str:
+    """Return a device's kind, as in "cpu", whatever its runtime calls it."""
+    return profile.name.partition(":")[0].partition(".")[0].lower() if profile.adapter != "simulated" else "simulated"
+
+
+def processor() -> Hardware:
+    """Return what this machine's processor is."""
+    told = _cpuinfo()
+    flags = set((told.get("flags") or told.get("Features") or "").split())
+    name = told.get("model name") or platform.processor() or platform.machine()
+    family = "/".join(told[key] for key in ("cpu family", "model", "stepping") if key in told)
+    return Hardware(
+        kind="cpu",
+        name=f"{name} ({family})" if family else name,  # a hypervisor may hide the name, and leaves these
+        memory_bytes=psutil.virtual_memory().total,
+        numa_nodes=max(1, len(list(_NODES.glob("node[0-9]*")))),
+        physical_cores=cores(),
+        isa=tuple(flag for flag in _ISA if flag in flags),
+    )
+
+
+def cores() -> int:
+    """Return how many physical cores this process may use."""
+    allowed = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else 0
+    physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    return min(physical, allowed) if allowed else physical
+
+
+def devices_of(adapter: str) -> list[DeviceProfile]:
+    """Return the devices of a runtime. Raises AdapterUnavailable."""
+    return registry.get(adapter).devices()
+
+
+def _cpuinfo() -> dict[str, str]:
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, colon, value = line.partition(":")
+            if colon:
+                found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def _nvidia(index: int) -> Hardware | None:
+    """Return an NVIDIA device by NVML; None where there is no driver, or nothing to ask it with."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    nvml: Any = pynvml
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return Hardware(
+            kind="cuda",
+            name=str(nvml.nvmlDeviceGetName(handle)),
+            memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            driver=str(nvml.nvmlSystemGetDriverVersion()),
+            isa=(f"sm_{major}{minor}",),
+        )
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()

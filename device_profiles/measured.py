@@ -1,0 +1,138 @@
+"""What was measured of a device, of a model on it, and of a drafter on a target: values for the store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+from device_profiles.cost import StepCost
+from device_profiles.curve_fit import StepSample
+from device_profiles.profile import Precision
+from device_profiles.units import GIB
+
+DRIFT = 0.2
+"""How far a prediction may be from what is measured, as a share of it, before a profile is measured again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A device, whichever runtime drives it. `memory_bytes`: all it has (0: not known). `driver`: its version, empty
+    for a processor. `isa`: the instruction sets that matter for products of matrices."""
+
+    kind: str
+    name: str
+    memory_bytes: int
+    driver: str = ""
+    numa_nodes: int = 1
+    physical_cores: int = 0
+    isa: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulRate:
+    """Operations per second of a large product of matrices, 2 for each multiplication and addition."""
+
+    precision: Precision
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """What a device takes. `meter` names what told it; `reason` says why there is none, and the figures are None.
+    `idle_w` and `load_w`: power with nothing to do, and while it decodes one sequence."""
+
+    meter: str = ""
+    reason: str = ""
+    idle_w: float | None = None
+    load_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredDevice:
+    """A device as one runtime drives it, with so many threads (0 where it has cores of its own).
+
+    `fingerprint` is of hardware, driver and runtime version. `bandwidth_bytes_per_s`: read while a large matrix meets a
+    vector, 0 where the runtime cannot tell. `took_s`: the measuring itself.
+    """
+
+    fingerprint: str
+    adapter: str
+    device: str
+    runtime_version: str
+    hardware: Hardware
+    threads: int
+    matmul: tuple[MatmulRate, ...] = ()
+    bandwidth_bytes_per_s: float = 0.0
+    energy: Energy = Energy()
+    measured_at: str = ""
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOverhead:
+    """What a round of the decode loop takes beside its forward: once, for each sequence, and for each row whose logits
+    choose a token."""
+
+    round_ms: float = 0.0
+    sequence_ms: float = 0.0
+    row_ms: float = 0.0
+
+    def ms(self, sequences: float, rows: float) -> float:
+        """Return it for a round."""
+        return self.round_ms + self.sequence_ms * sequences + self.row_ms * rows
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredModel:
+    """What a model costs on a device: in one runtime, number format and exactness, with so many threads.
+
+    `role`: "target", or "draft", of which nothing but forwards is measured. `model_digest`: of its files.
+    `matrix_elements`: elements that a row is multiplied with (0: not known); `weights_bytes`: as they are read in a
+    forward. `planned_bytes`: what it was announced to hold (0: costs not known); `peak_bytes`: what its process held at
+    most. `energy_j_per_token`: None where the device tells nothing. `samples`: what `cost` was fitted to.
+    """
+
+    fingerprint: str
+    adapter: str
+    device: str
+    role: str
+    model: str
+    model_digest: str
+    weights: str
+    activations: str
+    kv_cache: str
+    exactness: str
+    threads: int
+    cost: StepCost
+    decode_error: float
+    prefill_error: float
+    worst_error: float
+    overhead: RoundOverhead
+    load_s: float
+    row_invariant: bool
+    paid_rows: int
+    layers: int
+    kv_bytes_per_token: int
+    matrix_elements: int = 0
+    weights_bytes: int = 0
+    planned_bytes: int = 0
+    planned_parts: dict[str, int] | None = None
+    peak_bytes: int = 0
+    energy_j_per_token: float | None = None
+    samples: tuple[StepSample, ...] = ()
+    measured_at: str = ""
+    took_s: float = 0.0
+
+
+def fingerprint(hardware: Hardware, runtime_version: str) -> str:
+    """Return 12 hex digits that change with the hardware, its driver and the runtime. Memory counts in whole GiB: what
+    a machine says of it differs a little from start to start."""
+    facts = {**asdict(hardware), "memory_bytes": round(hardware.memory_bytes / GIB), "runtime": runtime_version}
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=6).hexdigest()
+
+
+def drifted(predicted: float, measured: float, tolerance: float = DRIFT) -> bool:
+    """Return whether a prediction is further from what was measured than `tolerance`, as a share of it: the profile
+    behind it is to be measured again. What is no time or rate (zero or less) says nothing."""
+    return predicted > 0.0 and measured > 0.0 and abs(predicted - measured) > tolerance * measured

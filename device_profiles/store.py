@@ -1,0 +1,156 @@
+"""Keeps what was measured, as readable JSON files: one for each device, model on a device, pair and link.
+
+`DIRECTORY/devices/KEY.json`, `models/`, `pairs/` and `links/`, written atomically. A file of another schema, a damaged
+one, and one that does not fit its type count as not there: what they said is measured again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import tempfile
+import types
+import typing
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from device_profiles.acceptance import PairAcceptance
+from device_profiles.link import LinkProfile
+from device_profiles.measured import MeasuredDevice, MeasuredModel
+
+SCHEMA = 1
+"""Grows with every change of what files hold; an older file is measured again."""
+
+Stored = MeasuredDevice | MeasuredModel | PairAcceptance | LinkProfile
+_T = TypeVar("_T")
+_T_Stored = TypeVar("_T_Stored", MeasuredDevice, MeasuredModel, PairAcceptance, LinkProfile)
+_ROOMS: dict[type, tuple[str, tuple[str, ...]]] = {
+    MeasuredDevice: ("devices", ("adapter", "device", "threads", "fingerprint")),
+    MeasuredModel: (
+        "models",
+        ("adapter", "device", "role", "model", "model_digest", "weights", "exactness", "threads", "fingerprint"),
+    ),
+    PairAcceptance: ("pairs", ("drafter", "target", "target_digest", "workload", "rule")),
+    LinkProfile: ("links", ("left", "right")),
+}
+"""Where a value is kept, and the fields that it is known by: one that is measured anew replaces the one before."""
+
+
+class ProfileStore:
+    """See the module. `directory` need not exist."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def save(self, value: Stored) -> Path:
+        """Write a value, replacing the one that is known by the same fields. Raises OSError."""
+        path = self._path(value)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"schema": SCHEMA, **dataclasses.asdict(value)}, indent=1) + "\n"
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".new", dir=path.parent)
+        draft = Path(name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        return path
+
+    def devices(self) -> list[MeasuredDevice]:
+        """Return the devices that can be read."""
+        return self._all(MeasuredDevice)
+
+    def models(self, fingerprint: str | None = None) -> list[MeasuredModel]:
+        """Return the models that can be read, on one device or on all."""
+        return [one for one in self._all(MeasuredModel) if fingerprint is None or one.fingerprint == fingerprint]
+
+    def pairs(self) -> list[PairAcceptance]:
+        """Return the pairs that can be read."""
+        return self._all(PairAcceptance)
+
+    def links(self) -> list[LinkProfile]:
+        """Return the links that can be read."""
+        return self._all(LinkProfile)
+
+    def unreadable(self) -> list[tuple[Path, str]]:
+        """Return the files that count as not there, and why."""
+        found = []
+        for kind in _ROOMS:
+            for path in self._files(kind):
+                try:
+                    read(path, kind)
+                except ValueError as error:
+                    found.append((path, str(error)))
+        return found
+
+    def _all(self, kind: type[_T_Stored]) -> list[_T_Stored]:
+        found: list[_T_Stored] = []
+        for path in self._files(kind):
+            try:
+                found.append(read(path, kind))
+            except ValueError:
+                continue
+        return found
+
+    def _files(self, kind: type) -> Iterator[Path]:
+        yield from sorted((self.directory / _ROOMS[kind][0]).glob("*.json"))
+
+    def _path(self, value: Stored) -> Path:
+        room, fields = _ROOMS[type(value)]
+        words = [str(getattr(value, name)) for name in fields]
+        key = "--".join(re.sub(r"[^A-Za-z0-9._-]+", "_", word) or "-" for word in words)
+        return self.directory / room / f"{key}.json"
+
+
+def read(path: Path, kind: type[_T]) -> _T:
+    """Return the value in a file. Raises ValueError, with what is wrong, for one that cannot be used."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot be read: {error}") from error
+    if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
+        raise ValueError(f"is of another schema than {SCHEMA}")
+    return typing.cast(_T, as_value(kind, data))
+
+
+def as_value(kind: Any, data: Any) -> Any:
+    """Return plain data as a value of a (data) class. Raises ValueError where it does not fit."""
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _as_dataclass(kind, data)
+    if origin is tuple and isinstance(data, list | tuple):
+        return tuple(as_value(typing.get_args(kind)[0], item) for item in data)
+    if origin is dict and isinstance(data, dict):
+        key, item = typing.get_args(kind)
+        return {as_value(key, name): as_value(item, value) for name, value in data.items()}
+    if origin in (types.UnionType, typing.Union):
+        known = [part for part in typing.get_args(kind) if part is not type(None)]
+        return None if data is None else as_value(known[0], data)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(data)
+    if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
+        return float(data)
+    if isinstance(kind, type) and type(data) is kind:
+        return data
+    raise ValueError(f"{data!r} is no {kind}")
+
+
+def _as_dataclass(kind: type, data: Any) -> Any:
+    if not isinstance(data, dict):
+        raise ValueError(f"{kind.__name__} is no mapping")
+    hints = typing.get_type_hints(kind)
+    unknown = data.keys() - hints.keys()
+    if unknown:
+        raise ValueError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
+    try:
+        return kind(**{name: as_value(hints[name], value) for name, value in data.items()})
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__} is not complete: {error}") from error

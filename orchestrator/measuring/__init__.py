@@ -1,0 +1,1 @@
+"""Measures what a loaded model, a decode loop and a link cost. Runs in a process of its own, never in a serving one."""

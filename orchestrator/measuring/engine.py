@@ -1,0 +1,53 @@
+"""The engine of a measuring worker: does one piece of work, tells what it found, and ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from adapters.contract import AdapterError
+from device_profiles.acceptance import PairAcceptance
+from device_profiles.link import LinkProfile
+from device_profiles.measured import MeasuredDevice, MeasuredModel
+from orchestrator.cluster.port import Command, Event, Failed, Finished, Measured, Progress, Stop
+
+Found = MeasuredDevice | MeasuredModel | PairAcceptance | LinkProfile
+OnProgress = Callable[[str, float], None]
+KINDS: dict[str, type] = {
+    "device": MeasuredDevice,
+    "model": MeasuredModel,
+    "pair": PairAcceptance,
+    "link": LinkProfile,
+}
+"""What a Measured event holds, by its kind."""
+
+
+class MeasuringEngine:
+    """Implements cluster.port.Engine. `work` yields what it finds; what it raises becomes a Failed event."""
+
+    def __init__(self, work: Callable[[OnProgress], Iterator[Found]]) -> None:
+        self._work = work
+        self._stopped = threading.Event()
+
+    def submit(self, command: Command) -> None:
+        """See cluster.port.Engine. Before its work is done, a Stop ends nothing: who sent it ends the process."""
+        if isinstance(command, Stop):
+            self._stopped.set()
+
+    def run(self, emit: Callable[[Event], None]) -> None:
+        """See cluster.port.Engine."""
+        try:
+            for found in self._work(lambda stage, fraction: emit(Progress(stage, fraction))):
+                emit(measured(found))
+            emit(Finished())
+            self._stopped.wait()
+        except AdapterError as error:
+            emit(Failed(str(error), restartable=False))
+
+
+def measured(found: Found) -> Measured:
+    """Return a value as it crosses the process boundary."""
+    kind: Any = next(kind for kind, known in KINDS.items() if isinstance(found, known))
+    return Measured(kind, dataclasses.asdict(found))

@@ -1,0 +1,167 @@
+"""Measures forwards of a loaded model through its contract, at few points that span what decoding does.
+
+Slots are filled once, to several lengths. A decode forward appends rows behind a slot's prompt and the next one rolls
+them back, so that every point can be measured again and again, in turn with all the others: what disturbs the
+machine for a second disturbs one pass of each, and the median forgets it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from adapters.contract import LoadedModel, Segment
+from device_profiles.cost import StepCost
+from device_profiles.curve_fit import StepFit, StepSample, fit_steps
+from device_profiles.units import MS_PER_S, ceil_div
+from orchestrator.clock import Clock
+
+OnProgress = Callable[[str, float], None]
+
+_LONG = (2048, 1024, 512, 256, *(128,) * 12)
+"""Positions that each of the first sequences holds, as far as there is room."""
+_SHORT = (16,) * 16
+"""And each of the others: the same forwards with nearly nothing to attend to."""
+_CHUNK_ROWS = (8, 32, 64, 128, 256)
+_ROWS_ALONE = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
+_ROWS_TOGETHER = ((2, 1), (2, 3), (2, 5), (4, 1), (4, 2), (4, 5), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (16, 4))
+_ROWS_BEHIND = (1, 2, 5, 9, 16)
+_REPEATS = 2
+"""Of a point in a row, behind one that is not counted: the first forward of a shape prepares it."""
+_LEAST_PASSES = 3
+_MOST_PASSES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What forwards cost: decoding, and chunks of a prompt. `samples` are the medians that the fits are over."""
+
+    decode: StepFit
+    prefill: StepFit
+    samples: tuple[StepSample, ...]
+
+    @property
+    def cost(self) -> StepCost:
+        """Both as one."""
+        return replace(self.decode.cost, prefill=self.prefill.cost)
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A forward that is measured again and again: which slots, the rows of each, and where they start. A chunk of a
+    prompt is of the prompt's numerical class."""
+
+    slots: tuple[int, ...]
+    rows: int
+    starts: tuple[int, ...]
+    prompt: bool
+
+
+def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, budget_s: float) -> Steps:
+    """Measure a model with nothing in its slots, for about `budget_s` seconds, and leave it so.
+
+    Raises what `LoadedModel.forward` raises.
+    """
+    lengths = _lengths(model)
+    prefill = _fill(model, lengths, clock, progress)
+    points = _points(model, lengths)
+    times: dict[_Point, list[float]] = {point: [] for point in points}
+    began_s = clock.monotonic_s()
+    for number in range(_MOST_PASSES):
+        for point in points:
+            times[point].append(_timed(model, point, clock))
+        spent_s = clock.monotonic_s() - began_s
+        progress("measure forwards", min(1.0, spent_s / budget_s))
+        if number + 1 >= _LEAST_PASSES and spent_s * (number + 2) / (number + 1) > budget_s:
+            break
+    for slot in range(len(lengths) + 1):
+        model.release(slot)
+    decode: list[StepSample] = []
+    for point in points:
+        sample = StepSample((point.rows,) * len(point.slots), point.starts, statistics.median(times[point]))
+        (prefill if point.prompt else decode).append(sample)
+    caps = model.capabilities
+    least = caps.paid_rows if not caps.apart_tokens else 1
+    return Steps(fit_steps(decode, least), fit_steps(prefill, caps.paid_rows), (*decode, *prefill))
+
+
+def _lengths(model: LoadedModel) -> list[int]:
+    """Return the positions that each slot is to hold: what is wished for, in four fifths of the room that there is."""
+    caps = model.capabilities
+    room = caps.total_blocks * 4 // 5
+    found: list[int] = []
+    for wished in (*_LONG, *_SHORT)[: caps.slots - 1]:  # one is left free, for chunks of prompts
+        length = min(wished, caps.max_context_tokens - 2 * max(_ROWS_ALONE))
+        while length > 16 and _blocks(length, caps.block_tokens) > room // 2:
+            length //= 2
+        room -= _blocks(length, caps.block_tokens)
+        found.append(length)
+    return found
+
+
+def _blocks(length: int, block_tokens: int) -> int:
+    return ceil_div(length + max(_ROWS_ALONE), block_tokens)
+
+
+def _fill(model: LoadedModel, lengths: Sequence[int], clock: Clock, progress: OnProgress) -> list[StepSample]:
+    """Fill the slots as prompts are; return what the chunks of long ones took behind what was there already."""
+    chunk = min(512, model.capabilities.max_batch_rows)
+    samples = []
+    for slot, length in enumerate(lengths):
+        progress("fill the cache", slot / len(lengths))
+        for start in range(0, length, chunk):
+            rows = min(chunk, length - start)
+            ms = _forward_ms(model, [_segment(model, slot, start, rows, prompt=True)], clock)
+            if start or rows == chunk:
+                samples.append(StepSample((rows,), (start,), ms))
+    return samples
+
+
+def _points(model: LoadedModel, lengths: Sequence[int]) -> list[_Point]:
+    caps = model.capabilities
+    short = [slot for slot in range(len(lengths)) if lengths[slot] <= _SHORT[0]] or [len(lengths) - 1]
+    long = [slot for slot in range(len(lengths)) if slot not in short] or short
+    alone = [(group[:1], rows) for group in (short,) for rows in _ROWS_ALONE]
+    alone += [(long[index : index + 1], rows) for index in (0, 2) for rows in _ROWS_BEHIND if index < len(long)]
+    together = [
+        (group[:count], rows) for group in (short, long) for count, rows in _ROWS_TOGETHER if count <= len(group)
+    ]
+    points = [
+        _Point(tuple(slots), rows, tuple(lengths[slot] for slot in slots), prompt=False)
+        for slots, rows in [*alone, *together]
+        if rows * len(slots) <= caps.max_batch_rows
+    ]
+    points += [
+        _Point((len(lengths),), rows, (0,), prompt=True)
+        for rows in _CHUNK_ROWS
+        if rows <= min(caps.max_batch_rows, caps.max_context_tokens)
+    ]
+    return list(dict.fromkeys(points))
+
+
+def _timed(model: LoadedModel, point: _Point, clock: Clock) -> float:
+    batch = [
+        _segment(model, slot, start, point.rows, prompt=point.prompt)
+        for slot, start in zip(point.slots, point.starts, strict=True)
+    ]
+    model.forward(batch)
+    repeats = 1 if point.prompt else _REPEATS
+    found = statistics.median(_forward_ms(model, batch, clock) for _ in range(repeats))
+    if point.prompt:
+        model.release(point.slots[0])
+    return found
+
+
+def _segment(model: LoadedModel, slot: int, start: int, rows: int, *, prompt: bool) -> Segment:
+    """Return rows of a text that has no meaning. A chunk of a prompt wants its last row, decoding wants all."""
+    size = model.spec.vocabulary_size
+    tokens = [(7 * place * place + 11 * place + 31 * slot + 3) % size for place in range(start, start + rows)]
+    apart = not prompt and 0 < start <= model.capabilities.apart_tokens
+    return Segment(slot, start, tokens, (rows - 1, rows) if prompt else (0, rows), apart)
+
+
+def _forward_ms(model: LoadedModel, batch: Sequence[Segment], clock: Clock) -> float:
+    started = clock.monotonic_s()
+    model.forward(batch)
+    return (clock.monotonic_s() - started) * MS_PER_S
