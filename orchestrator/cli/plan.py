@@ -77,14 +77,24 @@ def diff(
 
 def propose(config: Path | None, cluster: Path | None, profiles: Path | None) -> Proposal:
     """Return what is planned for a sketch, or for this machine. Raises OutriderError or AdapterError."""
+    from device_profiles.store import ProfileStore
     from orchestrator.config.sketch import load_sketch
-    from orchestrator.planning.proposal import asked_by_sketch, propose_sketch
+    from orchestrator.planning.proposal import asked_by_config, asked_by_sketch, propose_here, propose_sketch
 
     if cluster is not None:
         sketch = load_sketch(cluster)
         loaded, base = (None, Path()) if sketch.target is not None and config is None else _config(config)
-        return propose_sketch(sketch, asked_by_sketch(sketch, loaded, base))
-    raise typer.BadParameter("needs --cluster FILE")
+        known = ProfileStore(profiles) if profiles is not None else None
+        return propose_sketch(sketch, asked_by_sketch(sketch, loaded, base), known)
+    loaded, base = _config(config)
+    asked = asked_by_config(loaded, base)
+    if profiles is not None:
+        return propose_here(asked, ProfileStore(profiles), {})
+    import psutil
+
+    from orchestrator.bootstrap.profiling import profile_store
+
+    return propose_here(asked, profile_store(loaded), {"CPU": psutil.virtual_memory().available})
 
 
 def as_plain(proposal: Proposal) -> dict[str, Any]:

@@ -24,8 +24,9 @@ def basis(proposal: Proposal) -> list[Basis]:
     """Return it for each device that the plan uses, in order."""
     found: dict[str, Basis] = {}
     for shard in proposal.plan.shards:
-        sheet = proposal.sheets.get(shard.profile)
-        if shard.source == "datasheet" and sheet is not None:
+        source = proposal.behind[shard.profile]
+        sheet = source.sheet
+        if sheet is not None:
             efficiency = EFFICIENCY[sheet.kind]
             lines = [
                 f"{key} {figure.value:g}: {figure.source.title}{f' ({figure.how})' if figure.how else ''}, "
@@ -45,5 +46,5 @@ def basis(proposal: Proposal) -> list[Basis]:
             == (shard.profile, shard.runtime, shard.weights, shard.threads)
         ]
         error = max((one.cost.error for one in options), default=0.0)
-        found[shard.device] = Basis(shard.device, "measured", error, (f"stored profile {shard.profile}",))
+        found[shard.device] = Basis(shard.device, "measured", error, (f"stored profile of {shard.profile}",))
     return list(found.values())

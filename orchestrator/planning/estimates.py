@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from device_profiles.datasheet import EFFICIENCY, Datasheet, compute_precision, derived_cost
-from device_profiles.profile import Precision
+from device_profiles.datasheet import EFFICIENCY, GB, Datasheet, compute_precision, derived_cost
+from device_profiles.profile import Exactness, Precision
 from device_profiles.units import GIB
 from orchestrator.planning.models import PlannedModel
 from policies.plan import MatmulRate, Option, Role
@@ -21,37 +21,76 @@ _THREAD_SHARES = (1.0, 0.75, 0.25)
 _CORES_FOR_BANDWIDTH = 0.5  # assumed: half of a processor's cores reach its memory's peak
 
 
-def matmul_rates(sheet: Datasheet) -> tuple[MatmulRate, ...]:
-    """Return the stated rates as the planner takes them."""
-    return tuple(MatmulRate(precision, sheet.flops(precision)) for precision in sheet.matmul_tflops)
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """A device by its datasheet. Implements planning.source.DeviceSource."""
+
+    sheet: Datasheet
+
+    @property
+    def name(self) -> str:
+        """Return its name in the library."""
+        return self.sheet.name
+
+    @property
+    def kind(self) -> str:
+        """Return "cpu", "gpu" or "npu"."""
+        return self.sheet.kind
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return its own memory; 0 where it works in the host's."""
+        return int(self.sheet.memory_gb.value * GB) if self.sheet.memory_gb else 0
+
+    @property
+    def cores(self) -> int:
+        """Return the cores that a processor has."""
+        return int(self.sheet.cores.value) if self.sheet.cores else 0
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Return the stated rate of its memory."""
+        return self.sheet.bandwidth_bytes_per_s
+
+    @property
+    def power_w(self) -> float:
+        """Return what it takes at most, 0 where that is not stated."""
+        return self.sheet.power_w.value if self.sheet.power_w else 0.0
+
+    @property
+    def matmul(self) -> tuple[MatmulRate, ...]:
+        """Return the stated rates."""
+        return tuple(MatmulRate(precision, self.sheet.flops(precision)) for precision in self.sheet.matmul_tflops)
+
+    def options(
+        self, target: PlannedModel, drafts: Sequence[PlannedModel], exactness: Exactness, cores: int
+    ) -> list[Option]:
+        """See planning.source.DeviceSource. All of a device's runtimes are expected to do the same, so the first stands
+        for them. There are none where no runtime runs a decoder on it."""
+        found = list(_options(self.sheet, target, Role.TARGET, cores))
+        for draft in drafts:
+            found += _options(self.sheet, draft, Role.DRAFT, cores)
+        return found
 
 
-def datasheet_options(
-    sheet: Datasheet, model: PlannedModel, role: Role, *, profile: str, cores: int = 0
-) -> Iterator[Option]:
-    """Yield the ways to run a model on a device, by its datasheet alone.
-
-    `cores`: those that a processor's workers may use. All of a device's runtimes are expected to do the same, so the
-    first stands for them. Yields nothing where no runtime runs a decoder on it, or its rates are not known.
-    """
+def _options(sheet: Datasheet, model: PlannedModel, role: Role, cores: int) -> Iterator[Option]:
     precision = compute_precision(sheet)
     if precision is None or not sheet.runtimes or not sheet.bandwidth_bytes_per_s:
         return
     for weights in model.formats(sheet.kind):
+        whole = _option(sheet, model, role, weights, precision)
         if sheet.kind != "cpu" or not cores:
-            yield _option(sheet, model, role, profile, weights, precision)
+            yield whole
             continue
         for threads in dict.fromkeys(max(1, round(share * cores)) for share in _THREAD_SHARES):
-            yield _on_cores(sheet, _option(sheet, model, role, profile, weights, precision), model, precision, threads)
+            yield _on_cores(sheet, whole, model, precision, threads)
 
 
-def _option(
-    sheet: Datasheet, model: PlannedModel, role: Role, profile: str, weights: str, precision: Precision
-) -> Option:
+def _option(sheet: Datasheet, model: PlannedModel, role: Role, weights: str, precision: Precision) -> Option:
     shape, bits = model.shape, model.bits(weights)
     row_bytes = 4 * (_ROW_FLOATS * shape.mlp * _CHUNK_ROWS + shape.vocabulary * _LOGITS_ROWS)
     return Option(
-        profile=profile,
+        profile="",
         role=role,
         model=model.name,
         runtime=sheet.runtimes[0],

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_profiles.datasheet import Datasheet
 from device_profiles.known_devices import known_devices
 from device_profiles.profile import Exactness
+from device_profiles.store import ProfileStore
 from orchestrator.config.model import ClusterConfig, ModelDraft
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
 from orchestrator.errors import OutriderError
+from orchestrator.planning.estimates import Stated
+from orchestrator.planning.here import cluster_here
 from orchestrator.planning.models import PlannedModel, model_at_hand, sketched_model
 from orchestrator.planning.sketched import sketched_cluster
+from orchestrator.planning.source import DeviceSource
+from orchestrator.planning.stored import measured_hardware
 from orchestrator.planning.wanted import SUFFIX, Draft, model_drafter, wanted
 from policies.placement import plan
-from policies.plan import Cluster, Drafter, NoPlan, Plan, Wanted
+from policies.plan import Cluster, Drafter, NoPlan, Plan, Role, Wanted
 
 
 class PlanError(OutriderError):
@@ -25,13 +30,13 @@ class PlanError(OutriderError):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A plan and what it was made from. `sheets`: by profile, the datasheets that stand behind what is not measured.
-    `assumed`: what was neither measured nor stated, one line each."""
+    """A plan and what it was made from. `behind`: by profile, what stands behind its figures. `assumed`: what was
+    neither measured nor stated, one line each."""
 
     plan: Plan
     cluster: Cluster
     wanted: Wanted
-    sheets: dict[str, Datasheet]
+    behind: Mapping[str, DeviceSource]
     assumed: tuple[str, ...] = ()
 
 
@@ -52,12 +57,35 @@ class Asked:
         return [SUFFIX] * self.suffix + [model_drafter(draft) for draft in self.drafts]
 
 
-def propose_sketch(sketch: Sketch, asked: Asked) -> Proposal:
-    """Return a plan for a cluster that is not there. Raises ConfigError or PlanError."""
-    library = known_devices()
-    cluster = sketched_cluster(sketch, library, asked.target, [draft.model for draft in asked.drafts])
-    sheets = {device.profile: library[device.profile.partition(",")[0]] for device in cluster.devices}
-    return _proposal(cluster, asked, sheets)
+def propose_sketch(sketch: Sketch, asked: Asked, store: ProfileStore | None = None) -> Proposal:
+    """Return a plan for a cluster that is not there, of devices of the library and of `store`. Raises ConfigError or
+    PlanError."""
+    sources: dict[str, DeviceSource] = {name: Stated(sheet) for name, sheet in known_devices().items()}
+    for one in measured_hardware(store) if store is not None else ():
+        sources[one.hardware.name] = one
+    drafts = [draft.model for draft in asked.drafts]
+    cluster, behind = sketched_cluster(sketch, sources, asked.target, drafts, asked.exactness)
+    return proposal(cluster, asked, behind)
+
+
+def propose_here(asked: Asked, store: ProfileStore, free_bytes: Mapping[str, int]) -> Proposal:
+    """Return a plan for the machine that a store's profiles were measured on. Raises PlanError."""
+    found = measured_hardware(store)
+    cluster, behind = cluster_here(
+        found,
+        asked.target,
+        [draft.model for draft in asked.drafts],
+        asked.exactness,
+        free_bytes=free_bytes,
+        links=store.links(),
+    )
+    if not any(option.role is Role.TARGET for option in cluster.options):
+        where = ", ".join(sorted({one.hardware.name for one in found})) or "any device"
+        raise PlanError(
+            f"no profile of {asked.target.name} (exactness {asked.exactness.value}) on {where} in {store.directory}: "
+            "run `outrider profile`, or pass --profiles DIR"
+        )
+    return proposal(cluster, asked, behind)
 
 
 def asked_by_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> Asked:
@@ -99,7 +127,8 @@ def asked_by_config(config: ClusterConfig, base: Path, placement: PlacementSecti
     )
 
 
-def _proposal(cluster: Cluster, asked: Asked, sheets: dict[str, Datasheet]) -> Proposal:
+def proposal(cluster: Cluster, asked: Asked, behind: Mapping[str, DeviceSource]) -> Proposal:
+    """Return a plan. Raises PlanError."""
     goal = wanted(
         asked.placement,
         asked.target,
@@ -108,7 +137,7 @@ def _proposal(cluster: Cluster, asked: Asked, sheets: dict[str, Datasheet]) -> P
         depth_bound=asked.depth_bound,
     )
     try:
-        return Proposal(plan(cluster, goal), cluster, goal, sheets, _assumed(asked))
+        return Proposal(plan(cluster, goal), cluster, goal, behind, _assumed(asked))
     except NoPlan as error:
         raise PlanError(f"there is no plan: {error}") from error
 

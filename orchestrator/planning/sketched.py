@@ -4,94 +4,83 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from device_profiles.datasheet import Datasheet
 from device_profiles.link import LinkProfile
+from device_profiles.profile import Exactness
 from orchestrator.config.sketch import Sketch, SketchedDevice, SketchedHost, SketchedLink, host_names
 from orchestrator.errors import ConfigError
-from orchestrator.planning.estimates import datasheet_options, matmul_rates
 from orchestrator.planning.models import PlannedModel
-from policies.plan import Cluster, DefaultLinks, Device, Host, Option, Role
+from orchestrator.planning.source import DeviceSource
+from policies.plan import Cluster, DefaultLinks, Device, Host, Option
 
 _BITS_PER_BYTE = 8
 _SKETCHED = "assumed"
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    hosts: list[Host]
-    devices: list[Device]
-    options: dict[str, tuple[Option, ...]]
-
-
 def sketched_cluster(
-    sketch: Sketch, library: Mapping[str, Datasheet], target: PlannedModel, drafts: Sequence[PlannedModel]
-) -> Cluster:
-    """Return hosts, devices, options and links of a sketch.
+    sketch: Sketch,
+    sources: Mapping[str, DeviceSource],
+    target: PlannedModel,
+    drafts: Sequence[PlannedModel],
+    exactness: Exactness,
+) -> tuple[Cluster, dict[str, DeviceSource]]:
+    """Return hosts, devices, options and links of a sketch, and by profile what stands behind its figures.
 
-    Raises ConfigError for a device that the library does not have.
+    `sources`: what its devices may be, by name. Raises ConfigError for one that is not among them.
     """
-    parts = _Parts([], [], {})
+    hosts: list[Host] = []
+    devices: list[Device] = []
+    options: dict[str, list[Option]] = {}
+    behind: dict[str, DeviceSource] = {}
     for index, entry in enumerate(sketch.hosts):
-        sheets = [_known(one, library, f"hosts[{index}].devices[{at}]") for at, one in enumerate(entry.devices)]
-        processors = sum(one.count for one, sheet in zip(entry.devices, sheets, strict=True) if sheet.memory_gb is None)
-        cores = entry.cores or round(
-            sum(
-                one.count * sheet.cores.value
-                for one, sheet in zip(entry.devices, sheets, strict=True)
-                if sheet.cores is not None
-            )
-        )
-        for one, sheet in zip(entry.devices, sheets, strict=True):
-            profile = f"{sheet.name}, {cores} cores" if sheet.kind == "cpu" else sheet.name
-            if profile not in parts.options:
-                parts.options[profile] = tuple(_options(sheet, target, drafts, profile, cores))
+        known = [(one, _known(one, sources, f"hosts[{index}].devices[{at}]")) for at, one in enumerate(entry.devices)]
+        sharers = sum(one.count for one, source in known if not source.memory_bytes)
+        cores = entry.cores or sum(one.count * source.cores for one, source in known)
+        for one, source in known:
+            profile = f"{source.name}, {cores} cores" if source.kind == "cpu" else source.name
+            if profile not in options:
+                found = source.options(target, drafts, exactness, cores)
+                options[profile] = [replace(option, profile=profile) for option in found]
+                behind[profile] = source
             for name in host_names(entry):
-                parts.devices.extend(_devices(entry, name, one, sheet, profile, processors))
-        parts.hosts.extend(Host(name, entry.zone, cores) for name in host_names(entry))
+                devices += _devices(entry, name, one, source, profile, sharers)
+        hosts += [Host(name, entry.zone, cores) for name in host_names(entry)]
     links = tuple(replace(_link(one), left=one.hosts[0], right=one.hosts[1]) for one in sketch.links.between)
-    options = tuple(option for found in parts.options.values() for option in found)
-    return Cluster(tuple(parts.hosts), tuple(parts.devices), options, links, _defaults(sketch))
+    flat = tuple(option for found in options.values() for option in found)
+    return Cluster(tuple(hosts), tuple(devices), flat, links, _defaults(sketch)), behind
 
 
-def _known(one: SketchedDevice, library: Mapping[str, Datasheet], place: str) -> Datasheet:
-    if one.device in library:
-        return library[one.device]
-    close = difflib.get_close_matches(one.device, library, n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(library)}"
-    raise ConfigError(f"{place}.device: the library has no {one.device!r}; {hint}")
-
-
-def _options(
-    sheet: Datasheet, target: PlannedModel, drafts: Sequence[PlannedModel], profile: str, cores: int
-) -> list[Option]:
-    found = list(datasheet_options(sheet, target, Role.TARGET, profile=profile, cores=cores))
-    for draft in drafts:
-        found += datasheet_options(sheet, draft, Role.DRAFT, profile=profile, cores=cores)
-    return found
+def _known(one: SketchedDevice, sources: Mapping[str, DeviceSource], place: str) -> DeviceSource:
+    if one.device in sources:
+        return sources[one.device]
+    close = difflib.get_close_matches(one.device, sources, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sources)}"
+    raise ConfigError(f"{place}.device: neither the library nor a stored profile has {one.device!r}; {hint}")
 
 
 def _devices(
-    entry: SketchedHost, host: str, one: SketchedDevice, sheet: Datasheet, profile: str, processors: int
+    entry: SketchedHost, host: str, one: SketchedDevice, source: DeviceSource, profile: str, sharers: int
 ) -> list[Device]:
     """Return a host's devices of one kind. What works in main memory shares it in equal parts."""
-    own = sheet.memory_gb.value * 1e9 if sheet.memory_gb else int(entry.memory) / max(1, processors)
+    own = source.memory_bytes or int(entry.memory) // max(1, sharers)
     memory = int(one.memory if one.memory is not None else own)
-    ids = [f"{host}/{sheet.name}"] if one.count == 1 else [f"{host}/{sheet.name}-{n}" for n in range(one.count)]
-    return [
-        Device(
-            id=name,
-            host=host,
-            kind=sheet.kind,
-            profile=profile,
-            memory_bytes=memory,
-            matmul=matmul_rates(sheet),
-            bandwidth_bytes_per_s=sheet.bandwidth_bytes_per_s,
-            power_w=sheet.power_w.value if sheet.power_w else 0.0,
-        )
-        for name in ids
-    ]
+    ids = [f"{host}/{source.name}"] if one.count == 1 else [f"{host}/{source.name}-{n}" for n in range(one.count)]
+    return [described(source, name, host, profile, memory) for name in ids]
+
+
+def described(source: DeviceSource, name: str, host: str, profile: str, memory_bytes: int) -> Device:
+    """Return a device as the planner takes it."""
+    return Device(
+        id=name,
+        host=host,
+        kind=source.kind,
+        profile=profile,
+        memory_bytes=memory_bytes,
+        matmul=source.matmul,
+        bandwidth_bytes_per_s=source.bandwidth_bytes_per_s,
+        power_w=source.power_w,
+    )
 
 
 def _link(one: SketchedLink) -> LinkProfile:

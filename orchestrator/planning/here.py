@@ -1,0 +1,40 @@
+"""The machine that profiles were measured on, as the planner takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from device_profiles.link import LinkProfile
+from device_profiles.profile import Exactness
+from orchestrator.planning.models import PlannedModel
+from orchestrator.planning.sketched import described
+from orchestrator.planning.stored import MeasuredHardware
+from policies.plan import Cluster, Host
+
+HERE = "here"
+"""The name of the host that profiles were measured on."""
+
+
+def cluster_here(
+    found: Sequence[MeasuredHardware],
+    target: PlannedModel,
+    drafts: Sequence[PlannedModel],
+    exactness: Exactness,
+    *,
+    free_bytes: Mapping[str, int],
+    links: Sequence[LinkProfile] = (),
+) -> tuple[Cluster, dict[str, MeasuredHardware]]:
+    """Return one host with all devices that were measured, and by profile what stands behind its figures.
+
+    `free_bytes`: what a plan may fill of a device, by its name; else all its memory.
+    """
+    devices, options, behind = [], [], {}
+    cores = max((one.cores for one in found), default=0)
+    for one in found:
+        profile = f"{one.hardware.name} {one.name}"
+        memory = free_bytes.get(one.name, one.hardware.memory_bytes)
+        devices.append(described(one, f"{HERE}/{one.name}", HERE, profile, memory))
+        options += [replace(option, profile=profile) for option in one.options(target, drafts, exactness, cores)]
+        behind[profile] = one
+    return Cluster((Host(HERE, "", cores),), tuple(devices), tuple(options), tuple(links)), behind

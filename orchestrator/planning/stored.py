@@ -1,0 +1,147 @@
+"""Devices that were measured: options from stored profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from device_profiles.cost import StepCost
+from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel
+from device_profiles.profile import Exactness
+from device_profiles.store import ProfileStore
+from orchestrator.planning.models import PlannedModel
+from policies.plan import MatmulRate, Option, Role
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredHardware:
+    """One physical device, with all that was measured of it: a processor may have been measured with several
+    runtimes, each under its own fingerprint. Implements planning.source.DeviceSource."""
+
+    hardware: Hardware
+    devices: tuple[MeasuredDevice, ...]
+    models: tuple[MeasuredModel, ...]
+
+    @property
+    def kind(self) -> str:
+        """Return "cpu", "cuda" and so on."""
+        return self.hardware.kind
+
+    @property
+    def name(self) -> str:
+        """Return what a runtime calls it, the shortest of all."""
+        return min((one.device for one in self.devices), key=lambda name: (len(name), name))
+
+    def device_for(self, adapter: str) -> str:
+        """Return what that runtime calls it; "" where it was not measured with it."""
+        return next((one.device for one in self.devices if one.adapter == adapter), "")
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Return the highest measured rate of its memory, 0 where none was."""
+        return max((one.bandwidth_bytes_per_s for one in self.devices), default=0.0)
+
+    @property
+    def power_w(self) -> float:
+        """Return what it takes under load, 0 where it does not tell."""
+        return max((one.energy.load_w or 0.0 for one in self.devices), default=0.0)
+
+    @property
+    def matmul(self) -> tuple[MatmulRate, ...]:
+        """Return the highest measured rate in each number format."""
+        best: dict[str, MatmulRate] = {}
+        for rate in (rate for one in self.devices for rate in one.matmul):
+            known = best.get(rate.precision)
+            if known is None or rate.flops > known.flops:
+                best[rate.precision] = MatmulRate(rate.precision, rate.flops)
+        return tuple(best[precision] for precision in sorted(best))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return its own memory; 0 where it works in the host's."""
+        return 0 if self.kind == "cpu" else self.hardware.memory_bytes
+
+    @property
+    def cores(self) -> int:
+        """Return the cores that a processor has."""
+        return self.hardware.physical_cores
+
+    @property
+    def sheet(self) -> None:
+        """There is no datasheet behind what was measured."""
+        return None
+
+    def options(
+        self, target: PlannedModel, drafts: Sequence[PlannedModel], exactness: Exactness, cores: int
+    ) -> list[Option]:
+        """See planning.source.DeviceSource. What was measured with more threads than there are `cores` is left out."""
+        found = [
+            _option(one, Role.TARGET)
+            for one in self.models
+            if one.role == Role.TARGET
+            and one.model == target.name
+            and one.exactness == exactness
+            and _wanted(one, target, cores)
+        ]
+        names = {draft.name: draft for draft in drafts}
+        found += [
+            _option(one, Role.DRAFT)
+            for one in self.models
+            if one.role == Role.DRAFT and one.model in names and _wanted(one, names[one.model], cores)
+        ]
+        return found
+
+
+def measured_hardware(store: ProfileStore) -> list[MeasuredHardware]:
+    """Return the devices of a store, in the order of their names."""
+    newest: dict[tuple[Hardware, str, str, int], MeasuredDevice] = {}
+    for one in sorted(store.devices(), key=lambda device: device.measured_at):
+        newest[(one.hardware, one.adapter, one.device, one.threads)] = one  # of runtimes that were updated, the last
+    devices: dict[Hardware, list[MeasuredDevice]] = {}
+    for one in newest.values():
+        devices.setdefault(one.hardware, []).append(one)
+    models = store.models()
+    found = []
+    for hardware, seen in devices.items():
+        marks = {(one.fingerprint, one.adapter, one.device) for one in seen}
+        mine = tuple(one for one in models if (one.fingerprint, one.adapter, one.device) in marks)
+        found.append(MeasuredHardware(hardware, tuple(seen), mine))
+    return sorted(found, key=lambda one: (one.hardware.name, one.name))
+
+
+def _wanted(one: MeasuredModel, model: PlannedModel, cores: int) -> bool:
+    return (not model.weights or one.weights in model.weights) and (not cores or one.threads <= cores)
+
+
+def _option(one: MeasuredModel, role: Role) -> Option:
+    parts = one.planned_parts or {}
+    fixed = parts.get("process", 0) + max(0, parts.get("weights", 0) - one.weights_bytes)
+    if not parts:
+        fixed = max(0, one.peak_bytes - one.weights_bytes)
+    return Option(
+        profile="",
+        role=role,
+        model=one.model,
+        runtime=one.adapter,
+        weights=one.weights,
+        cost=with_row_ms(replace(one.cost, error=max(one.cost.error, one.decode_error)), one.overhead.row_ms),
+        layer_bytes=one.weights_bytes / one.layers,
+        kv_bytes_per_token=one.kv_bytes_per_token,
+        threads=one.threads,
+        fixed_bytes=fixed,
+        workspace_bytes=parts.get("workspace", 0),
+        overhead_ms=one.overhead.round_ms,
+        overhead_sequence_ms=one.overhead.sequence_ms,
+        load_s=one.load_s,
+        row_invariant=one.row_invariant,
+        paid_rows=one.paid_rows,
+        activations=one.activations,
+    )
+
+
+def with_row_ms(cost: StepCost, row_ms: float) -> StepCost:
+    """Return a cost with what each row takes beside its forward."""
+    if row_ms <= 0:
+        return cost
+    times = tuple(ms + row_ms * rows for rows, ms in zip(cost.row_knots, cost.row_ms, strict=True))
+    return replace(cost, row_ms=times)
