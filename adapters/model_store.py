@@ -124,6 +124,13 @@ class ModelStore:
         artefact = self._artefact(origin)
         return artefact if _problem(artefact, origin, thorough=False) is None else None
 
+    def digest(self, file: ModelSource, progress: Progress = lambda _stage, _fraction: None) -> str:
+        """Return what tells a model's files from all others: the name of the directory of what is made from them.
+
+        Raises what `whole` raises.
+        """
+        return self._digests.digest_of(self.whole(file, progress).content, progress)[:16]
+
     def all(self) -> list[tuple[Path, dict[str, Any]]]:
         """Return every artefact with its manifest, whatever made it, those of one model together."""
         found = ((path.parent, read_manifest(path.parent)) for path in sorted(self.root.glob(f"*/*/{MANIFEST}")))

@@ -1,4 +1,4 @@
-"""How often a drafter's tokens are accepted by a target, by their place in the draft."""
+"""How often a drafter's tokens are accepted by a target, by their place in the draft and by depth."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class PairAcceptance:
-    """One drafter on one target over the texts of one workload, in rounds that could have had a draft.
+class DepthYield:
+    """Rounds of at most `depth` drafts. `offered[i]`: the share of rounds whose draft had a token at place i + 1;
+    `accepted[i]`: the share in which that token, and so all before it, was accepted. A round without a draft counts as
+    one whose draft was rejected."""
 
-    `offered[i]`: the share of rounds whose draft had a token at place i + 1; `accepted[i]`: the share in which that
-    token, and so all before it, was accepted. A round without a draft counts as one whose draft was rejected. `rule`:
-    who chose the depth: "policy" (the drafts that seem worth a row) or "fixed" (all that there are, up to the depth).
-    `draft_ms`: what drafting took in a round.
-    """
-
-    target: str
-    target_digest: str
-    drafter: str
-    workload: str
-    rule: str
+    depth: int
     offered: tuple[float, ...]
     accepted: tuple[float, ...]
     rounds: int
-    draft_ms: float = 0.0
-    measured_at: str = ""
+
+    @property
+    def tokens(self) -> float:
+        """Expected tokens of a round, the target's own included."""
+        return 1.0 + sum(self.accepted)
+
+    @property
+    def rows(self) -> float:
+        """Expected rows that a round verifies, the one without a draft included."""
+        return 1.0 + sum(self.offered)
 
     @property
     def conditional(self) -> tuple[float, ...]:
@@ -32,10 +32,39 @@ class PairAcceptance:
         before = (1.0, *self.accepted)
         return tuple(now / last if last else 0.0 for last, now in zip(before, self.accepted, strict=False))
 
-    def tokens(self, depth: int) -> float:
-        """Return the expected tokens of a round of at most so many drafts, the target's own included."""
-        return 1.0 + sum(self.accepted[:depth])
 
-    def rows(self, depth: int) -> float:
-        """Return the expected rows that a round verifies, the one without a draft included."""
-        return 1.0 + sum(self.offered[:depth])
+@dataclass(frozen=True, slots=True)
+class PairAcceptance:
+    """One drafter on one target over the texts of one workload.
+
+    `rule`: who chose the depth: "policy" (drafts that seem worth a row) or "fixed" (all that there are, up to the
+    depth). `by_depth`: in ascending order, at least one. `draft_ms`: what the drafter took for a sequence in a round,
+    where it is no model (a model's time follows from its own costs).
+    """
+
+    target: str
+    target_digest: str
+    drafter: str
+    workload: str
+    rule: str
+    by_depth: tuple[DepthYield, ...]
+    draft_ms: float = 0.0
+    measured_at: str = ""
+
+    def at(self, depth: int) -> DepthYield:
+        """Return what was measured at this depth, else at the next smaller one."""
+        below = [found for found in self.by_depth if found.depth <= depth]
+        return below[-1] if below else self.by_depth[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTexts:
+    """What a target says to the prompts of a workload, greedily: token ids. Whatever a drafter would have proposed can
+    be compared with it, without the target."""
+
+    target: str
+    target_digest: str
+    workload: str
+    prompts: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    measured_at: str = ""

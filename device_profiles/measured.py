@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from device_profiles.cost import StepCost
 from device_profiles.curve_fit import StepSample
@@ -38,6 +38,19 @@ class MatmulRate:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """What a device does at most: products of matrices by number format, and bytes read from its memory in a second
+    (0: not known)."""
+
+    matmul: tuple[MatmulRate, ...] = ()
+    bandwidth_bytes_per_s: float = 0.0
+
+    def flops(self, precision: Precision) -> float:
+        """Return the rate in a format, 0 where it was not measured."""
+        return next((rate.flops for rate in self.matmul if rate.precision is precision), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Energy:
     """What a device takes. `meter` names what told it; `reason` says why there is none, and the figures are None.
     `idle_w` and `load_w`: power with nothing to do, and while it decodes one sequence."""
@@ -52,8 +65,7 @@ class Energy:
 class MeasuredDevice:
     """A device as one runtime drives it, with so many threads (0 where it has cores of its own).
 
-    `fingerprint` is of hardware, driver and runtime version. `bandwidth_bytes_per_s`: read while a large matrix meets a
-    vector, 0 where the runtime cannot tell. `took_s`: the measuring itself.
+    `fingerprint` is of hardware, driver and runtime version. `took_s`: the measuring itself.
     """
 
     fingerprint: str
@@ -62,8 +74,7 @@ class MeasuredDevice:
     runtime_version: str
     hardware: Hardware
     threads: int
-    matmul: tuple[MatmulRate, ...] = ()
-    bandwidth_bytes_per_s: float = 0.0
+    rates: DeviceRates = DeviceRates()
     energy: Energy = Energy()
     measured_at: str = ""
     took_s: float = 0.0
@@ -87,7 +98,9 @@ class RoundOverhead:
 class MeasuredModel:
     """What a model costs on a device: in one runtime, number format and exactness, with so many threads.
 
-    `role`: "target", or "draft", of which nothing but forwards is measured. `model_digest`: of its files.
+    `role`: "target", or "draft", of which nothing but forwards is measured. `model_digest`: of its files. `formats`: of
+    weights, activations and KV cache as they were asked for ("auto auto auto"); `weights` and the others are what they
+    came to.
     `matrix_elements`: elements that a row is multiplied with (0: not known); `weights_bytes`: as they are read in a
     forward. `planned_bytes`: what it was announced to hold (0: costs not known); `peak_bytes`: what its process held at
     most. `energy_j_per_token`: None where the device tells nothing. `samples`: what `cost` was fitted to.
@@ -103,6 +116,7 @@ class MeasuredModel:
     activations: str
     kv_cache: str
     exactness: str
+    formats: str
     threads: int
     cost: StepCost
     decode_error: float
@@ -117,7 +131,7 @@ class MeasuredModel:
     matrix_elements: int = 0
     weights_bytes: int = 0
     planned_bytes: int = 0
-    planned_parts: dict[str, int] | None = None
+    planned_parts: dict[str, int] = field(default_factory=dict)
     peak_bytes: int = 0
     energy_j_per_token: float | None = None
     samples: tuple[StepSample, ...] = ()

@@ -1,7 +1,7 @@
 """Keeps what was measured, as readable JSON files: one for each device, model on a device, pair and link.
 
-`DIRECTORY/devices/KEY.json`, `models/`, `pairs/` and `links/`, written atomically. A file of another schema, a damaged
-one, and one that does not fit its type count as not there: what they said is measured again.
+They lie in `devices/`, `models/`, `pairs/`, `texts/` and `links/`, written atomically. A file of another schema, a
+damaged one, and one that does not fit its type count as not there: what they said is measured again.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from device_profiles.acceptance import PairAcceptance
+from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.link import LinkProfile
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 
 SCHEMA = 1
 """Grows with every change of what files hold; an older file is measured again."""
 
-Stored = MeasuredDevice | MeasuredModel | PairAcceptance | LinkProfile
+Stored = MeasuredDevice | MeasuredModel | PairAcceptance | TargetTexts | LinkProfile
+_NUMBERS = re.compile(r"\[[-+\d.eE,\s]+\]")
 _T = TypeVar("_T")
-_T_Stored = TypeVar("_T_Stored", MeasuredDevice, MeasuredModel, PairAcceptance, LinkProfile)
+_T_Stored = TypeVar("_T_Stored", MeasuredDevice, MeasuredModel, PairAcceptance, TargetTexts, LinkProfile)
 _ROOMS: dict[type, tuple[str, tuple[str, ...]]] = {
     MeasuredDevice: ("devices", ("adapter", "device", "threads", "fingerprint")),
     MeasuredModel: (
         "models",
-        ("adapter", "device", "role", "model", "model_digest", "weights", "exactness", "threads", "fingerprint"),
+        ("adapter", "device", "role", "model", "model_digest", "formats", "exactness", "threads", "fingerprint"),
     ),
     PairAcceptance: ("pairs", ("drafter", "target", "target_digest", "workload", "rule")),
+    TargetTexts: ("texts", ("target", "target_digest", "workload")),
     LinkProfile: ("links", ("left", "right")),
 }
 """Where a value is kept, and the fields that it is known by: one that is measured anew replaces the one before."""
@@ -51,6 +53,7 @@ class ProfileStore:
         path = self._path(value)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"schema": SCHEMA, **dataclasses.asdict(value)}, indent=1) + "\n"
+        text = _NUMBERS.sub(lambda found: " ".join(found.group().split()), text)  # a list of numbers is a line
         handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".new", dir=path.parent)
         draft = Path(name)
         try:
@@ -75,6 +78,10 @@ class ProfileStore:
     def pairs(self) -> list[PairAcceptance]:
         """Return the pairs that can be read."""
         return self._all(PairAcceptance)
+
+    def texts(self) -> list[TargetTexts]:
+        """Return the targets' texts that can be read."""
+        return self._all(TargetTexts)
 
     def links(self) -> list[LinkProfile]:
         """Return the links that can be read."""

@@ -21,6 +21,7 @@ from adapters.onnx_rt.graph import MODEL_FILE, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
 from adapters.onnx_rt.providers import Choice, choose, confirm, device_names
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
+from device_profiles.measured import DeviceRates
 from device_profiles.memory import MemoryCosts
 from device_profiles.profile import DeviceProfile, Exactness
 from device_profiles.units import MIB
@@ -74,6 +75,13 @@ class OnnxRuntimeAdapter:
             exact_kv_cache=(Precision.FP32,),
             memory_costs=_CPU_MEMORY if name == "CPU" else None,
         )
+
+    def rates(self, device: str, threads: int) -> DeviceRates:
+        """See adapters/rates.py. Raises AdapterUnavailable, Unsupported."""
+        from adapters.onnx_rt.rates import rates
+
+        _installed("onnx")
+        return rates(_runtime(), device, threads)
 
     def recipe(self, weights: Precision | None = None) -> str:
         """Name the graph's format and the library that writes it."""

@@ -22,6 +22,7 @@ from adapters.hf_directory import title
 from adapters.openvino_rt.convert import MODEL_FILE
 from adapters.openvino_rt.model import PagedModel
 from adapters.prepared_facts import model_spec, read_facts
+from device_profiles.measured import DeviceRates
 from device_profiles.memory import MemoryCosts
 from device_profiles.profile import DeviceProfile
 from device_profiles.units import MIB
@@ -98,6 +99,12 @@ class OpenVinoAdapter:
     def devices(self) -> list[DeviceProfile]:
         """List OpenVINO's devices. Raises AdapterUnavailable."""
         return devices()
+
+    def rates(self, device: str, threads: int) -> DeviceRates:
+        """See adapters/rates.py."""
+        from adapters.openvino_rt.rates import rates
+
+        return rates(device, threads)
 
     def recipe(self, weights: Precision | None = None) -> str:
         """Name the conversion: its format and the versions of the libraries that write it."""

@@ -18,6 +18,7 @@ from adapters.contract import (
 )
 from adapters.decoder.spec import DecoderSpec
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
+from device_profiles.measured import DeviceRates
 from device_profiles.profile import DeviceProfile, Exactness
 
 if TYPE_CHECKING:
@@ -73,6 +74,15 @@ class TorchAdapter:
             memory_bytes=int(facts.total_memory),
             precisions=(*native, Precision.FP16, Precision.FP32),
         )
+
+    def rates(self, device: str, threads: int) -> DeviceRates:
+        """See adapters/rates.py. Raises AdapterUnavailable, Unsupported."""
+        profile = next((found for found in self.devices() if found.name == device), None)
+        if profile is None:
+            raise Unsupported(f"torch sees no device {device!r} here")
+        from adapters.torch_device.rates import rates
+
+        return rates(profile, threads)
 
     def recipe(self, weights: Precision | None = None) -> str:
         """Name the format of the files; the reader of GGUF is part of what they hold. Raises Unsupported for weights in

@@ -138,11 +138,20 @@ def device_name(adapter: str, device: str) -> str:
     return names.get(device, device)
 
 
+def simulated_key(source: str) -> str:
+    """Return what stands for the digest of a simulated model: its script's."""
+    return f"simulated-{zlib.crc32(_script(source).encode()):08x}"
+
+
+def _script(source: str) -> str:
+    return source.removeprefix(SIMULATED_PREFIX).removeprefix("?")
+
+
 def _simulated_source(options: ModelOptions, root: Path) -> Path:
     """Write the script behind `simulated:toy?` where the adapter loads it from."""
     adapter = registry.get("simulated")
-    script = options.source.removeprefix(SIMULATED_PREFIX).removeprefix("?")
-    prepared = root / f"simulated-{zlib.crc32(script.encode()):08x}"
+    script = _script(options.source)
+    prepared = root / simulated_key(options.source)
     prepared.mkdir(parents=True, exist_ok=True)
     source = prepared / "source.txt"
     source.write_text(script, encoding="utf-8")

@@ -1,9 +1,10 @@
-"""Builds measuring workers, and says what they are to measure: one process for each runtime, device and model."""
+"""Builds measuring workers: one process for each runtime, device and model."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,43 +13,55 @@ from typing import Any, Literal
 import msgspec
 
 from adapters import registry
-from adapters.contract import AdapterUnavailable
+from adapters.contract import Unsupported
 from adapters.decoder.source import open_source
+from adapters.energy import EnergyMeter, energy_meter
 from adapters.hardware import cores, hardware, kind_of, runtime_version
 from adapters.invariance import measure_row_invariance
 from adapters.model_source import resolve
-from device_profiles.measured import MeasuredDevice, MeasuredModel, RoundOverhead, fingerprint
+from adapters.rates import MeasuresRates
+from device_profiles.acceptance import PairAcceptance, TargetTexts
+from device_profiles.measured import DeviceRates, Energy, MeasuredDevice, MeasuredModel, RoundOverhead, fingerprint
 from device_profiles.memory import MemoryPlan
 from device_profiles.profile import DeviceProfile
-from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded, load_model
-from orchestrator.bootstrap.options import EngineOptions, ModelOptions, engine_options
+from orchestrator.bootstrap.drafters import build_drafter
+from orchestrator.bootstrap.engine import build_loop
+from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded, Target, load_model, load_tokenizer
+from orchestrator.bootstrap.options import EngineOptions, ModelOptions, SuffixOptions
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import WorkerSpec
-from orchestrator.config.load import store_directory
-from orchestrator.config.model import ClusterConfig
+from orchestrator.cluster.port import Submit, WorkerSpec
 from orchestrator.decoding.engine import peak_rss_bytes
+from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
+from orchestrator.measuring.pairs import compare_choices, replay
+from orchestrator.measuring.rounds import RoundSample, TimedModel, decode, fit_overhead
 from orchestrator.measuring.steps import Steps, measure_steps
+from orchestrator.measuring.texts import TEXTS, WORKLOAD
 
 PROFILE_ENTRY = "orchestrator.bootstrap.profiling:build_measuring_engine"
 SLOTS = 33
-_STEPS_S = 8.0
+STEPS_S = 8.0
+OUTPUT_TOKENS = 96
+_IDLE_S = 0.5
 
 
 class ProfileJob(msgspec.Struct, frozen=True):
-    """One model on one device: measure it in this role. `known_device`: the device's own rates are measured already."""
+    """One model on one device: measure it in this role. `known_device`: the device's own rates are measured already.
+    `texts`: what the target says to `measuring.texts`, as plain data, where that is known; else it is measured.
+    `drafter`: the name of a draft."""
 
     engine: EngineOptions
     model: ModelOptions
     role: Literal["target", "draft"]
     known_device: bool = False
+    texts: dict[str, Any] | None = None
+    drafter: str = ""
 
 
-def job_spec(job: ProfileJob) -> WorkerSpec:
+def job_spec(job: ProfileJob, node: str = "") -> WorkerSpec:
     """Return how a measuring worker is started."""
-    name = f"measure-{job.model.adapter}-{job.model.device}-{job.role}"
-    return WorkerSpec(name=name, entry=PROFILE_ENTRY, options=msgspec.to_builtins(job))
+    name = f"measure {job.model.adapter} {job.model.device} {job.drafter or job.role} {job.model.threads}"
+    return WorkerSpec(name=name, entry=PROFILE_ENTRY, options=msgspec.to_builtins(job), node=node)
 
 
 def build_measuring_engine(options: dict[str, Any]) -> MeasuringEngine:
@@ -57,10 +70,14 @@ def build_measuring_engine(options: dict[str, Any]) -> MeasuringEngine:
     return MeasuringEngine(lambda progress: _measure(job, progress))
 
 
-def device_of(adapter: str, device: str) -> DeviceProfile | None:
-    """Return a runtime's device by its name. Raises AdapterUnavailable."""
+def device_of(adapter: str, device: str) -> DeviceProfile:
+    """Return a runtime's device by its name. Raises AdapterUnavailable, Unsupported."""
     wanted = "SIM" if adapter == "simulated" else device
-    return next((found for found in registry.get(adapter).devices() if found.name == wanted), None)
+    there = registry.get(adapter).devices()
+    for found in there:
+        if found.name == wanted:
+            return found
+    raise Unsupported(f"{adapter} sees no device {device!r} here; there is {', '.join(one.name for one in there)}")
 
 
 def threads_of(options: ModelOptions, device: DeviceProfile) -> int:
@@ -68,83 +85,226 @@ def threads_of(options: ModelOptions, device: DeviceProfile) -> int:
     return (options.threads or cores()) if kind_of(device) == "cpu" else 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """What all measurements of a worker share."""
+
+    job: ProfileJob
+    device: DeviceProfile
+    meter: EnergyMeter
+    progress: OnProgress
+    clock: SystemClock
+    started_s: float
+
+    @property
+    def threads(self) -> int:
+        return threads_of(self.job.model, self.device)
+
+    @property
+    def mark(self) -> str:
+        return fingerprint(hardware(self.device), runtime_version(self.device.adapter))
+
+
 def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
     device = device_of(job.model.adapter, job.model.device)
-    if device is None:
-        return
+    index = int(device.name.partition(":")[2] or 0) if kind_of(device) == "cuda" else 0
+    meter = energy_meter(kind_of(device), index)
+    bench = _Bench(job, device, meter, progress, SystemClock(), time.perf_counter())
     if not job.known_device:
-        yield _measured_device(job, device)
-    yield _measured_model(job, device, progress)
+        yield _measured_device(bench)
+    with ExitStack() as stack:
+        loaded, load_s = _loaded(bench)
+        stack.callback(loaded.model.close)
+        invariant = measure_row_invariance(loaded.model)
+        steps = measure_steps(loaded.model, bench.clock, progress, budget_s=STEPS_S)
+        if job.role == "draft":
+            yield _described(bench, loaded, steps, load_s, invariant, RoundOverhead(), None)
+            if job.texts is not None:
+                yield _draft_pair(bench, loaded)
+            return
+        talk = _talk(bench, loaded, steps)
+        yield _described(bench, loaded, steps, load_s, invariant, talk.overhead, talk.energy_j_per_token)
+        if job.texts is None:
+            yield talk.texts
+            yield from _suffix_pairs(bench, loaded, talk.texts)
 
 
-def _measured_device(job: ProfileJob, device: DeviceProfile) -> MeasuredDevice:
-    started = time.perf_counter()
-    release = runtime_version(job.model.adapter)
-    facts = hardware(device)
+def _loaded(bench: _Bench) -> tuple[Loaded, float]:
+    """Return the model, and how long it took from its prepared files into memory."""
+    begins: list[float] = []
+
+    def progress(stage: str, fraction: float) -> None:
+        if stage == "load" and not begins:
+            begins.append(time.perf_counter())
+        bench.progress(stage, fraction)
+
+    loaded = load_model(bench.job.model, SLOTS, progress, serves=bench.job.role == "target")
+    return loaded, time.perf_counter() - (begins[0] if begins else bench.started_s)
+
+
+def _measured_device(bench: _Bench) -> MeasuredDevice:
+    bench.progress("measure products of matrices", -1.0)
+    adapter = registry.get(bench.device.adapter)
+    rates = adapter.rates(bench.device.name, bench.threads) if isinstance(adapter, MeasuresRates) else DeviceRates()
     return MeasuredDevice(
-        fingerprint=fingerprint(facts, release),
-        adapter=device.adapter,
-        device=device.name,
-        runtime_version=release,
-        hardware=facts,
-        threads=threads_of(job.model, device),
+        fingerprint=bench.mark,
+        adapter=bench.device.adapter,
+        device=bench.device.name,
+        runtime_version=runtime_version(bench.device.adapter),
+        hardware=hardware(bench.device),
+        threads=bench.threads,
+        rates=rates,
+        energy=_idle_energy(bench.meter),
         measured_at=_now(),
-        took_s=time.perf_counter() - started,
+        took_s=time.perf_counter() - bench.started_s,
     )
 
 
-def _measured_model(job: ProfileJob, device: DeviceProfile, progress: OnProgress) -> MeasuredModel:
-    started = time.perf_counter()
-    loaded = load_model(job.model, SLOTS, progress)
-    load_s = time.perf_counter() - started
-    try:
-        invariant = measure_row_invariance(loaded.model)
-        steps = measure_steps(loaded.model, SystemClock(), progress, budget_s=_STEPS_S)
-        return _described(job, device, loaded, steps, load_s, invariant, time.perf_counter() - started)
-    finally:
-        loaded.model.close()
+def _idle_energy(meter: EnergyMeter) -> Energy:
+    before = meter.joules()
+    if before is None:
+        return Energy(reason=meter.reason)
+    time.sleep(_IDLE_S)
+    after = meter.joules()
+    return Energy(meter.name, idle_w=((after or before) - before) / _IDLE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _Talk:
+    """What real decoding showed."""
+
+    overhead: RoundOverhead
+    texts: TargetTexts
+    energy_j_per_token: float | None
+
+
+def _talk(bench: _Bench, loaded: Loaded, steps: Steps) -> _Talk:
+    """Decode the shipped prompts: all at once and plainly, then some of them alone with the suffix drafter."""
+    bench.progress("decode", -1.0)
+    timed = TimedModel(loaded.model, bench.clock)
+    engine = msgspec.structs.replace(
+        bench.job.engine,
+        model=bench.job.model,
+        prefix_reuse=False,
+        drafters=[one for one in bench.job.engine.drafters if isinstance(one, SuffixOptions)],
+    )
+    fields = {name: getattr(loaded, name) for name in Loaded.__dataclass_fields__}
+    target = Target(**{**fields, "model": timed}, row_invariant=True, load_s=0.0)
+    submits = _submits(loaded)
+    before = bench.meter.joules()
+    together = decode(build_loop(target, engine, None), timed, submits, bench.clock)
+    after = bench.meter.joules()
+    rounds: list[RoundSample] = list(together.rounds)
+    drafter = build_drafter(engine, target)
+    for submit in submits[:3]:
+        rounds += decode(build_loop(target, engine, drafter), timed, [submit], bench.clock).rounds
+    outputs = tuple(tuple(together.outputs[one.request_id]) for one in submits)
+    spent = None if before is None or after is None else after - before
+    return _Talk(
+        fit_overhead(rounds),
+        TargetTexts(
+            loaded.name, digest_of(loaded), WORKLOAD, tuple(tuple(one.prompt) for one in submits), outputs, _now()
+        ),
+        spent / sum(map(len, outputs)) if spent is not None else None,
+    )
+
+
+def _submits(loaded: Loaded) -> list[Submit]:
+    tokenizer = load_tokenizer(loaded.tokenizer_dir)
+    return [
+        Submit(
+            request_id=f"{number}",
+            prompt=tokenizer.encode_chat([{"role": "user", "content": text}]),
+            max_tokens=OUTPUT_TOKENS,
+            stop_tokens=sorted(tokenizer.eos_ids),
+        )
+        for number, (_, text) in enumerate(TEXTS)
+    ]
+
+
+def _suffix_pairs(bench: _Bench, loaded: Loaded, texts: TargetTexts) -> Iterator[PairAcceptance]:
+    for draft in bench.job.engine.drafters:
+        if isinstance(draft, SuffixOptions):
+            for by_policy in (True, False):
+                yield _suffix_pair(bench, loaded, texts, draft, by_policy)
+
+
+def _suffix_pair(
+    bench: _Bench, loaded: Loaded, texts: TargetTexts, draft: SuffixOptions, by_policy: bool
+) -> PairAcceptance:
+    def make() -> SuffixDrafter:
+        return SuffixDrafter(max_match=draft.max_match, memory_bytes=draft.memory_bytes, clock=bench.clock)
+
+    paid_rows = loaded.model.capabilities.paid_rows
+    found = replay(make, texts, by_policy=by_policy, paid_rows=paid_rows, clock=bench.clock)
+    return PairAcceptance(
+        texts.target,
+        texts.target_digest,
+        draft.name,
+        texts.workload,
+        "policy" if by_policy else "fixed",
+        found.by_depth,
+        found.draft_ms,
+        _now(),
+    )
+
+
+def _draft_pair(bench: _Bench, loaded: Loaded) -> PairAcceptance:
+    bench.progress("compare drafts with the target's texts", -1.0)
+    texts = msgspec.convert(bench.job.texts, TargetTexts)
+    return PairAcceptance(
+        texts.target,
+        texts.target_digest,
+        bench.job.drafter,
+        texts.workload,
+        "fixed",
+        compare_choices(loaded.model, texts),
+        measured_at=_now(),
+    )
 
 
 def _described(
-    job: ProfileJob,
-    device: DeviceProfile,
+    bench: _Bench,
     loaded: Loaded,
     steps: Steps,
     load_s: float,
     invariant: bool,
-    took_s: float,
+    overhead: RoundOverhead,
+    energy_j_per_token: float | None,
 ) -> MeasuredModel:
-    caps, spec = loaded.model.capabilities, loaded.model.spec
+    caps, spec, plan = loaded.model.capabilities, loaded.model.spec, loaded.plan
     return MeasuredModel(
-        fingerprint=fingerprint(hardware(device), runtime_version(device.adapter)),
-        adapter=device.adapter,
-        device=device.name,
-        role=job.role,
+        fingerprint=bench.mark,
+        adapter=bench.device.adapter,
+        device=bench.device.name,
+        role=bench.job.role,
         model=loaded.name,
         model_digest=digest_of(loaded),
         weights=caps.weights,
         activations=caps.activations.value,
         kv_cache=caps.kv_cache.value,
-        exactness=caps.exactness.value,
-        threads=threads_of(job.model, device),
+        exactness=bench.job.model.exactness,
+        formats=formats_of(bench.job.model),
+        threads=bench.threads,
         cost=steps.cost,
         decode_error=steps.decode.median_error,
         prefill_error=steps.prefill.median_error,
         worst_error=max(steps.decode.worst_error, steps.prefill.worst_error),
-        overhead=RoundOverhead(),
+        overhead=overhead,
         load_s=load_s,
         row_invariant=invariant,
         paid_rows=caps.paid_rows,
         layers=spec.layers,
         kv_bytes_per_token=spec.bytes_per_token,
-        matrix_elements=_elements(job.model),
+        matrix_elements=_elements(bench.job.model),
         weights_bytes=sum(path.stat().st_size for path in loaded.prepared.iterdir() if path.is_file()),
-        planned_bytes=loaded.plan.total if loaded.plan else 0,
-        planned_parts={part: getattr(loaded.plan, part) for part in MemoryPlan.PARTS} if loaded.plan else None,
+        planned_bytes=plan.total if plan else 0,
+        planned_parts={part: getattr(plan, part) for part in MemoryPlan.PARTS} if plan else {},
         peak_bytes=peak_rss_bytes(),
+        energy_j_per_token=energy_j_per_token,
         samples=steps.samples,
         measured_at=_now(),
-        took_s=took_s,
+        took_s=time.perf_counter() - bench.started_s,
     )
 
 
@@ -152,6 +312,12 @@ def digest_of(loaded: Loaded) -> str:
     """Return the digest of a model's files: the store keeps what is prepared from them in a directory of that name."""
     simulated = loaded.source.startswith(SIMULATED_PREFIX)
     return loaded.prepared.name if simulated else loaded.prepared.parent.name
+
+
+def formats_of(options: ModelOptions) -> str:
+    """Return the number formats that were asked for, as in "auto auto auto": what they come to is known when the model
+    is loaded."""
+    return f"{options.weights} {options.activations} {options.kv_cache_precision}"
 
 
 def _elements(options: ModelOptions) -> int:
@@ -162,61 +328,3 @@ def _elements(options: ModelOptions) -> int:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A piece of work, and what its result will be known by."""
-
-    title: str
-    job: ProfileJob
-    fingerprint: str
-    threads: int
-
-    @property
-    def spec(self) -> WorkerSpec:
-        """How its worker is started."""
-        return job_spec(self.job)
-
-    def stored(self, store: ProfileStore) -> MeasuredModel | None:
-        """Return what is stored of it."""
-        return next((one for one in store.models(self.fingerprint) if self._is(one)), None)
-
-    def _is(self, one: MeasuredModel) -> bool:
-        wanted = self.job.model
-        return (one.adapter, one.role, one.exactness, one.threads) == (
-            wanted.adapter,
-            self.job.role,
-            wanted.exactness,
-            self.threads,
-        )
-
-
-def profile_store(config: ClusterConfig) -> ProfileStore:
-    """Return where profiles are kept."""
-    return ProfileStore(store_directory(config) / "profiles")
-
-
-def planned_work(config: ClusterConfig, base: Path, wanted: Sequence[str]) -> list[Work]:
-    """Return what there is to measure: the target on every runtime and device that is here, or on the `wanted` ones."""
-    engine = engine_options(config, base)
-    simulated = engine.model.adapter == "simulated"
-    found = []
-    for name in ["simulated"] if simulated else [name for name in registry.names() if name != "simulated"]:
-        try:
-            devices = registry.get(name).devices()
-        except AdapterUnavailable:
-            continue
-        for device in devices:
-            if wanted and name not in wanted and f"{name}:{device.name}" not in wanted:
-                continue
-            options = engine.with_model(adapter=name, device=device.name)
-            job = ProfileJob(options, options.model, "target")
-            mark = fingerprint(hardware(device), runtime_version(name))
-            found.append(Work(f"{name} {device.name}", job, mark, threads_of(options.model, device)))
-    return found
-
-
-def pending(work: Sequence[Work], store: ProfileStore) -> list[Work]:
-    """Return what is not stored."""
-    return [one for one in work if one.stored(store) is None]

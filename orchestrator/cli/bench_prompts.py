@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.errors import OutriderError
+from orchestrator.measuring.texts import TEXTS
 
 _T = TypeVar("_T")
 
@@ -26,22 +27,7 @@ class PromptText:
     text: str
 
 
-OWN_PROMPTS = tuple(
-    PromptText(f"own-{number}", category, text)
-    for number, (category, text) in enumerate(
-        (
-            ("explaining", "Explain in three sentences why ships float."),
-            ("listing", "List the days of the week and one thing that people often do on each of them."),
-            (
-                "rewriting",
-                "Write this again with every name replaced by 'the captain': Anna told Ben that Anna was late.",
-            ),
-            ("writing", "Write the beginning of a short story about a lighthouse keeper and a storm."),
-            ("coding", "Write a Python function that returns the largest of three numbers, with a docstring."),
-            ("reasoning", "A train leaves at 9:40 and arrives at 11:15. How long does it travel? Show each step."),
-        )
-    )
-)
+OWN_PROMPTS = tuple(PromptText(f"own-{number}", category, text) for number, (category, text) in enumerate(TEXTS))
 """Short prompts for benchmarks that are given no file, and for warming up."""
 
 

@@ -1,98 +1,180 @@
-"""`outrider profile`: measures what the configured models cost on this machine's devices, and keeps it."""
+"""`outrider profile`: measures what the configured models cost on the devices that are here, and keeps it."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from device_profiles.measured import MeasuredModel
 from device_profiles.store import ProfileStore
-from orchestrator.errors import OutriderError
+from orchestrator.cli.profile_table import print_profiles
+from orchestrator.errors import OutriderError, WorkerError
+
+if TYPE_CHECKING:
+    from orchestrator.bootstrap.profile_work import Work
+    from orchestrator.cluster.port import Cluster
+    from orchestrator.config.model import ClusterConfig
+
+_LOCK = ".measuring.lock"
+_Show = Callable[[str, float], None]
 
 
 class ProfileError(OutriderError):
-    """Nothing can be measured as asked."""
+    """Nothing can be measured as asked, or something of it failed."""
 
 
 def profile(
     device: Annotated[
-        list[str] | None, typer.Option(help="RUNTIME or RUNTIME:DEVICE, as in openvino_rt:CPU; else all there are.")
+        list[str] | None,
+        typer.Option(help="RUNTIME or RUNTIME:DEVICE, as in openvino_rt:CPU; may be repeated. Else all there are."),
+    ] = None,
+    threads: Annotated[
+        list[int] | None, typer.Option(min=1, help="Threads of the runtime; may be repeated. Else as configured.")
     ] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again what is stored already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Measure although a daemon serves here.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
 ) -> None:
-    """Measure what the configured models cost on each runtime and device, and keep it in the store."""
-    from orchestrator.bootstrap.profiling import Work, pending, planned_work, profile_store
+    """Measure devices, the configured models on them, their drafts and the links between hosts, and keep it all."""
+    from orchestrator.bootstrap.clusters import measuring_cluster
+    from orchestrator.bootstrap.profile_work import planned_work, profile_store
     from orchestrator.config.load import default_config_path, load_config
 
     path = config or default_config_path()
     loaded = load_config(path)
     store = profile_store(loaded)
-    work = planned_work(loaded, path.resolve().parent, device or [])
-    todo: list[Work] = work if refresh else pending(work, store)
-    if todo:
-        _measure(todo, store, loaded)
-    found = _stored(work, store)
-    if as_json:
-        print(json.dumps([dataclasses.asdict(one) for one in found], indent=1))
-    else:
-        _print(found)
-
-
-def _measure(todo: Any, store: ProfileStore, config: Any) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from orchestrator.bootstrap.clusters import measuring_cluster
-    from orchestrator.measuring.run import Watch, run
-
-    console = Console(stderr=True)
+    work = planned_work(loaded, path.resolve().parent, device or (), threads or ())
+    todo = [one for one in work if refresh or not one.done(store)]
+    links = refresh or not store.links()
+    started = time.perf_counter()
     failures: list[str] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        tasks = {one.spec.name: bar.add_task(one.title, total=1.0) for one in todo}
-        titles = {one.spec.name: one.title for one in todo}
-
-        def progressed(name: str, stage: str, fraction: float) -> None:
-            bar.update(tasks[name], description=f"{titles[name]}: {stage}", completed=max(0.0, fraction))
-
-        watch = Watch(
-            progress=progressed,
-            found=lambda name, value: store.save(value),
-            failed=lambda name, reason: failures.append(f"{titles[name]}: {reason}"),
-        )
-        asyncio.run(run(measuring_cluster(config), [one.spec for one in todo], watch))
+    if todo or links:
+        if not force:
+            _refuse_while_serving(loaded)
+        with _alone(store):
+            failures = asyncio.run(_measure(measuring_cluster(loaded), todo, store, refresh=refresh, links=links))
+    took_s = time.perf_counter() - started if todo or links else 0.0
+    _show(work, store, took_s, as_json=as_json)
     if failures:
         raise ProfileError("\n".join(failures))
 
 
-def _stored(work: Any, store: ProfileStore) -> list[MeasuredModel]:
-    return [found for one in work if (found := one.stored(store)) is not None]
+def _refuse_while_serving(config: ClusterConfig) -> None:
+    """Raise ProfileError where the configuration's daemon answers: its device would be measured at half its speed, and
+    its streams would stall."""
+    from orchestrator.cli.status import StatusError, ask
+    from orchestrator.config.load import admin_socket_path
+
+    try:
+        answer = ask(admin_socket_path(config, config.api.port))
+    except StatusError:
+        return
+    raise ProfileError(
+        f"a daemon serves here ({answer['phase']}, {answer['streams']} streams): stop it, or measure beside it with "
+        "--force"
+    )
 
 
-def _print(found: list[MeasuredModel]) -> None:
-    from rich.table import Table
+@contextmanager
+def _alone(store: ProfileStore) -> Iterator[None]:
+    """Let nobody else measure with this store meanwhile. Raises ProfileError."""
+    from filelock import FileLock, Timeout
 
-    from orchestrator.cli.plain_table import add_row, wide_console
+    store.directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(store.directory / _LOCK, timeout=0):
+            yield
+    except Timeout:
+        raise ProfileError("another `outrider profile` is measuring with this store; wait for it to end") from None
 
-    table = Table("runtime", "device", "role", "model", "1 row ms", "5 rows ms", "prefill tok/s", "error", "load s")
-    for one in found:
-        add_row(
-            table,
-            one.adapter,
-            one.device,
-            one.role,
-            f"{one.model} {one.weights}",
-            f"{one.cost.ms(1):.2f}",
-            f"{one.cost.ms(5):.2f}",
-            f"{512e3 / one.cost.prefill_ms(512):.0f}",
-            f"{one.decode_error:.1%}",
-            f"{one.load_s:.1f}",
-        )
-    wide_console().print(table)
+
+async def _measure(cluster: Cluster, todo: list[Work], store: ProfileStore, *, refresh: bool, links: bool) -> list[str]:
+    """Do all of it, one after another; return what failed and why."""
+    from orchestrator.measuring.run import Watch, measure
+
+    failures: list[str] = []
+    await cluster.open()
+    try:
+        with _bars(len(todo) + links) as bar:
+            for one in todo:
+                show = bar(one.title)
+                try:
+                    await measure(cluster, one.spec(store, refresh=refresh), Watch(show, store.save))
+                except WorkerError as error:
+                    failures.append(f"{one.title}: {error}")
+            if links:
+                failures += await _measure_links(cluster, store, bar("links"))
+    finally:
+        await cluster.close()
+    return failures
+
+
+async def _measure_links(cluster: Cluster, store: ProfileStore, show: _Show) -> list[str]:
+    from orchestrator.bootstrap.link_work import echo_spec, name_of, paths, probe_spec
+    from orchestrator.measuring.run import Watch, measure_path
+
+    failures = []
+    every = paths(await cluster.nodes())
+    for number, (left, right) in enumerate(every):
+        show(f"{name_of(left)} to {name_of(right)}", number / len(every))
+        try:
+            await measure_path(
+                cluster,
+                echo_spec(right, across=left != right),
+                lambda door, left=left, right=right: probe_spec(door, left, right),  # type: ignore[misc]
+                Watch(lambda stage, fraction: None, store.save),
+            )
+        except WorkerError as error:
+            failures.append(f"link {name_of(left)} to {name_of(right)}: {error}")
+    return failures
+
+
+@contextmanager
+def _bars(count: int) -> Iterator[Callable[[str], _Show]]:
+    """Show a bar over all work, with what is being done now."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("", total=float(count))
+        begun: list[str] = []
+
+        def begin(title: str) -> _Show:
+            begun.append(title)
+            done = len(begun) - 1
+
+            def show(stage: str, fraction: float) -> None:
+                part = min(1.0, max(0.0, fraction))
+                shown.update(task, description=f"{title}: {stage}", completed=done + part)
+
+            show("start", 0.0)
+            return show
+
+        yield begin
+
+
+def _show(work: list[Work], store: ProfileStore, took_s: float, *, as_json: bool) -> None:
+    devices = [one.stored_device(store) for one in work]
+    models = [one for one in (piece.stored(store) for piece in work) if one is not None]
+    digests = {one.model_digest for one in models}
+    pairs = [one for one in store.pairs() if one.target_digest in digests]
+    found: dict[str, list[Any]] = {
+        "devices": [one for one in dict.fromkeys(devices) if one is not None],
+        "models": models,
+        "pairs": pairs,
+        "links": store.links(),
+    }
+    if as_json:
+        plain = {name: [dataclasses.asdict(one) for one in values] for name, values in found.items()}
+        print(json.dumps({**plain, "took_s": took_s, "store": str(store.directory)}, indent=1))
+    else:
+        print_profiles(found, took_s, store.directory)

@@ -40,6 +40,10 @@ class LocalCluster:
     async def open(self) -> None:
         """See cluster.port.Cluster. Needs nothing."""
 
+    async def nodes(self) -> list[str]:
+        """See cluster.port.Cluster."""
+        return [""]
+
     async def start(self, spec: WorkerSpec) -> LocalWorker:
         """See cluster.port.Cluster."""
         ours, theirs = socket.socketpair()

@@ -67,6 +67,13 @@ class RayCluster:
         finally:
             _take_signals_back()
 
+    async def nodes(self) -> list[str]:
+        """See cluster.port.Cluster."""
+        if self._connected is None:
+            return []
+        ray = await asyncio.shield(self._connected)
+        return sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"])
+
     async def start(self, spec: WorkerSpec) -> RayWorker:
         """See cluster.port.Cluster."""
         if self._connected is None:

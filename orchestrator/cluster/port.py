@@ -306,15 +306,21 @@ class Measured(msgspec.Struct, frozen=True, tag="measured"):
     """What a measuring worker found, as plain data: `value` is of the class of `device_profiles.store` that `kind`
     names."""
 
-    kind: Literal["device", "model", "pair", "link"]
+    kind: Literal["device", "model", "pair", "texts", "link"]
     value: dict[str, Any]
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """A measuring worker answers behind this door."""
+
+    door: Door
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """A measuring worker has found all there is to find, and waits to be stopped."""
 
 
-Event = Progress | Ready | Round | Gauges | Refused | Failed | DraftReady | DraftLink | Measured | Finished
+Event = Progress | Ready | Round | Gauges | Refused | Failed | DraftReady | DraftLink | Measured | Opened | Finished
 
 _commands = msgspec.msgpack.Decoder(list[Command])
 _events = msgspec.msgpack.Decoder(list[Event])
@@ -406,6 +412,11 @@ class Cluster(Protocol):
 
     async def open(self) -> None:
         """Connect or start what is needed. Raises WorkerError with the way out."""
+        ...
+
+    async def nodes(self) -> list[str]:
+        """Return the addresses of the hosts that workers can be started on, for `WorkerSpec.node`; "" where there is
+        this machine only. To be called after `open`."""
         ...
 
     async def start(self, spec: WorkerSpec) -> Worker:

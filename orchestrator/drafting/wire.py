@@ -188,7 +188,7 @@ class Link:
                 left_s = deadline_s - time.perf_counter()
                 if left_s <= 0.0:
                     return None
-                self._wait(left_s)
+                self.wait(left_s)
         return frame
 
     def _whole_frame(self) -> bytes | None:
@@ -217,7 +217,8 @@ class Link:
         self._in += data
         return True
 
-    def _wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
+        """Wait until there is something to read, or room for what is left to send, which then goes. Raises LinkLost."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._out else 0))
         poll.poll(seconds * 1000.0)

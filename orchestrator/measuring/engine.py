@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from adapters.contract import AdapterError
-from device_profiles.acceptance import PairAcceptance
+from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.link import LinkProfile
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 from orchestrator.cluster.port import Command, Event, Failed, Finished, Measured, Progress, Stop
 
-Found = MeasuredDevice | MeasuredModel | PairAcceptance | LinkProfile
+Found = MeasuredDevice | MeasuredModel | PairAcceptance | TargetTexts | LinkProfile
 OnProgress = Callable[[str, float], None]
 KINDS: dict[str, type] = {
     "device": MeasuredDevice,
     "model": MeasuredModel,
     "pair": PairAcceptance,
+    "texts": TargetTexts,
     "link": LinkProfile,
 }
 """What a Measured event holds, by its kind."""

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from device_profiles.store import as_value
-from orchestrator.cluster.port import Cluster, Failed, Finished, Measured, Progress, Stop, WorkerSpec
-from orchestrator.errors import WorkerError
+from orchestrator.cluster.port import (
+    Cluster,
+    Door,
+    Event,
+    Failed,
+    Finished,
+    Measured,
+    Opened,
+    Progress,
+    Stop,
+    Worker,
+    WorkerSpec,
+)
+from orchestrator.errors import WorkerLost
 from orchestrator.measuring.engine import KINDS, Found
 
 _GRACE_S = 2.0
@@ -15,43 +27,43 @@ _GRACE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Hears how a piece of work goes: its worker's name, the stage, and the fraction done (negative: not known)."""
+    """Hears how a piece of work goes: the stage and the fraction done (negative: not known), and what was found."""
 
-    progress: Callable[[str, str, float], None]
-    found: Callable[[str, Found], object]
-    failed: Callable[[str, str], None]
-
-
-async def run(cluster: Cluster, specs: Sequence[WorkerSpec], watch: Watch) -> None:
-    """Run the work; what one of them fails with is told, and the next one goes on. Raises WorkerError where the cluster
-    cannot be opened."""
-    await cluster.open()
-    try:
-        for spec in specs:
-            try:
-                await _run(cluster, spec, watch)
-            except WorkerError as error:
-                watch.failed(spec.name, str(error))
-    finally:
-        await cluster.close()
+    progress: Callable[[str, float], None]
+    found: Callable[[Found], object]
 
 
-async def _run(cluster: Cluster, spec: WorkerSpec, watch: Watch) -> None:
+async def measure(cluster: Cluster, spec: WorkerSpec, watch: Watch) -> None:
+    """Run one piece of work on an open cluster. Raises WorkerError, with the reason, where it does not end well."""
     worker = await cluster.start(spec)
-    failed = False
     try:
-        async for event in worker.events():
+        async for event in _events(worker):
             if isinstance(event, Progress):
-                watch.progress(spec.name, event.stage, event.fraction)
+                watch.progress(event.stage, event.fraction)
             elif isinstance(event, Measured):
-                watch.found(spec.name, as_value(KINDS[event.kind], event.value))
+                watch.found(as_value(KINDS[event.kind], event.value))
             elif isinstance(event, Finished):
                 worker.send(Stop())
-            elif isinstance(event, Failed):
-                failed = True
-                watch.failed(spec.name, event.message)
-    except WorkerError:
-        if not failed:  # it said itself why it ended
-            raise
     finally:
         await worker.stop(_GRACE_S)
+
+
+async def measure_path(cluster: Cluster, echo: WorkerSpec, probe: Callable[[Door], WorkerSpec], watch: Watch) -> None:
+    """Let the worker of `echo` open a door, and that of `probe` go there. Raises WorkerError."""
+    worker = await cluster.start(echo)
+    try:
+        async for event in _events(worker):
+            if isinstance(event, Opened):
+                await measure(cluster, probe(event.door), watch)
+                return
+        raise WorkerLost(f"worker {echo.name} opened no door")
+    finally:
+        await worker.stop(_GRACE_S)
+
+
+async def _events(worker: Worker) -> AsyncIterator[Event]:
+    """Yield a worker's events; what it says of its failure is the error, and not how its process ended then."""
+    async for event in worker.events():
+        if isinstance(event, Failed):
+            raise WorkerLost(event.message)
+        yield event

@@ -118,7 +118,7 @@ def answering(answer: Callable[[Turn, Link], None], **welcome: Any) -> Iterator[
                     link.hello(5.0)
                     link.send(Welcome(VERSION, DrafterState("played", "scripted"), VOCABULARY, FINGERPRINT))
                     while True:
-                        link._wait(0.05)
+                        link.wait(0.05)
                         while (turn := link.turn()) is not None:
                             if turn.asks:
                                 answer(turn, link)

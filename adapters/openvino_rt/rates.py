@@ -1,0 +1,38 @@
+"""What OpenVINO multiplies on a device (see adapters/rates.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adapters.openvino_rt.adapter import HINTS, core_with, device_profile
+from adapters.rates import Product, measured_rates
+from device_profiles.measured import DeviceRates
+from device_profiles.profile import Precision
+
+
+def rates(device: str, threads: int) -> DeviceRates:
+    """Measure a device in the floating-point formats that it computes natively. Raises AdapterUnavailable,
+    Unsupported."""
+    core = core_with(device)
+    formats = [one for one in device_profile(core, device).precisions if one in HINTS]
+    return measured_rates(formats, lambda *shape: _product(core, device, threads, *shape))
+
+
+def _product(
+    core: Any, device: str, threads: int, rows: int, inner: int, columns: int, precision: Precision
+) -> Product:
+    import openvino as ov
+    from openvino import opset13
+
+    rng = np.random.default_rng(1)
+    weights = opset13.constant(rng.standard_normal((inner, columns), np.float32))
+    left = opset13.parameter([rows, inner], np.float32)
+    model = ov.Model([opset13.matmul(left, weights, False, False)], [left])
+    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": HINTS[precision], "PERFORMANCE_HINT": "LATENCY"}
+    if threads:
+        settings["INFERENCE_NUM_THREADS"] = threads
+    request = core.compile_model(model, device, settings).create_infer_request()
+    request.set_input_tensor(ov.Tensor(rng.standard_normal((rows, inner), np.float32)))
+    return lambda: request.infer()

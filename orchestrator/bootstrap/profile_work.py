@@ -1,0 +1,152 @@
+"""What there is to measure: every model of the configuration, on every runtime and device that is here or asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from adapters import registry
+from adapters.contract import AdapterUnavailable, Unsupported
+from adapters.hardware import hardware, runtime_version
+from adapters.model_source import resolve
+from adapters.model_store import ModelStore
+from device_profiles.acceptance import PairAcceptance, TargetTexts
+from device_profiles.measured import MeasuredDevice, MeasuredModel, fingerprint
+from device_profiles.profile import DeviceProfile
+from device_profiles.store import ProfileStore
+from orchestrator.bootstrap.models import SIMULATED_PREFIX, simulated_key
+from orchestrator.bootstrap.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
+from orchestrator.bootstrap.profiling import ProfileJob, formats_of, job_spec, threads_of
+from orchestrator.cluster.port import WorkerSpec
+from orchestrator.config.load import store_directory
+from orchestrator.config.model import ClusterConfig
+from orchestrator.measuring.texts import WORKLOAD
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A piece of work, and what its results will be known by."""
+
+    job: ProfileJob
+    fingerprint: str
+    threads: int
+    digest: str
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        return f"{self.job.model.adapter} {self.job.model.device}, {self.job.drafter or self.job.role}"
+
+    def spec(self, store: ProfileStore, *, refresh: bool) -> WorkerSpec:
+        """Return how its worker is started, with what is known already."""
+        known = not refresh and self.stored_device(store) is not None
+        texts = None if refresh and self.job.role == "target" else self.texts(store)
+        plain = None if texts is None else dataclasses.asdict(texts)
+        return job_spec(msgspec.structs.replace(self.job, known_device=known, texts=plain))
+
+    def done(self, store: ProfileStore) -> bool:
+        """Return whether all of it is stored."""
+        paired = self.job.role == "target" or self.texts(store) is None or self.pair(store) is not None
+        return self.stored(store) is not None and self.stored_device(store) is not None and paired
+
+    def stored(self, store: ProfileStore) -> MeasuredModel | None:
+        """Return what is stored of the model."""
+        wanted = self.job.model
+        mine = (wanted.adapter, self.job.role, wanted.exactness, self.threads, self.digest, formats_of(wanted))
+        for one in store.models(self.fingerprint):
+            if mine == (one.adapter, one.role, one.exactness, one.threads, one.model_digest, one.formats):
+                return one
+        return None
+
+    def stored_device(self, store: ProfileStore) -> MeasuredDevice | None:
+        """Return what is stored of the device."""
+        mine = (self.fingerprint, self.job.model.adapter, self.threads)
+        return next((one for one in store.devices() if mine == (one.fingerprint, one.adapter, one.threads)), None)
+
+    def texts(self, store: ProfileStore) -> TargetTexts | None:
+        """Return what the configured target says, where it is stored."""
+        target = digest_of(self.job.engine.model)
+        mine = (target, WORKLOAD)
+        return next((one for one in store.texts() if mine == (one.target_digest, one.workload)), None)
+
+    def pair(self, store: ProfileStore) -> PairAcceptance | None:
+        """Return what is stored of the draft on the configured target."""
+        mine = (digest_of(self.job.engine.model), self.job.drafter, WORKLOAD)
+        return next((one for one in store.pairs() if mine == (one.target_digest, one.drafter, one.workload)), None)
+
+
+def profile_store(config: ClusterConfig) -> ProfileStore:
+    """Return where profiles are kept."""
+    return ProfileStore(store_directory(config) / "profiles")
+
+
+def planned_work(
+    config: ClusterConfig, base: Path, wanted: Sequence[str] = (), threads: Sequence[int] = ()
+) -> list[Work]:
+    """Return what there is to measure, targets first: what drafts are worth is measured on what the target says.
+
+    `wanted`: "RUNTIME" or "RUNTIME:DEVICE"; empty: all that are installed. `threads`: with each of these counts; empty:
+    as configured. Raises Unsupported where a wanted one is not there, and what resolving the models raises.
+    """
+    engine = engine_options(config, base)
+    found = list(_on_devices(engine, wanted))
+    if not found:
+        raise Unsupported(f"there is no runtime for {', '.join(wanted) or 'the model'} here; see outrider devices")
+    work = []
+    for device in found:
+        for count in threads or (engine.model.threads,):
+            work.append(_work(ProfileJob(*_moved(engine, device, count), "target"), device))
+    for draft in engine.drafters:
+        if isinstance(draft, ModelDraftOptions):
+            there = _device(draft.model.adapter, draft.model.device)
+            if there is not None and _is_wanted(there, wanted):
+                work.append(_work(ProfileJob(engine, draft.model, "draft", drafter=draft.name), there))
+    return work
+
+
+def digest_of(options: ModelOptions) -> str:
+    """Return the digest of a model's files; the simulated one has its script's. Raises ModelRefused."""
+    if options.source.startswith(SIMULATED_PREFIX):
+        return simulated_key(options.source)
+    return ModelStore(Path(options.store)).digest(resolve(options.source, Path(options.base)))
+
+
+def _work(job: ProfileJob, device: DeviceProfile) -> Work:
+    mark = fingerprint(hardware(device), runtime_version(device.adapter))
+    return Work(job, mark, threads_of(job.model, device), digest_of(job.model))
+
+
+def _moved(engine: EngineOptions, device: DeviceProfile, threads: int) -> tuple[EngineOptions, ModelOptions]:
+    there = engine.with_model(adapter=device.adapter, device=device.name, threads=threads)
+    return engine, there.model
+
+
+def _on_devices(engine: EngineOptions, wanted: Sequence[str]) -> Iterator[DeviceProfile]:
+    simulated = engine.model.source.startswith(SIMULATED_PREFIX)
+    for name in registry.names():
+        if (name == "simulated") != simulated:
+            continue
+        try:
+            devices = registry.get(name).devices()
+        except AdapterUnavailable as error:
+            if any(one.partition(":")[0] == name for one in wanted):
+                raise Unsupported(str(error)) from error
+            continue
+        yield from (device for device in devices if _is_wanted(device, wanted))
+
+
+def _is_wanted(device: DeviceProfile, wanted: Sequence[str]) -> bool:
+    return not wanted or device.adapter in wanted or f"{device.adapter}:{device.name}" in wanted
+
+
+def _device(adapter: str, name: str) -> DeviceProfile | None:
+    try:
+        there = registry.get(adapter).devices()
+    except AdapterUnavailable:
+        return None
+    wanted = "SIM" if adapter == "simulated" else name
+    return next((device for device in there if device.name == wanted), None)

@@ -1,0 +1,113 @@
+"""Measures the path between two workers: the transport that drafts use, from a door that one opens to which the other
+comes.
+
+The round trip is that of a turn with one wish and its answer, less what the other side says it took. Bandwidth is that
+of one large turn, one way.
+"""
+
+from __future__ import annotations
+
+import select
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from device_profiles.link import LinkProfile
+from device_profiles.units import MIB, MS_PER_S
+from orchestrator.cluster.port import Command, Door, DrafterState, Event, Failed, Opened, Stop
+from orchestrator.drafting.doors import GREETING_S, OpenDoor, host_id, knock
+from orchestrator.drafting.port import Ask
+from orchestrator.drafting.wire import (
+    VERSION,
+    Answer,
+    Extend,
+    Garbage,
+    Guess,
+    Hello,
+    Link,
+    LinkLost,
+    Turn,
+    Welcome,
+)
+
+_ROUND_TRIPS = 200
+_WARM_UP = 20
+_LARGE_BYTES = 8 * MIB
+_LARGE_TURNS = 5
+_ANSWER_S = 20.0
+_POLL_S = 0.2
+
+
+class EchoEngine:
+    """Implements cluster.port.Engine: a worker that opens a door and answers every turn with nothing, until stopped.
+    `host`: the address at which other machines reach it ("": it serves its own only)."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._stopped = threading.Event()
+
+    def submit(self, command: Command) -> None:
+        """See cluster.port.Engine."""
+        if isinstance(command, Stop):
+            self._stopped.set()
+
+    def run(self, emit: Callable[[Event], None]) -> None:
+        """See cluster.port.Engine."""
+        try:
+            door = OpenDoor(self._host)
+        except OSError as error:
+            emit(Failed(f"no door can be opened at {self._host}: {error.strerror or error}", restartable=False))
+            return
+        emit(Opened(door.door))
+        try:
+            while not self._stopped.is_set():
+                ready, _, _ = select.select(door.listening, [], [], _POLL_S)
+                for listening in ready:
+                    admitted = door.admit(listening)
+                    if admitted is not None:
+                        with suppress(LinkLost, Garbage):
+                            self._answer(Link(admitted))
+        finally:
+            door.close()
+
+    def _answer(self, link: Link) -> None:
+        try:
+            link.hello(GREETING_S)
+            link.send(Welcome(VERSION, DrafterState("echo", "echo"), 0, ""))
+            while not self._stopped.is_set():
+                link.wait(_POLL_S)
+                while (turn := link.turn()) is not None:
+                    started = time.perf_counter()
+                    guesses = [Guess() for _ in turn.asks]
+                    took_ms = (time.perf_counter() - started) * MS_PER_S
+                    link.send(Answer(turn.number, guesses, took_ms))
+        finally:
+            link.close()
+
+
+def measure_link(door: Door, left: str, right: str) -> Iterator[LinkProfile]:
+    """Go through a door of `right` and measure the way there. Raises LinkLost, Garbage."""
+    link = Link(knock(door))
+    try:
+        link.send(Hello(VERSION, host_id(), ""))
+        link.welcome(GREETING_S)
+        trips = [_turn_ms(link, number, "") for number in range(_ROUND_TRIPS + _WARM_UP)][_WARM_UP:]
+        rtt_ms = statistics.median(trips)
+        text = "x" * _LARGE_BYTES
+        large = statistics.median(_turn_ms(link, number, text) for number in range(_LARGE_TURNS))
+        yield LinkProfile(left, right, rtt_ms, _LARGE_BYTES / max(large - rtt_ms, 1e-3) * MS_PER_S)
+    finally:
+        link.close()
+
+
+def _turn_ms(link: Link, number: int, text: str) -> float:
+    started = time.perf_counter()
+    link.send(Turn(number, [Extend(text, [])] if text else [], [Ask("a", 1)]))
+    answer = link.answer(_ANSWER_S)
+    while answer is not None and answer.number != number:
+        answer = link.answer(_ANSWER_S)
+    if answer is None:
+        raise LinkLost(f"no answer within {_ANSWER_S:g} s")
+    return (time.perf_counter() - started) * MS_PER_S - answer.took_ms

@@ -1,0 +1,130 @@
+"""Measures what rounds of the real decode loop take beside their forwards, and what the target says to some prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from adapters.contract import Capabilities, ForwardResult, LoadedModel, Segment
+from device_profiles.curve_fit import nonnegative_least_squares
+from device_profiles.measured import RoundOverhead
+from device_profiles.units import MS_PER_S
+from device_profiles.workload import ModelSpec
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import Submit
+from orchestrator.decoding.loop import DecodeLoop
+from orchestrator.errors import OutriderError
+
+
+class TimedModel:
+    """A loaded model that notes what its last forward was asked and took, adapter included."""
+
+    def __init__(self, model: LoadedModel, clock: Clock) -> None:
+        self._model, self._clock = model, clock
+        self.forward_ms = 0.0
+        self.rows = 0
+
+    @property
+    def spec(self) -> ModelSpec:
+        """See the contract."""
+        return self._model.spec
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See the contract."""
+        return self._model.capabilities
+
+    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        """See the contract."""
+        started = self._clock.monotonic_s()
+        result = self._model.forward(batch)
+        self.forward_ms = (self._clock.monotonic_s() - started) * MS_PER_S
+        self.rows = len(result.logits)
+        return result
+
+    def held(self, slot: int) -> int:
+        """See the contract."""
+        return self._model.held(slot)
+
+    def free_blocks(self) -> int:
+        """See the contract."""
+        return self._model.free_blocks()
+
+    def blocks_needed(self, batch: Sequence[Segment]) -> int:
+        """See the contract."""
+        return self._model.blocks_needed(batch)
+
+    def attach(self, slot: int, tokens: Sequence[int]) -> int:
+        """See the contract."""
+        return self._model.attach(slot, tokens)
+
+    def share(self, slot: int, tokens: Sequence[int]) -> None:
+        """See the contract."""
+        self._model.share(slot, tokens)
+
+    def release(self, slot: int) -> None:
+        """See the contract."""
+        self._model.release(slot)
+
+    def close(self) -> None:
+        """See the contract."""
+        self._model.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSample:
+    """A round that only decoded: what it took beside its forward and its drafting."""
+
+    sequences: int
+    rows: int
+    beside_ms: float
+
+
+@dataclass(slots=True)
+class Decoded:
+    """What a loop did with some requests. `rounds`: those that only decoded."""
+
+    outputs: dict[str, list[int]] = field(default_factory=dict)
+    rounds: list[RoundSample] = field(default_factory=list)
+    wall_s: float = 0.0
+
+
+def decode(loop: DecodeLoop, model: TimedModel, submits: Sequence[Submit], clock: Clock) -> Decoded:
+    """Decode requests to their ends, all at once. Raises OutriderError for one that is refused, and DeviceLost."""
+    done = Decoded()
+    started = clock.monotonic_s()
+    for submit in submits:
+        refused = loop.submit(submit)
+        if refused is not None:
+            raise OutriderError(f"request {submit.request_id}: {refused.message}")
+        done.outputs[submit.request_id] = []
+    while not loop.idle:
+        began = clock.monotonic_s()
+        taken = loop.run_round()
+        ms = (clock.monotonic_s() - began) * MS_PER_S
+        # A round without a prefill has tokens for each of its sequences, and none of them is a first one.
+        decoding = len(taken.deltas) == taken.sequences and all(done.outputs[d.request_id] for d in taken.deltas)
+        for delta in taken.deltas:
+            done.outputs[delta.request_id] += delta.tokens
+        if decoding:
+            beside_ms = max(0.0, ms - model.forward_ms - taken.draft_ms)
+            done.rounds.append(RoundSample(taken.sequences, model.rows, beside_ms))
+    done.wall_s = clock.monotonic_s() - started
+    return done
+
+
+def fit_overhead(rounds: Sequence[RoundSample]) -> RoundOverhead:
+    """Return what explains the rounds: medians of rounds of equal work, by relative least squares without a part below
+    zero. Of no rounds it is nothing."""
+    groups: dict[tuple[int, int], list[float]] = {}
+    for one in rounds:
+        groups.setdefault((one.sequences, one.rows), []).append(one.beside_ms)
+    if not groups:
+        return RoundOverhead()
+    times = np.array([max(float(np.median(found)), 1e-3) for found in groups.values()])
+    weights = np.sqrt([len(found) for found in groups.values()]) / times
+    features = np.array([(1.0, sequences, rows) for sequences, rows in groups])
+    found = nonnegative_least_squares(features * weights[:, None], times * weights)
+    return RoundOverhead(float(found[0]), float(found[1]), float(found[2]))
