@@ -142,55 +142,73 @@ def tokens_per_round(drafter: Drafter | None, depth: int) -> float:
 
 def predict(target: TargetSide, draft: DraftSide | None, workload: Workload, depth: int) -> Prediction:
     """Return what is predicted at this depth, with the best number of micro-batches."""
-    most = min(len(target.parts), target.sequences)
-    return max(
-        (_predict(target, draft, workload, depth, count) for count in range(1, most + 1)),
-        key=lambda one: (one.goodput_tokens_per_s, -one.micro_batches),
-    )
+    return _best_of(_Predictor(target, draft, workload), depth)
 
 
 def best_depth(target: TargetSide, draft: DraftSide | None, workload: Workload) -> Prediction:
     """Return the prediction at the depth with the highest goodput, the lowest such depth; 0 does not speculate."""
     bound = depth_bound(workload, draft.drafter) if draft is not None else 0
-    known = [predict(target, draft, workload, depth) for depth in range(bound + 1)]
+    predictor = _Predictor(target, draft, workload)
+    known = [_best_of(predictor, depth) for depth in range(bound + 1)]
     best = max(known, key=lambda one: (one.goodput_tokens_per_s, -one.depth))
     return replace(best, plain_tokens_per_s=known[0].goodput_tokens_per_s)
 
 
-def _predict(
-    target: TargetSide, draft: DraftSide | None, workload: Workload, depth: int, micro_batches: int
-) -> Prediction:
-    sequences = target.sequences
-    plain = verify_ms(target, workload, 0, micro_batches)
-    verify, drafting, link = plain, 0.0, 0.0
-    if draft is not None and depth > 0:
-        coverage = draft.drafter.coverage
-        verify = coverage * verify_ms(target, workload, depth, micro_batches) + (1 - coverage) * plain
-        drafting = draft_ms(draft, workload, depth, sequences)
-        link = draft_link_ms(draft.link.rtt_ms, draft.link.bytes_per_s, sequences) if draft.part is not None else 0.0
-    together = _together_ms(target, draft, workload, depth, verify, drafting) + link
-    tokens = tokens_per_round(draft.drafter if draft else None, depth)
-    prefill, first = _prefill_ms(target, draft if depth else None, workload)
-    share = sequences * tokens / workload.output_tokens * prefill / micro_batches
-    goodput = sequences * tokens / (together + share) * MS_PER_S
-    stream = goodput / sequences
-    return Prediction(
-        goodput_tokens_per_s=goodput,
-        stream_tokens_per_s=stream,
-        tpot_ms=together / tokens,
-        ttft_ms=first + (together if sequences > 1 else plain),
-        tokens_per_round=tokens,
-        round_ms=together + share,
-        verify_ms=verify,
-        draft_ms=drafting,
-        link_ms=link,
-        prefill_ms=share,
-        depth=depth,
-        sequences=sequences,
-        micro_batches=micro_batches,
-        plain_tokens_per_s=goodput,
-        error=max(part.option.cost.error for part in target.parts),
+def _best_of(predictor: _Predictor, depth: int) -> Prediction:
+    return max(
+        (predictor.at(depth, count) for count in predictor.plain),
+        key=lambda one: (one.goodput_tokens_per_s, -one.micro_batches),
     )
+
+
+class _Predictor:
+    """Predicts one pairing at several depths; what does not depend on the depth is computed once. `plain`: the time of
+    a verification without drafts, by number of micro-batches (those that make them smaller)."""
+
+    def __init__(self, target: TargetSide, draft: DraftSide | None, workload: Workload) -> None:
+        self._target, self._draft, self._load = target, draft, workload
+        most = min(len(target.parts), target.sequences)
+        sizes = {ceil(target.sequences / count): count for count in range(most, 0, -1)}
+        self.plain = {count: verify_ms(target, workload, 0, count) for count in sorted(sizes.values())}
+        self._first = _first_prefill_ms(target, workload)
+        self._prefill = self._first
+        if draft is not None and draft.part is not None and not draft.overlap:
+            self._prefill += prefill_ms(draft.part, workload)
+        self._error = max(part.option.cost.error for part in target.parts)
+
+    def at(self, depth: int, micro_batches: int) -> Prediction:
+        """Return what is predicted at a depth, with so many micro-batches."""
+        draft, load, sequences = self._draft, self._load, self._target.sequences
+        plain = self.plain[micro_batches]
+        verify, drafting, link = plain, 0.0, 0.0
+        if draft is not None and depth > 0:
+            coverage = draft.drafter.coverage
+            verify = coverage * verify_ms(self._target, load, depth, micro_batches) + (1 - coverage) * plain
+            drafting = draft_ms(draft, load, depth, sequences)
+            if draft.part is not None and draft.overlap:
+                link = draft_link_ms(draft.link.rtt_ms, draft.link.bytes_per_s, sequences)
+        together = _together_ms(self._target, draft, load, depth, verify, drafting) + link
+        tokens = tokens_per_round(draft.drafter if draft else None, depth)
+        prefill = self._prefill if depth else self._first
+        share = sequences * tokens / load.output_tokens * prefill / micro_batches
+        goodput = sequences * tokens / (together + share) * MS_PER_S
+        return Prediction(
+            goodput_tokens_per_s=goodput,
+            stream_tokens_per_s=goodput / sequences,
+            tpot_ms=together / tokens,
+            ttft_ms=self._first + (together if sequences > 1 else plain),
+            tokens_per_round=tokens,
+            round_ms=together + share,
+            verify_ms=verify,
+            draft_ms=drafting,
+            link_ms=link,
+            prefill_ms=share,
+            depth=depth,
+            sequences=sequences,
+            micro_batches=micro_batches,
+            plain_tokens_per_s=goodput,
+            error=self._error,
+        )
 
 
 def together_ms(verify: Values, drafting: Values, late: Values, floor: Values, all_hit: Values) -> Values:
@@ -238,15 +256,12 @@ def _together_ms(
     return float(together_ms(verify, drafting, late, floor, all_hit))
 
 
-def _prefill_ms(target: TargetSide, draft: DraftSide | None, workload: Workload) -> tuple[float, float]:
-    """Return what one request's prompt takes of the round's time, and of the time to its first token."""
+def _first_prefill_ms(target: TargetSide, workload: Workload) -> float:
+    """Return what one request's prompt takes from its first shard to its first token."""
     times = [prefill_ms(part, workload) for part in target.parts]
     size = workload.target.hidden_bytes * max(1, workload.prompt_tokens - workload.reused_prompt_tokens)
     back = target.hops[-1].rtt_ms / 2 if target.hops else 0.0
-    first = sum(times) + sum(link.transfer_ms(size) for link in target.hops[:-1]) + back
-    if draft is None or draft.part is None or draft.overlap:
-        return first, first
-    return first + prefill_ms(draft.part, workload), first
+    return sum(times) + sum(link.transfer_ms(size) for link in target.hops[:-1]) + back
 
 
 def prefill_ms(part: Part, workload: Workload) -> float:

@@ -6,8 +6,8 @@ import numpy as np
 
 from policies.placement.shards import Floats, Hops, Ints, Items
 
-_FEW = 128  # devices; so many are all looked at
-_ZONES = 4  # zones that are kept of those that can hold the target alone
+_FEW = 64  # devices; so many are all looked at
+_ZONES = 3  # zones that are kept of those that can hold the target alone
 
 
 def narrow(items: Items, stage: Floats, layers: int, hops: Hops, most: int) -> tuple[Items, Floats]:
@@ -81,7 +81,7 @@ def _hosts(items: Items, rows: Ints, hops: Hops, most: int) -> Ints:
         mine = _best_items(items, rows[items.host[rows] == host], price)[:most]
         together = float((price[mine] * items.most[mine]).sum() + hops.zone - hops.host) / float(items.most[mine].sum())
         rated.append((together, int(items.tie[mine].min()), int(host)))
-    alone = _best_items(items, rows, _price(items, hops.zone))[: 2 * most]
-    return np.unique(np.concatenate([[host for _, _, host in sorted(rated)[: 2 * most]], items.host[alone]])).astype(
-        np.int64
-    )
+    alone = _best_items(items, rows, _price(items, hops.zone))[:most]
+    return np.unique(
+        np.concatenate([[host for _, _, host in sorted(rated)[: 2 + most // 2]], items.host[alone]])
+    ).astype(np.int64)

@@ -27,7 +27,8 @@ from policies.placement.shards import Hops, Items, Taken, cut
 from policies.plan import Drafter, Option
 
 _TURNS = 3  # how often shards are cut anew for the depth and the micro-batches that were best for the last ones
-_BOUNDS = 6  # how often the bound on the slowest shard is moved
+_BOUNDS = 5  # how often the bound on the slowest shard is moved, at most
+_CLOSE = 1.02  # until it is known so closely
 _BETTER = 1.0 + 1e-9
 
 
@@ -57,15 +58,16 @@ class _Aim:
 def best_sharded(ground: Ground) -> Rated | None:
     """Return the best way to run the target in layer shards, None where there is none: with as many sequences at once
     as are asked for, or half as many as long as that is better (or the first that fits)."""
-    best: Rated | None = None
+    best, task = None, _task(ground, ground.concurrency)
     sequences = ground.concurrency
     while sequences:
-        found = _with_sequences(_task(ground, sequences))
+        attempt = _task(ground, sequences)
+        found = _best_for(attempt, _Aim(None, 0, 1))
         if best is not None and not _is_better(found, best):
-            return best
-        best = found
+            break
+        best, task = found, attempt
         sequences //= 2
-    return best
+    return None if best is None else _with_own_draft(task, _refined(task, best))
 
 
 def _is_better(one: Rated | None, other: Rated | None) -> bool:
@@ -74,17 +76,34 @@ def _is_better(one: Rated | None, other: Rated | None) -> bool:
     return one.prediction.goodput_tokens_per_s > other.prediction.goodput_tokens_per_s * _BETTER
 
 
-def _with_sequences(task: _Task) -> Rated | None:
-    best: Rated | None = None
-    for micro_batches in sorted({1, min(task.sequences, _shard_counts(task)[-1])}):
-        aim = _Aim(None, 0, micro_batches)
-        for _ in range(_TURNS):
-            found = _best_for(task, aim)
-            if not _is_better(found, best) or found is None:
-                break
-            best = found
-            prediction = found.prediction
-            aim = _Aim(found.candidate.drafter, prediction.depth, prediction.micro_batches)
+def _refined(task: _Task, first: Rated) -> Rated:
+    """Cut again for what was best for the shards so far, and for as many micro-batches as there can be."""
+    best, tried = first, {(0, 1, "")}
+    aims = [_aim_of(first), _Aim(None, 0, min(task.sequences, _shard_counts(task)[-1]))]
+    for _ in range(_TURNS):
+        for aim in aims:
+            key = (aim.depth, aim.micro_batches, aim.drafter.name if aim.drafter else "")
+            found = None if key in tried else _best_for(task, aim)
+            tried.add(key)
+            best = found if found is not None and _is_better(found, best) else best
+        aims = [_aim_of(best)]
+    return best
+
+
+def _aim_of(one: Rated) -> _Aim:
+    return _Aim(one.candidate.drafter, one.prediction.depth, one.prediction.micro_batches)
+
+
+def _best_for(task: _Task, aim: _Aim) -> Rated | None:
+    return _best_with_drafts(task, _shards(task, aim, frozenset()))
+
+
+def _with_own_draft(task: _Task, best: Rated) -> Rated:
+    """Look whether the device that drafts fastest is worth more as the draft than as a shard."""
+    in_use = {one.device.id for one in best.candidate.target}
+    for device in _best_drafting(task, in_use):
+        found = _best_with_drafts(task, _shards(task, _aim_of(best), frozenset({device})))
+        best = found if found is not None and _is_better(found, best) else best
     return best
 
 
@@ -123,18 +142,6 @@ def _shard_counts(task: _Task) -> range:
     return range(2, max(2, min(limits.max_shards, layers)) + 1)
 
 
-def _best_for(task: _Task, aim: _Aim) -> Rated | None:
-    """Return the shards cut for this aim, with the drafts and the depth that are best for them."""
-    found = _best_with_drafts(task, _shards(task, aim, frozenset()))
-    if found is None or not task.drafts:
-        return found
-    in_use = {one.device.id for one in found.candidate.target}
-    for device in _best_drafting(task, in_use):  # it may be worth more as the draft than as a shard
-        other = _best_with_drafts(task, _shards(task, aim, frozenset({device})))
-        found = other if _is_better(other, found) and other is not None else found
-    return found
-
-
 def _best_drafting(task: _Task, in_use: set[str]) -> Iterator[int]:
     """Yield, for each drafter, the device that drafts fastest, where it is in use."""
     for _, rows in sorted(task.drafts.items()):
@@ -155,12 +162,13 @@ def _shards(task: _Task, aim: _Aim, without: frozenset[int]) -> tuple[Placed, ..
     taken = cut(items, layers, hops, _shard_counts(task))
     if taken is None:
         return ()
-    count = aim.micro_batches
-    best, (total, slowest) = taken, _times(taken, items, stage)
-    low, high = total / max(1, count) / 2, slowest
-    best_ms = max(total, count * slowest)
-    for _ in range(_BOUNDS if count > 1 and count * slowest > total else 0):
-        bound = (low + high) / 2
+    count, best = aim.micro_batches, taken
+    total, slowest = _times(taken, items, stage)
+    best_ms, low, high = max(total, count * slowest), total / count, slowest
+    for turn in range(_BOUNDS if count * slowest > total else 0):
+        if high < low * _CLOSE:
+            break
+        bound = low * _CLOSE if turn == 0 else (low + high) / 2
         taken = cut(_bounded(items, stage, bound), layers, hops, _shard_counts(task))
         if taken is None:
             low = bound

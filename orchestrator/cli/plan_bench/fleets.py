@@ -109,7 +109,7 @@ def small(seed: int, *, devices: int = 6, layers: int = 12, measured_links: bool
         )
         small_costs = tuple(0.02 * one for one in costs)
         options.append(Option(name, Role.DRAFT, "draft", "runtime", "bf16", StepCost(rows, small_costs), 1e7, 0.0, 1))
-    links = ()
+    links: tuple[LinkProfile, ...] = ()
     if measured_links:
         links = tuple(
             LinkProfile(one.name, other.name, float(draw.uniform(0.2, 6.0)), float(draw.uniform(2e8, 5e9)))
