@@ -39,7 +39,7 @@ class MeasuredHardware:
     @property
     def bandwidth_bytes_per_s(self) -> float:
         """Return the highest measured rate of its memory, 0 where none was."""
-        return max((one.bandwidth_bytes_per_s for one in self.devices), default=0.0)
+        return max((one.rates.bandwidth_bytes_per_s for one in self.devices), default=0.0)
 
     @property
     def power_w(self) -> float:
@@ -50,7 +50,7 @@ class MeasuredHardware:
     def matmul(self) -> tuple[MatmulRate, ...]:
         """Return the highest measured rate in each number format."""
         best: dict[str, MatmulRate] = {}
-        for rate in (rate for one in self.devices for rate in one.matmul):
+        for rate in (rate for one in self.devices for rate in one.rates.matmul):
             known = best.get(rate.precision)
             if known is None or rate.flops > known.flops:
                 best[rate.precision] = MatmulRate(rate.precision, rate.flops)
