@@ -18,6 +18,7 @@ _KINDS = {
     "int_parsing_size": "must be an integer",
     "float_type": "must be a number",
     "tuple_type": "must be a list",
+    "list_type": "must be a list",
     "model_type": "must be a mapping of keys to values",
     "model_attributes_type": "must be a mapping of keys to values",
     "bool_type": "must be true or false",

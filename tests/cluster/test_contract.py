@@ -296,6 +296,27 @@ async def test_the_spec_adds_to_the_workers_environment(cluster: Cluster) -> Non
     assert ready.device_name == "a device"
 
 
+async def test_a_worker_is_on_its_cores_before_its_engine_is_imported(cluster: Cluster) -> None:
+    here = min(os.sched_getaffinity(0))
+    worker = await cluster.start(msgspec.structs.replace(engines.spec(), cores=[here]))
+    ready = await anext(event async for event in worker.events() if isinstance(event, Ready))
+    threads = {thread.id: os.sched_getaffinity(thread.id) for thread in psutil.Process(ready.pid).threads()}
+    await worker.stop(5.0)
+    assert ready.cores == [here]
+    assert set(map(frozenset, threads.values())) == {frozenset({here})}
+
+
+async def test_a_core_that_the_host_lacks_is_told_and_not_tried_again(cluster: Cluster) -> None:
+    worker = await cluster.start(msgspec.structs.replace(engines.spec(), cores=[0, 4095]))
+    seen: list[Event] = []
+    with pytest.raises(WorkerLost):
+        await collect(worker.events(), seen)
+    await worker.stop(1.0)
+    assert isinstance(seen[0], Failed)
+    assert not seen[0].restartable
+    assert seen[0].message.startswith("cores 4095 cannot be had on this host; a worker may use ")
+
+
 async def test_a_stopped_process_is_killed_all_the_same() -> None:
     async with started(LocalCluster()) as (worker, _, ready):
         os.kill(ready.pid, signal.SIGSTOP)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from orchestrator.bootstrap import draft_specs, engine_options, worker_specs
 from orchestrator.config.load import default_config_path, load_config, parse_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import ConfigError
@@ -49,6 +50,14 @@ WRONG = [
     ("drafts:\n  - method: model\n    source: x\n    thread: 2\n", 7, ["drafts[0].thread", "did you mean 'threads'"]),
     ("drafts:\n  - {method: suffix,\n     max_match: 99}\n", 6, ["drafts[0].max_match: must be 1 to 32, not 99"]),
     ("drafts:\n  - method: model\n    source: x\n    adapter: onx\n", 7, ["drafts[0].adapter", "'onnx_rt'"]),
+    ("  replicas: 0\n", 4, ["model.replicas: must be greater than or equal to 1, not 0"]),
+    ("  replicas: two\n", 4, ["model.replicas: must be an integer, not 'two'"]),
+    ("  replicas: []\n", 4, ["model.replicas: must have at least 1 item(s), not 0"]),
+    ("  replicas:\n    - cors: [1]\n", 5, ["model.replicas[0].cors: unknown key", "did you mean 'cores'"]),
+    ("  replicas:\n    - {}\n    - threads: -1\n", 6, ["model.replicas[1].threads: must be 0 to 1024, not -1"]),
+    ("  replicas: [{cores: [-1]}]\n", 4, ["model.replicas[0].cores[0]", "greater than or equal to 0"]),
+    ("devices:\n  cores: 3\n", 5, ["devices.cores: must be a list, not 3"]),
+    ("devices:\n  cores: [a]\n", 5, ["devices.cores[0]: must be an integer, not 'a'"]),
     ("limits:\n  kv_cache: '2048'\n", 5, ["limits.kv_cache: '2048' is no size"]),
     ("limits:\n  kv_cache: 2 GiB or so\n", 5, ["limits.kv_cache: '2 GiB or so' is no size"]),
     ("limits:\n  kv_cache: true\n", 5, ["limits.kv_cache: true is no size"]),
@@ -187,6 +196,56 @@ def test_a_source_and_an_adapter_that_do_not_go_together(tmp_path):
     path.write_text("model:\n  source: simulated:toy\n")
     with pytest.raises(ConfigError, match=r"c\.yaml:2: model\.source: .*adapter"):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"),
+    [
+        ("devices: {cores: [4095]}\n", "4: devices.cores: this machine has no core 4095 for workers; it has "),
+        ("devices: {cores: [0, 0]}\n", "4: devices.cores: names a core twice"),
+        ("  replicas:\n    - {}\n    - cores: [4095]\n", "6: model.replicas[1].cores: this machine has no core 4095"),
+        ("  replicas: 2\ndevices: {cores: [0]}\n", "5: devices.cores: are one worker's; give each replica its own"),
+        ("  replicas: [{host: 10.0.0.3}]\ncluster: {runtime: local}\n", "4: model.replicas[0].host: goes with"),
+        (
+            "drafts:\n  - {method: model, source: 'simulated:toy', adapter: simulated,\n     cores: [0]}\n",
+            "6: drafts[0].cores: ",
+        ),
+    ],
+)
+def test_cores_and_hosts_that_cannot_be_had_are_told_at_their_line(tmp_path, tail, said):
+    path = tmp_path / "c.yaml"
+    path.write_text(HEAD + tail)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(f"{path}:{said}")
+
+
+def test_cores_of_another_machine_are_not_looked_for_here(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(HEAD + "  replicas: [{host: 10.0.0.3, cores: [4095]}]\ncluster: {address: 'head:6379'}\n")
+    assert load_config(path).model.placements[0].cores == [4095]
+
+
+def test_a_worker_gets_its_cores_and_as_many_threads(tmp_path):
+    path = tmp_path / "c.yaml"
+    drafts = "drafts:\n  - {method: model, source: 'simulated:toy', adapter: simulated"
+    path.write_text(
+        f"{HEAD}  replicas: [{{cores: [0, 1, 2]}}, {{cores: [3], threads: 2}}, {{}}]\ndevices: {{threads: 5}}\n"
+        f"{drafts}}}\n  {drafts.splitlines()[1].strip()}, threads: 7}}\n"
+        f"  {drafts.splitlines()[1].strip()}, process: own, cores: [4, 5]}}\n"
+    )
+    config = parse_config(path.read_text(), path)
+    options = engine_options(config, tmp_path)
+    specs = worker_specs(options, config)
+    assert [(one.name, one.cores) for one in specs] == [("target-0", [0, 1, 2]), ("target-1", [3]), ("target-2", [])]
+    assert [one.options["model"]["threads"] for one in specs] == [3, 2, 5]
+    assert [[draft["model"]["threads"] for draft in one.options["drafters"]] for one in specs] == [
+        [3, 7, 2],
+        [2, 7, 2],
+        [5, 7, 2],
+    ]
+    (draft,) = draft_specs(options, config)
+    assert (draft.cores, draft.options["draft"]["model"]["threads"]) == ([4, 5], 2)
 
 
 def test_unreadable_files_are_named(tmp_path, monkeypatch):

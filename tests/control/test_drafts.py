@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -30,11 +31,14 @@ def expected() -> list[int]:
 
 
 @asynccontextmanager
-async def running(expected: list[int], *, max_restarts: int = 5, **draft: Any) -> AsyncIterator[TargetControl]:
-    """Control whose target is ready; its draft worker may not be yet. Afterwards no process is left."""
+async def running(
+    expected: list[int], *, max_restarts: int = 5, replicas: int = 1, **draft: Any
+) -> AsyncIterator[TargetControl]:
+    """Control whose target is ready; its draft workers may not be yet. Afterwards no process is left."""
+    spec = drafted.target_spec(script="base_ms=1.5", answer_timeout_s=0.3)
     control = TargetControl(
         LocalCluster(),
-        [drafted.target_spec(script="base_ms=1.5", answer_timeout_s=0.3)],
+        [msgspec.structs.replace(spec, name=f"target-{number}") for number in range(replicas)],
         ControlLimits(4, 8, max_restarts),
         SystemClock(),
         drafts=[drafters.spec([[*SUBMIT.prompt, *expected]], **draft)],
@@ -152,3 +156,38 @@ async def test_a_draft_that_cannot_be_loaded_is_not_tried_again(expected):
         assert draft_of(control).detail == "no such file"
         assert draft_of(control).restarts == 0
         assert await decode(control) == expected
+
+
+async def both(control: TargetControl, expected: list[int]) -> list[int]:
+    """Decode on both replicas at once; returns how many drafts each had accepted."""
+    before = [one.totals.accepted for one in control.view().replicas]
+
+    async def decoded(key: str) -> list[int]:
+        got: list[int] = []
+        async with aclosing(control.generate(msgspec.structs.replace(SUBMIT, request_id=key))) as deltas:
+            async for delta in deltas:
+                got.extend(delta.tokens)
+        return got
+
+    assert await asyncio.gather(decoded("one"), decoded("two")) == [expected, expected]
+    return [one.totals.accepted - count for one, count in zip(control.view().replicas, before, strict=True)]
+
+
+async def test_each_replica_has_a_draft_worker_of_its_own_and_gets_another_one_that_is_free(expected):
+    async with running(expected, replicas=2, max_restarts=0) as control:
+        await until(lambda: all(draft.phase == "ready" for draft in control.view().drafts))
+        assert sorted(draft.target for draft in control.view().drafts) == ["target-0", "target-1"]
+        async with asyncio.timeout(30.0):
+            while min(await both(control, expected)) < 100:
+                pass
+        # A target that is given up leaves its draft worker behind; the other one's is lost, and it takes that.
+        lost = control.view().replicas[0]
+        assert lost.ready is not None
+        os.kill(lost.ready.pid, signal.SIGKILL)
+        await until(lambda: control.view().replicas[0].phase == "failed")
+        assert sorted(draft.target for draft in control.view().drafts) == ["", "target-1"]
+        used = next(draft for draft in control.view().drafts if draft.target)
+        assert used.ready is not None
+        os.kill(used.ready.pid, signal.SIGKILL)
+        await until(lambda: [one.target for one in control.view().drafts if one.phase == "ready"] == ["target-1"])
+        await until_it_drafts(control, expected)

@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.daemon.test_life import outrider
+from tests.support import tiny_models
 from tests.support.daemon import Daemon, configuration, running
 
 TOKENS = 120
@@ -129,3 +131,40 @@ def test_when_all_are_killed_streams_wait_for_whoever_comes_first(daemon, expect
     assert readers.texts() == expected
     until_all_serve(daemon)
     assert [one["totals"]["restarts"] for one in replicas(daemon)] == [count + 1 for count in restarts]
+
+
+def test_status_has_a_row_for_each_replica_and_metrics_a_label(daemon):
+    text_of(daemon, 1)
+    shown = " ".join(outrider("status", "--socket", str(daemon.admin)).stdout.split())
+    for one in replicas(daemon):
+        assert f"replica {one['engine']}" in shown
+        assert f"local pid {one['ready']['pid']}" in shown
+    counted = httpx.get(f"{daemon.url}/metrics").text
+    for engine in "01":
+        assert f'outrider_kv_cache_usage_perc{{engine="{engine}",model_name="toy"}}' in counted
+        assert (
+            f'outrider_request_success_total{{engine="{engine}",finished_reason="length",model_name="toy"}}' in counted
+        )
+
+
+def test_openvino_on_one_core_each_and_on_all_says_the_same(tmp_path: Path):
+    cores = sorted(os.sched_getaffinity(0))
+    tiny_models.write_model(tmp_path / "tiny", "qwen3", kind="BF16")
+    config = tmp_path / "cluster.yaml"
+    config.write_text(
+        "model:\n  source: tiny\n  name: toy\n"
+        f"  replicas: [{{cores: [{cores[0]}]}}, {{cores: [{cores[-1]}]}}, {{}}]\n"
+        f"cluster: {{runtime: local}}\napi: {{port: 0, admin_socket: '{tmp_path}/admin.sock'}}\n"
+        f"store: {{directory: '{tmp_path}/store'}}\nlimits: {{kv_cache: 16 MiB, max_running: 4}}\n"
+    )
+    with running(config) as daemon:
+        until_all_serve(daemon)
+        assert [one["ready"]["cores"] for one in replicas(daemon)] == [[cores[0]], [cores[-1]], cores]
+        alone = text_of(daemon, 1)
+        with ThreadPoolExecutor(3) as pool:
+            assert set(pool.map(lambda _: text_of(daemon, 1), range(3))) == {alone}
+        assert all(one["totals"]["generated"] >= TOKENS for one in replicas(daemon))
+        readers = Readers(daemon, range(1, 4))
+        readers.until_all_have_begun()
+        os.kill(replicas(daemon)[1]["ready"]["pid"], signal.SIGKILL)
+        assert readers.texts()[1] == alone

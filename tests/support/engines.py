@@ -40,6 +40,8 @@ from orchestrator.cluster.port import (
 ENTRY = "tests.support.engines:scripted"
 ROOT = Path(__file__).resolve().parents[2]
 
+CORES_AT_IMPORT = sorted(os.sched_getaffinity(0))
+
 ABORT, SEGFAULT, EXIT_3, RAISE, HANG, UNSUPPORTED, REFUSE = range(900_001, 900_008)
 
 
@@ -168,6 +170,7 @@ class ScriptedEngine:
             tokenizer_dir="",
             pid=os.getpid(),
             load_s=0.0,
+            cores=CORES_AT_IMPORT,
         )
 
 
