@@ -21,7 +21,6 @@ from orchestrator.clock import Clock
 from orchestrator.cluster.port import (
     DEADLINE,
     AttachDraft,
-    Cancel,
     Cluster,
     Delta,
     DraftLink,
@@ -36,16 +35,13 @@ from orchestrator.cluster.port import (
 )
 from orchestrator.control.admission import ControlLimits as ControlLimits
 from orchestrator.control.admission import refuse_or_pass
-from orchestrator.control.affinity import block_keys
 from orchestrator.control.drafts import DraftWorkers
 from orchestrator.control.port import StateView
 from orchestrator.control.replica import Replica
-from orchestrator.control.router import chosen, told
+from orchestrator.control.router import LOSSES_ARE_KNOWN_S, Router
 from orchestrator.control.state import FAILED, STARTING, added_totals, failed_drafters, whole
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.errors import RequestError, WorkerError
-
-_LOSSES_ARE_KNOWN_S = 2.0  # after a loss, any other replica that died with it has been reported
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -78,12 +74,12 @@ class TargetControl:
         self._replicas: list[Replica] = []
         for engine, spec in enumerate(specs):
             self._replicas.append(self._replica(spec, engine))
+        self._router = Router(self._replicas, self._streams, clock)
         self._joining: list[Replica] = []
         self._replacing = asyncio.Lock()
         self._drafts = DraftWorkers(cluster, drafts, len(specs), limits.max_restarts, clock, sleep, self._attach)
         self._task: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
-        self._lost_s = -math.inf
         self._draining = False
         self._closed = False
         self._started_s = clock.monotonic_s()
@@ -123,7 +119,7 @@ class TargetControl:
         deadline_s = self._deadline_s(submit)
         stream = self._streams.open(submit)
         try:
-            self._feed()
+            self._router.feed()
             while True:
                 item = await self._next(stream, deadline_s)
                 if isinstance(item, RequestError):
@@ -133,8 +129,8 @@ class TargetControl:
                     return
         finally:
             if self._streams.close(stream):
-                self._cancel(stream)
-            self._feed()  # a trial may be over
+                self._router.cancel(stream)
+            self._router.feed()  # a trial may be over
 
     def _deadline_s(self, submit: Submit) -> float:
         """Return when the request's time is over, by the clock."""
@@ -181,12 +177,9 @@ class TargetControl:
         """Route to the new replica and move the old one's streams, without waiting for anything."""
         new.state.totals = added_totals([old.state.totals, new.state.totals])
         self._replicas[self._replicas.index(old)] = new
-        moved = self._streams.at(old.name)
-        for stream in moved:
-            old.send(Cancel(stream.sent_id))
-            self._streams.recall(stream)
-        _log.info("worker %s takes the place of %s: %d streams move", new.name, old.name, len(moved))
-        self._feed()
+        moved = self._router.vacate(old)
+        _log.info("worker %s takes the place of %s: %d streams move", new.name, old.name, moved)
+        self._router.feed()
         self._drafts.target_gone(old.name)
         self._drafts.target_ready(new.name)
 
@@ -236,7 +229,7 @@ class TargetControl:
         replica.state.observe(event, delivered)
         match event:
             case Round():
-                self._feed()
+                self._router.feed()
                 _notify(self.on_round, event)
             case Gauges():
                 for drafter in failed_drafters(gauges, event):
@@ -249,13 +242,13 @@ class TargetControl:
                     "worker %s ready%s: %s, %d streams go on",
                     *(replica.name, " again" if again else "", replica.state.where, len(self._streams)),
                 )
-                self._feed()
+                self._router.feed()
                 self._drafts.target_ready(replica.name)
             case DraftLink():
                 self._drafts.observe(replica.name, event)
             case Refused():
                 self._streams.fail(self._streams.known_as(event.request_id), _refusal(event))
-                self._feed()
+                self._router.feed()
 
     def _deliver(self, replica: Replica, done: Round) -> tuple[Round, int]:
         """Hand a round's deltas to their streams; returns it with its replica's number, and the tokens delivered."""
@@ -269,17 +262,14 @@ class TargetControl:
         """See control.replica.Owner: its streams go on elsewhere; a request that kills workers is ended here."""
         if replica not in self._replicas:
             return
-        ready = replica.state.ready
-        self._lost_s = self._clock.monotonic_s()
-        places = ready.slots if ready is not None else 0
-        guilty = self._streams.replica_lost(replica.name, places, only_one=len(self._replicas) == 1)
+        guilty = self._router.lost(replica)
         if guilty is not None:
             _log.error("request %s is ended: its worker died each time it ran; %s", guilty.key, cause)
             message = "the worker died each time it ran this request; it is not tried again"
             self._streams.fail(guilty, RequestError(message, status=500, kind="server_error", code="failed"))
         if not self._closed:
-            self._feed()
-            asyncio.get_running_loop().call_later(_LOSSES_ARE_KNOWN_S, self._feed)  # a trial may wait for that
+            self._router.feed()
+            asyncio.get_running_loop().call_later(LOSSES_ARE_KNOWN_S, self._router.feed)  # a trial may wait for that
 
     def given_up(self, replica: Replica, cause: str) -> None:
         """See control.replica.Owner."""
@@ -295,40 +285,16 @@ class TargetControl:
         self._end_streams(f"the model has failed: {cause}")
         self._drafts.stop()
 
-    def _feed(self) -> None:
-        """Send every stream that is due to the replica that suits it."""
-        for stream in self._streams.due():
-            prefix = block_keys(stream.submit.prompt) if len(self._replicas) > 1 else []
-            routed = chosen(stream, prefix, self._replicas, self._streams, self._is_alive)
-            if routed.replica is None and stream.suspect:
-                continue
-            if routed.replica is None:
-                break
-            found = next(replica for replica in self._replicas if replica.name == routed.replica)
-            found.prefixes.note(prefix)
-            found.send(self._streams.send(stream, found.name))
-            if len(self._replicas) > 1:
-                _log.debug("request %s goes to %s: %s", stream.key, found.name, told(routed))
-
-    def _is_alive(self, replica: Replica) -> bool:
-        """True where it is known that the replica did not die together with the last one that was lost."""
-        return replica.heard_s >= self._lost_s or self._clock.monotonic_s() - self._lost_s >= _LOSSES_ARE_KNOWN_S
-
     def _attach(self, name: str, command: AttachDraft) -> None:
         for replica in self._replicas:
             if replica.name == name:
                 replica.send(command)
 
-    def _cancel(self, stream: Stream) -> None:
-        for replica in self._replicas:
-            if replica.name == stream.at:
-                replica.send(Cancel(stream.sent_id))
-
     def _end_streams(self, message: str) -> None:
         for stream in self._streams.live():
             error = RequestError(message, status=503, kind="server_error", code="interrupted", retry_after_s=10)
             self._streams.fail(stream, error)
-            self._cancel(stream)
+            self._router.cancel(stream)
 
 
 def _refusal(event: Refused) -> RequestError:

@@ -1,15 +1,102 @@
-"""What control knows of the replicas, as the routing policy sees it."""
+"""Gives streams to replicas: what is due goes to the one that the routing policy takes."""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Sequence
 
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import Cancel
+from orchestrator.control.affinity import block_keys
 from orchestrator.control.replica import Replica
 from orchestrator.control.streams import Stream, Streams
 from policies.replica_pace import predicted_prefill_ms, predicted_tpot_ms
 from policies.routing import ReplicaState, Route, RoutedRequest, RoutingWeights, route
 
+LOSSES_ARE_KNOWN_S = 2.0
+"""So long after a loss, any other replica that died with it has been reported."""
+
 _WEIGHTS = RoutingWeights()
+
+_log = logging.getLogger(__name__)
+
+
+class Router:
+    """Routes `streams` over `replicas`; its owner may change that list between calls."""
+
+    def __init__(self, replicas: list[Replica], streams: Streams, clock: Clock) -> None:
+        self._replicas = replicas
+        self._streams = streams
+        self._clock = clock
+        self._lost_s = -math.inf
+
+    def feed(self) -> None:
+        """Send every stream that is due, and those that wait behind others while another replica has a place."""
+        self._send_due()
+        if self._take_back_waiting():
+            self._send_due()
+
+    def cancel(self, stream: Stream) -> None:
+        """Tell the replica that has a stream to forget it."""
+        for replica in self._replicas:
+            if replica.name == stream.at:
+                replica.send(Cancel(stream.sent_id))
+
+    def vacate(self, replica: Replica) -> int:
+        """Take all streams back from a replica; returns how many. They are due again."""
+        taken = self._streams.at(replica.name)
+        for stream in taken:
+            replica.send(Cancel(stream.sent_id))
+            self._streams.recall(stream)
+        return len(taken)
+
+    def lost(self, replica: Replica) -> Stream | None:
+        """Take all streams back from a replica whose worker is gone; returns the one to blame for that."""
+        self._lost_s = self._clock.monotonic_s()
+        ready = replica.state.ready
+        places = ready.slots if ready is not None else 0
+        return self._streams.replica_lost(replica.name, places, only_one=len(self._replicas) == 1)
+
+    def _send_due(self) -> None:
+        for stream in self._streams.due():
+            prefix = self._prefix(stream)
+            routed = chosen(stream, prefix, self._replicas, self._streams, self._is_alive)
+            if routed.replica is None and stream.suspect:
+                continue
+            if routed.replica is None:
+                break
+            found = next(replica for replica in self._replicas if replica.name == routed.replica)
+            found.prefixes.note(prefix)
+            found.send(self._streams.send(stream, found.name))
+            if len(self._replicas) > 1:
+                _log.debug("request %s goes to %s: %s", stream.key, found.name, told(routed))
+
+    def _take_back_waiting(self) -> int:
+        """Take back streams that wait for a place where another replica would be done sooner now; returns how many."""
+        serving = [replica for replica in self._replicas if replica.serving]
+        free = sum(max(0, self._free_places(replica)) for replica in serving)
+        taken = 0
+        for replica in serving if free else []:
+            waiting = self._streams.at(replica.name)[_places(replica) :]
+            for stream in [stream for stream in waiting if not stream.progressed and not stream.suspect]:
+                routed = chosen(stream, self._prefix(stream), self._replicas, self._streams, self._is_alive)
+                if taken < free and routed.replica not in (None, replica.name):
+                    replica.send(Cancel(stream.sent_id))
+                    self._streams.recall(stream)
+                    taken += 1
+        return taken
+
+    def _free_places(self, replica: Replica) -> int:
+        return _places(replica) - self._streams.counts[replica.name]
+
+    def _prefix(self, stream: Stream) -> list[int]:
+        """Return the keys of the prompt's blocks; none where there is nothing to choose."""
+        return block_keys(stream.submit.prompt) if len(self._replicas) > 1 else []
+
+    def _is_alive(self, replica: Replica) -> bool:
+        """True where it is known that the replica did not die together with the last one that was lost."""
+        return replica.heard_s >= self._lost_s or self._clock.monotonic_s() - self._lost_s >= LOSSES_ARE_KNOWN_S
 
 
 def chosen(
@@ -65,3 +152,8 @@ def _state(replica: Replica, out: str, live: int, cached_tokens: int, replicas: 
         serving=not out,
         why_not=out,
     )
+
+
+def _places(replica: Replica) -> int:
+    ready = replica.state.ready
+    return ready.slots if ready is not None else 1

@@ -169,7 +169,7 @@ async def both(control: TargetControl, expected: list[int]) -> list[int]:
                 got.extend(delta.tokens)
         return got
 
-    assert await asyncio.gather(decoded("one"), decoded("two")) == [expected, expected]
+    assert list(await asyncio.gather(decoded("one"), decoded("two"))) == [expected, expected]
     return [one.totals.accepted - count for one, count in zip(control.view().replicas, before, strict=True)]
 
 
