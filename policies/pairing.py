@@ -18,6 +18,7 @@ Prefill goes through them the same way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import TypeVar
@@ -98,19 +99,39 @@ def context_tokens(workload: Workload) -> float:
     return workload.prompt_tokens + workload.output_tokens / 2
 
 
+class TargetTimes:
+    """What a target's parts take, links apart, in whatever order they are; every figure is computed once."""
+
+    def __init__(self, parts: Sequence[Part], sequences: int, workload: Workload) -> None:
+        self._parts, self._sequences, self._load = parts, sequences, workload
+        self._known: dict[tuple[int, int], tuple[float, float, int]] = {}
+        self.prefill_ms = sum(prefill_ms(part, workload) for part in parts)
+
+    def at(self, depth: int, micro_batches: int) -> tuple[float, float, int]:
+        """Return the sum and the slowest of a verification of `depth` drafts, and the rows of a micro-batch."""
+        key = (depth, micro_batches)
+        if key not in self._known:
+            bit = self._load.exactness is Exactness.BIT
+            sequences, context = ceil(self._sequences / micro_batches), context_tokens(self._load)
+            rows = [sequences * max(depth + 1, part.option.paid_rows if bit else 1) for part in self._parts]
+            times = [part.ms(count, sequences, context) for part, count in zip(self._parts, rows, strict=True)]
+            self._known[key] = (sum(times), max(times), max(rows))
+        return self._known[key]
+
+    def verify_ms(self, hops: Sequence[LinkProfile], depth: int, micro_batches: int) -> float:
+        """Return the time of a verification, with these links behind the parts."""
+        total, slowest, rows = self.at(depth, micro_batches)
+        return max(total + _hops_ms(hops, self._load.target.hidden_bytes * rows), micro_batches * slowest)
+
+
+def _hops_ms(hops: Sequence[LinkProfile], size_bytes: float) -> float:
+    """Return what so many bytes take through all shards, and a token from the last back to the first."""
+    return sum(link.transfer_ms(size_bytes) for link in hops[:-1]) + (hops[-1].rtt_ms / 2 if hops else 0.0)
+
+
 def verify_ms(target: TargetSide, workload: Workload, depth: int, micro_batches: int = 1) -> float:
     """Return the time of a verification of `depth` drafts of every sequence."""
-    bit = workload.exactness is Exactness.BIT
-    sequences = ceil(target.sequences / micro_batches)
-    context = context_tokens(workload)
-    times, rows = [], 0
-    for part in target.parts:
-        rows = sequences * max(depth + 1, part.option.paid_rows if bit else 1)
-        times.append(part.ms(rows, sequences, context))
-    size = workload.target.hidden_bytes * rows
-    forward = [link.transfer_ms(size) for link in target.hops[:-1]]
-    back = target.hops[-1].rtt_ms / 2 if target.hops else 0.0
-    return max(sum(times) + sum(forward) + back, micro_batches * max(times))
+    return TargetTimes(target.parts, target.sequences, workload).verify_ms(target.hops, depth, micro_batches)
 
 
 def draft_ms(draft: DraftSide, workload: Workload, depth: int, sequences: float) -> float:
@@ -145,10 +166,13 @@ def predict(target: TargetSide, draft: DraftSide | None, workload: Workload, dep
     return _best_of(_Predictor(target, draft, workload), depth)
 
 
-def best_depth(target: TargetSide, draft: DraftSide | None, workload: Workload) -> Prediction:
-    """Return the prediction at the depth with the highest goodput, the lowest such depth; 0 does not speculate."""
+def best_depth(
+    target: TargetSide, draft: DraftSide | None, workload: Workload, times: TargetTimes | None = None
+) -> Prediction:
+    """Return the prediction at the depth with the highest goodput, the lowest such depth; 0 does not speculate.
+    `times`: those of the target's parts, where they are known from before."""
     bound = depth_bound(workload, draft.drafter) if draft is not None else 0
-    predictor = _Predictor(target, draft, workload)
+    predictor = _Predictor(target, draft, workload, times)
     known = [_best_of(predictor, depth) for depth in range(bound + 1)]
     best = max(known, key=lambda one: (one.goodput_tokens_per_s, -one.depth))
     return replace(best, plain_tokens_per_s=known[0].goodput_tokens_per_s)
@@ -165,12 +189,16 @@ class _Predictor:
     """Predicts one pairing at several depths; what does not depend on the depth is computed once. `plain`: the time of
     a verification without drafts, by number of micro-batches (those that make them smaller)."""
 
-    def __init__(self, target: TargetSide, draft: DraftSide | None, workload: Workload) -> None:
+    def __init__(
+        self, target: TargetSide, draft: DraftSide | None, workload: Workload, times: TargetTimes | None = None
+    ) -> None:
         self._target, self._draft, self._load = target, draft, workload
+        self._times = times or TargetTimes(target.parts, target.sequences, workload)
         most = min(len(target.parts), target.sequences)
         sizes = {ceil(target.sequences / count): count for count in range(most, 0, -1)}
-        self.plain = {count: verify_ms(target, workload, 0, count) for count in sorted(sizes.values())}
-        self._first = _first_prefill_ms(target, workload)
+        self.plain = {count: self._times.verify_ms(target.hops, 0, count) for count in sorted(sizes.values())}
+        prompt = max(1, workload.prompt_tokens - workload.reused_prompt_tokens)
+        self._first = self._times.prefill_ms + _hops_ms(target.hops, workload.target.hidden_bytes * prompt)
         self._prefill = self._first
         if draft is not None and draft.part is not None and not draft.overlap:
             self._prefill += prefill_ms(draft.part, workload)
@@ -183,7 +211,8 @@ class _Predictor:
         verify, drafting, link = plain, 0.0, 0.0
         if draft is not None and depth > 0:
             coverage = draft.drafter.coverage
-            verify = coverage * verify_ms(self._target, load, depth, micro_batches) + (1 - coverage) * plain
+            drafted = self._times.verify_ms(self._target.hops, depth, micro_batches)
+            verify = coverage * drafted + (1 - coverage) * plain
             drafting = draft_ms(draft, load, depth, sequences)
             if draft.part is not None and draft.overlap:
                 link = draft_link_ms(draft.link.rtt_ms, draft.link.bytes_per_s, sequences)
@@ -254,14 +283,6 @@ def _together_ms(
         draft.shared_bandwidth_bytes_per_s or float("inf"),
     )
     return float(together_ms(verify, drafting, late, floor, all_hit))
-
-
-def _first_prefill_ms(target: TargetSide, workload: Workload) -> float:
-    """Return what one request's prompt takes from its first shard to its first token."""
-    times = [prefill_ms(part, workload) for part in target.parts]
-    size = workload.target.hidden_bytes * max(1, workload.prompt_tokens - workload.reused_prompt_tokens)
-    back = target.hops[-1].rtt_ms / 2 if target.hops else 0.0
-    return sum(times) + sum(link.transfer_ms(size) for link in target.hops[:-1]) + back
 
 
 def prefill_ms(part: Part, workload: Workload) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from device_profiles.link import LinkProfile
-from policies.pairing import DraftSide, Part, TargetSide, best_depth, context_tokens, kv_bytes
+from policies.pairing import DraftSide, Part, TargetSide, TargetTimes, best_depth, context_tokens, kv_bytes
 from policies.placement import workers
 from policies.placement.links import Links
 from policies.plan import (
@@ -130,11 +130,11 @@ def hops(hosts: Sequence[str], links: Links) -> tuple[LinkProfile, ...]:
     return tuple(links.between(one, after) for one, after in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
 
 
-def rated(candidate: Candidate, links: Links, wanted: Wanted) -> Rated:
-    """Return its prediction and its score."""
+def rated(candidate: Candidate, links: Links, wanted: Wanted, times: TargetTimes | None = None) -> Rated:
+    """Return its prediction and its score. `times`: as policies.pairing.best_depth takes them."""
     load = wanted.workload
     target, draft = sides(candidate, links, load)
-    prediction = best_depth(target, draft, load)
+    prediction = best_depth(target, draft, load, times)
     in_use = candidate.placed if prediction.depth else candidate.target
     devices = [one.device for one in in_use]
     watts = [one.power_w for one in devices]

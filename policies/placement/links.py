@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,10 @@ class Links:
     hosts: Mapping[str, Host]
     measured: Mapping[tuple[str, str], LinkProfile]
     defaults: DefaultLinks
+
+    def any_measured(self, hosts: Collection[str]) -> bool:
+        """Return whether a link between two of these hosts was measured."""
+        return any(left in hosts and right in hosts for left, right in self.measured)
 
     def between(self, left: str, right: str) -> LinkProfile:
         """Return the link between workers on these hosts, each in a process of its own."""

@@ -9,25 +9,29 @@ their number, so the slowest is bounded, and the bound is moved until the two me
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
 
-from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
-from policies.pairing import context_tokens, kv_bytes, tokens_per_round
+from policies.pairing import Part, TargetTimes, context_tokens, kv_bytes, tokens_per_round
 from policies.placement import workers
 from policies.placement.candidate import Candidate, Placed, Rated, Where, problem, rated
+from policies.placement.links import Links
 from policies.placement.narrow import narrow
+from policies.placement.order import Traffic, numbered, ordered
 from policies.placement.pairs import APART, fastest
 from policies.placement.rows import Floats, Index, Ints, Rows, draft_rows
 from policies.placement.search import Ground
 from policies.placement.shards import Hops, Items, Taken, cut
-from policies.plan import Drafter, Option
+from policies.plan import Device, Drafter, Option
 
 _TURNS = 3  # how often shards are cut anew for the depth and the micro-batches that were best for the last ones
 _BOUNDS = 5  # how often the bound on the slowest shard is moved, at most
+_BOUNDS_OF_FEW = 10  # with few devices
+_KEPT = 6  # devices that may be kept free of shards to draft
+_FEW = 24  # devices; with so few there is time to look more closely
 _CLOSE = 1.02  # until it is known so closely
 _BETTER = 1.0 + 1e-9
 
@@ -67,7 +71,7 @@ def best_sharded(ground: Ground) -> Rated | None:
             break
         best, task = found, attempt
         sequences //= 2
-    return None if best is None else _with_own_draft(task, _refined(task, best))
+    return None if best is None else _refined(task, best)
 
 
 def _is_better(one: Rated | None, other: Rated | None) -> bool:
@@ -77,17 +81,29 @@ def _is_better(one: Rated | None, other: Rated | None) -> bool:
 
 
 def _refined(task: _Task, first: Rated) -> Rated:
-    """Cut again for what was best for the shards so far, and for as many micro-batches as there can be."""
+    """Cut again for what was best for the shards so far, with other numbers of micro-batches too."""
     best, tried = first, {(0, 1, "")}
-    aims = [_aim_of(first), _Aim(None, 0, min(task.sequences, _shard_counts(task)[-1]))]
     for _ in range(_TURNS):
-        for aim in aims:
+        for aim in _aims(task, best):
             key = (aim.depth, aim.micro_batches, aim.drafter.name if aim.drafter else "")
             found = None if key in tried else _best_for(task, aim)
             tried.add(key)
             best = found if found is not None and _is_better(found, best) else best
-        aims = [_aim_of(best)]
     return best
+
+
+def _aims(task: _Task, best: Rated) -> Iterator[_Aim]:
+    """Yield what to cut for next: the depth that was best, with as many micro-batches as were best, as there are
+    shards, and as there can be; with every number of them where there are few devices."""
+    now = _aim_of(best)
+    yield now
+    most = min(task.sequences, _shard_counts(task)[-1])
+    counts = {len(best.candidate.target), most}
+    if len(np.unique(task.device)) <= _FEW:
+        counts = set(range(1, most + 1))
+    sizes = {ceil(task.sequences / count): count for count in sorted(counts, reverse=True) if count <= most}
+    for count in sizes.values():
+        yield replace(now, micro_batches=count)
 
 
 def _aim_of(one: Rated) -> _Aim:
@@ -95,16 +111,36 @@ def _aim_of(one: Rated) -> _Aim:
 
 
 def _best_for(task: _Task, aim: _Aim) -> Rated | None:
-    return _best_with_drafts(task, _shards(task, aim, frozenset()))
-
-
-def _with_own_draft(task: _Task, best: Rated) -> Rated:
-    """Look whether the device that drafts fastest is worth more as the draft than as a shard."""
-    in_use = {one.device.id for one in best.candidate.target}
-    for device in _best_drafting(task, in_use):
-        found = _best_with_drafts(task, _shards(task, _aim_of(best), frozenset({device})))
+    """Return the best that shards cut for this aim can do, where a device may be kept free of them to draft."""
+    best = _best_with_drafts(task, _shards(task, aim, frozenset()), aim)
+    if best is None or not task.drafts:
+        return best
+    for device in _kept_to_draft(task, best):
+        found = _best_with_drafts(task, _shards(task, aim, frozenset({device})), aim)
         best = found if found is not None and _is_better(found, best) else best
     return best
+
+
+def _kept_to_draft(task: _Task, best: Rated) -> list[int]:
+    """Return the devices with a shard that draft faster than any without one; those that run a layer slowest come
+    first, because the shards miss them least. Where there are many devices, the fastest drafter alone."""
+    in_use = {one.device.id: _layer_ms(one, task) for one in best.candidate.target}
+    numbers = np.array([number for number, one in enumerate(task.index.devices) if one.id in in_use], np.int64)
+    found: dict[int, float] = {}
+    for _, rows in sorted(task.drafts.items()):
+        if not len(rows):
+            continue
+        ms, busy = rows.ms[:, (rows.ms.shape[1] - 1) // 2], np.isin(rows.device, numbers)
+        fastest_free = ms[~busy].min(initial=np.inf)
+        found |= {int(rows.device[row]): float(ms[row]) for row in np.flatnonzero(busy & (ms < fastest_free))}
+    if len(np.unique(task.device)) > _FEW:
+        return sorted(found, key=lambda number: (found[number], number))[:1]
+    return sorted(found, key=lambda number: (-in_use[task.index.devices[number].id], number))[:_KEPT]
+
+
+def _layer_ms(one: Placed, task: _Task) -> float:
+    rows = task.sequences
+    return one.option.cost.ms(rows, rows, context_tokens(task.ground.wanted.workload)) / (1.0 - one.device.utilisation)
 
 
 def _task(ground: Ground, sequences: int) -> _Task:
@@ -142,16 +178,6 @@ def _shard_counts(task: _Task) -> range:
     return range(2, max(2, min(limits.max_shards, layers)) + 1)
 
 
-def _best_drafting(task: _Task, in_use: set[str]) -> Iterator[int]:
-    """Yield, for each drafter, the device that drafts fastest, where it is in use."""
-    for _, rows in sorted(task.drafts.items()):
-        if len(rows):
-            depth = (rows.ms.shape[1] - 1) // 2
-            first = int(rows.device[np.lexsort((task.index.tie[rows.device], rows.ms[:, depth]))[0]])
-            if task.index.devices[first].id in in_use:
-                yield first
-
-
 def _shards(task: _Task, aim: _Aim, without: frozenset[int]) -> tuple[Placed, ...]:
     """Return the shards with the shortest round, none where there are none."""
     items, hops, stage = _items(task, aim, without)
@@ -163,29 +189,34 @@ def _shards(task: _Task, aim: _Aim, without: frozenset[int]) -> tuple[Placed, ..
     if taken is None:
         return ()
     count, best = aim.micro_batches, taken
-    total, slowest = _times(taken, items, stage)
-    best_ms, low, high = max(total, count * slowest), total / count, slowest
-    for turn in range(_BOUNDS if count * slowest > total else 0):
-        if high < low * _CLOSE:
+    best_ms, total, slowest = _times(taken, items, stage, hops, count)
+    low, high = total / count, slowest
+    few = len(np.unique(items.device)) <= _FEW
+    for turn in range((_BOUNDS_OF_FEW if few else _BOUNDS) if count * slowest > total else 0):
+        if high < low * _CLOSE and not few:
             break
         bound = low * _CLOSE if turn == 0 else (low + high) / 2
         taken = cut(_bounded(items, stage, bound), layers, hops, _shard_counts(task))
         if taken is None:
             low = bound
             continue
-        total, slowest = _times(taken, items, stage)
-        if max(total, count * slowest) < best_ms:
-            best, best_ms = taken, max(total, count * slowest)
-        low, high = (low, bound) if count * slowest > total else (bound, high)
+        round_ms, total, slowest = _times(taken, items, stage, hops, count)
+        if round_ms < best_ms:
+            best, best_ms = taken, round_ms
+        low, high = (low, min(bound, slowest)) if count * slowest > total else (bound, high)
     return _placed(task, items, best)
 
 
-def _times(taken: list[Taken], items: Items, stage: Floats) -> tuple[float, float]:
-    """Return the sum of what the shards take, and the slowest."""
-    times = [stage[one.item, 0] + stage[one.item, 1] * one.layers for one in taken]
-    return float(sum(items.fixed_ms[one.item] + items.layer_ms[one.item] * one.layers for one in taken)), float(
-        max(times)
-    )
+def _times(taken: list[Taken], items: Items, stage: Floats, hops: Hops, count: int) -> tuple[float, float, float]:
+    """Return what a round takes with `count` micro-batches, the sum of what the shards take of it, and the slowest."""
+    rows = [one.item for one in taken]
+    layers = np.array([one.layers for one in taken])
+    times = stage[rows, 0] + stage[rows, 1] * layers
+    prefill = items.fixed_ms[rows] + items.layer_ms[rows] * layers - times
+    host, zone = items.host[rows], items.zone[rows]
+    hop = np.where(zone[1:] != zone[:-1], hops.far, np.where(host[1:] != host[:-1], hops.zone, hops.host))
+    total, slowest = float(times.sum() + hop.sum()), float(times.max())
+    return max(total, count * slowest) + float(prefill.sum()), total, slowest
 
 
 def _bounded(items: Items, stage: Floats, most_ms: float) -> Items:
@@ -240,72 +271,77 @@ def _cost(option: Option, task: _Task, aim: _Aim, prompts: float) -> tuple[float
     )
 
 
-def _hops(task: _Task, aim: _Aim, prompts: float) -> Hops:
-    load, links = task.ground.wanted.workload, task.ground.links.defaults
+def _traffic(task: _Task, aim: _Aim, prompts: float) -> Traffic:
+    load = task.ground.wanted.workload
     rows = ceil(task.sequences / aim.micro_batches) * (aim.depth + 1)
     prompt = max(1, load.prompt_tokens - load.reused_prompt_tokens)
+    return Traffic(1.0 + prompts, load.target.hidden_bytes * (rows + prompts * prompt))
 
-    def forward(link: LinkProfile) -> float:
-        size = load.target.hidden_bytes
-        return link.transfer_ms(size * rows) + prompts * link.transfer_ms(size * prompt)
 
-    def back(link: LinkProfile) -> float:
-        return (1.0 + prompts) * link.rtt_ms / 2
-
+def _hops(task: _Task, aim: _Aim, prompts: float) -> Hops:
+    links, traffic = task.ground.links.defaults, _traffic(task, aim, prompts)
     kinds = (links.same_host, links.same_zone, links.other_zone)
-    return Hops(*(forward(one) for one in kinds), *(back(one) for one in kinds))
+    return Hops(*(traffic.forward_ms(one) for one in kinds), *(traffic.back_ms(one) for one in kinds))
 
 
 def _placed(task: _Task, items: Items, taken: list[Taken]) -> tuple[Placed, ...]:
-    placed, first = [], 0
-    for one in taken:
-        device = task.index.devices[int(items.device[one.item])]
-        placed.append(Placed(device, task.options[int(items.option[one.item])], first, first + one.layers))
-        first += one.layers
-    return tuple(placed)
+    devices = [task.index.devices[int(items.device[one.item])] for one in taken]
+    options = [task.options[int(items.option[one.item])] for one in taken]
+    whole = zip(devices, options, taken, strict=True)
+    return numbered([Placed(device, option, 0, one.layers) for device, option, one in whole])
 
 
-def _best_with_drafts(task: _Task, target: tuple[Placed, ...]) -> Rated | None:
-    best: Rated | None = None
-    ground = task.ground
+def _best_with_drafts(task: _Task, target: tuple[Placed, ...], aim: _Aim) -> Rated | None:
+    """Return what these shards can do at most, with any drafter and in any order of their hosts."""
+    if not target:
+        return None
+    ground, load = task.ground, task.ground.wanted.workload
     cores = {host.name: workers.cores_left(host, ground.taken_cores) for host in ground.left.hosts.values()}
-    for candidate in _candidates(task, target):
-        if not problem(candidate, cores, ground.wanted.workload, ground.wanted.constraints):
-            found = rated(candidate, ground.links, ground.wanted)
+    parts = [Part(one.option, one.layers / load.target.layers, one.device.utilisation) for one in target]
+    times, best = TargetTimes(parts, task.sequences, load), None
+    for candidate in _candidates(task, target, aim):
+        if not problem(candidate, cores, load, ground.wanted.constraints):
+            found = rated(candidate, ground.links, ground.wanted, times)
             best = found if _is_better(found, best) else best
     return best
 
 
-def _candidates(task: _Task, target: tuple[Placed, ...]) -> Iterator[Candidate]:
-    if not target:
-        return
-    yield Candidate(target, task.sequences)
-    for drafter in sorted(task.ground.wanted.workload.drafters, key=lambda one: one.name):
+def _candidates(task: _Task, target: tuple[Placed, ...], aim: _Aim) -> Iterator[Candidate]:
+    load, links = task.ground.wanted.workload, task.ground.links
+    traffic = _traffic(task, aim, task.sequences / load.output_tokens / aim.micro_batches)
+    alone = ordered(target, "", links, traffic)
+    yield Candidate(alone, task.sequences)
+    for drafter in sorted(load.drafters, key=lambda one: one.name):
         if drafter.model is None:
-            yield Candidate(target, task.sequences, drafter)
+            yield Candidate(alone, task.sequences, drafter)
             continue
-        for row, where in _near_drafts(task, target, drafter):
-            rows = task.drafts[drafter.name]
+        rows = task.drafts[drafter.name]
+        for row in _near_drafts(task, target, rows):
             device, option = task.index.devices[int(rows.device[row])], rows.options[int(rows.option[row])]
-            yield Candidate(target, task.sequences, drafter, Placed(device, option, 0, drafter.model.layers), where)
+            placed = ordered(target, device.host, links, traffic)
+            where = _where(device, placed[-1].device, links)
+            yield Candidate(placed, task.sequences, drafter, Placed(device, option, 0, drafter.model.layers), where)
 
 
-def _near_drafts(task: _Task, target: tuple[Placed, ...], drafter: Drafter) -> Iterator[tuple[int, Where]]:
-    """Yield the fastest drafts on the last shard's host, in its zone, and elsewhere, on devices without a shard."""
-    rows, index = task.drafts[drafter.name], task.index
-    names = {one.device.id for one in target}
+def _where(draft: Device, last: Device, links: Links) -> Where:
+    if draft.host == last.host:
+        return Where.HOST
+    return Where.ZONE if links.hosts[draft.host].zone == links.hosts[last.host].zone else Where.FAR
+
+
+def _near_drafts(task: _Task, target: tuple[Placed, ...], rows: Rows) -> Ints:
+    """Return the fastest drafts on each of the shards' hosts, in each of their zones, and elsewhere, all of them on
+    devices without a shard."""
+    index, names = task.index, {one.device.id for one in target}
     numbers = np.array([number for number, one in enumerate(index.devices) if one.id in names], np.int64)
-    last = next(number for number in numbers if index.devices[number].id == target[-1].device.id)
-    device = rows.device
-    near = np.where(index.host[device] == index.host[last], int(Where.HOST), int(Where.ZONE))
-    near = np.where(index.zone[device] == index.zone[last], near, int(Where.FAR))
-    free = ~np.isin(device, numbers)
+    host, zone = index.host[rows.device], index.zone[rows.device]
+    on_host, in_zone = np.isin(host, index.host[numbers]), np.isin(zone, index.zone[numbers])
     least = APART[task.ground.wanted.constraints.apart]
-    if least >= Where.ZONE:
-        free &= ~np.isin(index.host[device], index.host[numbers])
-    if least >= Where.FAR:
-        free &= ~np.isin(index.zone[device], index.zone[numbers])
+    free = ~np.isin(rows.device, numbers)
+    free &= ~(on_host & (least >= Where.ZONE)) & ~(in_zone & (least >= Where.FAR))
     among = np.flatnonzero(free)
-    if len(among):
-        for row in fastest(rows, among, near[among], index, keep=1):
-            yield int(row), Where(int(near[row]))
+    group = np.where(on_host, host, np.where(in_zone, len(index.hosts) + zone, -1))
+    measured = task.ground.links.measured
+    if measured and len(among) <= _FEW:
+        return among
+    return fastest(rows, among, group[among], index, keep=1) if len(among) else among
