@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,17 @@ class Links:
         """Return whether a link between two of these hosts was measured."""
         return any(left in hosts and right in hosts for left, right in self.measured)
 
+    def typical(self) -> tuple[LinkProfile, LinkProfile, LinkProfile]:
+        """Return what lies between two devices of a host, two hosts of a zone and two zones: the median of what was
+        measured, where something was."""
+        kinds: tuple[list[LinkProfile], ...] = ([], [], [])
+        for (left, right), link in sorted(self.measured.items()):
+            apart = self.hosts[left].zone != self.hosts[right].zone
+            kinds[0 if left == right else 2 if apart else 1].append(link)
+        defaults = (self.defaults.same_host, self.defaults.same_zone, self.defaults.other_zone)
+        host, zone, far = (_median(known, default) for known, default in zip(kinds, defaults, strict=True))
+        return host, zone, far
+
     def between(self, left: str, right: str) -> LinkProfile:
         """Return the link between workers on these hosts, each in a process of its own."""
         known = self.measured.get((left, right)) or self.measured.get((right, left))
@@ -33,6 +45,13 @@ class Links:
             return self.defaults.same_host
         same = self.hosts[left].zone == self.hosts[right].zone
         return self.defaults.same_zone if same else self.defaults.other_zone
+
+
+def _median(known: list[LinkProfile], default: LinkProfile) -> LinkProfile:
+    if not known:
+        return default
+    rtt, rate = (median([getattr(one, name) for one in known]) for name in ("rtt_ms", "bytes_per_s"))
+    return replace(default, rtt_ms=rtt, bytes_per_s=rate)
 
 
 def links_of(cluster: Cluster) -> Links:

@@ -21,7 +21,7 @@ _TRIED = 6  # hosts, of which all orders are tried
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What crosses a hop in a round: so many `trips` with `size_bytes` in all, and the trips back to the first shard."""
+    """What crosses a hop in a round: so many `trips` with `size_bytes` in all, and as many back to the first shard."""
 
     trips: float
     size_bytes: float

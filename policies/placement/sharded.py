@@ -30,6 +30,7 @@ from policies.plan import Device, Drafter, Option
 _TURNS = 3  # how often shards are cut anew for the depth and the micro-batches that were best for the last ones
 _BOUNDS = 5  # how often the bound on the slowest shard is moved, at most
 _BOUNDS_OF_FEW = 10  # with few devices
+_EXCHANGES = 4  # how often devices are exchanged
 _KEPT = 6  # devices that may be kept free of shards to draft
 _FEW = 24  # devices; with so few there is time to look more closely
 _CLOSE = 1.02  # until it is known so closely
@@ -71,7 +72,7 @@ def best_sharded(ground: Ground) -> Rated | None:
             break
         best, task = found, attempt
         sequences //= 2
-    return None if best is None else _refined(task, best)
+    return None if best is None else _exchanged(task, _refined(task, best))
 
 
 def _is_better(one: Rated | None, other: Rated | None) -> bool:
@@ -89,6 +90,28 @@ def _refined(task: _Task, first: Rated) -> Rated:
             found = None if key in tried else _best_for(task, aim)
             tried.add(key)
             best = found if found is not None and _is_better(found, best) else best
+    return best
+
+
+def _exchanged(task: _Task, best: Rated) -> Rated:
+    """Where few devices have links that were measured, look whether others do better than those that were best by
+    typical links: one more, one less, or one for another."""
+    if not task.ground.links.measured or len(np.unique(task.device)) > _FEW:
+        return best
+    every = {int(one) for one in np.unique(task.device)}
+    for _ in range(_EXCHANGES):
+        names = {one.device.id for one in best.candidate.target}
+        now = {one for one in every if task.index.devices[one].id in names}
+        more_sets: list[set[int]] = [set(), *({one} for one in every - now)]
+        sets = {frozenset((now - {out}) | more) for out in (*now, -1) for more in more_sets}
+        found = [best]
+        for some in sorted(sets - {frozenset(now)}, key=sorted):
+            aim = _aim_of(best)
+            other = _best_with_drafts(task, _shards(task, aim, frozenset(every - some)), aim)
+            found += [other] if other is not None and _is_better(other, best) else []
+        if len(found) == 1:
+            break
+        best = max(found, key=lambda one: one.prediction.goodput_tokens_per_s)
     return best
 
 
@@ -279,8 +302,7 @@ def _traffic(task: _Task, aim: _Aim, prompts: float) -> Traffic:
 
 
 def _hops(task: _Task, aim: _Aim, prompts: float) -> Hops:
-    links, traffic = task.ground.links.defaults, _traffic(task, aim, prompts)
-    kinds = (links.same_host, links.same_zone, links.other_zone)
+    kinds, traffic = task.ground.links.typical(), _traffic(task, aim, prompts)
     return Hops(*(traffic.forward_ms(one) for one in kinds), *(traffic.back_ms(one) for one in kinds))
 
 

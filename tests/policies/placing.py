@@ -1,0 +1,169 @@
+"""Small clusters for the tests of placement, drawn by hypothesis, and the best plan found by trying everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from device_profiles.cost import StepCost
+from device_profiles.link import LinkProfile
+from policies.pairing import DraftSide, Part, TargetSide, best_depth, kv_bytes
+from policies.placement.links import links_of
+from policies.placement.workers import fixed_bytes
+from policies.plan import Cluster, Constraints, Device, Drafter, Host, ModelFacts, Option, Role, Wanted, Workload
+
+MIB = 1 << 20
+TARGET = ModelFacts("target", 8, 4096, 4096.0)
+DRAFT = ModelFacts("draft", 4, 4096)
+ROOMY = 4000 * MIB
+
+positive = st.floats(0.5, 20.0, allow_nan=False)
+
+
+@st.composite
+def costs(draw: st.DrawFn) -> StepCost:
+    first = draw(positive)
+    return StepCost((1.0, 4.0, 16.0), (first, first * draw(st.floats(1.0, 2.0)), first * draw(st.floats(2.0, 8.0))))
+
+
+@st.composite
+def clusters(draw: st.DrawFn, *, memory_mib: tuple[int, int] = (50, 900)) -> Cluster:
+    """Up to five devices on up to three hosts in up to two zones; every device has a profile of its own."""
+    hosts = tuple(
+        Host(f"host-{number}", draw(st.sampled_from(("east", "west"))), draw(st.sampled_from((0, 2, 4, 8))))
+        for number in range(draw(st.integers(1, 3)))
+    )
+    devices, options = [], []
+    for number in range(draw(st.integers(1, 5))):
+        name = f"device-{number}"
+        devices.append(
+            Device(
+                name,
+                draw(st.sampled_from(hosts)).name,
+                draw(st.sampled_from(("cpu", "gpu"))),
+                name,
+                draw(st.integers(*memory_mib)) * MIB,
+                health=draw(st.sampled_from((1.0, 0.9, 0.2))),
+                utilisation=draw(st.sampled_from((0.0, 0.0, 0.4))),
+                queue_depth=draw(st.integers(0, 3)),
+                bandwidth_bytes_per_s=draw(st.sampled_from((0.0, 5e10))),
+            )
+        )
+        for role, model in ((Role.TARGET, TARGET), (Role.DRAFT, DRAFT)):
+            for runtime in draw(st.sampled_from(((), ("a",), ("a", "b")))):
+                options.append(draw(_options(name, role, model, runtime)))
+    links = draw(st.lists(_links(hosts), max_size=2))
+    return Cluster(hosts, tuple(devices), tuple(options), tuple(links))
+
+
+@st.composite
+def _options(draw: st.DrawFn, profile: str, role: Role, model: ModelFacts, runtime: str) -> Option:
+    cost = draw(costs())
+    return Option(
+        profile,
+        role,
+        model.name,
+        runtime,
+        "as_file",
+        cost if role is Role.TARGET else cost.scaled(0.1),
+        layer_bytes=draw(st.sampled_from((10, 40))) * MIB if role is Role.TARGET else MIB,
+        kv_bytes_per_token=draw(st.sampled_from((0.0, 0.1 * MIB))),
+        threads=draw(st.sampled_from((0, 1, 2, 4))),
+        fixed_bytes=draw(st.sampled_from((0, 20))) * MIB,
+        overhead_ms=draw(st.sampled_from((0.0, 0.5))),
+        row_invariant=draw(st.sampled_from((True, True, True, False))),
+        paid_rows=draw(st.sampled_from((1, 2))),
+    )
+
+
+@st.composite
+def _links(draw: st.DrawFn, hosts: tuple[Host, ...]) -> LinkProfile:
+    left, right = draw(st.sampled_from(hosts)), draw(st.sampled_from(hosts))
+    return LinkProfile(left.name, right.name, draw(st.floats(0.05, 5.0)), 1e9)
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> Workload:
+    chance = st.floats(0.0, 1.0, allow_nan=False)
+    drafters = []
+    if draw(st.booleans()):
+        drafters.append(Drafter("model", tuple(draw(st.lists(chance, min_size=1, max_size=3))), DRAFT))
+    if draw(st.booleans()):
+        drafters.append(Drafter("text", (draw(chance),), None, coverage=draw(chance), token_ms=0.01))
+    return Workload(
+        TARGET,
+        tuple(drafters),
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 600)),
+        draw(st.integers(1, 300)),
+        depth_bound=4,
+    )
+
+
+def brute_force(cluster: Cluster, wanted: Wanted) -> float:
+    """Return the highest goodput of any target on one device with any draft, by trying all; 0 where none fits."""
+    hosts, links = {host.name: host for host in cluster.hosts}, links_of(cluster)
+    load, best = wanted.workload, 0.0
+    for device, option in _places(cluster, wanted, Role.TARGET):
+        room = device.memory_bytes * (1 - wanted.constraints.keep_free)
+        fixed, kv = fixed_bytes(option, TARGET.layers), kv_bytes(option, load)
+        fits = [count for count in range(1, load.concurrency + 1) if fixed + kv * count <= room]
+        if not fits or not _enough(hosts[device.host], option.threads):
+            continue
+        side = TargetSide((Part(option, 1.0, device.utilisation),), (), fits[-1])
+        drafts = [None, *(DraftSide(one) for one in load.drafters if one.model is None)]
+        for drafter in (one for one in load.drafters if one.model is not None):
+            for other, draft in _places(cluster, wanted, Role.DRAFT):
+                part = Part(draft, 1.0, other.utilisation)
+                needed = fixed_bytes(draft, DRAFT.layers) + kv_bytes(draft, load) * fits[-1]
+                alone = needed <= other.memory_bytes * (1 - wanted.constraints.keep_free)
+                together = other.id != device.id or needed + fixed + kv * fits[-1] <= room
+                if not (alone and together and _enough(hosts[other.host], draft.threads)):
+                    continue
+                link = links.between(device.host, other.host)
+                both = option.threads + draft.threads
+                if other.id == device.id:
+                    drafts.append(DraftSide(drafter, part))
+                    split = device.kind == "cpu" and option.threads and draft.threads and hosts[device.host].cores
+                    if split and _enough(hosts[device.host], both):
+                        drafts.append(DraftSide(drafter, part, True, link, device.bandwidth_bytes_per_s))
+                elif other.host != device.host or _enough(hosts[device.host], both):
+                    drafts.append(DraftSide(drafter, part, True, link))
+        best = max(best, *(best_depth(side, draft, load).goodput_tokens_per_s for draft in drafts))
+    return best
+
+
+def _places(cluster: Cluster, wanted: Wanted, role: Role) -> Iterator[tuple[Device, Option]]:
+    for device in cluster.devices:
+        for option in cluster.options:
+            exact = option.row_invariant or role is Role.DRAFT
+            if option.profile == device.profile and option.role is role and exact:
+                if device.health >= wanted.constraints.least_health:
+                    yield device, option
+
+
+def _enough(host: Host, threads: int) -> bool:
+    return not host.cores or threads <= host.cores
+
+
+def faster(cluster: Cluster, device: str, factor: float) -> Cluster:
+    """Return the cluster with one device faster at everything."""
+    profile = next(one.profile for one in cluster.devices if one.id == device)
+    options = tuple(
+        replace(one, cost=one.cost.scaled(factor), overhead_ms=one.overhead_ms * factor)
+        if one.profile == profile
+        else one
+        for one in cluster.options
+    )
+    devices = tuple(
+        replace(one, bandwidth_bytes_per_s=one.bandwidth_bytes_per_s / factor) if one.id == device else one
+        for one in cluster.devices
+    )
+    return replace(cluster, options=options, devices=devices)
+
+
+def sharded(cluster: Cluster, load: Workload, **limits: object) -> Wanted:
+    """Return a wish for the target in shards, if need be."""
+    return Wanted(load, Constraints(keep_free=0.0, **limits))  # type: ignore[arg-type]

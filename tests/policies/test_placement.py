@@ -1,0 +1,218 @@
+"""Plans: never over memory, the same in any order, faster with faster devices, the best there is, and explained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.cli.plan_bench.exact import best_in_shards
+from orchestrator.cli.plan_bench.fleets import fleet, small, wanted
+from policies.placement import plan
+from policies.plan import Cluster, Constraints, DraftPlacement, NoPlan, Plan, Wanted, Workload, diff
+from tests.policies.placing import DRAFT, TARGET, brute_force, clusters, faster, loads
+
+FEW = settings(max_examples=60)
+SHARDS = settings(max_examples=25)
+needs_shards = clusters(memory_mib=(60, 250))
+
+
+def planned(cluster: Cluster, wish: Wanted) -> Plan:
+    try:
+        return plan(cluster, wish)
+    except NoPlan:
+        assume(False)
+        raise
+
+
+def drafted(found: Plan) -> list[DraftPlacement]:
+    return [one.draft for one in found.replicas if one.draft is not None]
+
+
+@FEW
+@given(clusters(), loads())
+def test_a_plan_is_the_best_of_all_that_were_tried_by_hand(cluster: Cluster, load: Workload) -> None:
+    wish = Wanted(load, Constraints(sharding="never"))
+    best = brute_force(cluster, wish)
+    if best == 0.0:
+        with pytest.raises(NoPlan):
+            plan(cluster, wish)
+    else:
+        found = plan(cluster, wish)
+        assert found.goodput_tokens_per_s == pytest.approx(best, rel=1e-9)
+
+
+@FEW
+@given(clusters(memory_mib=(60, 500)), loads(), st.integers(1, 3), st.sampled_from(("when_needed", "allowed")))
+def test_memory_and_cores_are_never_exceeded(cluster: Cluster, load: Workload, replicas: int, sharding: str) -> None:
+    limits = Constraints(max_replicas=replicas, sharding=sharding, keep_free=0.1)  # type: ignore[arg-type]
+    found = planned(cluster, Wanted(load, limits))
+    room = {device.id: 0.9 * device.memory_bytes for device in cluster.devices}
+    cores = {host.name: host.cores for host in cluster.hosts}
+    for device, used in found.memory_by_device().items():
+        assert used <= room[device]
+    own = [one.shards for one in found.replicas]
+    own += [(one.shard,) for one in drafted(found) if one.process == "own" and one.shard is not None]
+    taken = [(shard.host, core) for shards in own for shard in shards for core in shard.cores]
+    assert len(set(taken)) == len(taken)
+    assert all(not cores[host] or core < cores[host] for host, core in taken)
+
+
+@FEW
+@given(clusters(memory_mib=(60, 500)), loads(), st.randoms(use_true_random=False))
+def test_the_order_of_what_is_given_does_not_matter(cluster: Cluster, load: Workload, random: object) -> None:
+    found = planned(cluster, Wanted(load))
+    shuffled = {name: list(getattr(cluster, name)) for name in ("hosts", "devices", "options", "links")}
+    for values in shuffled.values():
+        random.shuffle(values)  # type: ignore[attr-defined]
+    other = replace(cluster, **{name: tuple(values) for name, values in shuffled.items()})
+    backwards = replace(load, drafters=load.drafters[::-1])
+    assert plan(other, Wanted(backwards)) == found
+
+
+@FEW
+@given(clusters(), loads(), st.data(), st.floats(0.2, 1.0))
+def test_a_faster_device_never_lowers_predicted_goodput(
+    cluster: Cluster, load: Workload, data: st.DataObject, factor: float
+) -> None:
+    wish = Wanted(load, Constraints(sharding="never"))
+    before = planned(cluster, wish).goodput_tokens_per_s
+    device = data.draw(st.sampled_from([one.id for one in cluster.devices]))
+    assert plan(faster(cluster, device, factor), wish).goodput_tokens_per_s >= before * (1 - 1e-9)
+
+
+@FEW
+@given(clusters(memory_mib=(60, 500)), loads())
+def test_every_device_that_is_not_in_use_has_a_reason(cluster: Cluster, load: Workload) -> None:
+    found = planned(cluster, Wanted(load))
+    in_use = {shard.device for shard in found.shards}
+    told = {one.what for one in found.rejected if one.why}
+    assert {device.id for device in cluster.devices} - in_use <= told
+    assert all(0.0 <= term.value <= 1.0 for one in found.replicas for term in one.score.terms)
+
+
+@FEW
+@given(clusters(), loads(), st.data())
+def test_constraints_hold(cluster: Cluster, load: Workload, data: st.DataObject) -> None:
+    names = [one.id for one in cluster.devices] + [one.name for one in cluster.hosts]
+    some = st.lists(st.sampled_from(names), max_size=2, unique=True).map(tuple)
+    limits = Constraints(
+        pin_target=data.draw(some),
+        pin_draft=data.draw(some),
+        exclude=data.draw(some),
+        apart=data.draw(st.sampled_from(("", "device", "host", "zone"))),
+        zones=data.draw(st.sampled_from(((), (cluster.hosts[0].zone,)))),
+        runtimes=data.draw(st.sampled_from(((), ("a",)))),
+    )
+    found = planned(cluster, Wanted(load, limits))
+    zones = {host.name: host.zone for host in cluster.hosts}
+    for shard in found.shards:
+        assert shard.device not in limits.exclude
+        assert shard.host not in limits.exclude
+        assert not limits.zones or zones[shard.host] in limits.zones
+        assert not limits.runtimes or shard.runtime in limits.runtimes
+    for replica in found.replicas:
+        for shard in replica.shards:
+            assert not limits.pin_target or {shard.device, shard.host} & set(limits.pin_target)
+        draft = replica.draft.shard if replica.draft else None
+        if draft is None:
+            continue
+        assert not limits.pin_draft or {draft.device, draft.host} & set(limits.pin_draft)
+        for shard in replica.shards:
+            assert not limits.apart or draft.device != shard.device
+            assert limits.apart not in ("host", "zone") or draft.host != shard.host
+            assert limits.apart != "zone" or zones[draft.host] != zones[shard.host]
+
+
+@SHARDS
+@given(needs_shards, loads())
+def test_shards_are_contiguous_and_complete(cluster: Cluster, load: Workload) -> None:
+    found = planned(cluster, Wanted(load, Constraints(shards=2, keep_free=0.0)))
+    for replica in found.replicas:
+        assert len(replica.shards) == 2
+        assert replica.shards[0].first_layer == 0
+        assert replica.shards[-1].end_layer == TARGET.layers
+        assert all(one.end_layer == after.first_layer for one, after in pairwise(replica.shards))
+        assert all(one.first_layer < one.end_layer for one in replica.shards)
+
+
+@FEW
+@given(clusters(), loads())
+def test_a_useless_draft_is_not_used(cluster: Cluster, load: Workload) -> None:
+    useless = tuple(replace(one, acceptance=(0.0,)) for one in load.drafters)
+    found = planned(cluster, Wanted(replace(load, drafters=useless)))
+    for replica in found.replicas:
+        assert replica.depth == 0
+        assert replica.draft is None
+        prediction = replica.prediction
+        assert prediction.goodput_tokens_per_s == pytest.approx(prediction.plain_tokens_per_s, rel=1e-9)
+
+
+@FEW
+@given(clusters(memory_mib=(60, 500)), loads(), st.integers(1, 3))
+def test_plans_survive_json_and_equal_themselves(cluster: Cluster, load: Workload, replicas: int) -> None:
+    wish = Wanted(load, Constraints(max_replicas=replicas))
+    found = planned(cluster, wish)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Plan) == found
+    assert msgspec.json.decode(msgspec.json.encode((cluster, wish)), type=tuple[Cluster, Wanted]) == (cluster, wish)
+    same = diff(found, found)
+    assert same.changes == ()
+    assert same.gain == 0.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("measured_links", [False, True])
+def test_shards_are_close_to_the_proven_best(seed: int, measured_links: bool) -> None:
+    cluster, wish = small(seed, devices=5, layers=8, measured_links=measured_links)
+    best = best_in_shards(cluster, wish).tokens_per_s
+    found = plan(cluster, wish).goodput_tokens_per_s if best else 0.0
+    assert found <= best * (1 + 1e-3)
+    assert found >= 0.97 * best
+
+
+def test_a_thousand_devices_are_planned_for_in_shards() -> None:
+    found = plan(fleet(1000, 20, seed=1), wanted(shards=8))
+    assert len(found.replicas[0].shards) == 8
+    assert len({one.what for one in found.rejected}) >= 1000 - 9
+    assert found.standby is not None
+    assert found.standby.apart == "zone"
+
+
+def test_more_replicas_serve_more_where_they_are_asked_for() -> None:
+    cluster, wish = fleet(16, 2, seed=3, per_host=4), wanted(concurrency=32)
+    model = replace(wish.workload, target=replace(wish.workload.target, layers=8))
+    options = tuple(replace(one, layer_bytes=one.layer_bytes / 10) for one in cluster.options)
+    small_enough = replace(cluster, options=options)
+    alone = plan(small_enough, replace(wish, workload=model))
+    several = plan(small_enough, Wanted(model, Constraints(max_replicas=4)))
+    assert len(alone.replicas) == 1
+    assert len(several.replicas) == 4
+    assert several.goodput_tokens_per_s > alone.goodput_tokens_per_s
+    assert any("replicas" in one for one in several.reasons)
+    assert any("replica 2 target" in one.part for one in diff(alone, several).changes)
+
+
+def test_what_cannot_be_done_is_refused_with_the_way_out() -> None:
+    cluster, wish = small(1)
+    for limits, told in (
+        (Constraints(pin_target=("nowhere",)), "there is no device or host 'nowhere'"),
+        (Constraints(zones=("moon",)), "there is no zone 'moon'"),
+        (Constraints(sharding="never"), "sharding: when_needed"),
+        (Constraints(pin_target=("host-0",), exclude=("host-0",)), "change `pin_target`"),
+        (Constraints(runtimes=("none",)), "no device has an option"),
+    ):
+        with pytest.raises(NoPlan, match=told):
+            plan(cluster, replace(wish, constraints=limits))
+
+
+def test_draft_models_have_their_layers_in_one_place() -> None:
+    cluster, wish = small(2)
+    found = plan(cluster, wish)
+    for draft in drafted(found):
+        if draft.shard is not None:
+            assert (draft.shard.first_layer, draft.shard.end_layer) == (0, 4)
+            assert draft.shard.end_layer == DRAFT.layers
