@@ -19,9 +19,9 @@ class StepCost:
     of the fit on samples that it did not see, 0 where it is not fitted.
 
     `serial`: the runtime runs the sequences of a forward one after another, so that its rows cost what they cost each
-    sequence alone. `least_rows`: each sequence is run with so many rows at least (padding costs like rows that are
-    used). `prefill`: what chunks of a prompt cost, where that is other than what decoding costs: rows behind a prompt
-    may take other kernels, and all of them are wanted as logits. None: the same.
+    sequence alone. `least_rows`: each sequence is run with so many rows at least, `least_forward_rows`: a whole forward
+    (padding costs like rows that are used). `prefill`: what chunks of a prompt cost, where that is other than what
+    decoding costs: rows behind a prompt may take other kernels, and all of them are wanted as logits. None: the same.
     """
 
     row_knots: tuple[float, ...]
@@ -32,6 +32,7 @@ class StepCost:
     error: float = 0.0
     serial: bool = False
     least_rows: int = 1
+    least_forward_rows: int = 1
     prefill: StepCost | None = None
 
     def __post_init__(self) -> None:
@@ -43,11 +44,16 @@ class StepCost:
     def ms(self, rows: float, sequences: float = 1, context_tokens: float = 0.0) -> float:
         """Return the time of a forward of `rows` rows in all, of `sequences` sequences that hold `context_tokens`
         positions each. With none of either it is that of the smallest forward."""
-        rows = max(rows, self.least_rows * sequences) if self.least_rows > 1 else rows
+        rows = self.paid(rows, sequences)
         calls = max(1.0, sequences) if self.serial else 1.0
         attention_us = (self.position_us * sequences + self.row_position_us * rows) * context_tokens
         sequences_ms = self.sequence_ms * max(0.0, sequences - 1)
         return calls * self._rows_ms(rows / calls) + sequences_ms + attention_us / US_PER_MS
+
+    def paid(self, rows: float, sequences: float) -> float:
+        """Return the rows that are run, padding included."""
+        each = self.least_rows * sequences if self.least_rows > 1 else 0.0
+        return max(rows, each, self.least_forward_rows if self.least_forward_rows > 1 else 0.0)
 
     def prefill_ms(self, tokens: int, *, done: int = 0, chunk_rows: int = 512) -> float:
         """Return the time to prefill `tokens` behind `done` positions, in chunks of at most `chunk_rows`."""

@@ -43,12 +43,27 @@ class StepFit:
     worst_error: float
 
 
-def fit_steps(samples: Sequence[StepSample], least_rows: int = 1) -> StepFit:
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What is known of a cost before its figures are (see StepCost)."""
+
+    least_rows: int
+    least_forward_rows: int
+    serial: bool
+
+    def rows(self, sample: StepSample) -> list[float]:
+        """Return the rows of each sequence, padding included."""
+        rows = [float(max(count, self.least_rows)) for count in sample.rows]
+        missing = self.least_forward_rows - sum(rows)
+        return [count + max(0.0, missing) / len(rows) for count in rows]
+
+
+def fit_steps(samples: Sequence[StepSample], least_rows: int = 1, least_forward_rows: int = 1) -> StepFit:
     """Return the cost that explains the samples best: of sequences that share a forward, or of those that are run one
     after another. Raises ValueError without samples."""
     if not samples:
         raise ValueError("there is nothing to fit")
-    fits = [_validated(samples, least_rows, serial) for serial in (False, True)]
+    fits = [_validated(samples, _Form(least_rows, least_forward_rows, serial)) for serial in (False, True)]
     return min(fits, key=lambda fit: fit.median_error)
 
 
@@ -82,36 +97,36 @@ def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
     return found / np.where(scale > 0.0, scale, 1.0)
 
 
-def _validated(samples: Sequence[StepSample], least_rows: int, serial: bool) -> StepFit:
-    errors = [error for fold in range(min(_FOLDS, len(samples))) for error in _fold(samples, fold, least_rows, serial)]
+def _validated(samples: Sequence[StepSample], form: _Form) -> StepFit:
+    errors = [error for fold in range(min(_FOLDS, len(samples))) for error in _fold(samples, fold, form)]
     median, worst = (float(np.median(errors)), max(errors)) if errors else (0.0, 0.0)
-    return StepFit(replace(_fitted(samples, least_rows, serial), error=median), median, worst)
+    return StepFit(replace(_fitted(samples, form), error=median), median, worst)
 
 
-def _fold(samples: Sequence[StepSample], fold: int, least_rows: int, serial: bool) -> list[float]:
+def _fold(samples: Sequence[StepSample], fold: int, form: _Form) -> list[float]:
     """Return the errors on a fifth of the samples, of a fit over the others."""
     unseen = [sample for index, sample in enumerate(samples) if index % _FOLDS == fold]
     seen = [sample for index, sample in enumerate(samples) if index % _FOLDS != fold]
     if not seen:
         return []
-    cost = _fitted(seen, least_rows, serial)
+    cost = _fitted(seen, form)
     return [error_of(cost, sample) for sample in unseen]
 
 
-def _fitted(samples: Sequence[StepSample], least_rows: int, serial: bool) -> StepCost:
-    knots = _knots(samples, least_rows, serial)
-    features = np.array([_features(sample, knots, least_rows, serial) for sample in samples])
+def _fitted(samples: Sequence[StepSample], form: _Form) -> StepCost:
+    knots = _knots(samples, form)
+    features = np.array([_features(sample, knots, form) for sample in samples])
     times = np.array([sample.ms for sample in samples])
     found = _robust(features / times[:, None])
-    ms = np.cumsum(found[: len(knots)])
     return StepCost(
         row_knots=tuple(knots),
-        row_ms=tuple(float(value) for value in ms),
+        row_ms=tuple(float(value) for value in np.cumsum(found[: len(knots)])),
         sequence_ms=float(found[-3]),
         position_us=float(found[-2]) * US_PER_MS,
         row_position_us=float(found[-1]) * US_PER_MS,
-        serial=serial,
-        least_rows=least_rows,
+        serial=form.serial,
+        least_rows=form.least_rows,
+        least_forward_rows=form.least_forward_rows,
     )
 
 
@@ -126,17 +141,17 @@ def _robust(features: Floats) -> Floats:
     return found
 
 
-def _knots(samples: Sequence[StepSample], least_rows: int, serial: bool) -> list[float]:
+def _knots(samples: Sequence[StepSample], form: _Form) -> list[float]:
     """Every number of rows that was measured in a single sequence, and the largest of all."""
-    single = {float(max(sample.rows[0], least_rows)) for sample in samples if len(sample.rows) == 1}
-    if not serial or not single:
-        single.add(float(max(sum(max(rows, least_rows) for rows in sample.rows) for sample in samples)))
+    single = {sum(form.rows(sample)) for sample in samples if len(sample.rows) == 1}
+    if not form.serial or not single:
+        single.add(max(sum(form.rows(sample)) for sample in samples))
     return sorted(single)
 
 
-def _features(sample: StepSample, knots: Sequence[float], least_rows: int, serial: bool) -> list[float]:
-    rows = [max(count, least_rows) for count in sample.rows]
-    calls = rows if serial else [sum(rows)]
+def _features(sample: StepSample, knots: Sequence[float], form: _Form) -> list[float]:
+    rows = form.rows(sample)
+    calls = rows if form.serial else [sum(rows)]
     steps = [sum(_reached(call, knots, index) for call in calls) for index in range(len(knots))]
     pairs = sum(count * context for count, context in zip(rows, sample.contexts, strict=True))
     return [*steps, len(rows) - 1.0, float(sum(sample.contexts)), float(pairs)]
@@ -151,8 +166,12 @@ def _reached(rows: float, knots: Sequence[float], index: int) -> float:
 
 
 def _predicted(cost: StepCost, sample: StepSample) -> float:
-    knots = cost.row_knots
-    ms = np.diff(cost.row_ms, prepend=0.0)
-    unknowns = [*ms, cost.sequence_ms, cost.position_us / US_PER_MS, cost.row_position_us / US_PER_MS]
-    features = _features(sample, knots, cost.least_rows, cost.serial)
-    return float(np.dot(unknowns, features))
+    """Return the cost of a forward whose sequences need not be alike."""
+    unknowns = [
+        *np.diff(cost.row_ms, prepend=0.0),
+        cost.sequence_ms,
+        cost.position_us / US_PER_MS,
+        cost.row_position_us / US_PER_MS,
+    ]
+    form = _Form(cost.least_rows, cost.least_forward_rows, cost.serial)
+    return float(np.dot(unknowns, _features(sample, cost.row_knots, form)))

@@ -1,4 +1,4 @@
-"""Compares what stored profiles predict with real decoding: tokens per second by runtime, depth, concurrency and prompt.
+"""Compares what stored profiles predict with real decoding, in tokens per second.
 
 Run `outrider profile` first, on a machine that does nothing else. Every request says a fixed number of tokens, so that
 a configuration's tokens are known; twice as many requests as run at once keep it full.
@@ -70,7 +70,7 @@ def measured(target: Target, options: EngineOptions, config: Configuration, subm
 def requests(target: Target, config: Configuration) -> list[Submit]:
     """Return requests of the shipped texts; longer prompts have other text in front."""
     tokenizer = load_tokenizer(target.tokenizer_dir)
-    filler = tokenizer.encode("The harbour lay still, and nobody on the quay spoke of the ship. " * 200)
+    filler = tokenizer.encode("The harbour lay still, and nobody on the quay spoke of the ship. " * 200, special=False)
     count = 2 * config.concurrency if config.concurrency > 1 else 3
     made = []
     for number, (_, text) in zip(range(count), itertools.cycle(TEXTS), strict=False):
@@ -100,7 +100,8 @@ def main() -> None:
         options = options.with_model(adapter=work.job.model.adapter, device=work.job.model.device)
         target = load_target(options, lambda stage, fraction: None)
         model = work.stored(store)
-        assert model is not None, "run outrider profile first"
+        if model is None:
+            raise SystemExit(f"{work.title} has no profile: run outrider profile first")
         digest = model.model_digest
         pair = next(one for one in store.pairs() if one.target_digest == digest and one.rule == "policy")
         for chosen in itertools.starmap(

@@ -41,12 +41,12 @@ class Work:
         """What it is, for people."""
         return f"{self.job.model.adapter} {self.job.model.device}, {self.job.drafter or self.job.role}"
 
-    def spec(self, store: ProfileStore, *, refresh: bool) -> WorkerSpec:
+    def spec(self, store: ProfileStore, *, refresh: bool, steps_s: float) -> WorkerSpec:
         """Return how its worker is started, with what is known already."""
         known = not refresh and self.stored_device(store) is not None
         texts = None if refresh and self.job.role == "target" else self.texts(store)
         plain = None if texts is None else dataclasses.asdict(texts)
-        return job_spec(msgspec.structs.replace(self.job, known_device=known, texts=plain))
+        return job_spec(msgspec.structs.replace(self.job, known_device=known, texts=plain, steps_s=steps_s))
 
     def done(self, store: ProfileStore) -> bool:
         """Return whether all of it is stored."""

@@ -40,7 +40,6 @@ from orchestrator.measuring.texts import TEXTS, WORKLOAD
 
 PROFILE_ENTRY = "orchestrator.bootstrap.profiling:build_measuring_engine"
 SLOTS = 33
-STEPS_S = 8.0
 OUTPUT_TOKENS = 96
 _IDLE_S = 0.5
 
@@ -48,7 +47,7 @@ _IDLE_S = 0.5
 class ProfileJob(msgspec.Struct, frozen=True):
     """One model on one device: measure it in this role. `known_device`: the device's own rates are measured already.
     `texts`: what the target says to `measuring.texts`, as plain data, where that is known; else it is measured.
-    `drafter`: the name of a draft."""
+    `drafter`: the name of a draft. `steps_s`: how long forwards are measured, about."""
 
     engine: EngineOptions
     model: ModelOptions
@@ -56,6 +55,7 @@ class ProfileJob(msgspec.Struct, frozen=True):
     known_device: bool = False
     texts: dict[str, Any] | None = None
     drafter: str = ""
+    steps_s: float = 8.0
 
 
 def job_spec(job: ProfileJob, node: str = "") -> WorkerSpec:
@@ -116,7 +116,7 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
         loaded, load_s = _loaded(bench)
         stack.callback(loaded.model.close)
         invariant = measure_row_invariance(loaded.model)
-        steps = measure_steps(loaded.model, bench.clock, progress, budget_s=STEPS_S)
+        steps = measure_steps(loaded.model, bench.clock, progress, budget_s=job.steps_s)
         if job.role == "draft":
             yield _described(bench, loaded, steps, load_s, invariant, RoundOverhead(), None)
             if job.texts is not None:

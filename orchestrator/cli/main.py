@@ -11,6 +11,7 @@ import typer
 
 from adapters.contract import AdapterError
 from orchestrator.cli import bench, config, models, plan
+from orchestrator.cli.devices import devices
 from orchestrator.cli.doctor import doctor
 from orchestrator.cli.profile import profile
 from orchestrator.cli.serve import serve
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command("serve")(serve)
 app.command("status")(status)
 app.command("doctor")(doctor)
+app.command("devices")(devices)
 app.command("profile")(profile)
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")

@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ from orchestrator.errors import OutriderError, WorkerError
 
 if TYPE_CHECKING:
     from orchestrator.bootstrap.profile_work import Work
-    from orchestrator.cluster.port import Cluster
+    from orchestrator.cluster.port import Cluster, WorkerSpec
     from orchestrator.config.model import ClusterConfig
 
 _LOCK = ".measuring.lock"
@@ -38,6 +39,9 @@ def profile(
     threads: Annotated[
         list[int] | None, typer.Option(min=1, help="Threads of the runtime; may be repeated. Else as configured.")
     ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="How long forwards of each model are measured; longer is more exact.")
+    ] = 8.0,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again what is stored already.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Measure although a daemon serves here.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -60,7 +64,8 @@ def profile(
         if not force:
             _refuse_while_serving(loaded)
         with _alone(store):
-            failures = asyncio.run(_measure(measuring_cluster(loaded), todo, store, refresh=refresh, links=links))
+            specs = [(one, partial(one.spec, store, refresh=refresh, steps_s=seconds)) for one in todo]
+            failures = asyncio.run(_measure(measuring_cluster(loaded), specs, store, links=links))
     took_s = time.perf_counter() - started if todo or links else 0.0
     _show(work, store, took_s, as_json=as_json)
     if failures:
@@ -96,18 +101,21 @@ def _alone(store: ProfileStore) -> Iterator[None]:
         raise ProfileError("another `outrider profile` is measuring with this store; wait for it to end") from None
 
 
-async def _measure(cluster: Cluster, todo: list[Work], store: ProfileStore, *, refresh: bool, links: bool) -> list[str]:
-    """Do all of it, one after another; return what failed and why."""
+async def _measure(
+    cluster: Cluster, todo: Sequence[tuple[Work, Callable[[], WorkerSpec]]], store: ProfileStore, *, links: bool
+) -> list[str]:
+    """Do all of it, one after another; return what failed and why. A worker is described when its turn comes: what was
+    stored meanwhile is known to it."""
     from orchestrator.measuring.run import Watch, measure
 
     failures: list[str] = []
     await cluster.open()
     try:
         with _bars(len(todo) + links) as bar:
-            for one in todo:
+            for one, spec in todo:
                 show = bar(one.title)
                 try:
-                    await measure(cluster, one.spec(store, refresh=refresh), Watch(show, store.save))
+                    await measure(cluster, spec(), Watch(show, store.save))
                 except WorkerError as error:
                     failures.append(f"{one.title}: {error}")
             if links:

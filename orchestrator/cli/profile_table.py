@@ -56,7 +56,7 @@ def _devices(devices: list[MeasuredDevice]) -> list[tuple[str, ...]]:
 
 
 def _models(models: list[MeasuredModel], devices: list[MeasuredDevice]) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for one in models:
         times = ", ".join(f"{one.cost.ms(count):.1f}" for count in (1, 5, 16))
         beside = one.overhead.ms(1, 1)

