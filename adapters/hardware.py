@@ -17,12 +17,15 @@ from adapters import registry
 from adapters.contract import AdapterUnavailable
 from device_profiles.measured import Hardware
 from device_profiles.profile import DeviceProfile
+from device_profiles.units import MIB
 
 _PACKAGES = {"openvino_rt": ("openvino",), "onnx_rt": ("onnxruntime",), "torch_device": ("torch",)}
 _ISA = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
 )
+_WHOLE = 256 * MIB
+"""What a machine says of its memory differs a little from start to start."""
 _NODES = Path("/sys/devices/system/node")
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -60,7 +63,7 @@ def processor() -> Hardware:
     return Hardware(
         kind="cpu",
         name=f"{name} ({family})" if family else name,  # a hypervisor may hide the name, and leaves these
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=psutil.virtual_memory().total // _WHOLE * _WHOLE,
         numa_nodes=max(1, len(list(_NODES.glob("node[0-9]*")))),
         physical_cores=cores(),
         isa=tuple(flag for flag in _ISA if flag in flags),

@@ -38,8 +38,9 @@ class PairAcceptance:
     """One drafter on one target over the texts of one workload.
 
     `rule`: who chose the depth: "policy" (drafts that seem worth a row) or "fixed" (all that there are, up to the
-    depth). `by_depth`: in ascending order, at least one. `draft_ms`: what the drafter took for a sequence in a round,
-    where it is no model (a model's time follows from its own costs).
+    depth). `sequences`: so many shared a forward, on which the policy's price of a row depends. `by_depth`: in
+    ascending order, at least one. `draft_ms`: what the drafter took for a sequence in a round, where it is no model (a
+    model's time follows from its own costs).
     """
 
     target: str
@@ -47,6 +48,7 @@ class PairAcceptance:
     drafter: str
     workload: str
     rule: str
+    sequences: int
     by_depth: tuple[DepthYield, ...]
     draft_ms: float = 0.0
     measured_at: str = ""

@@ -53,7 +53,7 @@ class DeviceRates:
 @dataclass(frozen=True, slots=True)
 class Energy:
     """What a device takes. `meter` names what told it; `reason` says why there is none, and the figures are None.
-    `idle_w` and `load_w`: power with nothing to do, and while it decodes one sequence."""
+    `idle_w` and `load_w`: mean power with nothing to do, and while matrices are multiplied."""
 
     meter: str = ""
     reason: str = ""

@@ -35,7 +35,7 @@ _ROOMS: dict[type, tuple[str, tuple[str, ...]]] = {
         "models",
         ("adapter", "device", "role", "model", "model_digest", "formats", "exactness", "threads", "fingerprint"),
     ),
-    PairAcceptance: ("pairs", ("drafter", "target", "target_digest", "workload", "rule")),
+    PairAcceptance: ("pairs", ("drafter", "target", "target_digest", "workload", "rule", "sequences")),
     TargetTexts: ("texts", ("target", "target_digest", "workload")),
     LinkProfile: ("links", ("left", "right")),
 }

@@ -19,7 +19,7 @@ from device_profiles.acceptance import PairAcceptance
 from device_profiles.measured import MeasuredModel
 from device_profiles.units import MS_PER_S
 from orchestrator.bootstrap import Target, build_drafter, build_loop, engine_options, load_target, load_tokenizer
-from orchestrator.bootstrap.options import EngineOptions
+from orchestrator.bootstrap.options import EngineOptions, SuffixOptions
 from orchestrator.bootstrap.profile_work import planned_work, profile_store
 from orchestrator.cluster.port import Submit
 from orchestrator.config.load import load_config
@@ -55,7 +55,14 @@ def predicted(model: MeasuredModel, pair: PairAcceptance, config: Configuration,
 def measured(target: Target, options: EngineOptions, config: Configuration, submits: list[Submit]) -> float:
     """Return the tokens per second of real decoding."""
     options = msgspec.structs.replace(
-        options, max_running=config.concurrency, max_depth=config.depth, prefix_reuse=False
+        options,
+        max_running=config.concurrency,
+        max_depth=config.depth,
+        prefix_reuse=False,
+        # The texts come again and again: an earlier output would tell all of the next.
+        drafters=[
+            msgspec.structs.replace(one, memory_bytes=0) for one in options.drafters if isinstance(one, SuffixOptions)
+        ],
     )
     drafter = build_drafter(options, target) if config.depth else None
     loop = build_loop(target, options, drafter)
@@ -103,12 +110,14 @@ def main() -> None:
         if model is None:
             raise SystemExit(f"{work.title} has no profile: run outrider profile first")
         digest = model.model_digest
-        pair = next(one for one in store.pairs() if one.target_digest == digest and one.rule == "policy")
+        pairs = [one for one in store.pairs() if one.target_digest == digest and one.rule == "policy"]
+        measured(target, options, Configuration(4, 4, 40), requests(target, Configuration(4, 4, 40)))  # warm up
         for chosen in itertools.starmap(
             Configuration, itertools.product(args.depth, args.concurrency, args.prompt_tokens)
         ):
             submits = requests(target, chosen)
             mean = statistics.mean(len(submit.prompt) for submit in submits)
+            pair = min(pairs, key=lambda one: abs(one.sequences - chosen.concurrency))
             expected, found = predicted(model, pair, chosen, mean), measured(target, options, chosen, submits)
             errors.append(abs(expected - found) / found)
             print(

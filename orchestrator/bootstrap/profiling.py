@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,6 +42,7 @@ PROFILE_ENTRY = "orchestrator.bootstrap.profiling:build_measuring_engine"
 SLOTS = 33
 OUTPUT_TOKENS = 96
 _IDLE_S = 0.5
+_SEQUENCES = (1, 4, 8, 16)
 
 
 class ProfileJob(msgspec.Struct, frozen=True):
@@ -145,7 +146,17 @@ def _loaded(bench: _Bench) -> tuple[Loaded, float]:
 def _measured_device(bench: _Bench) -> MeasuredDevice:
     bench.progress("measure products of matrices", -1.0)
     adapter = registry.get(bench.device.adapter)
-    rates = adapter.rates(bench.device.name, bench.threads) if isinstance(adapter, MeasuresRates) else DeviceRates()
+    idle = _power(bench.meter, lambda: time.sleep(_IDLE_S))
+    rates = DeviceRates()
+
+    def work() -> None:
+        nonlocal rates
+        if isinstance(adapter, MeasuresRates):
+            rates = adapter.rates(bench.device.name, bench.threads)
+
+    load = _power(bench.meter, work)
+    meter = bench.meter
+    energy = Energy(meter.name, meter.reason, idle, load if rates.matmul else None)
     return MeasuredDevice(
         fingerprint=bench.mark,
         adapter=bench.device.adapter,
@@ -154,19 +165,21 @@ def _measured_device(bench: _Bench) -> MeasuredDevice:
         hardware=hardware(bench.device),
         threads=bench.threads,
         rates=rates,
-        energy=_idle_energy(bench.meter),
+        energy=energy,
         measured_at=_now(),
         took_s=time.perf_counter() - bench.started_s,
     )
 
 
-def _idle_energy(meter: EnergyMeter) -> Energy:
-    before = meter.joules()
+def _power(meter: EnergyMeter, work: Callable[[], None]) -> float | None:
+    """Return the mean power, in watts, while something is done; None where the device does not tell."""
+    before, began = meter.joules(), time.perf_counter()
     if before is None:
-        return Energy(reason=meter.reason)
-    time.sleep(_IDLE_S)
+        work()
+        return None
+    work()
     after = meter.joules()
-    return Energy(meter.name, idle_w=((after or before) - before) / _IDLE_S)
+    return None if after is None else (after - before) / (time.perf_counter() - began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,24 +238,30 @@ def _submits(loaded: Loaded) -> list[Submit]:
 def _suffix_pairs(bench: _Bench, loaded: Loaded, texts: TargetTexts) -> Iterator[PairAcceptance]:
     for draft in bench.job.engine.drafters:
         if isinstance(draft, SuffixOptions):
-            for by_policy in (True, False):
-                yield _suffix_pair(bench, loaded, texts, draft, by_policy)
+            for sequences in _SEQUENCES:
+                yield _suffix_pair(bench, loaded, texts, draft, sequences)
+            yield _suffix_pair(bench, loaded, texts, draft, 0)
 
 
 def _suffix_pair(
-    bench: _Bench, loaded: Loaded, texts: TargetTexts, draft: SuffixOptions, by_policy: bool
+    bench: _Bench, loaded: Loaded, texts: TargetTexts, draft: SuffixOptions, sequences: int
 ) -> PairAcceptance:
+    """Return the acceptance where the policy chooses depths, with so many sequences; with none at fixed depths."""
+
     def make() -> SuffixDrafter:
         return SuffixDrafter(max_match=draft.max_match, memory_bytes=draft.memory_bytes, clock=bench.clock)
 
-    paid_rows = loaded.model.capabilities.paid_rows
-    found = replay(make, texts, by_policy=by_policy, paid_rows=paid_rows, clock=bench.clock)
+    caps, together = loaded.model.capabilities, max(1, sequences)
+    paid_rows = 1 if caps.apart_tokens and together > 1 else caps.paid_rows
+    by_policy = sequences > 0
+    found = replay(make, texts, by_policy=by_policy, sequences=together, paid_rows=paid_rows, clock=bench.clock)
     return PairAcceptance(
         texts.target,
         texts.target_digest,
         draft.name,
         texts.workload,
         "policy" if by_policy else "fixed",
+        together,
         found.by_depth,
         found.draft_ms,
         _now(),
@@ -258,6 +277,7 @@ def _draft_pair(bench: _Bench, loaded: Loaded) -> PairAcceptance:
         bench.job.drafter,
         texts.workload,
         "fixed",
+        1,
         compare_choices(loaded.model, texts),
         measured_at=_now(),
     )

@@ -106,7 +106,8 @@ def verdict_of(model: MeasuredModel, devices: list[MeasuredDevice]) -> Roofline 
 def _pairs(pairs: list[PairAcceptance]) -> list[tuple[str, ...]]:
     return [
         (
-            f"{one.drafter} on {one.target}, {one.workload}, {one.rule} depth",
+            f"{one.drafter} on {one.target}, {one.workload}, {one.rule} depth"
+            + (f", {one.sequences} sequences" if one.rule == "policy" else ""),
             ", ".join(f"{found.depth}" for found in one.by_depth),
             ", ".join(f"{found.tokens:.2f}" for found in one.by_depth),
             f"{one.draft_ms:.2f} ms" if one.draft_ms else "",

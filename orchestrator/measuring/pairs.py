@@ -46,10 +46,11 @@ class _Counts:
 
 
 def replay(
-    make: Callable[[], Drafter], texts: TargetTexts, *, by_policy: bool, paid_rows: int, clock: Clock
+    make: Callable[[], Drafter], texts: TargetTexts, *, by_policy: bool, sequences: int, paid_rows: int, clock: Clock
 ) -> Replayed:
     """Let a new drafter of each depth draft along the texts, one after another. `by_policy`: only drafts that are worth
-    a row are verified, as where a request leaves its depth open."""
+    a row are verified, as where a request leaves its depth open. `paid_rows`: of a sequence, where so many share a
+    forward."""
     found, drafting_s, asked = [], 0.0, 0
     for depth in DEPTHS:
         counts, drafter = _Counts(depth), make()
@@ -60,11 +61,11 @@ def replay(
             while done < len(output):
                 limit = min(depth, len(output) - done)
                 began = clock.monotonic_s()
-                draft = drafter.propose([Ask(key, limit, price(1) if by_policy else 0.0)])[0]
+                draft = drafter.propose([Ask(key, limit, price(sequences) if by_policy else 0.0)])[0]
                 drafting_s, asked = drafting_s + clock.monotonic_s() - began, asked + 1
                 offered = len(draft.tokens)
                 if by_policy:
-                    offered = chosen_depth(draft.confidences, sequences=1, paid_rows=paid_rows, bound=limit)
+                    offered = chosen_depth(draft.confidences, sequences=sequences, paid_rows=paid_rows, bound=limit)
                 accepted = _common(draft.tokens[:offered], output[done:])
                 counts.add(offered, accepted)
                 taken = output[done : done + accepted + 1]

@@ -2,12 +2,11 @@
 
 Slots are filled once, to several lengths. A decode forward appends rows behind a slot's prompt and the next one rolls
 them back, so that every point can be measured again and again, in turn with all the others: what disturbs the
-machine for a second disturbs one pass of each, and the median forgets it.
+machine for a second disturbs one visit of each, and is forgotten.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,9 +26,10 @@ _CHUNK_ROWS = (8, 32, 64, 128, 256)
 _ROWS_ALONE = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
 _ROWS_TOGETHER = ((2, 1), (2, 3), (2, 5), (4, 1), (4, 2), (4, 5), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (16, 4))
 _ROWS_BEHIND = (1, 2, 5, 9, 16)
+_CHUNK_ROWS_BEHIND = (64, 256)
 _CHEAP_MS = 25.0
-"""A forward that takes no longer is run three times at each visit, the first of them uncounted: what a forward of
-another shape left behind is gone then. A costlier one hardly notices, and is run once."""
+"""A forward that takes no longer is counted twice at each visit. One more before is not counted: it finds nothing of
+its own in the processor's caches, and buffers of another shape."""
 _LEAST_PASSES = 2
 _MOST_PASSES = 12
 _FAIR = 1.5
@@ -38,7 +38,7 @@ _FAIR = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What forwards cost: decoding, and chunks of a prompt. `samples` are the medians that the fits are over."""
+    """What forwards cost: decoding, and chunks of a prompt. `samples` are what the fits are over."""
 
     decode: StepFit
     prefill: StepFit
@@ -74,7 +74,7 @@ def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, bud
         model.release(slot)
     decode: list[StepSample] = []
     for point in points:
-        sample = StepSample((point.rows,) * len(point.slots), point.starts, statistics.median(times[point]))
+        sample = StepSample((point.rows,) * len(point.slots), point.starts, _undisturbed(times[point]))
         (prefill if point.prompt else decode).append(sample)
     caps = model.capabilities
     apart = caps.apart_tokens > 0  # then only a forward of a single row is padded
@@ -93,7 +93,7 @@ def _passes(
         for point in points:
             if number >= _LEAST_PASSES and spent_s[point] > _FAIR * budget_s / len(points):
                 continue
-            times[point] += _visit(model, point, clock, first=number == 0)
+            times[point] += _visit(model, point, clock)
             before_s, now_s = now_s, clock.monotonic_s()
             spent_s[point] += now_s - before_s
             progress("measure forwards", min(1.0, (now_s - began_s) / budget_s))
@@ -102,13 +102,18 @@ def _passes(
     return times
 
 
+def _undisturbed(times: Sequence[float]) -> float:
+    """Return the lower quartile: what disturbs a forward only ever makes it slower."""
+    return sorted(times)[(len(times) - 1) // 4]
+
+
 def _lengths(model: LoadedModel) -> list[int]:
     """Return the positions that each slot is to hold: what is wished for, in four fifths of the room that there is."""
     caps = model.capabilities
     room = caps.total_blocks * 4 // 5
     found: list[int] = []
     for wished in (*_LONG, *_SHORT)[: caps.slots - 1]:  # one is left free, for chunks of prompts
-        length = min(wished, caps.max_context_tokens - 2 * max(_ROWS_ALONE))
+        length = min(wished, max(1, caps.max_context_tokens - 2 * max(_ROWS_ALONE)))
         while length > 16 and _blocks(length, caps.block_tokens) > room // 2:
             length //= 2
         room -= _blocks(length, caps.block_tokens)
@@ -153,21 +158,24 @@ def _points(model: LoadedModel, lengths: Sequence[int]) -> list[_Point]:
         for rows in _CHUNK_ROWS
         if rows <= min(caps.max_batch_rows, caps.max_context_tokens)
     ]
+    points += [
+        _Point((slot,), rows, (lengths[slot],), prompt=True)
+        for slot in long[:2]
+        for rows in _CHUNK_ROWS_BEHIND
+        if rows <= min(caps.max_batch_rows, caps.max_context_tokens - lengths[slot])
+    ]
     return list(dict.fromkeys(points))
 
 
-def _visit(model: LoadedModel, point: _Point, clock: Clock, *, first: bool) -> list[float]:
-    """Return what forwards of a point took. `first`: the runtime has not seen its shape yet."""
+def _visit(model: LoadedModel, point: _Point, clock: Clock) -> list[float]:
+    """Return what forwards of a point took."""
     batch = [
         _segment(model, slot, start, point.rows, prompt=point.prompt)
         for slot, start in zip(point.slots, point.starts, strict=True)
     ]
-    found = [_forward_ms(model, batch, clock)]
-    if found[0] <= _CHEAP_MS:
-        found = [_forward_ms(model, batch, clock) for _ in range(2)]
-    elif first:
-        found = [_forward_ms(model, batch, clock)]
-    if point.prompt:
+    count = 2 if _forward_ms(model, batch, clock) <= _CHEAP_MS else 1
+    found = [_forward_ms(model, batch, clock) for _ in range(count)]
+    if point.prompt and not point.starts[0]:
         model.release(point.slots[0])
     return found
 

@@ -65,10 +65,10 @@ def test_a_scripted_device_comes_out_as_it_was_scripted_and_is_measured_once(tmp
     assert 0.0 < target["overhead"]["round_ms"] + target["overhead"]["sequence_ms"] < 5.0
     assert as_value(StepCost, draft["cost"]).ms(4) == pytest.approx(1.4, rel=0.4)
 
-    pairs = {(one["drafter"], one["rule"]): one["by_depth"] for one in found["pairs"]}
-    alike = pairs[("model", "fixed")]  # the draft is the target's twin: it is always right
+    pairs = {(one["drafter"], one["rule"], one["sequences"]): one["by_depth"] for one in found["pairs"]}
+    alike = pairs[("model", "fixed", 1)]  # the draft is the target's twin: it is always right
     assert [one["accepted"][0] for one in alike] == [1.0] * len(alike)
-    suffix = pairs[("suffix", "policy")]
+    suffix = pairs[("suffix", "policy", 4)]
     for one in suffix:
         shares = zip(one["accepted"], one["offered"], strict=True)
         assert all(0.0 <= accepted <= offered <= 1.0 for accepted, offered in shares)

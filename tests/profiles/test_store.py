@@ -53,7 +53,7 @@ MODEL = MeasuredModel(
     samples=(StepSample((1, 1), (16, 2048), 9.5),),
 )
 YIELD = DepthYield(2, (0.8, 0.5), (0.6, 0.3), 100)
-PAIR = PairAcceptance("t", "feed", "suffix", "chat", "policy", (YIELD, DepthYield(4, (0.8,), (0.6,), 90)), 0.1)
+PAIR = PairAcceptance("t", "feed", "suffix", "chat", "policy", 1, (YIELD, DepthYield(4, (0.8,), (0.6,), 90)), 0.1)
 TEXTS = TargetTexts("t", "feed", "chat", ((1, 2), (3,)), ((4,), ()))
 LINK = LinkProfile("10.0.0.1", "10.0.0.2", 0.3, 1e9)
 
