@@ -1,16 +1,15 @@
 """How long a round may wait for drafts that another process makes.
 
-With T the time of a round without waiting and a the mean number of accepted drafts per sequence, a round that waits w
-yields 1 + a tokens in T + w, and one that does not yields 1 in T. Waiting pays while (T + w) / (1 + a) < T, so while
-w < a T. A drafter that is slower than that is asked all the same, and not waited for: an answer that comes late may
-still fit behind what the target chose in the meantime.
+A wait is worth what `policies/gain` says of it: w ms while w < a T. A drafter that is slower than that is asked all the
+same, and not waited for: an answer that comes late may still fit behind what the target chose in the meantime.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-_NEWEST = 0.2  # weight of the newest observation in the running means
+from policies.gain import MANY, mean, worth_ms
+
 RETRY_EVERY = 64
 """One wish in so many is waited for although the drafter seems too slow: it may be faster while the target waits."""
 
@@ -28,25 +27,25 @@ class Pace:
 
 def asked(pace: Pace, *, round_ms: float | None) -> Pace:
     """Count a wish. `round_ms`: from the end of the last wish's wait to this one, where a round lay between them."""
-    mean = pace.round_ms if round_ms is None else _mean(pace.round_ms, round_ms)
-    return replace(pace, round_ms=mean, asks=pace.asks + 1)
+    known_ms = pace.round_ms if round_ms is None else _timed(pace.round_ms, round_ms)
+    return replace(pace, round_ms=known_ms, asks=pace.asks + 1)
 
 
 def answered(pace: Pace, answer_ms: float) -> Pace:
     """Take in how long an answer took."""
-    return replace(pace, answer_ms=_mean(pace.answer_ms, answer_ms))
+    return replace(pace, answer_ms=_timed(pace.answer_ms, answer_ms))
 
 
 def judged(pace: Pace, accepted: int) -> Pace:
     """Take in how many tokens of one sequence's draft the target chose too."""
-    return replace(pace, accepted=(1.0 - _NEWEST) * pace.accepted + _NEWEST * accepted)
+    return replace(pace, accepted=mean(pace.accepted, accepted))
 
 
 def patience_ms(pace: Pace, bound_ms: float) -> float:
     """Return how long to wait for the answer to this wish, at most `bound_ms`."""
-    worth = bound_ms if pace.round_ms == 0.0 else min(bound_ms, pace.accepted * pace.round_ms)
-    return worth if pace.answer_ms <= worth or pace.asks % RETRY_EVERY == 0 else 0.0
+    wait_ms = bound_ms if pace.round_ms == 0.0 else min(bound_ms, worth_ms(pace.accepted, pace.round_ms))
+    return wait_ms if pace.answer_ms <= wait_ms or pace.asks % RETRY_EVERY == 0 else 0.0
 
 
-def _mean(before: float, newest: float) -> float:
-    return newest if before == 0.0 else (1.0 - _NEWEST) * before + _NEWEST * newest
+def _timed(before_ms: float, newest_ms: float) -> float:
+    return mean(before_ms, newest_ms, MANY if before_ms else 0)

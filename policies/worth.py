@@ -1,66 +1,98 @@
 """Whether a draft that is made on the target's own time pays, and when to look again where it does not.
 
-With T the time of a round without drafting, D what drafting adds and a the mean number of accepted drafts per sequence,
-a round with drafts yields 1 + a tokens per sequence in T + D, and one without yields 1 in T. Drafting pays while
-(T + D) / (1 + a) < T, so while D < a T (the condition of Leviathan et al., arXiv 2211.17192, section 3.5, in measured
-times). Within a draft, one token more pays while the chance that it is accepted, times T, is above what it takes.
+What drafting may lose is earned first. There is an account, in rounds without drafts: it begins with FIRST_ROUNDS,
+grows by SHARE in every round, and by what each round with drafts won or lost. A drafter that is not known to pay is
+tried when the account covers what that takes at worst, its reading of the text included, and left alone again when the
+trial says so, or the account is empty; then it begins from nothing. So all that drafting ever loses is at most
+FIRST_ROUNDS, SHARE of the rounds, and what one round takes more than was expected of it. A drafter whose step takes
+nearly a round can win next to nothing whatever is accepted (see `policies/gain`): it is tried later, in case that the
+step was measured wrong.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from policies.gain import mean, worth_ms
+
 TRIAL_ROUNDS = 4
-"""A look again lasts so many rounds: the first of them only reads what the draft model missed."""
-FIRST_PAUSE_ROUNDS = 64
-LONGEST_PAUSE_ROUNDS = 4096
-_NEWEST = 0.2  # weight of the newest observation in the running means
+"""A trial is judged after so many rounds with drafts."""
+FIRST_ROUNDS = 12.0
+SHARE = 0.01
+_DEAR = 0.8  # a step that takes this part of a round
+_DEAR_TRIALS = 2.0  # are saved for, before such a drafter is tried
+_HORIZON = 0.5  # of what drafts promise to win in the rest of a text, reading it may take
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Running means: accepted drafts per sequence and draft, and what drafting added to a round, in ms (0: not
-    measured yet). `verdicts`: drafts judged so far; until there are TRIAL_ROUNDS of them drafting is tried. `left`:
-    rounds until this changes, of a pause or of a trial; `pause` is the length of the last pause, 0 while drafting
-    pays."""
+    """Running means over the rounds with drafts since the trial began: accepted drafts per sequence, and what drafting
+    added to a round, in ms. `rounds` counts them. `account`: see the module. `asked`: drafts are made."""
 
-    accepted: float = 1.0
-    verdicts: int = 0
-    draft_ms: float = 0.0
-    pause: int = 0
-    left: int = 0
-    paused: bool = False
+    account: float = FIRST_ROUNDS
+    asked: bool = False
+    rounds: int = 0
+    accepted: float = 0.0
+    cost_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What drafting is expected to take. `round_ms`: of a round without drafts. `step_ms`: of one step of the drafter.
+    `reading_ms`: of reading the text that it has to know for it. 0: not measured."""
+
+    round_ms: float
+    step_ms: float
+    reading_ms: float = 0.0
+
+    @property
+    def trial_rounds(self) -> float:
+        """What is to be saved for a trial, in rounds without drafts: what it loses at worst, and more where it is
+        unlikely to end well."""
+        worst = (self.reading_ms + TRIAL_ROUNDS * self.step_ms) / self.round_ms
+        return worst * _DEAR_TRIALS if self.step_ms >= _DEAR * self.round_ms else worst
 
 
 def pays(worth: Worth, round_ms: float) -> bool:
-    """Return whether drafting pays where a round without it takes `round_ms` (0: not measured, so it may)."""
-    return round_ms <= 0.0 or worth.verdicts < TRIAL_ROUNDS or worth.draft_ms < worth.accepted * round_ms
+    """Return whether drafts paid in the rounds that had them."""
+    return worth.cost_ms < worth_ms(worth.accepted, round_ms)
 
 
-def decided(worth: Worth, round_ms: float) -> tuple[Worth, bool]:
-    """Return what is known one round later, and whether to draft in this one."""
-    if worth.left > 0:
-        return replace(worth, left=worth.left - 1), not worth.paused
-    if worth.paused:  # the pause is over: look again
-        return replace(worth, paused=False, left=TRIAL_ROUNDS - 1), True
-    if pays(worth, round_ms):
-        return replace(worth, pause=0), True
-    pause = min(max(2 * worth.pause, FIRST_PAUSE_ROUNDS), LONGEST_PAUSE_ROUNDS)
-    return replace(worth, paused=True, pause=pause, left=pause - 1), False
+def decided(worth: Worth, price: Price) -> Worth:
+    """Return what is known one round later; `asked` says whether to draft in this one. Nothing is risked while a round
+    without drafts is not measured."""
+    worth = replace(worth, account=worth.account + SHARE)
+    if price.round_ms <= 0.0:
+        return replace(worth, asked=False)
+    if worth.asked:
+        lost = worth.account < 0.0 or (worth.rounds >= TRIAL_ROUNDS and not pays(worth, price.round_ms))
+        return replace(worth, asked=False, account=min(worth.account, 0.0)) if lost else worth
+    if price.trial_rounds > worth.account:
+        return worth
+    return replace(worth, asked=True, rounds=0, accepted=0.0, cost_ms=0.0)
 
 
-def drafted(worth: Worth, draft_ms: float) -> Worth:
-    """Take in what drafting added to a round."""
-    mean = draft_ms if worth.draft_ms == 0.0 else worth.draft_ms + _NEWEST * (draft_ms - worth.draft_ms)
-    return replace(worth, draft_ms=mean)
+def reads(worth: Worth, price: Price, tokens_left: float) -> bool:
+    """Return whether to read a text for its drafts, where `tokens_left` tokens are expected to come behind it."""
+    if price.reading_ms > worth.account * price.round_ms:
+        return False
+    if worth.rounds < TRIAL_ROUNDS:
+        return True  # it is what the trial is for
+    won_ms = worth_ms(worth.accepted, price.round_ms) - worth.cost_ms
+    return price.reading_ms <= _HORIZON * won_ms * tokens_left / (1.0 + worth.accepted)
 
 
-def judged(worth: Worth, accepted: int) -> Worth:
-    """Take in how many tokens of one sequence's draft the target chose too."""
-    mean = accepted if worth.verdicts == 0 else worth.accepted + _NEWEST * (accepted - worth.accepted)
-    return replace(worth, accepted=mean, verdicts=worth.verdicts + 1)
+def settled(worth: Worth, *, round_ms: float, accepted: float, cost_ms: float, reading: bool) -> Worth:
+    """Take in a round with drafts: how many were accepted, per sequence, and what it took beyond `round_ms` (> 0).
 
-
-def token_price(step_ms: float, round_ms: float) -> float:
-    """Return the chance of being accepted below which a further token is not worth the step that drafts it."""
-    return step_ms / round_ms if round_ms > 0.0 else 0.0
+    Where it was (also) `reading`, what it took says nothing about the next."""
+    account = worth.account + (worth_ms(accepted, round_ms) - cost_ms) / round_ms
+    if reading:
+        return replace(worth, account=account)
+    return replace(
+        worth,
+        account=account,
+        rounds=worth.rounds + 1,
+        accepted=mean(worth.accepted, accepted, worth.rounds),
+        cost_ms=mean(worth.cost_ms, cost_ms, worth.rounds),
+    )

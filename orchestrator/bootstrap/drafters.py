@@ -99,6 +99,7 @@ def _build_model(options: ModelDraftOptions, engine: EngineOptions, target: Targ
     judge = loaded if pair.match is Match.DIFFERS else target  # whose tokens it may propose
     vocabulary = judge.model.spec.vocabulary_size
     drafter = ModelDrafter(loaded.model, state, SystemClock(), vocabulary=vocabulary, prefill_ms=options.prefill_ms)
+    drafter.measure()
     return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, prepared_tokenizer(options))
 
 

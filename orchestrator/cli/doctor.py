@@ -26,6 +26,8 @@ FRAMEWORKS = {
     "transformers": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
     "ray": ("warn", "pip install ray, or cluster.runtime: local"),
 }
+BUILDS = {"onnxruntime": tuple(f"onnxruntime-{kind}" for kind in ("gpu", "qnn", "directml", "openvino"))}
+"""Other distributions of the same import package: one of them is as good."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # only its size is looked at
 LEAST_MEMORY_BYTES = 2 * GIB
 LEAST_DISK_BYTES = 2 * GIB
@@ -77,10 +79,16 @@ def _installed(name: str) -> str | None:
 def _frameworks() -> list[Check]:
     checks = []
     for name, (severity, todo) in FRAMEWORKS.items():
-        found = _installed(name)
+        found = _installed(name) or _other_build(name)
         verdict: Verdict = "ok" if found else "fail" if severity == "fail" else "warn"
         checks.append(Check(name, verdict, found or "not installed", "" if found else todo))
     return checks
+
+
+def _other_build(name: str) -> str | None:
+    """Return which other build of a library is installed, with its version."""
+    found = ((build, _installed(build)) for build in BUILDS.get(name, ()))
+    return next((f"{version} ({build})" for build, version in found if version), None)
 
 
 def _default_model() -> Check:

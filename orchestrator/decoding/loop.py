@@ -158,6 +158,7 @@ class DecodeLoop:
         left = caps.max_batch_rows - rows_of(parts, caps.paid_rows)
         free = {part.session.key: max(0, paid(part, alone, caps.paid_rows) - part.known) for part in parts}
         sequences = sum(part.drafts for part in parts)
+        cost = self._schedule.round_cost
         drafting, asks = [], []
         for part in parts:
             session = part.session
@@ -166,7 +167,8 @@ class DecodeLoop:
                 free_choice = session.submit.depth is None
                 least = price(sequences) if free_choice else 0.0
                 drafting.append(session)
-                asks.append(Ask(session.key, bound, least, self._schedule.decode_ms if free_choice else 0.0))
+                round_ms = cost.round_ms if free_choice else None
+                asks.append(Ask(session.key, bound, least, round_ms, cost.row_ms, free[session.key]))
         drafting, asks = self._affordable(parts, drafting, asks)
         for session, ask, draft in zip(drafting, asks, self._drafter.propose(asks), strict=True):
             bound = min(ask.limit, left + free[session.key])

@@ -9,11 +9,12 @@ from itertools import islice
 from adapters.contract import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
-from orchestrator.decoding.batch import Part, plan
+from orchestrator.decoding.batch import Part, paid, plan
 from orchestrator.decoding.prefixes import Prefixes
 from orchestrator.decoding.session import NO_SLOT, Session
 from orchestrator.drafting.port import NOTHING
 from policies.admission import admitted, victims
+from policies.gain import RoundCost, seen
 from policies.prefill import PrefillCost, observed, rows_within
 
 _LEAST_PREFILL_ROWS = 16
@@ -36,6 +37,7 @@ class Schedule:
         self._clock = clock
         self._max_itl_ms = max_itl_ms
         self._cost = PrefillCost()
+        self._round_cost = RoundCost()
         self._free_slots = list(range(caps.slots - 1, -1, -1))
         self._waiting: deque[Session] = deque()
         self._running: list[Session] = []
@@ -51,9 +53,9 @@ class Schedule:
         return len(self._waiting)
 
     @property
-    def decode_ms(self) -> float:
-        """A running mean of forwards that only decode; 0 where there was none."""
-        return self._cost.decode_ms or 0.0
+    def round_cost(self) -> RoundCost:
+        """What the target's part of a round takes without drafts, and what a row of a draft adds."""
+        return self._round_cost
 
     def add(self, session: Session) -> None:
         """Queue a session."""
@@ -140,7 +142,11 @@ class Schedule:
         session.begun = False
 
     def observe(self, parts: Sequence[Part], forward_ms: float) -> None:
-        """Learn from a forward what prefill costs. To be called before its verdicts are committed."""
+        """Learn from a forward what prefill and drafts cost. To be called before its verdicts are committed."""
+        if not any(part.fills for part in parts):
+            alone, paid_rows = len(parts) == 1, self._target.capabilities.paid_rows
+            draft_rows = sum(max(0, part.rows - paid(part, alone, paid_rows)) for part in parts)
+            self._round_cost = seen(self._round_cost, draft_rows=draft_rows, forward_ms=forward_ms)
         self._cost = observed(
             self._cost,
             prefill_rows=sum(part.known for part in parts if part.fills),

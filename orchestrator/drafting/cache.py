@@ -70,12 +70,14 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class _Feed:
-    """Tokens for a sequence's slot, behind `start`; `wanted`: the logits behind the last of them."""
+    """Tokens for a sequence's slot, behind `start`; `wanted`: the logits behind the last of them. `close`: what is
+    missing is little, and no prefill."""
 
     known: Known
     start: int
     tokens: Sequence[int]
     wanted: bool
+    close: bool = True
 
     @property
     def segment(self) -> Segment:
@@ -96,6 +98,11 @@ class DraftCache:
         self._seated: list[Known] = []
         self._rounds = 0
 
+    @property
+    def row_ms(self) -> float:
+        """What a row of a text that is read takes; 0 where none was."""
+        return self._cost.row_ms or 0.0
+
     def catch_up(self, asked: Sequence[Known], beside: Sequence[Known] = ()) -> dict[Known, Row]:
         """Feed what the sequences are behind, within a round's bound; returns the logits behind the last token of
         those that are then caught up. Others go on in the next round. `beside`: who else drafts in this round."""
@@ -112,7 +119,7 @@ class DraftCache:
                 close = known.missing <= _CLOSE_BEHIND
                 rows = min(known.missing, most if close else left)
                 if rows:
-                    feeds.append(_behind(known, rows))
+                    feeds.append(_behind(known, rows, close=close))
                     left -= 0 if close else len(feeds[-1].tokens)
             going = []
             for known, row in self._run(feeds):
@@ -122,6 +129,12 @@ class DraftCache:
                 else:
                     found[known] = row
         return found
+
+    def read(self, known: Known) -> None:
+        """Feed a sequence as far as the model takes it in one forward, whatever that takes, as a prefill."""
+        if self._seat(known):
+            rows = min(len(known.tokens), self._model.capabilities.max_batch_rows)
+            self._run([_behind(known, rows, close=False)])
 
     def step(self, tokens: dict[Known, int]) -> dict[Known, Row]:
         """Feed one guessed token to each sequence; returns the logits behind it, of those that had room."""
@@ -232,7 +245,7 @@ class DraftCache:
         return group
 
     def _observe(self, batch: Sequence[_Feed], forward_ms: float) -> None:
-        prefill = [len(feed.tokens) for feed in batch if len(feed.tokens) > _CLOSE_BEHIND]
+        prefill = [len(feed.tokens) for feed in batch if not feed.close]
         self._cost = observed(
             self._cost, prefill_rows=sum(prefill), decoding=len(prefill) < len(batch), forward_ms=forward_ms
         )
@@ -248,14 +261,14 @@ def common(left: Sequence[int], right: Sequence[int]) -> int:
     return count
 
 
-def _behind(known: Known, rows: int) -> _Feed:
+def _behind(known: Known, rows: int, *, close: bool) -> _Feed:
     """Return the next committed tokens to feed, `rows` at most; no feed reaches over the prompt's end where the rows
     behind it are of another class."""
     start = min(known.held, len(known.tokens) - 1)
     end = min(len(known.tokens), start + rows)
     if known.apart and start < known.prompt < end:
         end = known.prompt
-    return _Feed(known, start, known.tokens[start:end], wanted=end == len(known.tokens))
+    return _Feed(known, start, known.tokens[start:end], end == len(known.tokens), close)
 
 
 def _note(feed: _Feed) -> None:

@@ -4,7 +4,7 @@ A round drafts step by step, one ragged forward a step for all sequences. Each t
 with the noise of the same seed and position on the draft's own logits, so that it tends to be the target's choice.
 Where the request's rule judges distributions, it is drawn from the draft's own, with random numbers of its own. How
 sure the model is decides, calibrated by outcomes, where drafting stops, and what drafting takes beside what it saves,
-whether there is any (`policies/worth`).
+whether there is any (`drafting/guard`).
 
 A model that fails costs speed and nothing else: the drafter closes it, says why in its state, and proposes nothing from
 then on.
@@ -26,15 +26,19 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import DrafterState
 from orchestrator.drafting.cache import DraftCache, Known, common
+from orchestrator.drafting.guard import Guard
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.outputs import Outputs
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from policies.acceptance import NotFinite, Proposal, Row, Rule, Sampling, choose, propose
 from policies.calibration import Calibration, chance, compared
+from policies.gain import token_price
 from policies.penalties import Penalties
-from policies.worth import Worth, decided, drafted, judged, token_price
 
 _NEWEST_STEP = 0.1  # weight of the newest step in their mean time
+_MEASURED_ROWS = 128
+_MEASURED_STEPS = 4
+_FOLLOWED_TOKENS = 2  # fed anyway: the target's own token, and the last accepted one
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +59,10 @@ class _Drafting:
     @property
     def goes_on(self) -> bool:
         return len(self.tokens) < self.ask.limit and self.certainty >= self.least
+
+    def draft(self, drafter: str) -> Draft:
+        whole = Draft(tuple(self.tokens), tuple(self.confidences), drafter, proposals=tuple(self.proposals))
+        return whole.cut(self.ask.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +98,7 @@ class ModelDrafter:
         self._proposed: dict[str, _Proposed] = {}
         # Greedy, coupled and drawn tokens are accepted at different rates.
         self._calibrations: defaultdict[Rule, Calibration] = defaultdict(Calibration)
-        self._worths: defaultdict[Rule, Worth] = defaultdict(Worth)
+        self._guard = Guard(self._reading_ms)
         self._step_ms = 0.0
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
@@ -101,6 +109,8 @@ class ModelDrafter:
             self.end(key, keep=False)
             return
         before = self._known.pop(key, None)
+        if before is not None:
+            self._won(before, tokens)
         self._proposed.pop(key, None)
         if not self._has([token for token, _ in sampling.logit_bias]):
             bias = tuple((token, bias) for token, bias in sampling.logit_bias if token < self._own)
@@ -127,6 +137,7 @@ class ModelDrafter:
         known = self._known.pop(key, None)
         self._proposed.pop(key, None)
         if known is not None:
+            self._guard.ended(known)
             self._cache.drop(known)
 
     def memory_bytes(self) -> int:
@@ -147,7 +158,7 @@ class ModelDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See the port."""
-        worth = [] if self._meter.failed else self._worth_their_time(asks)
+        worth = [] if self._meter.failed else self._guard.chosen(asks, self._known, self._step_ms)
         if not worth:
             return [NOTHING] * len(asks)
         try:
@@ -159,21 +170,22 @@ class ModelDrafter:
             return [NOTHING] * len(asks)
         return [drafts.get(ask.key, NOTHING) for ask in asks]
 
-    def _worth_their_time(self, asks: Sequence[Ask]) -> list[Ask]:
-        """Leave out those for whom drafting takes more time than it saves, by what came of drafts before."""
-        kept: list[Ask] = []
-        decisions: dict[Rule, bool] = {}
-        for ask in asks:
-            known = self._known.get(ask.key)
-            if known is None or ask.round_ms == 0.0:
-                kept.append(ask)
-                continue
-            rule = known.sampling.rule
-            if rule not in decisions:
-                self._worths[rule], decisions[rule] = decided(self._worths[rule], ask.round_ms)
-            if decisions[rule]:
-                kept.append(ask)
-        return kept
+    def measure(self) -> None:
+        """Learn what reading and a step take, before there is a request that it could cost something."""
+        rows = min(_MEASURED_ROWS, self._model.capabilities.max_batch_rows, self._context - _MEASURED_STEPS)
+        try:
+            for cache in (DraftCache(self._model, prefill_ms=0.0), self._cache):  # the first pass warms up
+                known = Known("", [0] * rows, Sampling(), 0, False, None)
+                cache.read(known)
+                steps = range(_MEASURED_STEPS if known.held == rows else 0)
+                self._step_ms = min((self._timed(cache, {known: 0})[1] for _ in steps), default=0.0)
+                cache.drop(known)
+        except AdapterError as error:
+            self._meter.fail(str(error))
+            self.close()
+
+    def _reading_ms(self, known: Known) -> float:
+        return max(0, known.missing - _FOLLOWED_TOKENS) * (self._cache.row_ms or self._step_ms)
 
     def _has(self, tokens: Sequence[int]) -> bool:
         """True where the model has a row for each of the target's tokens."""
@@ -184,7 +196,7 @@ class ModelDrafter:
         for ask in asks:
             known = self._known.get(ask.key)
             if known is not None and ask.limit > 0 and len(known.tokens) + ask.limit <= self._context:
-                least = max(ask.least, token_price(self._step_ms, ask.round_ms))
+                least = max(ask.least, token_price(self._step_ms + ask.row_ms, ask.round_ms or 0.0))
                 drafting[known] = _Drafting(ask, known, least, dict(known.counts))
         follow = all(known.follows for known in drafting)
         started_s = self._clock.monotonic_s()
@@ -200,26 +212,23 @@ class ModelDrafter:
             feeds = {one.known: one.tokens[-1] for one in growing if one.goes_on}
             rows = self._step(feeds) if feeds else {}
             growing = [drafting[known] for known in rows]
-        if follow:  # reading a prompt is paid once, and says nothing about what drafts cost
-            took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
-            for rule in {known.sampling.rule for known in drafting}:
-                self._worths[rule] = drafted(self._worths[rule], took_ms)
         for one in drafting.values():
             self._proposed[one.ask.key] = _Proposed(one.tokens, one.probabilities, one.proposals)
-        return {
-            one.ask.key: Draft(
-                tuple(one.tokens), tuple(one.confidences), self.name, proposals=tuple(one.proposals)
-            ).cut(one.ask.limit)
-            for one in drafting.values()
-            if one.tokens
-        }
+        drafts = [(one, one.draft(self.name)) for one in drafting.values()]
+        took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
+        made = [(one.known.sampling.rule, one.ask, draft) for one, draft in drafts]
+        self._guard.drafted(took_ms, made, reading=not follow)
+        return {one.ask.key: draft for one, draft in drafts if draft.tokens}
 
     def _step(self, feeds: dict[Known, int]) -> dict[Known, Row]:
-        started_s = self._clock.monotonic_s()
-        rows = self._cache.step(feeds)
-        took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
+        rows, took_ms = self._timed(self._cache, feeds)
         self._step_ms += (took_ms - self._step_ms) * (_NEWEST_STEP if self._step_ms else 1.0)
         return rows
+
+    def _timed(self, cache: DraftCache, feeds: dict[Known, int]) -> tuple[dict[Known, Row], float]:
+        started_s = self._clock.monotonic_s()
+        rows = cache.step(feeds)
+        return rows, (self._clock.monotonic_s() - started_s) * MS_PER_S
 
     def _resume(self, one: _Drafting) -> bool:
         """Go on from what was proposed before, as far as the target bore it out. False: there is nothing."""
@@ -271,10 +280,16 @@ class ModelDrafter:
         learned = compared(self._calibrations[rule], before.tokens, before.probabilities, committed)
         self._calibrations[rule] = learned
         right = common(before.tokens, committed)
-        if before.tokens:
-            self._worths[rule] = judged(self._worths[rule], right)
+        self._guard.judged(rule, min(right, len(committed) - 1))  # one token is the target's own
         if right == len(committed) < len(before.tokens):
             self._proposed[key] = before.behind(right)
+
+    def _won(self, before: Known, tokens: Sequence[int]) -> None:
+        """A sequence is begun anew, perhaps because its last tokens became others: its draft counts all the same."""
+        if (made := self._proposed.get(before.key)) is not None:
+            base = len(before.tokens)
+            right = common([*before.tokens, *made.tokens], tokens) - base
+            self._guard.judged(before.sampling.rule, max(0, min(right, len(tokens) - base - 1)))
 
 
 def probability_of(row: Row, column: int, temperature: float) -> float:

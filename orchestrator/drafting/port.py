@@ -63,14 +63,17 @@ class Ask:
 
     `least`: the chance of being accepted, with all before it, below which a token is not worth its verification. A
     drafter to which a token costs time stops there; the loop drops such tokens anyway. `round_ms`: what a round of the
-    target takes that waits for the draft; a drafter that costs more time than it saves proposes nothing. 0: not known,
-    or the request fixed its depth, and drafts whatever they cost.
+    target takes without drafts; a drafter on the target's time that costs more than it saves proposes nothing. 0: not
+    measured yet; None: the request fixed its depth, and drafts whatever they cost. `row_ms`: what the verification of
+    one token more adds to a round, behind the first `free`, which add nothing.
     """
 
     key: str
     limit: int
     least: float = 0.0
-    round_ms: float = 0.0
+    round_ms: float | None = None
+    row_ms: float = 0.0
+    free: int = 0
 
 
 class Drafter(Protocol):

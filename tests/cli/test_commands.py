@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.doctor import _frameworks
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -110,6 +112,18 @@ def test_doctor_finds_this_machine_ready():
     assert done.returncode == 0
     assert checks["openvino"]["verdict"] == "ok"
     assert checks["package policies"]["found"] == "ours"
+
+
+def test_doctor_takes_another_build_of_onnx_runtime_for_it(tmp_path, monkeypatch):
+    """Distributions as pip leaves them, one without onnxruntime's and one with a build of it for another device."""
+    for found in ("warn", "ok"):
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
+        checks = {check.name: check for check in _frameworks()}
+        assert checks["onnxruntime"].verdict == found
+        assert checks["onnxruntime"].found == ("not installed" if found == "warn" else "1.31.1 (onnxruntime-gpu)")
+        metadata = tmp_path / "onnxruntime_gpu-1.31.1.dist-info" / "METADATA"
+        metadata.parent.mkdir(exist_ok=True)
+        metadata.write_text("Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.31.1\n")
 
 
 @pytest.fixture

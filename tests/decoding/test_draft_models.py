@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -27,10 +27,15 @@ def drafter_over(model: ToyModel, *, vocabulary: int = 272, prefill_ms: float = 
     return ModelDrafter(model, STATE, SystemClock(), vocabulary=vocabulary, prefill_ms=prefill_ms)
 
 
+def asking(count: int, **fields: Any) -> list[Submit]:
+    """Requests that fix their depth: whether drafts are worth their time is not asked."""
+    return requests(count, depth=12, **fields)
+
+
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[int]]:
     """Target-only decoding, one request at a time."""
-    return alone(requests(10))
+    return alone(asking(10))
 
 
 @pytest.mark.parametrize("running", [1, 3, 8])
@@ -39,7 +44,7 @@ def test_the_same_model_as_draft_is_right_almost_always_and_changes_nothing(expe
     draft = toy()
     drafter = drafter_over(draft)
     loop = loop_over(toy(), drafter, running=running, depth=depth)
-    out, rounds = decode(loop, requests(10))
+    out, rounds = decode(loop, asking(10))
     assert out == expected
     drafted, accepted = sum(done.drafted for done in rounds), sum(done.accepted for done in rounds)
     state = loop.gauges(0).drafters[0]
@@ -61,7 +66,7 @@ def test_the_same_model_as_draft_is_right_almost_always_and_changes_nothing(expe
 def test_a_draft_with_too_little_room_drafts_for_whom_it_can(expected, small):
     draft = toy(**small)
     loop = loop_over(toy(), drafter_over(draft), running=6)
-    out, rounds = decode(loop, requests(10))
+    out, rounds = decode(loop, asking(10))
     assert out == expected
     assert sum(done.accepted for done in rounds) > 0
     assert loop.gauges(0).drafters[0].state == "ok"
@@ -72,7 +77,7 @@ def test_a_draft_with_too_little_room_drafts_for_whom_it_can(expected, small):
 @pytest.mark.parametrize("at", [1, 7, 40])
 def test_a_draft_that_fails_half_way_costs_no_token(expected, fault, at):
     loop = loop_over(toy(), drafter_over(toy(script=f"fault={fault}&at={at}")), running=4)
-    out, rounds = decode(loop, requests(10))
+    out, rounds = decode(loop, asking(10))
     assert out == expected
     state = loop.gauges(0).drafters[0]
     assert state.state == "failed"
@@ -85,7 +90,7 @@ def test_a_draft_that_fails_half_way_costs_no_token(expected, fault, at):
 def test_a_draft_that_finds_no_room_where_it_counted_on_some_goes_on_with_the_others(expected, at):
     draft = toy(script=f"fault=capacity&at={at}")
     loop = loop_over(toy(), drafter_over(draft), running=4)
-    out, rounds = decode(loop, requests(10))
+    out, rounds = decode(loop, asking(10))
     assert out == expected
     assert loop.gauges(0).drafters[0].state == "ok"
     assert sum(done.accepted for done in rounds) > 0
@@ -107,7 +112,7 @@ def test_a_draft_that_is_padded_wider_than_the_target_proposes_the_targets_token
     drafter = Proposed(toy(), STATE, SystemClock(), vocabulary=101, prefill_ms=50.0)
     drafter.tokens.clear()
     loop = loop_over(toy(), drafter)
-    assert decode(loop, requests(4))[0] == {key: expected[key] for key in ("r0", "r1", "r2", "r3")}
+    assert decode(loop, asking(4))[0] == {key: expected[key] for key in ("r0", "r1", "r2", "r3")}
     assert loop.gauges(0).drafters[0].state == "ok"
     assert drafter.tokens
     assert max(drafter.tokens) < 101
@@ -129,7 +134,7 @@ class Narrow(ToyModel):
 @pytest.mark.parametrize("bias", [(), ((200, -1.0), (101, 0.5))])
 def test_a_draft_without_some_of_the_targets_rows_drafts_until_it_meets_one(bias):
     submits = [
-        msgspec.structs.replace(submit, sampling=replace(submit.sampling, logit_bias=bias)) for submit in requests(6)
+        msgspec.structs.replace(submit, sampling=replace(submit.sampling, logit_bias=bias)) for submit in asking(6)
     ]
     alone = {s.request_id: decode(loop_over(toy(), None, running=1), [s])[0][s.request_id] for s in submits}
     narrow = Narrow()
@@ -148,7 +153,7 @@ def test_tokens_that_the_target_does_not_have_never_reach_it(expected, token):
         def propose(self, asks):
             return [Draft((101, token, 32), (0.9, 0.9, 0.9), "broken") for _ in asks]
 
-    out, rounds = decode(loop_over(toy(), Broken(STATE)), requests(4))
+    out, rounds = decode(loop_over(toy(), Broken(STATE)), asking(4))
     assert out == {key: expected[key] for key in out}
     assert sum(done.drafted for done in rounds) > 0
 
@@ -157,7 +162,7 @@ def test_a_long_prompt_is_prefilled_in_bounded_pieces_and_others_draft_meanwhile
     """A row costs 1 ms here, so that 40 ms are some thirty rows: 1500 take many rounds."""
     draft = toy(script="row_ms=1", rows=512)
     loop = loop_over(toy(rows=2048), drafter_over(draft, prefill_ms=40.0), max_itl_ms=60_000.0)
-    short, long = requests(1, max_tokens=70)[0], Submit("long", [60, 32, 101] * 170, 70, Sampling())
+    short, long = requests(1, max_tokens=70, depth=1)[0], Submit("long", [60, 32, 101] * 170, 70, Sampling(), depth=12)
     out, rounds = decode(loop, [short, long])
     alone = decode(loop_over(toy(), None), [short, long])[0]
     assert out == alone
@@ -172,17 +177,19 @@ def test_prompts_that_begin_alike_are_computed_once_by_the_draft_too():
     drafter = drafter_over(draft)
     loop = loop_over(toy(), drafter)
     prompt = [60, 32, 101] * 40
-    decode(loop, [Submit("first", prompt, 20)])
+    decode(loop, [Submit("first", prompt, 20, depth=12)])
     fed: list[int] = []
     forward = draft.forward
     draft.forward = lambda batch: fed.append(sum(len(s.tokens) for s in batch)) or forward(batch)  # type: ignore[method-assign,func-returns-value]
-    decode(loop, [Submit("second", [*prompt, 99], 20)])
+    decode(loop, [Submit("second", [*prompt, 99], 20, depth=12)])
     assert max(fed) < 20
 
 
 @pytest.mark.parametrize("grammar", [Grammar("regex", "[a-f ]{40}"), Grammar("json_schema", '{"enum": ["abcdef"]}')])
 def test_requests_with_a_grammar_keep_to_it(grammar):
-    asked = [Submit(f"r{i}", [97 + i, 32] * 5, 40, Sampling(0.7 * i, seed=i), grammar=grammar) for i in range(2)]
+    asked = [
+        Submit(f"r{i}", [97 + i, 32] * 5, 40, Sampling(0.7 * i, seed=i), grammar=grammar, depth=12) for i in range(2)
+    ]
     found = []
     for drafter in (None, drafter_over(toy())):
         model = toy()
@@ -198,8 +205,8 @@ def test_requests_with_a_grammar_keep_to_it(grammar):
 def test_penalties_and_bias_are_the_drafts_too():
     sampling = Sampling(0.8, seed=5, frequency_penalty=0.6, presence_penalty=0.4, repetition_penalty=1.3)
     asked = [
-        Submit("penalties", [60, 32, 101] * 20, 60, sampling),
-        Submit("bias", [61, 32, 101] * 20, 60, Sampling(logit_bias=((113, 9.0), (97, -20.0)))),
+        Submit("penalties", [60, 32, 101] * 20, 60, sampling, depth=12),
+        Submit("bias", [61, 32, 101] * 20, 60, Sampling(logit_bias=((113, 9.0), (97, -20.0))), depth=12),
     ]
     expected = decode(loop_over(toy(), None), asked)[0]
     out, rounds = decode(loop_over(toy(), drafter_over(toy())), asked)
@@ -211,7 +218,7 @@ def test_preemption_of_the_target_keeps_what_the_draft_knows(expected):
     model = toy(kv_blocks=24)
     draft = toy()
     loop = loop_over(model, drafter_over(draft), running=6)
-    out, rounds = decode(loop, requests(10))
+    out, rounds = decode(loop, asking(10))
     assert out == expected
     assert loop.gauges(0).preemptions > 0
     assert sum(done.accepted for done in rounds) > 0
@@ -222,7 +229,7 @@ def test_preemption_of_the_target_keeps_what_the_draft_knows(expected):
 def test_a_chain_asks_the_model_where_the_text_has_nothing(expected, running):
     drafter = ChainDrafter([suffix(), drafter_over(toy())])
     loop = loop_over(toy(), drafter, running=running)
-    out, rounds = decode(loop, requests(10))
+    out, rounds = decode(loop, asking(10))
     assert out == expected
     of_suffix, of_model = loop.gauges(0).drafters
     assert (of_suffix.name, of_model.name) == ("suffix", "model")
@@ -235,7 +242,7 @@ def test_a_chain_asks_the_model_where_the_text_has_nothing(expected, running):
 def test_a_chain_goes_on_without_a_drafter_that_failed(expected):
     drafter = ChainDrafter([drafter_over(toy(script="fault=device_lost&at=20")), suffix()])
     loop = loop_over(toy(), drafter, running=4)
-    out, _ = decode(loop, requests(10))
+    out, _ = decode(loop, asking(10))
     assert out == expected
     of_model, of_suffix = loop.gauges(0).drafters
     assert (of_model.state, of_suffix.state) == ("failed", "ok")

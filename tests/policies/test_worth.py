@@ -1,79 +1,122 @@
-"""Drafts that cost more time than they save are left alone, and looked at again ever more rarely."""
+"""Drafting loses no more than was saved for it, whatever it costs and brings; what pays is used."""
+
+import math
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.worth import (
-    FIRST_PAUSE_ROUNDS,
-    LONGEST_PAUSE_ROUNDS,
-    TRIAL_ROUNDS,
-    Worth,
-    decided,
-    drafted,
-    judged,
-    pays,
-    token_price,
-)
+from policies.gain import RoundCost, mean, seen, token_price, worth_ms
+from policies.worth import FIRST_ROUNDS, SHARE, TRIAL_ROUNDS, Price, Worth, decided, reads, settled
 
 TIMES_MS = st.floats(0.01, 1000.0)
+ROUNDS = 3000
 
 
-def lived(accepted: int, draft_ms: float, round_ms: float, rounds: int) -> list[bool]:
-    """The decisions of so many rounds in which every draft goes alike."""
-    worth, asked = Worth(), []
+def lived(accepted: float, price: Price, rounds: int, cost_ms: float | None = None) -> list[bool]:
+    """The decisions of so many rounds in which every draft goes alike; the text is read in a trial's first round, and
+    what is missing of it grows by a token in every round without drafts."""
+    worth, asked, missing = Worth(), [], True
     for _ in range(rounds):
-        worth, goes = decided(worth, round_ms)
-        asked.append(goes)
-        if goes:
-            worth = judged(drafted(worth, draft_ms), accepted)
+        price_now = price if missing else Price(price.round_ms, price.step_ms)
+        worth = decided(worth, price_now)
+        asked.append(worth.asked)
+        if worth.asked:
+            took_ms = price.reading_ms if missing else (price.step_ms if cost_ms is None else cost_ms)
+            worth = settled(
+                worth, round_ms=price.round_ms, accepted=accepted * (not missing), cost_ms=took_ms, reading=missing
+            )
+        missing = not worth.asked
     return asked
 
 
-@given(st.integers(0, 16), TIMES_MS, TIMES_MS)
-def test_what_pays_is_asked_in_every_round_and_what_does_not_hardly_ever(accepted, draft_ms, round_ms):
-    asked = lived(accepted, draft_ms, round_ms, 3000)
-    assert all(asked[:TRIAL_ROUNDS])
-    if draft_ms < 0.999 * accepted * round_ms:
-        assert all(asked)
-    if draft_ms > 1.001 * accepted * round_ms:
-        assert sum(asked) <= 7 * TRIAL_ROUNDS
-        assert not any(asked[TRIAL_ROUNDS : TRIAL_ROUNDS + FIRST_PAUSE_ROUNDS])
+@given(
+    st.lists(st.tuples(st.floats(0.0, 8.0), st.floats(0.0, 20.0), st.booleans()), min_size=1, max_size=300),
+    st.floats(0.0, 2.0),
+    st.floats(0.0, 20.0),
+)
+def test_it_never_loses_more_than_was_saved_and_one_round(rounds, step, reading):
+    """Whatever outcomes and costs (in rounds) an adversary chooses."""
+    worth, won, dearest, goes = Worth(), 0.0, 0.0, 0
+    for accepted, cost, fresh in rounds:
+        worth = decided(worth, Price(1.0, step, reading * fresh))
+        if worth.asked:
+            goes += 1
+            won += accepted - cost
+            dearest = max(dearest, cost - accepted)
+            worth = settled(worth, round_ms=1.0, accepted=accepted, cost_ms=cost, reading=fresh)
+    assert won >= -(FIRST_ROUNDS + SHARE * len(rounds) + dearest) - 1e-6
 
 
-@given(TIMES_MS, TIMES_MS)
-def test_a_draft_that_becomes_good_is_found_again(draft_ms, round_ms):
-    worth = Worth(accepted=0.0, draft_ms=draft_ms, verdicts=TRIAL_ROUNDS)
+@given(st.floats(0.5, 16.0), TIMES_MS, st.floats(0.01, 0.5), st.floats(0.0, 1.0))
+def test_what_pays_is_asked_from_the_first_round_on(accepted, round_ms, step, reading):
+    price = Price(round_ms, step * round_ms, reading * FIRST_ROUNDS / 2 * round_ms)
+    if step < 0.9 * accepted:
+        assert all(lived(accepted, price, 100))
+
+
+@given(st.floats(0.0, 2.0), TIMES_MS, st.floats(0.05, 1.5), st.floats(0.0, 30.0))
+def test_what_does_not_pay_takes_next_to_nothing(accepted, round_ms, step, reading):
+    if step > 1.1 * accepted:
+        asked = lived(accepted, Price(round_ms, step * round_ms, reading * round_ms), ROUNDS)
+        assert sum(asked) * (step - accepted) <= FIRST_ROUNDS + SHARE * ROUNDS + (TRIAL_ROUNDS + 1) * step
+
+
+@given(TIMES_MS, st.floats(0.81, 1.5))
+def test_a_step_of_nearly_a_round_is_not_tried_early(round_ms, step):
+    assert not any(lived(1.0, Price(round_ms, step * round_ms, FIRST_ROUNDS / 2 * round_ms), 100))
+
+
+@given(TIMES_MS, st.floats(0.05, 0.5))
+def test_a_draft_that_becomes_good_is_found_again(round_ms, step):
+    price = Price(round_ms, step * round_ms)
+    worth = Worth(account=0.0)
     waited = 0
-    worth, goes = decided(worth, round_ms)
-    while not goes:
+    while not (worth := decided(worth, price)).asked:
         waited += 1
-        worth, goes = decided(worth, round_ms)
-    assert waited == FIRST_PAUSE_ROUNDS
+    assert waited <= math.ceil(price.trial_rounds / SHARE)
     for _ in range(200):
-        worth = judged(drafted(worth, round_ms / 2), 3)
-        worth, goes = decided(worth, round_ms)
-    assert goes
-    assert worth.pause == 0
+        worth = settled(worth, round_ms=round_ms, accepted=3.0, cost_ms=price.step_ms, reading=False)
+        worth = decided(worth, price)
+        assert worth.asked
 
 
-@given(st.integers(1, 9))
-def test_pauses_double_up_to_a_bound(trials):
-    worth = Worth(accepted=0.0, draft_ms=1.0, verdicts=TRIAL_ROUNDS)
-    longest = 0
-    for _ in range(trials):
-        worth, goes = decided(worth, 1.0)
-        waited = 0
-        while not goes:
-            waited += 1
-            worth, goes = decided(worth, 1.0)
-        longest = max(longest, waited)
-        for _ in range(TRIAL_ROUNDS - 1):
-            worth, goes = decided(worth, 1.0)
-            assert goes
-    assert longest == min(FIRST_PAUSE_ROUNDS << (trials - 1), LONGEST_PAUSE_ROUNDS)
+@given(st.floats(0.0, 8.0), TIMES_MS, TIMES_MS, TIMES_MS, st.floats(0.0, 500.0))
+def test_a_text_is_read_for_what_it_can_win_and_what_was_saved(accepted, cost_ms, round_ms, reading_ms, left):
+    worth = Worth(account=100.0, asked=True, rounds=TRIAL_ROUNDS, accepted=accepted, cost_ms=cost_ms)
+    if reads(worth, Price(round_ms, cost_ms, reading_ms), left):
+        assert reading_ms <= 100.0 * round_ms
+        assert reading_ms <= left * max(0.0, accepted * round_ms - cost_ms) + 1e-9
+        assert reads(worth, Price(round_ms, cost_ms, reading_ms / 2), left)
+        assert reads(worth, Price(round_ms, cost_ms, reading_ms), left + 1.0)
 
 
-def test_nothing_is_held_back_while_a_round_is_not_measured():
-    assert pays(Worth(accepted=0.0, draft_ms=50.0), 0.0)
+def test_nothing_is_risked_while_a_round_is_not_measured():
+    assert not decided(Worth(), Price(0.0, 1.0)).asked
     assert token_price(3.0, 0.0) == 0.0
     assert token_price(3.0, 12.0) == 0.25
+
+
+@given(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=40))
+def test_a_mean_is_of_all_while_they_are_few_and_among_them_later(values):
+    found = 0.0
+    for seen_before, value in enumerate(values):
+        found = mean(found, value, seen_before)
+    assert min(values) - 1e-9 <= found <= max(values) + 1e-9
+    if len(values) <= 10:
+        assert math.isclose(found, sum(values) / len(values), abs_tol=1e-9)
+
+
+@given(TIMES_MS, st.floats(0.0, 10.0), st.lists(st.integers(0, 8), min_size=1, max_size=60))
+def test_what_a_row_of_a_draft_costs_is_found(round_ms, row_ms, widths):
+    cost = RoundCost()
+    for rows in [0, *widths]:
+        cost = seen(cost, draft_rows=rows, forward_ms=round_ms + rows * row_ms)
+    assert math.isclose(cost.round_ms, round_ms)
+    assert cost.row_ms <= row_ms + 1e-6
+    faster = seen(cost, draft_rows=4, forward_ms=round_ms / 2)  # the batch became smaller
+    assert faster.round_ms < cost.round_ms
+
+
+@given(st.floats(0.0, 8.0), TIMES_MS)
+def test_worth_is_where_tokens_a_second_stay_the_same(accepted, round_ms):
+    assert math.isclose((round_ms + worth_ms(accepted, round_ms)) / (1.0 + accepted), round_ms)

@@ -1,0 +1,119 @@
+"""Asks a draft model only where it pays: `policies/worth`, fed with what drafts took and brought.
+
+What is learned belongs to the drafter and not to a request, so a new request does not pay for it again; greedy, coupled
+and drawn drafts are judged apart. A text that the model has not read (it is not read while drafts do not pay) is read
+where that is worth it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from orchestrator.drafting.cache import Known
+from orchestrator.drafting.port import Ask, Draft
+from policies.acceptance import Rule
+from policies.depth import depth
+from policies.gain import mean
+from policies.worth import FIRST_ROUNDS, Price, Worth, decided, reads, settled
+
+_USUAL_TOKENS = 128.0
+"""The length of an output, until some ended."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """What is known of the last round's drafts of a rule. `sequences`: who decoded in it, drafted for or not."""
+
+    round_ms: float
+    sequences: int
+    cost_ms: float = 0.0
+    reading: bool = False
+    accepted: int = 0
+
+
+@dataclass(slots=True)
+class Guard:
+    """See the module. `reading_ms` estimates what it takes to read what a sequence is behind."""
+
+    reading_ms: Callable[[Known], float]
+    _worths: dict[Rule, Worth] = field(default_factory=dict)
+    _open: dict[Rule, _Round] = field(default_factory=dict)
+    _usual_tokens: float = _USUAL_TOKENS
+    _ended: int = 0
+
+    def chosen(self, asks: Sequence[Ask], known: Mapping[str, Known], step_ms: float) -> list[Ask]:
+        """Return those to draft for in this round; a round with whoever asks was completed since the last call."""
+        self._settle()
+        by_rule: defaultdict[Rule, list[tuple[float, Ask, Known]]] = defaultdict(list)
+        kept: list[Ask] = []
+        for ask in asks:
+            one = known.get(ask.key)
+            if one is None or ask.round_ms is None:
+                kept.append(ask)
+            else:
+                by_rule[one.sampling.rule].append((self.reading_ms(one), ask, one))
+        for rule, wishes in by_rule.items():
+            kept += self._worth_it(rule, sorted(wishes, key=lambda wish: wish[0]), step_ms, len(asks))
+        return kept
+
+    def _worth_it(
+        self, rule: Rule, wishes: Sequence[tuple[float, Ask, Known]], step_ms: float, sequences: int
+    ) -> list[Ask]:
+        """Return the wishes that are granted; they come in the order of what there is to read for them."""
+        round_ms = wishes[0][1].round_ms or 0.0
+        worth = self._worths[rule] = decided(self._worth(rule), Price(round_ms, step_ms, wishes[0][0]))
+        if not worth.asked:
+            return []
+        kept: list[Ask] = []
+        for reading_ms, ask, known in wishes:
+            done = len(known.tokens) - known.prompt
+            if not reads(worth, Price(round_ms, step_ms, reading_ms), max(self._usual_tokens - done, done)):
+                break
+            worth = replace(worth, account=worth.account - reading_ms / round_ms)
+            kept.append(ask)
+        if kept:
+            self._open[rule] = _Round(round_ms, sequences)
+        return kept
+
+    def _worth(self, rule: Rule) -> Worth:
+        """Return what is known of a rule's drafts. A new rule borrows from the richest: a drafter that pays under one
+        is tried under others soon, and one that did not has to save for it."""
+        if rule not in self._worths and self._worths:
+            richest = max(self._worths, key=lambda one: self._worths[one].account)
+            lent = min(FIRST_ROUNDS, max(0.0, self._worths[richest].account / 2))
+            self._worths[richest] = replace(self._worths[richest], account=self._worths[richest].account - lent)
+            self._worths[rule] = Worth(account=lent)
+        return self._worths.setdefault(rule, Worth())
+
+    def drafted(self, took_ms: float, drafts: Iterable[tuple[Rule, Ask, Draft]], *, reading: bool) -> None:
+        """The drafts that were chosen are there, after so long; `reading`: with more to read than verdicts."""
+        made = list(drafts)
+        for rule, ask, draft in made:
+            if ask.round_ms is not None and (found := self._open.get(rule)) is not None:
+                rows = depth(draft.confidences, sequences=len(made), paid_rows=ask.free + 1, bound=ask.limit)
+                found.cost_ms += took_ms / len(made) + ask.row_ms * max(0, rows - ask.free)
+                found.reading = reading
+
+    def judged(self, rule: Rule, accepted: int) -> None:
+        """So many tokens of a sequence's draft became output."""
+        if (found := self._open.get(rule)) is not None:
+            found.accepted += accepted
+
+    def ended(self, known: Known) -> None:
+        """A sequence ended: how long others will be is guessed from that."""
+        self._usual_tokens = mean(self._usual_tokens, float(len(known.tokens) - known.prompt), self._ended)
+        self._ended += 1
+
+    def _settle(self) -> None:
+        for rule, found in self._open.items():
+            accepted = found.accepted / found.sequences
+            self._worths[rule] = settled(
+                self._worths[rule],
+                round_ms=found.round_ms,
+                accepted=accepted,
+                cost_ms=found.cost_ms,
+                reading=found.reading,
+            )
+        self._open.clear()

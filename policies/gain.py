@@ -1,0 +1,51 @@
+"""When drafting pays, whoever drafts, and the running mean that its figures are kept in.
+
+With T the time of a round without drafts, c what drafts add to it and a the mean number of accepted drafts per
+sequence, a round with drafts yields 1 + a tokens per sequence in T + c, and one without yields 1 in T. Drafts pay while
+(T + c) / (1 + a) < T, so while c < a T (the condition of Leviathan et al., arXiv 2211.17192, section 3.5, in measured
+times). Within a draft, one token more pays while the chance that it is accepted, times T, is above what it takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+_NEWEST = 0.1  # least weight of the newest observation
+
+
+MANY = 1_000
+"""So many observations, or any other number that is not few."""
+
+
+def mean(before: float, newest: float, seen: int = MANY) -> float:
+    """Return a running mean after one more observation, `seen` (>= 0) before it: of all while they are few."""
+    return before + (newest - before) * max(_NEWEST, 1.0 / (seen + 1))
+
+
+def worth_ms(accepted: float, round_ms: float) -> float:
+    """Return what drafts with so many accepted tokens per sequence may add to a round of `round_ms` at most."""
+    return accepted * round_ms
+
+
+def token_price(step_ms: float, round_ms: float) -> float:
+    """Return the chance of being accepted below which a further token is not worth what it takes (0 ms: unknown)."""
+    return step_ms / round_ms if round_ms > 0.0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCost:
+    """Running means: the target's part of a round without drafts, and what a row of a draft adds to it, in ms
+    (0: not measured). Only rounds without prompts count."""
+
+    round_ms: float = 0.0
+    row_ms: float = 0.0
+
+
+def seen(cost: RoundCost, *, draft_rows: int, forward_ms: float) -> RoundCost:
+    """Take in a forward with so many rows of drafts that nothing else would have paid for.
+
+    One with drafts takes no less than one without, so it bounds what that takes now."""
+    if draft_rows == 0 or forward_ms < cost.round_ms or cost.round_ms == 0.0:
+        round_ms = mean(cost.round_ms, forward_ms, MANY if cost.round_ms else 0)
+        return replace(cost, round_ms=round_ms)
+    return replace(cost, row_ms=mean(cost.row_ms, (forward_ms - cost.round_ms) / draft_rows))
