@@ -17,7 +17,7 @@ from policies.gain import mean, worth_ms
 
 TRIAL_ROUNDS = 4
 """A trial is judged after so many rounds with drafts."""
-FIRST_ROUNDS = 12.0
+FIRST_ROUNDS = 8.0
 SHARE = 0.01
 _DEAR = 0.8  # a step that takes this part of a round
 _DEAR_TRIALS = 2.0  # are saved for, before such a drafter is tried
