@@ -18,13 +18,16 @@ from adapters.contract import (
 )
 from adapters.decoder.spec import DecoderSpec
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
+from adapters.torch_device.quiet import quieten
 from device_profiles.measured import DeviceRates
-from device_profiles.profile import DeviceProfile, Exactness
+from device_profiles.profile import DeviceProfile
 
 if TYPE_CHECKING:
     from adapters.torch_device.model import TorchModel
+    from adapters.torch_device.products import Products
 
 INSTALL = "pip install 'outrider[torch]'"
+_QUANTISED = (Precision.INT8, Precision.INT4)
 _SPINS = "1000"
 """How often a thread of torch looks for work before it sleeps: one that spins for long takes the core from the one it
 waits for, as soon as anything else runs here (docs/adr/0015-torch.md). What the environment says goes first."""
@@ -35,10 +38,19 @@ def _torch() -> Any:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)  # read once, when torch loads its OpenMP
     try:
         import torch
+
+        quieten()
         import transformers  # noqa: F401  # half an installation is none
     except ImportError as error:
         raise AdapterUnavailable(f"{error.name or 'torch'} is not installed: {INSTALL}") from None
     return torch
+
+
+def _version(name: str, install: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        raise AdapterUnavailable(f"{name} is not installed: {install}") from None
 
 
 class TorchAdapter:
@@ -61,6 +73,7 @@ class TorchAdapter:
             full_name=f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}",
             memory_bytes=psutil.virtual_memory().total,
             precisions=(Precision.BF16, Precision.FP32) if native else (Precision.FP32,),
+            weights=_QUANTISED,
         )
 
     def _cuda(self, torch: Any, index: int) -> DeviceProfile:
@@ -73,6 +86,7 @@ class TorchAdapter:
             full_name=str(facts.name),
             memory_bytes=int(facts.total_memory),
             precisions=(*native, Precision.FP16, Precision.FP32),
+            weights=(),  # none was measured: docs/adr/0023-torchao.md
         )
 
     def rates(self, device: str, threads: int) -> DeviceRates:
@@ -85,28 +99,36 @@ class TorchAdapter:
         return rates(profile, threads)
 
     def recipe(self, weights: Precision | None = None) -> str:
-        """Name the format of the files; the reader of GGUF is part of what they hold. Raises Unsupported for weights in
-        another format than the file's: they are held in the activations' format."""
-        if weights is not None:
+        """Name the format of the files, and the libraries that write them. Raises AdapterUnavailable, Unsupported."""
+        gguf = f"gguf {_version('gguf', INSTALL)}"
+        if weights is None:
+            return f"decoder tensors by layer, 1; {gguf}"
+        if weights not in _QUANTISED:
             raise Unsupported(
-                f"weights in {weights}: torch holds them in the activations' format; leave them at as_file"
+                f"weights in {weights}: torch holds them in the activations' format, or in int8 or int4; "
+                "leave them at as_file"
             )
-        try:
-            return f"decoder tensors by layer, 1; gguf {version('gguf')}"
-        except PackageNotFoundError:
-            raise AdapterUnavailable(f"gguf is not installed: {INSTALL}") from None
+        from adapters.torch_device.quantize import INSTALL as QUANTIZE
+
+        return f"decoder tensors by layer, {weights} weights, 1; {gguf}; torchao {_version('torchao', QUANTIZE)}"
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: Precision | None = None) -> None:
-        """Write the weights layer by layer. Raises ModelRefused, Unsupported. Needs no torch."""
+        """Write the weights layer by layer. Raises ModelRefused, Unsupported. Needs torch only to quantise."""
         from adapters.decoder.source import open_source
         from adapters.torch_device.weights import write_weights
 
-        progress(f"convert {source.name}", -1.0)
+        name = f"{source.name} to {weights}" if weights else source.name
+        progress(f"convert {name}", -1.0)
         self.recipe(weights)
-        opened = open_source(source)
-        write_weights(opened, target)
+        opened = open_source(source, weights)
+        if weights is None:
+            write_weights(opened, target)
+        else:
+            from adapters.torch_device.quantize import Quantized
+
+            write_weights(Quantized(open_source(source, Precision.FP32), weights), target)
         write_facts(target, facts_of(opened, source))
-        progress(f"convert {source.name}", 1.0)
+        progress(f"convert {name}", 1.0)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> TorchModel:
         """See the contract."""
@@ -130,21 +152,23 @@ def _load(prepared: Path, options: LoadOptions, activations: Precision, progress
 
     from adapters.torch_device.failures import typed
     from adapters.torch_device.model import TorchModel, bytes_per_token
+    from adapters.torch_device.products import Products
     from adapters.torch_device.weights import read_decoder
 
     facts = read_facts(prepared)
     decoder = read_decoder(prepared)
     device = torch.device(options.device.lower())
+    products = Products(device, activations, options.exactness)
     progress("load", 0.0)
     try:
-        network = _network(prepared, decoder, options, activations, device)
+        network = _network(prepared, decoder, products, activations, device)
         progress("load", 0.9)
         model = TorchModel(
             network,
             decoder,
             model_spec(facts, bytes_per_token(decoder, activations)),
             options,
-            weights=facts["weights"],
+            weights=facts["weights"] + products.widened,
             activations=activations,
             device=device,
         )
@@ -154,22 +178,12 @@ def _load(prepared: Path, options: LoadOptions, activations: Precision, progress
     return model
 
 
-def _network(prepared: Path, decoder: DecoderSpec, options: LoadOptions, activations: Precision, device: Any) -> Any:
-    from torch import nn
-
+def _network(prepared: Path, decoder: DecoderSpec, products: Products, activations: Precision, device: Any) -> Any:
     from adapters.torch_device import attention
     from adapters.torch_device.decoder import build
-    from adapters.torch_device.linear import PackedLinear, TiledLinear, packs
-    from adapters.torch_device.model import CUDA_TILE_ROWS, DTYPES
+    from adapters.torch_device.model import DTYPES
     from adapters.torch_device.weights import read_tensors
 
     attention.register()
-    dtype = DTYPES[activations]
-
-    def make(weight: Any, bias: Any) -> nn.Module:
-        if device.type == "cpu" and packs(dtype):
-            return PackedLinear(weight, bias)
-        tile = CUDA_TILE_ROWS if device.type == "cuda" and options.exactness is Exactness.BIT else 0
-        return TiledLinear(weight, bias, tile)
-
-    return build(decoder, read_tensors(prepared, decoder), dtype=dtype, device=device, make_linear=make)
+    tensors = read_tensors(prepared, decoder)
+    return build(decoder, tensors, dtype=DTYPES[activations], device=device, make_linear=products.make)

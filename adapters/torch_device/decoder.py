@@ -15,8 +15,9 @@ from torch import nn
 from adapters.contract import ModelRefused
 from adapters.decoder.from_safetensors import tensor_names
 from adapters.decoder.hf_config import FAMILIES
-from adapters.decoder.spec import DecoderSpec, Dense, Tensor
+from adapters.decoder.spec import DecoderSpec, Dense
 from adapters.torch_device.attention import NAME
+from adapters.torch_device.weights import Affine, Stored
 
 MakeLinear = Callable[[Any, Any], nn.Module]
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -25,9 +26,10 @@ _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
 def build(
-    spec: DecoderSpec, tensors: Iterable[tuple[str, Tensor]], *, dtype: Any, device: Any, make_linear: MakeLinear
+    spec: DecoderSpec, tensors: Iterable[tuple[str, Stored]], *, dtype: Any, device: Any, make_linear: MakeLinear
 ) -> Any:
-    """Return the model in evaluation mode; products are what `make_linear(weight, bias)` makes of them.
+    """Return the model in evaluation mode; products are what `make_linear(weight, bias)` makes of them, `weight` an
+    Affine where it is quantised, else torch's tensor.
 
     Raises ModelRefused for what the family's class has no words for, torch's errors when memory runs out.
     """
@@ -40,14 +42,22 @@ def build(
         model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=dtype)
     names = tensor_names(spec)
     offset = _unit_offset_norms(spec)
+    quantised: dict[str, Affine] = {}
     for canonical, tensor in tensors:
+        name = names[canonical][0]
+        if isinstance(tensor, Affine):
+            quantised[name] = tensor
+            if canonical != "embedding":
+                continue  # a product over it is all that is asked for
         exact = offset and canonical.endswith("norm")  # a norm of 1 + w: computed in float32, and w is small
         value = _values(tensor, torch.float32 if exact else dtype, device)
-        _put(model, names[canonical][0], value - 1.0 if exact else value)
+        _put(model, name, value - 1.0 if exact else value)
     if spec.tied_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
+        if names["embedding"][0] in quantised:
+            quantised["lm_head.weight"] = quantised[names["embedding"][0]]
     _set_buffers(model, spec, device)
-    _replace_linears(model, make_linear)
+    _replace_linears(model, quantised, make_linear)
     return model.eval().requires_grad_(False)
 
 
@@ -77,7 +87,7 @@ def _unit_offset_norms(spec: DecoderSpec) -> bool:
     return any(family.name == spec.family and family.unit_offset_norms for family in FAMILIES.values())
 
 
-def _values(tensor: Tensor, dtype: Any, device: Any) -> Any:
+def _values(tensor: Stored, dtype: Any, device: Any) -> Any:
     """Return a tensor's values; stored bfloat16 goes through no other format."""
     if isinstance(tensor, Dense) and tensor.bfloat16:
         return torch.from_numpy(tensor.values).view(torch.bfloat16).to(device=device, dtype=dtype)
@@ -105,8 +115,9 @@ def _set_buffers(model: Any, spec: DecoderSpec, device: Any) -> None:
         setattr(rotary, f"{kind}_attention_scaling" if kind else "attention_scaling", rope.magnitude)
 
 
-def _replace_linears(model: Any, make_linear: MakeLinear) -> None:
-    for parent in list(model.modules()):
+def _replace_linears(model: Any, quantised: dict[str, Affine], make_linear: MakeLinear) -> None:
+    for place, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(parent, name, make_linear(child.weight.data, None if child.bias is None else child.bias.data))
+                weight = quantised.get(f"{place}.{name}.weight".lstrip("."), child.weight.data)
+                setattr(parent, name, make_linear(weight, None if child.bias is None else child.bias.data))

@@ -22,6 +22,41 @@ class PackedLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
         return torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
 
 
+class EightBitLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """A product over 8-bit weights, `values` (outputs, inputs) and `scales` (outputs, 1), in bfloat16: torch's own
+    kernel for the CPU, which gives a row the same bits however many there are, on any number of threads."""
+
+    def __init__(self, values: Any, scales: Any, bias: Any) -> None:
+        super().__init__()
+        self._values, self._bias = values.contiguous(), bias
+        self._scales = scales.flatten().to(torch.bfloat16)
+
+    def forward(self, rows: Any) -> Any:
+        """(..., inputs) to (..., outputs), bfloat16."""
+        flat = rows.reshape(-1, rows.shape[-1]).contiguous()
+        made = torch._weight_int8pack_mm(flat, self._values, self._scales)
+        made = made.view(*rows.shape[:-1], -1)
+        return made if self._bias is None else made + self._bias
+
+
+class FourBitLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """The same over 4-bit weights in groups: `values` (outputs, inputs), `scales` and `offsets` (outputs, groups)."""
+
+    def __init__(self, values: Any, scales: Any, offsets: Any, bias: Any) -> None:
+        super().__init__()
+        self._group, self._bias = values.shape[1] // scales.shape[1], bias
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values.to(torch.int32), 1)
+        both = torch.stack([scales, offsets], dim=2).transpose(0, 1)  # (groups, outputs, 2)
+        self._scales = both.to(torch.bfloat16).contiguous()
+
+    def forward(self, rows: Any) -> Any:
+        """(..., inputs) to (..., outputs), bfloat16."""
+        flat = rows.reshape(-1, rows.shape[-1]).contiguous()
+        made = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, self._packed, self._group, self._scales)
+        made = made.view(*rows.shape[:-1], -1)
+        return made if self._bias is None else made + self._bias
+
+
 class TiledLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """A product in tiles of `tile` rows, 0 for all at once: a library that picks its kernel by the shape then sees
     only one shape."""

@@ -5,30 +5,64 @@
     rest.safetensors          embedding, final norm, head
 
 A name alone is a float32 or float16 tensor, `NAME:bf16` holds bit patterns, and `NAME:values` (4-bit ones in
-pairs: `NAME:pairs`) with `NAME:scales` and `NAME:zeros` a matrix quantised by groups. Written layer by layer, so that
-memory holds one at a time.
+pairs: `NAME:pairs`) with `NAME:scales` and `NAME:zeros` a matrix quantised by groups. What torchao quantised has
+`NAME:values` or `NAME:pairs` with `NAME:scales` in float32, and with 4 bits `NAME:offsets`. Written layer by layer, so
+that memory holds one at a time.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import ModelRefused
 from adapters.decoder.from_safetensors import tensor_names
-from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, Tensor, Weights, packed_pairs
+from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, packed_pairs
 
 _SPEC_FILE = "decoder.json"
 _REST = "rest"
 
 
-def write_weights(weights: Weights, target: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A matrix as torchao quantised it. `values`: (rows, columns). With 8 bits int8, `scales` (rows, 1), no `offsets`:
+    values * scales. With 4 bits uint8 below 16, `scales` and `offsets` (rows, groups): (values - 8) * scales + offsets.
+    """
+
+    values: NDArray[np.int8] | NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    offsets: NDArray[np.float32] | None
+
+    def float32(self) -> NDArray[np.float32]:
+        """Return what the matrix stands for, in float32."""
+        groups = self.values.reshape(*self.scales.shape, -1).astype(np.float32)
+        if self.offsets is None:
+            return (groups * self.scales[..., None]).reshape(self.values.shape)
+        made = (groups - np.float32(8)) * self.scales[..., None] + self.offsets[..., None]
+        return made.reshape(self.values.shape)
+
+
+Stored = Dense | Grouped | Affine
+
+
+class StoredWeights(Protocol):
+    """`adapters.decoder.spec.Weights`, quantised by torchao or not."""
+
+    @property
+    def spec(self) -> DecoderSpec: ...
+
+    def tensor(self, name: str) -> Stored:
+        """Return the tensor of a canonical name. Raises ModelRefused."""
+        ...
+
+
+def write_weights(weights: StoredWeights, target: Path) -> None:
     """Write spec and tensors into `target`. Raises ModelRefused for a damaged source, OSError."""
     from safetensors.numpy import save_file
 
@@ -50,7 +84,7 @@ def read_decoder(prepared: Path) -> DecoderSpec:
         raise _damaged(prepared / _SPEC_FILE, error) from error
 
 
-def read_tensors(prepared: Path, spec: DecoderSpec) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(prepared: Path, spec: DecoderSpec) -> Iterator[tuple[str, Stored]]:
     """Yield (canonical name, tensor), part by part. Raises ModelRefused when a file is gone or damaged."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -78,9 +112,15 @@ def _parts(spec: DecoderSpec) -> dict[str, list[str]]:
     return parts
 
 
-def _stored(name: str, tensor: Tensor) -> dict[str, NDArray[Any]]:
+def _stored(name: str, tensor: Stored) -> dict[str, NDArray[Any]]:
     if isinstance(tensor, Dense):
         return {f"{name}:bf16" if tensor.bfloat16 else name: np.ascontiguousarray(tensor.values)}
+    if isinstance(tensor, Affine):
+        kept = {f"{name}:scales": np.ascontiguousarray(tensor.scales)}
+        if tensor.offsets is None:
+            return kept | {f"{name}:values": np.ascontiguousarray(tensor.values)}
+        pairs = packed_pairs(tensor.values.astype(np.uint8, copy=False))
+        return kept | {f"{name}:pairs": pairs, f"{name}:offsets": np.ascontiguousarray(tensor.offsets)}
     if tensor.bits == 4:
         values = {f"{name}:pairs": packed_pairs(tensor.values)}
     else:
@@ -88,15 +128,18 @@ def _stored(name: str, tensor: Tensor) -> dict[str, NDArray[Any]]:
     return values | {f"{name}:scales": tensor.scales, f"{name}:zeros": tensor.zeros}
 
 
-def _tensor(name: str, stored: Mapping[str, NDArray[Any]]) -> Tensor:
+def _tensor(name: str, stored: Mapping[str, NDArray[Any]]) -> Stored:
     if name in stored:
         return Dense(stored[name])
     if f"{name}:bf16" in stored:
         return Dense(stored[f"{name}:bf16"], bfloat16=True)
-    scales, zeros = stored[f"{name}:scales"], stored[f"{name}:zeros"]
+    scales, zeros = stored[f"{name}:scales"], stored.get(f"{name}:zeros")
     pairs = stored.get(f"{name}:pairs")
-    if pairs is None:
-        values = stored[f"{name}:values"]
-        return Grouped(values, scales, zeros, 8, values.shape[1] // scales.shape[1])
-    values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1)
-    return Grouped(values, scales, zeros, 4, values.shape[1] // scales.shape[1])
+    values = stored[f"{name}:values"] if pairs is None else _unpacked(pairs)
+    if zeros is None:
+        return Affine(values, scales, None if pairs is None else stored[f"{name}:offsets"])
+    return Grouped(values, scales, zeros, 8 if pairs is None else 4, values.shape[1] // scales.shape[1])
+
+
+def _unpacked(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1)

@@ -39,6 +39,8 @@ ADAPTERS = [
     pytest.param("openvino_rt/llama3@int4", id="openvino_rt-int4"),
     pytest.param("onnx_rt/llama3@int8", id="onnx_rt-int8"),
     pytest.param("onnx_rt/llama3@int4", id="onnx_rt-int4"),
+    pytest.param("torch_device/llama3@int8", id="torch_device-int8"),
+    pytest.param("torch_device/llama3@int4", id="torch_device-int4"),
 ]
 DEVICES = {"simulated": "SIM", "openvino_rt": "CPU", "onnx_rt": "CPU", "torch_device": "CPU"}
 SLOTS = 18

@@ -1,0 +1,51 @@
+"""Which product a weight gets: by device, number formats and exactness (measured: docs/adr/0015-torch.md, 0023)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from adapters.contract import Exactness, Precision
+from adapters.torch_device.linear import EightBitLinear, FourBitLinear, PackedLinear, TiledLinear, packs
+from adapters.torch_device.model import CUDA_TILE_ROWS, DTYPES
+from adapters.torch_device.weights import Affine
+
+_TILE_OUTPUTS = 16
+"""torch's 4-bit kernel works in tiles of so many outputs."""
+
+
+class Products:
+    """Makes the products of one model."""
+
+    def __init__(self, device: Any, activations: Precision, exactness: Exactness) -> None:
+        self._device, self._activations, self._exactness = device, activations, exactness
+        self.widened = ""
+        """What to add to the name of the weights' format: empty, or that they are not held in it."""
+
+    def make(self, weight: Any, bias: Any) -> nn.Module:
+        """Return the product over a weight: a tensor on the device, or an Affine."""
+        dtype = DTYPES[self._activations]
+        if isinstance(weight, Affine):
+            narrow = self._narrow(weight, bias)
+            if narrow is not None:
+                return narrow
+            self.widened = f", held in {self._activations}"
+            weight = torch.from_numpy(weight.float32()).to(device=self._device, dtype=dtype)
+        if self._device.type == "cpu" and packs(dtype):
+            return PackedLinear(weight, bias)
+        bit = self._device.type == "cuda" and self._exactness is Exactness.BIT
+        return TiledLinear(weight, bias, CUDA_TILE_ROWS if bit else 0)
+
+    def _narrow(self, weight: Affine, bias: Any) -> nn.Module | None:
+        """Return the product over quantised weights as they are; None where torch has none that is fit for use: in
+        float32 its kernels take ten times as long as the product over float32 weights."""
+        if self._device.type != "cpu" or self._activations is not Precision.BF16:
+            return None
+        values, scales = torch.from_numpy(weight.values), torch.from_numpy(weight.scales)
+        if weight.offsets is None:
+            return EightBitLinear(values, scales, bias)
+        if len(values) % _TILE_OUTPUTS:
+            return None
+        return FourBitLinear(values, scales, torch.from_numpy(weight.offsets), bias)

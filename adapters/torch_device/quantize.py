@@ -1,0 +1,68 @@
+"""Quantises matrices with torchao, one at a time, into the formats of torch's own products for the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adapters.contract import AdapterUnavailable, ModelRefused, Precision
+from adapters.decoder.spec import Grouped, Weights
+from adapters.torch_device.quiet import quieten
+from adapters.torch_device.weights import Affine, Stored
+
+INSTALL = "pip install 'outrider[torch,quantize]'"
+GROUP_SIZE = 32
+"""Columns that share a scale where weights have 4 bits, as in GGUF. 8-bit weights have a scale a row."""
+_OUTER = ("embedding", "head")
+
+
+class Quantized:
+    """`weights`, which hold every matrix in full, with matrices of 4 or 8 bits; with 4 bits, embedding and output
+    layer get 8: they are what small models lose most by."""
+
+    def __init__(self, weights: Weights, precision: Precision) -> None:
+        """Raises AdapterUnavailable when a library is missing."""
+        self.spec = weights.spec
+        self._weights, self._precision = weights, precision
+        try:
+            import torch
+
+            quieten()
+            import torchao.quantization
+        except ImportError as error:
+            raise AdapterUnavailable(f"{precision} weights need {error.name}: {INSTALL}") from None
+        self._torch, self._library = torch, torchao.quantization
+
+    def tensor(self, name: str) -> Stored:
+        """Return the tensor of a canonical name. Raises ModelRefused."""
+        found = self._weights.tensor(name)
+        if isinstance(found, Grouped) or found.values.ndim == 1:
+            return found
+        matrix = self._torch.from_numpy(found.float32())
+        if self._precision is Precision.INT8 or name in _OUTER:
+            return self._rows_of_8_bits(matrix)
+        if matrix.shape[1] % GROUP_SIZE:
+            raise ModelRefused(
+                f"{name} has rows of {matrix.shape[1]}, no multiple of {GROUP_SIZE}: ask for int8 instead"
+            )
+        return self._groups_of_4_bits(matrix)
+
+    def _rows_of_8_bits(self, matrix: Any) -> Affine:
+        """Symmetric, a scale a row. The product takes scales in bfloat16, so values are rounded with such a scale."""
+        quantise, by_row = self._library.Int8Tensor.from_hp, self._library.PerRow()
+        scale = quantise(matrix, by_row).scale.bfloat16().float()
+        made = quantise(matrix, by_row, scale=scale)
+        return Affine(made.qdata.numpy(), made.scale.numpy(), None)
+
+    def _groups_of_4_bits(self, matrix: Any) -> Affine:
+        """Asymmetric by groups, with offsets that are no whole steps (Q4_1's neither): (value - 8) * scale + offset."""
+        from torchao.quantization.utils import (
+            get_groupwise_affine_qparams,
+            groupwise_affine_quantize_tensor_from_qparams,
+        )
+
+        scales, offsets = get_groupwise_affine_qparams(matrix, 4, GROUP_SIZE, dtype=self._torch.bfloat16)
+        scales, offsets = scales.float(), offsets.float()
+        values = groupwise_affine_quantize_tensor_from_qparams(matrix, scales, offsets, 4, GROUP_SIZE)
+        return Affine(values.numpy().astype(np.uint8), scales.numpy(), offsets.numpy())
