@@ -31,10 +31,11 @@ from adapters.hf_directory import open_weights
 from adapters.kv_blocks import BlockPool
 from adapters.torch_device.failures import typed
 from adapters.torch_device.graphs import Graphs, StaticInputs, filled, size_of
-from adapters.torch_device.linear import PackedLinear, TiledLinear, packs
+from adapters.torch_device.linear import EightBitLinear, FourBitLinear, PackedLinear, TiledLinear, packs
 from adapters.torch_device.model import shapes_for
 from adapters.torch_device.plan import Plan, Shapes, plan
-from adapters.torch_device.weights import read_decoder, read_tensors, write_weights
+from adapters.torch_device.quantize import Quantized
+from adapters.torch_device.weights import Affine, read_decoder, read_tensors, write_weights
 from device_profiles.profile import Exactness
 from tests.adapters.test_hf_reference import TOKENS, VARIANTS
 from tests.support import reference_decoder, tiny_models
@@ -91,6 +92,53 @@ def test_the_files_hold_what_the_source_holds_to_the_bit(tmp_path, default_model
         assert type(found[name]) is type(expected)
         for part in ("values", "scales", "zeros") if isinstance(expected, Grouped) else ("values",):
             assert np.array_equal(getattr(found[name], part), getattr(expected, part))
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])
+def test_what_torchao_made_is_kept_to_the_bit_and_is_near_the_weights(tmp_path, precision):
+    weights = open_weights(tiny_models.write_model(tmp_path / "model", "llama"))
+    quantised = Quantized(weights, precision)
+    write_weights(quantised, tmp_path)
+    found = dict(read_tensors(tmp_path, read_decoder(tmp_path)))
+    for name, most_steps in (("embedding", 0.51), ("head", 0.51), ("0.down", 0.51), ("3.query", 0.51)):
+        kept, made = found[name], quantised.tensor(name)
+        assert isinstance(kept, Affine)
+        assert isinstance(made, Affine)
+        narrow = precision is Precision.INT4 and "." in name
+        assert kept.values.max() <= (15 if narrow else 127)
+        assert np.array_equal(kept.values, made.values)
+        assert np.array_equal(kept.scales, made.scales)
+        assert (kept.offsets is not None) == narrow
+        exact = weights.tensor(name).float32()
+        steps = np.repeat(kept.scales, exact.shape[1] // kept.scales.shape[1], axis=1)
+        assert (np.abs(kept.float32() - exact) <= most_steps * steps + 0.004 * np.abs(exact).max()).all()
+    assert np.array_equal(found["final_norm"].float32(), weights.tensor("final_norm").float32())
+
+
+def test_weights_that_torch_does_not_hold_are_refused_and_torchao_is_named(tmp_path, monkeypatch):
+    source, _ = prepared(tmp_path, "llama")
+    with pytest.raises(Unsupported, match="int8 or int4"):
+        ADAPTER.prepare(source, tmp_path, silent, Precision.FP16)
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(AdapterUnavailable, match=r"torchao.* pip install 'outrider\[torch,quantize\]'"):
+        ADAPTER.prepare(source, tmp_path, silent, Precision.INT8)
+
+
+def test_quantised_weights_are_held_as_they_are_in_bfloat16_and_said_to_be_widened_in_float32(tmp_path):
+    source, _ = prepared(tmp_path, "llama")
+    target = tmp_path / "int8"
+    target.mkdir()
+    ADAPTER.prepare(source, target, silent, Precision.INT8)
+    native = ADAPTER.devices()[0].precisions[0] is Precision.BF16
+    for activations, kind in ((Precision.BF16, EightBitLinear), (Precision.FP32, PackedLinear)):
+        if activations is Precision.BF16 and not native:
+            continue
+        model: Any = ADAPTER.load(target, dataclasses.replace(OPTIONS, activations=activations), silent)
+        made = [type(part) for part in model._runner._model.modules() if "Linear" in type(part).__name__]
+        assert made == [kind] * (7 * 4 + 1)
+        widened = ", held in fp32" if activations is Precision.FP32 else ""
+        assert model.capabilities.weights == f"int8 (from fp32){widened}"
+        model.close()
 
 
 @pytest.mark.parametrize("damage", ["decoder.json", "layer-00002.safetensors", "rest.safetensors"])
@@ -226,13 +274,39 @@ def test_a_product_in_tiles_is_the_product():
 def test_rows_of_a_packed_product_are_the_same_for_any_number_of_rows_and_threads(dtype):
     if not packs(dtype):
         pytest.skip(f"oneDNN packs no {dtype} on this processor")
+    check_rows(PackedLinear(torch.randn(64, 1536).to(dtype), None), torch.randn(96, 1536).to(dtype), 2)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 1536), (576, 576), (16, 32)])
+def test_rows_of_a_product_over_quantised_weights_are_the_same_for_any_number_of_rows_and_threads(
+    bits, outputs, inputs
+):
+    generator = np.random.default_rng(1)
+    if bits == 8:
+        values = generator.integers(-127, 128, (outputs, inputs), np.int8)
+        weight = Affine(values, generator.random((outputs, 1), np.float32), None)
+    else:
+        values4 = generator.integers(0, 16, (outputs, inputs), np.uint8)
+        scales, offsets = generator.random((2, outputs, inputs // 32), np.float32)
+        weight = Affine(values4, scales, offsets)
+    parts = [torch.from_numpy(part) for part in (weight.values, weight.scales, weight.offsets) if part is not None]
+    bias = torch.randn(outputs).bfloat16()
+    make: Any = EightBitLinear if bits == 8 else FourBitLinear
+    product = make(*parts, bias)
+    rows = torch.randn(96, inputs).bfloat16()
+    expected = rows.float() @ torch.from_numpy(weight.float32()).T + bias.float()
+    assert (product(rows).float() - expected).abs().mean() < 0.01 * expected.std()
+    check_rows(product, rows, 1)
+
+
+def check_rows(product: Any, rows: Any, least: int) -> None:
+    """The same bits from `least` rows at a time on."""
     threads = torch.get_num_threads()
-    product = PackedLinear(torch.randn(64, 1536).to(dtype), None)
-    rows = torch.randn(96, 1536).to(dtype)
     expected = product(rows)
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        for width in (2, 3, 5, 6, 16, 48):
+        for width in (least, 2, 3, 5, 6, 16, 48):
             found = torch.cat([product(part.contiguous()) for part in rows[: 96 // width * width].split(width)])
             assert torch.equal(found, expected[: len(found)]), (count, width)
     torch.set_num_threads(threads)
