@@ -7,35 +7,30 @@ shipped to it. Events travel back as a streaming generator, commands as actor ca
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import re
-import secrets
 import signal
-import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import msgspec
 
 from orchestrator.cluster.output import say
 from orchestrator.cluster.port import Command, Event, Stop, WorkerSpec, decode_events, encode
+from orchestrator.cluster.process_end import began_s, end_process
+from orchestrator.cluster.ray_settings import NAMESPACE, init_options, probe, put_back, set_environment
 from orchestrator.cluster.worker import NODE_ADDRESS, EngineHost, one_line
 from orchestrator.errors import WorkerError, WorkerLost, WorkerStartFailed
 
-NAMESPACE = "outrider"
-
 _START_TIMEOUT_S = 60.0
-_PROBE_TIMEOUT_S = 5.0
 _CLOSE_GRACE_S = _KILL_TIMEOUT_S = 5.0
-_KILL_POLL_S = 0.02
 _HANGS_AFTER_S = 1.0  # a process that Ray has told to end
 _NODE_SHARE = 0.001  # of a node's own resource: binds an actor to it, and leaves room for a thousand
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # our frames are small; Ray's least is 75 MiB
-_LOGICAL_CPUS = 64  # of an embedded Ray: its only tenants are our workers, so it is not to ration them
 _EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes| There are some|$)", re.MULTILINE)
 _GROUPS = {"events": 1, "commands": 1}  # a thread each: commands are carried out in their order
 
@@ -51,7 +46,7 @@ class RayCluster:
     def __init__(self, address: str, *, start_timeout_s: float = _START_TIMEOUT_S) -> None:
         self._address = address
         self._start_timeout_s = start_timeout_s
-        self._connected: asyncio.Future[Any] | None = None
+        self._connected: asyncio.Future[tuple[Any, ExitStack]] | None = None
         self._workers: set[RayWorker] = set()
         # Ray's processes are bound to the *thread* that starts them (PR_SET_PDEATHSIG): it must outlive them.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
@@ -78,7 +73,8 @@ class RayCluster:
         """See cluster.port.Cluster."""
         if self._connected is None:
             raise WorkerStartFailed(f"worker {spec.name} cannot be started: the Ray cluster is not open")
-        worker = RayWorker(await asyncio.shield(self._connected), spec, self._workers.discard)
+        ray, _ = await asyncio.shield(self._connected)
+        worker = RayWorker(ray, spec, self._workers.discard)
         self._workers.add(worker)
         try:
             await worker.appear(self._start_timeout_s)
@@ -92,42 +88,45 @@ class RayCluster:
         connected, self._connected = self._connected, None
         if connected is not None:
             with suppress(WorkerError):
-                await asyncio.wrap_future(self._thread.submit((await connected).shutdown))
+                _, down = await connected
+                await asyncio.wrap_future(self._thread.submit(down.close))
         self._thread.shutdown()
 
 
-def _connect(address: str) -> Any:
-    """Import ray and connect, or start it. Returns the module. Raises WorkerError with the way out."""
+def _connect(address: str) -> tuple[Any, ExitStack]:
+    """Import ray and connect, or start it. Returns the module, and what takes all of it down again. Raises WorkerError
+    with the way out, and then has changed nothing."""
     if "://" in address:
         raise WorkerError(f"cluster.address {address}: Ray's client protocol is not supported; use HOST:PORT")
-    # Read by ray while it is imported and by the processes that it starts; what the operator set stays.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # leave CUDA_VISIBLE_DEVICES to adapters
-    # Ray prints a page to stdout for each actor that dies; `reason` makes the line for our log.
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
-    if not address and not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
-        # Ray listens on every interface, so whoever has no token must be refused. A token of its own is never
-        # written to the home directory, which a service may not have.
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-    elif address:
-        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # of 40 s each; Ray's own default is 20
-    try:
-        import ray
-    except ImportError as error:
-        raise WorkerError(f"{error}: pip install ray, or set cluster.runtime: local") from error
-    logging.getLogger("ray").setLevel(logging.WARNING)
-    logging.getLogger("ray._private.worker").addFilter(_worth_saying)
-    try:
-        _probe(address)
-        ray.init(**_init_options(address))
-        _log_what_workers_print()
-    except Exception as error:
-        if not address:
-            way_out = "set cluster.runtime: local to do without it"
-            raise WorkerError(f"Ray cannot be started: {one_line(error)}; {way_out}") from error
-        way_out = "is it running (ray start --head), and does RAY_AUTH_TOKEN match its nodes'?"
-        raise WorkerError(f"cannot join Ray at {address}: {one_line(error)}; {way_out}") from error
-    return ray
+    with ExitStack() as down:
+        down.callback(put_back, set_environment(address))
+        try:
+            import ray
+        except ImportError as error:
+            raise WorkerError(f"{error}: pip install ray, or set cluster.runtime: local") from error
+        logging.getLogger("ray").setLevel(logging.WARNING)
+        logging.getLogger("ray._private.worker").addFilter(_worth_saying)
+        try:
+            probe(address)
+            _read_environment_again()
+            ray.init(**init_options(address))
+            down.callback(ray.shutdown)
+            _log_what_workers_print()
+        except Exception as error:
+            if not address:
+                way_out = "set cluster.runtime: local to do without it"
+                raise WorkerError(f"Ray cannot be started: {one_line(error)}; {way_out}") from error
+            way_out = "is it running (ray start --head), and does RAY_AUTH_TOKEN match its nodes'?"
+            raise WorkerError(f"cannot join Ray at {address}: {one_line(error)}; {way_out}") from error
+        return ray, down.pop_all()
+
+
+def _read_environment_again() -> None:
+    """Ray's native code read it when ray was first imported, perhaps for another cluster, or by somebody else."""
+    with suppress(ImportError, AttributeError):
+        native: Any = importlib.import_module("ray._raylet")
+        native.Config.initialize("")
+        native.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _log_what_workers_print() -> None:
@@ -146,28 +145,6 @@ def _printed(batch: dict[str, Any]) -> None:
     if isinstance(pid, int) or str(pid).isdecimal():
         for line in batch.get("lines", ()):
             say(str(batch.get("actor_name") or "actor"), int(str(pid)), str(line))
-
-
-def _probe(address: str) -> None:
-    """Raise OSError where nothing listens: at once, while Ray tries for 40 s."""
-    host, colon, port = address.rpartition(":")
-    if colon and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S).close()
-
-
-def _init_options(address: str) -> dict[str, Any]:
-    quiet = {"log_to_driver": True, "configure_logging": False, "logging_level": logging.WARNING}
-    if address:
-        return {"address": address, "namespace": NAMESPACE, **quiet}
-    return {
-        "address": "local",  # whatever RAY_ADDRESS says: the configuration asked for our own
-        "namespace": NAMESPACE,
-        "include_dashboard": False,
-        "num_cpus": _LOGICAL_CPUS,
-        "object_store_memory": _OBJECT_STORE_BYTES,
-        "_system_config": {"prestart_worker_first_driver": False},  # no idle processes for CPUs we only claim
-        **quiet,
-    }
 
 
 def _worth_saying(record: logging.LogRecord) -> bool:  # that Ray leaves SIGTERM alone is what we want
@@ -196,11 +173,12 @@ class HostActor:
     def _run(self) -> None:
         self._code = self._host.run()
 
-    def place(self) -> tuple[str, str, int]:
-        """Return the node's address and id, and the process's."""
+    def place(self) -> tuple[str, str, int, float]:
+        """Return the node's address and id, the process's, and when it began."""
         import ray
 
-        return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), os.getpid()
+        pid = os.getpid()
+        return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), pid, began_s(pid)
 
     def submit(self, frame: bytes) -> None:
         self._host.deliver(frame)
@@ -222,10 +200,12 @@ class RayWorker:
         self.name = spec.name
         self.where = "ray"
         self._forget = forget
-        self._pid = 0
+        self._pid, self._began_s = 0, 0.0
+        self._node = ""
         self._on_this_node = False
         self._stopping = False
         self._ended = asyncio.Event()
+        self._killing: asyncio.Task[None] | None = None
         self._frames: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
         options: dict[str, Any] = {"num_cpus": spec.cpus, "max_restarts": 0, "max_task_retries": 0}
         if spec.node:
@@ -240,7 +220,7 @@ class RayWorker:
         """Wait for the actor's process and begin to read its events. Raises WorkerStartFailed."""
         try:
             async with asyncio.timeout(timeout_s):
-                ip, node, self._pid = await self._actor.place.remote()
+                ip, self._node, self._pid, self._began_s = await self._actor.place.remote()
         except TimeoutError:
             raise WorkerStartFailed(
                 f"worker {self.name}: no Ray node had a place for it within {timeout_s:g} s (see ray status)"
@@ -248,7 +228,7 @@ class RayWorker:
         except self._ray.exceptions.RayError as error:
             raise WorkerStartFailed(f"worker {self.name}: {reason(error)}") from error
         self.where = f"ray node {ip} pid {self._pid}"
-        self._on_this_node = node == self._ray.get_runtime_context().get_node_id()
+        self._on_this_node = self._node == self._ray.get_runtime_context().get_node_id()
         stream = self._actor.events.options(num_returns="streaming", concurrency_group="events").remote()
         pump = (stream, asyncio.get_running_loop())
         threading.Thread(target=self._pump, args=pump, name=f"events {self.name}", daemon=True).start()
@@ -307,31 +287,31 @@ class RayWorker:
             return "ended"
 
     async def _kill(self) -> None:
-        """End this actor's process, and wait until it is gone where that can be seen."""
+        """End this actor's process, and wait until it is gone. Whoever wants that waits for the same end."""
+        self._killing = self._killing or asyncio.create_task(self._killed(), name=f"kill {self.name}")
+        await asyncio.shield(self._killing)
+
+    async def _killed(self) -> None:
         self._forget(self)
         with suppress(self._ray.exceptions.RayError, ValueError):
             self._ray.kill(self._actor, no_restart=True)
-        if not await self._gone(_HANGS_AFTER_S) and self._on_this_node:
-            with suppress(ProcessLookupError):  # Ray asks the process itself, and one that is stopped does not hear it
-                os.kill(self._pid, signal.SIGKILL)
-        await self._gone(_KILL_TIMEOUT_S)
-
-    async def _gone(self, within_s: float) -> bool:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                if self._pid:
+        if self._pid:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_HANGS_AFTER_S + _KILL_TIMEOUT_S):
+                    await self._end_process()
                     await self._ended.wait()
-                while self._on_this_node and _exists(self._pid):  # noqa: ASYNC110 -- Ray's child, not ours
-                    await asyncio.sleep(_KILL_POLL_S)
-                return True
-        return False
 
-
-def _exists(pid: int) -> bool:
-    with suppress(OSError):
-        os.kill(pid, 0)
-        return True
-    return False
+    async def _end_process(self) -> None:
+        """Ray asks the process itself to end, and one that is stopped does not hear it: it is killed from outside, on
+        its own node. Where that one cannot be reached now, this happens when it can again."""
+        limits = (self._pid, self._began_s, _HANGS_AFTER_S, _KILL_TIMEOUT_S)
+        if self._on_this_node:
+            await asyncio.to_thread(end_process, *limits)
+            return
+        there = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self._node, soft=False)
+        task = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(end_process)
+        with suppress(self._ray.exceptions.RayError):  # the node is gone, and all its processes with it
+            await task.remote(*limits)
 
 
 def reason(error: Exception) -> str:

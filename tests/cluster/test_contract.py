@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from typing import Any, cast
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import msgspec
 import psutil
@@ -20,11 +16,10 @@ import pytest_asyncio
 import structlog
 
 from orchestrator.cluster.local import LocalCluster
-from orchestrator.cluster.on_ray import RayCluster, reason
+from orchestrator.cluster.on_ray import RayCluster
 from orchestrator.cluster.port import (
     Cancel,
     Cluster,
-    Delta,
     Event,
     Failed,
     Ready,
@@ -32,11 +27,11 @@ from orchestrator.cluster.port import (
     Round,
     Stop,
     Submit,
-    Worker,
     WorkerSpec,
 )
-from orchestrator.errors import WorkerError, WorkerLost, WorkerStartFailed
+from orchestrator.errors import WorkerLost
 from tests.support import engines
+from tests.support.workers import collect, deltas, gone, rays_environment, started, tokens_until
 
 PROMPT = [1, 2, 3]
 
@@ -57,62 +52,14 @@ def handler_seen() -> Iterator[list[int]]:
     scope="module", loop_scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)]
 )
 async def cluster(request: pytest.FixtureRequest, handler_seen: list[int]) -> AsyncIterator[Cluster]:
+    before = rays_environment()
     cluster: Cluster = LocalCluster() if request.param == "local" else RayCluster("")
     await cluster.open()
     await cluster.open()
     yield cluster
     await cluster.close()
     await cluster.close()
-
-
-@asynccontextmanager
-async def started(cluster: Cluster, **options: Any) -> AsyncIterator[tuple[Worker, AsyncIterator[Event], Ready]]:
-    """A worker that is ready, with its events; stopped in the end, whatever happened."""
-    worker = await cluster.start(engines.spec(**options))
-    events = worker.events()
-    try:
-        async for event in events:
-            if isinstance(event, Ready):
-                yield worker, events, event
-                break
-    finally:
-        await worker.stop(5.0)
-
-
-async def deltas(events: AsyncIterator[Event]) -> AsyncIterator[Delta]:
-    async for event in events:
-        if isinstance(event, Round):
-            for delta in event.deltas:
-                yield delta
-
-
-async def tokens_until(events: AsyncIterator[Event], count: int, into: list[int] | None = None) -> list[int]:
-    """Return a lone stream's tokens until it has finished or `count` have come."""
-    got = into if into is not None else []
-    async for delta in deltas(events):
-        got.extend(delta.tokens)
-        if delta.finish or len(got) >= count:
-            break
-    return got
-
-
-async def collect(events: AsyncIterator[Event], into: list[Event]) -> None:
-    """Keep the events that came, also when their end is an error."""
-    async for event in events:
-        into.append(event)
-
-
-async def gone(pid: int, within_s: float = 5.0) -> bool:
-    """Whether a process ends; one that nobody has reaped yet has ended too."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        await asyncio.sleep(0.02)
-    return False
+    assert rays_environment() == before  # whoever is started later has nothing of it
 
 
 async def test_ready_tells_where_it_runs(cluster: Cluster) -> None:
@@ -317,13 +264,6 @@ async def test_a_core_that_the_host_lacks_is_told_and_not_tried_again(cluster: C
     assert seen[0].message.startswith("cores 4095 cannot be had on this host; a worker may use ")
 
 
-async def test_a_stopped_process_is_killed_all_the_same() -> None:
-    async with started(LocalCluster()) as (worker, _, ready):
-        os.kill(ready.pid, signal.SIGSTOP)
-        await worker.stop(0.1)
-        assert await gone(ready.pid, within_s=2.0)
-
-
 async def test_the_event_loop_lives_while_a_worker_starts(cluster: Cluster) -> None:
     longest, last = 0.0, time.monotonic()
     start = asyncio.create_task(cluster.start(engines.spec()))
@@ -344,83 +284,6 @@ async def test_the_daemons_signal_handler_survives(cluster: Cluster, handler_see
     assert "SIGTERM received" not in capfd.readouterr().err  # Ray's native handler prints that and a trace
 
 
-async def test_close_stops_every_worker() -> None:
-    cluster = LocalCluster()
-    pids = []
-    for _ in range(2):
-        worker = await cluster.start(engines.spec())
-        ready = await anext(event async for event in worker.events() if isinstance(event, Ready))
-        pids.append(ready.pid)
-    await cluster.close()
-    for pid in pids:
-        assert await gone(pid, within_s=0.5)
-
-
-DRIVER = """
-import asyncio, sys
-from orchestrator.cluster.local import LocalCluster
-from orchestrator.cluster.on_ray import RayCluster
-from orchestrator.cluster.port import Ready, Submit
-from tests.support import engines
-
-async def main():
-    cluster = LocalCluster() if sys.argv[1] == "local" else RayCluster("")
-    await cluster.open()
-    worker = await cluster.start(engines.spec(step_s=0.01))
-    async for event in worker.events():
-        if isinstance(event, Ready):
-            worker.send(Submit("a", [int(sys.argv[2]), 5], max_tokens=100_000))
-            print(event.pid, flush=True)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize(
-    ("runtime", "prompt", "within_s"),
-    [
-        ("local", 1, 2.0),
-        ("local", engines.HANG, 2.0),
-        pytest.param("ray", 1, 10.0, marks=pytest.mark.ray),
-    ],
-)
-async def test_no_worker_outlives_a_killed_daemon(runtime: str, prompt: int, within_s: float) -> None:
-    driver = subprocess.Popen(  # noqa: ASYNC220 -- it is killed below, and must not be asyncio's child
-        [sys.executable, "-c", DRIVER, runtime, str(prompt)],
-        cwd=engines.ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with driver:
-        assert driver.stdout is not None
-        pid = int(await asyncio.to_thread(driver.stdout.readline))
-        assert psutil.pid_exists(pid)
-        driver.kill()
-    assert await gone(pid, within_s)
-
-
-async def test_frames_that_are_no_events_end_the_worker() -> None:
-    cluster = LocalCluster()
-    worker = await cluster.start(WorkerSpec("odd", "tests.cluster.test_contract:garbage", {}))
-    with pytest.raises(WorkerLost, match="what is no event"):
-        await tokens_until(worker.events(), 1)
-    await cluster.close()
-
-
-class Garbage:
-    """Emits what is not in the contract."""
-
-    def submit(self, command: object) -> None: ...
-
-    def run(self, emit: Callable[[Event], None]) -> None:
-        emit(cast(Event, {"type": "unheard of"}))
-        time.sleep(60.0)
-
-
-def garbage(options: dict[str, Any]) -> Garbage:
-    return Garbage()
-
-
 async def test_what_a_worker_prints_is_in_the_log(cluster: Cluster) -> None:
     with structlog.testing.capture_logs() as entries:
         async with started(cluster) as (worker, events, ready):
@@ -433,45 +296,3 @@ async def test_what_a_worker_prints_is_in_the_log(cluster: Cluster) -> None:
     printed = [entry for entry in entries if entry["event"] == "worker output" and entry["pid"] == ready.pid]
     assert any("Traceback" in entry["line"] for entry in printed)
     assert any("a second line" in entry["line"] for entry in printed)
-
-
-async def test_without_ray_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    cluster = RayCluster("")
-    with pytest.raises(WorkerError, match=r"pip install ray, or set cluster\.runtime: local"):
-        await cluster.open()
-    with pytest.raises(WorkerStartFailed):
-        await cluster.start(engines.spec())
-    await cluster.close()
-
-
-async def test_an_address_where_nothing_listens_is_told_at_once() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    cluster = RayCluster(address)
-    with pytest.raises(WorkerError, match=rf"cannot join Ray at {address}: ConnectionRefusedError.*ray start"):
-        await cluster.open()
-    await cluster.close()
-
-
-async def test_rays_client_protocol_is_refused() -> None:
-    cluster = RayCluster("ray://somewhere:10001")
-    with pytest.raises(WorkerError, match="use HOST:PORT"):
-        await cluster.open()
-    await cluster.close()
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("The actor died.\n\tpid: 3\nWorker exit detail: Gone. Some common causes include: (1) ...", "Gone."),
-        (
-            "Worker exit type: X Worker exit detail: Node died. There are some potential root causes",
-            "Node died.",
-        ),
-        ("first\n  last  \n\n", "last"),
-        ("", "ValueError"),
-    ],
-)
-async def test_a_ray_error_becomes_one_line(text: str, line: str) -> None:
-    assert reason(ValueError(text)) == line

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import pytest
 
 _CLONE_NEWNET = 0x40000000
@@ -66,6 +67,8 @@ def two_hosts() -> Iterator[Hosts]:
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
             _ip("-n", name, "link", "set", "lo", "up")
+            # Ray asks for its address by a way to the internet, and without any it waits for a name server.
+            _ip("-n", name, "route", "add", "default", "dev", "eth0")
         yield hosts
     finally:
         for name in (hosts.near, hosts.far):
@@ -122,12 +125,12 @@ def _refused(hosts: Hosts) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End `ray start --block` and the services that it started: they are its session."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(20.0)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """End `ray start --block` and the services that it started, which are its session: at once, as nobody is to take
+    leave of a head that is being ended too."""
+    for each in psutil.pids():
+        with suppress(ProcessLookupError):
+            if os.getsid(each) == process.pid:
+                os.kill(each, signal.SIGKILL)
     process.wait()
 
 

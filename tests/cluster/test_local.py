@@ -1,0 +1,64 @@
+"""Workers as subprocesses, beyond the contract."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.cluster.local import LocalCluster
+from orchestrator.cluster.port import (
+    Event,
+    Ready,
+    WorkerSpec,
+)
+from orchestrator.errors import WorkerLost
+from tests.support import engines
+from tests.support.workers import gone, started, tokens_until
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_a_stopped_process_is_killed_all_the_same() -> None:
+    async with started(LocalCluster()) as (worker, _, ready):
+        os.kill(ready.pid, signal.SIGSTOP)
+        await worker.stop(0.1)
+        assert await gone(ready.pid, within_s=2.0)
+
+
+async def test_close_stops_every_worker() -> None:
+    cluster = LocalCluster()
+    pids = []
+    for _ in range(2):
+        worker = await cluster.start(engines.spec())
+        ready = await anext(event async for event in worker.events() if isinstance(event, Ready))
+        pids.append(ready.pid)
+    await cluster.close()
+    for pid in pids:
+        assert await gone(pid, within_s=0.5)
+
+
+async def test_frames_that_are_no_events_end_the_worker() -> None:
+    cluster = LocalCluster()
+    worker = await cluster.start(WorkerSpec("odd", "tests.cluster.test_local:garbage", {}))
+    with pytest.raises(WorkerLost, match="what is no event"):
+        await tokens_until(worker.events(), 1)
+    await cluster.close()
+
+
+class Garbage:
+    """Emits what is not in the contract."""
+
+    def submit(self, command: object) -> None: ...
+
+    def run(self, emit: Callable[[Event], None]) -> None:
+        emit(cast(Event, {"type": "unheard of"}))
+        time.sleep(60.0)
+
+
+def garbage(options: dict[str, Any]) -> Garbage:
+    return Garbage()

@@ -1,0 +1,71 @@
+"""Workers over the scripted engine, as tests of clusters start and read them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+
+from orchestrator.cluster.port import Cluster, Delta, Event, Ready, Round, Worker
+from tests.support import engines
+
+
+def rays_environment() -> dict[str, str]:
+    """The variables that Ray reads, but for one that importing it sets."""
+    names = [name for name in os.environ if name.startswith("RAY_") and name != "RAY_CLIENT_MODE"]
+    return {name: os.environ[name] for name in (*names, "PYTHONBREAKPOINT") if name in os.environ}
+
+
+@asynccontextmanager
+async def started(cluster: Cluster, **options: Any) -> AsyncIterator[tuple[Worker, AsyncIterator[Event], Ready]]:
+    """A worker that is ready, with its events; stopped in the end, whatever happened."""
+    worker = await cluster.start(engines.spec(**options))
+    events = worker.events()
+    try:
+        async for event in events:
+            if isinstance(event, Ready):
+                yield worker, events, event
+                break
+    finally:
+        await worker.stop(5.0)
+
+
+async def deltas(events: AsyncIterator[Event]) -> AsyncIterator[Delta]:
+    async for event in events:
+        if isinstance(event, Round):
+            for delta in event.deltas:
+                yield delta
+
+
+async def tokens_until(events: AsyncIterator[Event], count: int, into: list[int] | None = None) -> list[int]:
+    """Return a lone stream's tokens until it has finished or `count` have come."""
+    got = into if into is not None else []
+    async for delta in deltas(events):
+        got.extend(delta.tokens)
+        if delta.finish or len(got) >= count:
+            break
+    return got
+
+
+async def collect(events: AsyncIterator[Event], into: list[Event]) -> None:
+    """Keep the events that came, also when their end is an error."""
+    async for event in events:
+        into.append(event)
+
+
+async def gone(pid: int, within_s: float = 5.0) -> bool:
+    """Whether a process ends; one that nobody has reaped yet has ended too."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        await asyncio.sleep(0.02)
+    return False
