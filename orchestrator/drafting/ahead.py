@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from math import prod
 
 from orchestrator.clock import Clock
-from orchestrator.drafting.port import Ask, Drafter
-from orchestrator.drafting.wire import Begin, End, Extend, Guess, Update
+from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
+from orchestrator.drafting.wire import Begin, End, Extend, Update
 
 _LEAST_CHANCE = 0.05  # a guess less likely than this is not gone on from
 _FIRST_LIMIT = 4  # tokens drafted ahead for a sequence that nobody has asked about yet
@@ -29,30 +29,34 @@ class _Line:
     key: str
     reading: int = _READING_STEPS
     wanted: int = _FIRST_LIMIT + 1
-    ahead: tuple[int, ...] = ()
-    confidences: tuple[float, ...] = ()
+    guess: Draft = NOTHING
     stuck: bool = False
+
+    @property
+    def ahead(self) -> tuple[int, ...]:
+        """Tokens that were drafted and are not decided yet."""
+        return self.guess.tokens
 
     @property
     def chance(self) -> float:
         """The chance that all of `ahead` becomes output."""
-        return prod(self.confidences)
+        return prod(self.guess.confidences)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Keep what is guessed behind these tokens, where they were guessed."""
         count, self.stuck = len(tokens), False
         right = self.ahead[:count] == tuple(tokens)
-        self.ahead, self.confidences = (self.ahead[count:], self.confidences[count:]) if right else ((), ())
+        self.guess = self.guess.behind(count) if right else NOTHING
 
-    def draft(self, ask: Ask) -> Guess:
+    def draft(self, ask: Ask) -> Draft:
         """Return the leading part of `ahead` that is worth its verification."""
         chance, count = 1.0, 0
-        for confidence in self.confidences[: ask.limit]:
+        for confidence in self.guess.confidences[: ask.limit]:
             chance *= confidence
             if chance < ask.least:
                 break
             count += 1
-        return Guess(self.ahead[:count], self.confidences[:count])
+        return self.guess.cut(count)
 
     def wants_more_for(self, ask: Ask, least: float) -> bool:
         """True where a further token could be part of the draft, and is likely enough."""
@@ -95,7 +99,7 @@ class AheadDrafter:
                 if self._lines.pop(key, None) is not None:
                     self.drafter.end(key, keep=keep)
 
-    def answer(self, asks: Sequence[Ask], within_s: float, round_s: float = 0.0) -> list[Guess]:
+    def answer(self, asks: Sequence[Ask], within_s: float, round_s: float = 0.0) -> list[Draft]:
         """Return one draft for each wish: at once where they are there already, else what there is in that time.
 
         Where the target waits, `round_s` is what a round of it takes: a token that is accepted with chance p saves
@@ -104,8 +108,8 @@ class AheadDrafter:
         known = [ask for ask in asks if ask.key in self._lines]
         if not self.resumes:
             drafts = self.drafter.propose(known)
-            found = {ask.key: Guess(one.tokens, one.confidences) for ask, one in zip(known, drafts, strict=True)}
-            return [found.get(ask.key, Guess()) for ask in asks]
+            found = {ask.key: one for ask, one in zip(known, drafts, strict=True)}
+            return [found.get(ask.key, NOTHING) for ask in asks]
         wishes = [(self._lines[ask.key], ask) for ask in known]
         missing = sum(not line.ahead for line, _ in wishes)
         if self.runs_ahead:
@@ -116,7 +120,7 @@ class AheadDrafter:
         found = {line.key: line.draft(ask) for line, ask in wishes}
         for line, ask in wishes:
             line.wanted = len(found[line.key].tokens) + 1 + ask.limit
-        return [found.get(ask.key, Guess()) for ask in asks]
+        return [found.get(ask.key, NOTHING) for ask in asks]
 
     def step(self) -> bool:
         """Draft one token further ahead for every sequence that wants it. False: there is nothing to do."""
@@ -149,7 +153,7 @@ class AheadDrafter:
             line.reading = 0 if grew else max(0, line.reading - 1)
             line.stuck = not grew and line.reading == 0
             if grew:
-                line.ahead, line.confidences = draft.tokens, draft.confidences
+                line.guess = draft
         if not any(line.reading for line in lines):  # who reads a prompt takes longer
             took_s = self.clock.monotonic_s() - started_s
             self._step_s += (took_s - self._step_s) * (_NEWEST if self._step_s else 1.0)

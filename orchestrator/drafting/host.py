@@ -24,7 +24,7 @@ from orchestrator.cluster.port import Command, DrafterState, DraftReady, Event, 
 from orchestrator.drafting.ahead import AheadDrafter
 from orchestrator.drafting.doors import GREETING_S, OpenDoor, host_id
 from orchestrator.drafting.port import Drafter
-from orchestrator.drafting.wire import VERSION, Answer, Garbage, Hello, Link, LinkLost, Turn, Welcome
+from orchestrator.drafting.wire import VERSION, Answer, Garbage, Guess, Hello, Link, LinkLost, Turn, Welcome
 
 Emit = Callable[[Event], None]
 RunsAhead = Literal["auto", "always", "never"]
@@ -185,7 +185,8 @@ class DraftEngine:
             wishes = turn if turn.asks else wishes
         if wishes is not None:
             within_s = wishes.within_ms / MS_PER_S - (time.perf_counter() - came_s)
-            drafts = ahead.answer(wishes.asks, within_s, wishes.round_ms / MS_PER_S)
+            found = ahead.answer(wishes.asks, within_s, wishes.round_ms / MS_PER_S)
+            drafts = [Guess.of(draft) for draft in found]
             took_ms = (time.perf_counter() - came_s) * MS_PER_S
             link.send(Answer(wishes.number, drafts, took_ms, ahead.drafter.memory_bytes(), ahead.hits, ahead.misses))
 

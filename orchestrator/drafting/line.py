@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.drafting.cache import common
-from orchestrator.drafting.wire import Guess
+from orchestrator.drafting.port import NOTHING, Draft
 from policies.acceptance import Sampling
-
-_NO_GUESS = Guess()
 
 
 @dataclass(slots=True, eq=False)
@@ -21,17 +19,17 @@ class Line:
     tokens: list[int]
     sampling: Sampling
     base: int = 0
-    guess: Guess = _NO_GUESS
+    guess: Draft = NOTHING
     open: bool = False
     met: bool = False
 
-    def rest(self, limit: int) -> Guess:
+    def rest(self, limit: int) -> Draft:
         """Return what is left of the guess behind the tokens, where they bear it out."""
         done = len(self.tokens) - self.base
         guess = self.guess
         if done >= len(guess.tokens) or list(guess.tokens[:done]) != self.tokens[self.base :]:
-            return _NO_GUESS
-        return Guess(guess.tokens[done : done + limit], guess.confidences[done : done + limit])
+            return NOTHING
+        return guess.behind(done).cut(limit)
 
     def verdict(self) -> int | None:
         """Return how many tokens of the guess the target chose too, once, when that is decided."""

@@ -42,6 +42,16 @@ class Draft:
             proposals=self.proposals[:count],
         )
 
+    def behind(self, count: int) -> Draft:
+        """Return what is left of the draft behind its first `count` tokens."""
+        return replace(
+            self,
+            tokens=self.tokens[count:],
+            confidences=self.confidences[count:],
+            forced=min(self.forced, max(0, len(self.tokens) - count)),
+            proposals=self.proposals[count:],
+        )
+
     def drawn(self, index: int) -> bool:
         """Return whether a token was drawn from a distribution."""
         return index < len(self.proposals) and self.proposals[index] is not None

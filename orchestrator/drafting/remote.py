@@ -20,7 +20,19 @@ from orchestrator.cluster.port import Door, DrafterState, DraftLink, RemoteState
 from orchestrator.drafting.connector import Connector, Refusal
 from orchestrator.drafting.line import Line
 from orchestrator.drafting.port import NOTHING, Ask, Draft
-from orchestrator.drafting.wire import Answer, Begin, End, Extend, Garbage, Link, LinkLost, Turn, Update, Welcome
+from orchestrator.drafting.wire import (
+    Answer,
+    Begin,
+    End,
+    Extend,
+    Garbage,
+    Link,
+    LinkLost,
+    Turn,
+    Update,
+    Welcome,
+    checked,
+)
 from policies import patience
 from policies.acceptance import Sampling
 from policies.patience import Pace
@@ -207,7 +219,7 @@ class RemoteDrafter:
         wish, self._wish = self._wish, None
         if wish is None or answer.number != wish.number:
             raise Garbage(f"an answer to turn {answer.number} came, which nobody waits for")
-        self._check_answer(wish, answer)
+        drafts = self._drafts(wish, answer)
         now_s = self._clock.monotonic_s()
         waited = now_s <= wish.waited_until_s
         if wish.usual:
@@ -217,7 +229,7 @@ class RemoteDrafter:
         counts.late += not waited
         counts.memory_bytes = answer.memory_bytes
         counts.ahead_now = (answer.ahead_hits, answer.ahead_misses)
-        for (line, base, _), draft in zip(wish.asks, answer.drafts, strict=True):
+        for (line, base, _), draft in zip(wish.asks, drafts, strict=True):
             line.base, line.guess, line.open = base, draft, True
             line.met = line.met or bool(draft.tokens)
             self._judge(line)
@@ -230,17 +242,14 @@ class RemoteDrafter:
             return took_ms
         return min(took_ms, answer.took_ms + (self._way_ms if self._way_ms < math.inf else 0.0))
 
-    def _check_answer(self, wish: _Wish, answer: Answer) -> None:
-        """Raise Garbage where an answer cannot be one."""
+    def _drafts(self, wish: _Wish, answer: Answer) -> list[Draft]:
+        """Return what an answer brings. Raises Garbage where it cannot be one."""
         if len(answer.drafts) != len(wish.asks):
             raise Garbage(f"{len(answer.drafts)} drafts came for {len(wish.asks)} sequences")
-        for (_, _, limit), draft in zip(wish.asks, answer.drafts, strict=True):
-            if len(draft.tokens) > limit or len(draft.tokens) != len(draft.confidences):
-                raise Garbage(f"a draft has {len(draft.tokens)} tokens; {limit} were asked for")
-            if not all(0 <= token < self._draft_vocabulary for token in draft.tokens):
-                raise Garbage(f"a token is outside its vocabulary of {self._draft_vocabulary}")
-            if not all(0.0 <= confidence <= 1.0 for confidence in draft.confidences):
-                raise Garbage("a confidence is no probability")
+        return [
+            checked(guess, limit, self._draft_vocabulary, self.name)
+            for (_, _, limit), guess in zip(wish.asks, answer.drafts, strict=True)
+        ]
 
     def _judge(self, line: Line) -> None:
         right = line.verdict()
@@ -249,10 +258,7 @@ class RemoteDrafter:
 
     def _offer(self, ask: Ask) -> Draft:
         line = self._lines.get(ask.key)
-        if line is None:
-            return NOTHING
-        rest = line.rest(ask.limit)
-        return Draft(rest.tokens, rest.confidences, self.name) if rest.tokens else NOTHING
+        return NOTHING if line is None else line.rest(ask.limit)
 
     def _take_new_link(self) -> None:
         """Change over to a new link, if there is one, and tell it every running sequence."""

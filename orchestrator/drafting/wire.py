@@ -1,8 +1,8 @@
 """What crosses the link between a target's worker and a draft worker, and the link itself.
 
-Only token ids cross it, with a confidence each. The target's side speaks first (`Hello`, answered by `Welcome`), then
-sends turns: what became of sequences, and wishes for drafts. A turn with wishes is answered, once. One round costs one
-message each way.
+Token ids cross it, with a confidence each, and under a rule that judges distributions the sparse row that each was
+drawn from. The target's side speaks first (`Hello`, answered by `Welcome`), then sends turns: what became of sequences,
+and wishes for drafts. A turn with wishes is answered, once. One round costs one message each way.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import msgspec
 
 from orchestrator.cluster.port import DrafterState, Sampling
 from orchestrator.cluster.worker import HEADER_BYTES, with_header
-from orchestrator.drafting.port import Ask
+from orchestrator.drafting.port import NOTHING, Ask, Draft
+from orchestrator.drafting.rows import NoDistribution, SparseRow, packed, unpacked
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """A longer frame can only be a broken stream: a prompt of a million tokens has 5 MB."""
 
@@ -85,10 +86,16 @@ class Turn(msgspec.Struct, frozen=True, tag="turn", array_like=True):
 
 
 class Guess(msgspec.Struct, frozen=True, array_like=True):
-    """See drafting.port.Draft."""
+    """See drafting.port.Draft. `rows` are its proposals: one for each token, or none at all."""
 
     tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
+    rows: tuple[SparseRow | None, ...] = ()
+
+    @classmethod
+    def of(cls, draft: Draft) -> Guess:
+        """Return a draft as it travels."""
+        return cls(draft.tokens, draft.confidences, tuple(packed(proposal) for proposal in draft.proposals))
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
@@ -109,6 +116,27 @@ class LinkLost(Exception):
 
 class Garbage(Exception):
     """The other side sent what makes no sense."""
+
+
+def checked(guess: Guess, limit: int, vocabulary: int, drafter: str) -> Draft:
+    """Return a guess as `drafter`'s draft. Raises Garbage where it cannot be one."""
+    tokens = guess.tokens
+    if len(tokens) > limit or len(tokens) != len(guess.confidences):
+        raise Garbage(f"a draft has {len(tokens)} tokens; {limit} were asked for")
+    if not all(0 <= token < vocabulary for token in tokens):
+        raise Garbage(f"a token is outside its vocabulary of {vocabulary}")
+    if not all(0.0 <= confidence <= 1.0 for confidence in guess.confidences):
+        raise Garbage("a confidence is no probability")
+    if guess.rows and len(guess.rows) != len(tokens):
+        raise Garbage(f"{len(guess.rows)} rows came for {len(tokens)} tokens")
+    if not tokens:
+        return NOTHING
+    try:
+        rows = zip(guess.rows, tokens, strict=False)
+        proposals = tuple(unpacked(row, token, vocabulary) for row, token in rows)
+    except NoDistribution as error:
+        raise Garbage(f"{error}") from error
+    return Draft(tokens, guess.confidences, drafter, proposals=proposals)
 
 
 _hellos = msgspec.msgpack.Decoder(Hello)

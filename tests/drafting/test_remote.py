@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import pytest
 
 from orchestrator.clock import SystemClock
@@ -15,7 +16,9 @@ from orchestrator.cluster.port import Door, DrafterState, DraftLink, RemoteState
 from orchestrator.drafting.doors import OpenDoor
 from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
+from orchestrator.drafting.rows import SparseRow, packed
 from orchestrator.drafting.wire import VERSION, Answer, Guess, Link, LinkLost, Turn, Welcome
+from policies.acceptance import Proposal
 from tests.support.drafters import FINGERPRINT, VOCABULARY, KnowingDrafter, in_a_thread, texts_of
 from tests.support.loops import decode, loop_over, toy
 
@@ -139,6 +142,13 @@ def drafts(*tokens: int, confidence: float = 0.9) -> list[Guess]:
     return [Guess(tokens, (confidence,) * len(tokens))]
 
 
+def drawn(tokens: Sequence[int], shares: Sequence[float], *, count: int = 1, cut: int = 0) -> list[Guess]:
+    """A draft of token 32, said to be drawn from a row."""
+    row = packed(Proposal(np.array(tokens, np.uint32), np.array(shares, np.float32)))
+    assert row is not None
+    return [Guess((32,), (0.9,), (SparseRow(row.tokens, row.shares[: len(row.shares) - cut]),) * count)]
+
+
 GARBAGE: dict[str, Callable[[Turn], Answer | bytes]] = {
     "a token outside the vocabulary": lambda turn: Answer(turn.number, drafts(VOCABULARY)),
     "a negative token": lambda turn: Answer(turn.number, drafts(-1)),
@@ -147,6 +157,15 @@ GARBAGE: dict[str, Callable[[Turn], Answer | bytes]] = {
     "a confidence that is none": lambda turn: Answer(turn.number, drafts(32, confidence=float("nan"))),
     "fewer confidences": lambda turn: Answer(turn.number, [Guess((32, 33), (0.5,))]),
     "an answer to nothing": lambda turn: Answer(turn.number + 7, drafts(32)),
+    "a row that is no distribution": lambda turn: Answer(turn.number, drawn([32, 33], [0.5, 0.7])),
+    "a row with a share that is none": lambda turn: Answer(turn.number, drawn([32, 33], [1.0, float("nan")])),
+    "a row without its token": lambda turn: Answer(turn.number, drawn([31, 33], [0.5, 0.5])),
+    "a row with a token twice": lambda turn: Answer(turn.number, drawn([32, 32], [0.5, 0.5])),
+    "a row outside the vocabulary": lambda turn: Answer(turn.number, drawn([32, VOCABULARY], [0.5, 0.5])),
+    "a row that is too wide": lambda turn: Answer(turn.number, drawn(range(160), [1 / 160] * 160)),
+    "an empty row": lambda turn: Answer(turn.number, drawn([], [])),
+    "half a share": lambda turn: Answer(turn.number, drawn([32, 33], [0.5, 0.5], cut=2)),
+    "more rows than tokens": lambda turn: Answer(turn.number, drawn([32], [1.0], count=2)),
     "no frame": lambda turn: b"\0\0\0\4abcd",
     "a frame without end": lambda turn: b"\xff\xff\xff\xff",
 }
