@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from device_profiles.units import MS_PER_S
 from orchestrator.api.measured import Measured, Recent
+from orchestrator.api.memory_metrics import MemoryMetrics
 from orchestrator.api.series import Engine, PerWorker, Registered
 from orchestrator.api.vllm_names import VllmNames
 from orchestrator.clock import Clock
@@ -223,6 +224,7 @@ class Metrics:
         self._requests = _Requests(make)
         self._state = _State(make)
         self._drafters = _Drafters(make)
+        self._memory = MemoryMetrics(make.gauge)
 
     def _of(self, engine: int) -> Engine:
         ready = self._control.view().ready
@@ -260,6 +262,7 @@ class Metrics:
             self._state.refresh(replicas)
             for draft in view.drafts:
                 self._drafters.remotes.refresh(model, draft)
+            self._memory.refresh(model, view)
         return generate_latest(self.registry) + generate_latest(self._aliases)
 
     def _count_workers(self, model: str, replicas: Sequence[ReplicaView]) -> None:

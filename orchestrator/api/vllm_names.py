@@ -18,6 +18,8 @@ ONLY_OURS = frozenset(
         "outrider_verifier_latency_ms",
         "outrider_round_seconds",
         "outrider_worker_restarts",
+        "outrider_planned_memory_bytes",
+        "outrider_peak_memory_bytes",
         "outrider_acceptance_draft_tokens",
         "outrider_acceptance_accepted_tokens",
         "outrider_tolerance_delta",

@@ -33,9 +33,10 @@ def _load(options: DraftWorkerOptions, emit: Emit) -> Hosted:
     draft = options.draft
     loaded = load_model(draft.model, options.slots, lambda stage, fraction: emit(Progress(stage, fraction)))
     spec = loaded.model.spec
+    planned = loaded.plan.total if loaded.plan else 0  # the process is the draft's own
     drafter = ModelDrafter(
         loaded.model,
-        msgspec.structs.replace(draft_state(draft, loaded), cores=effective_cores()),
+        msgspec.structs.replace(draft_state(draft, loaded), cores=effective_cores(), planned_memory_bytes=planned),
         SystemClock(),
         vocabulary=spec.vocabulary_size,
         prefill_ms=draft.prefill_ms,

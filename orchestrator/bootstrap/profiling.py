@@ -30,7 +30,7 @@ from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded, Target, load
 from orchestrator.bootstrap.options import EngineOptions, ModelOptions, SuffixOptions
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Submit, WorkerSpec
-from orchestrator.decoding.engine import peak_rss_bytes
+from orchestrator.cluster.process_memory import peak_rss_bytes
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
 from orchestrator.measuring.pairs import compare_choices, replay

@@ -204,6 +204,7 @@ class RemoteState(msgspec.Struct, frozen=True):
     answer.
     `connections`: how often it was connected. `runs_ahead`: it drafts while the target verifies; `ahead_hits` are
     sequences whose draft was there before it was asked for, `ahead_misses` those whose draft was not.
+    `peak_rss_bytes`: the most that its process held so far (0: not known).
     """
 
     asks: int = 0
@@ -215,6 +216,7 @@ class RemoteState(msgspec.Struct, frozen=True):
     runs_ahead: bool = False
     ahead_hits: int = 0
     ahead_misses: int = 0
+    peak_rss_bytes: int = 0
 
 
 class DrafterState(msgspec.Struct, frozen=True):
@@ -225,7 +227,8 @@ class DrafterState(msgspec.Struct, frozen=True):
     output. All count since the worker started. What is not a model has no source, adapter, device or precisions.
     `static_widths` as in `Ready`.
     `vocabulary`: how a model's goes with the target's ("identical", "padded", "translated"). `planned_memory_bytes`:
-    what its model was announced to add to its process at the peak (0: not known).
+    what its model was announced to add to its process at the peak, or where it has one of its own, what that was
+    announced to hold (0: not known).
     """
 
     name: str

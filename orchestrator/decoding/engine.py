@@ -5,14 +5,13 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from adapters.contract import AdapterError, DeviceLost
-from device_profiles.units import KIB
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import AttachDraft, Cancel, Command, Event, Failed, Ready, Stop, Submit
+from orchestrator.cluster.process_memory import peak_rss_bytes
 from orchestrator.decoding.loop import DecodeLoop
 
 _GAUGES_EVERY_S = 0.25
@@ -100,12 +99,3 @@ class DecodeEngine:
                     emit(refused)
             elif isinstance(command, AttachDraft) and self._attach is not None:
                 self._attach(command)
-
-
-def peak_rss_bytes() -> int:
-    """Return the most memory that this process ever held (VmHWM, of Linux), 0 where the system does not tell."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * KIB for line in lines if line.startswith("VmHWM:")), 0)

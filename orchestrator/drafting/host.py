@@ -6,6 +6,7 @@ answer goes on without, so nothing here is saved or retried.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import select
@@ -21,12 +22,14 @@ from adapters.contract import AdapterError, DeviceLost
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Command, DrafterState, DraftReady, Event, Failed, Stop
+from orchestrator.cluster.process_memory import peak_rss_bytes
 from orchestrator.drafting.ahead import AheadDrafter
 from orchestrator.drafting.doors import GREETING_S, OpenDoor, host_id
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.wire import VERSION, Answer, Garbage, Guess, Hello, Link, LinkLost, Turn, Welcome
 
 Emit = Callable[[Event], None]
+_PEAK_EVERY_S = 1.0
 RunsAhead = Literal["auto", "always", "never"]
 
 
@@ -73,6 +76,7 @@ class DraftEngine:
         self._clock = clock
         self._bell, self._door_bell = _Bell(), _Bell()
         self._stopped = False
+        self._peak, self._peak_s = 0, -math.inf
         self._knocked: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
 
     def submit(self, command: Command) -> None:
@@ -188,7 +192,15 @@ class DraftEngine:
             found = ahead.answer(wishes.asks, within_s, wishes.round_ms / MS_PER_S)
             drafts = [Guess.of(draft) for draft in found]
             took_ms = (time.perf_counter() - came_s) * MS_PER_S
-            link.send(Answer(wishes.number, drafts, took_ms, ahead.drafter.memory_bytes(), ahead.hits, ahead.misses))
+            counts = (ahead.drafter.memory_bytes(), ahead.hits, ahead.misses, self._peak_bytes())
+            link.send(Answer(wishes.number, drafts, took_ms, *counts))
+
+    def _peak_bytes(self) -> int:
+        """Return the most that this process held; asked of the system now and then, as asking takes its time."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._peak_s >= _PEAK_EVERY_S:
+            self._peak_s, self._peak = now_s, peak_rss_bytes()
+        return self._peak
 
 
 def _welcome(link: Link, hosted: Hosted, ahead: AheadDrafter) -> None:

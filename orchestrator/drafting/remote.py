@@ -68,6 +68,7 @@ class _Counts:
     wait_ms: float = 0.0
     connections: int = 0
     memory_bytes: int = 0
+    peak_rss_bytes: int = 0
     ahead: list[int] = field(default_factory=lambda: [0, 0])  # hits and misses of earlier connections
     ahead_now: tuple[int, int] = (0, 0)
 
@@ -171,6 +172,7 @@ class RemoteDrafter:
             runs_ahead=self._runs_ahead,
             ahead_hits=counts.ahead_of(0),
             ahead_misses=counts.ahead_of(1),
+            peak_rss_bytes=counts.peak_rss_bytes,
         )
         changes = {"name": self.name, "state": self._state, "reason": self._reason, "remote": remote}
         counted = {"rounds": counts.in_time, "draft_ms": counts.wait_ms, "memory_bytes": counts.memory_bytes}
@@ -227,7 +229,7 @@ class RemoteDrafter:
         counts = self._counts
         counts.in_time += waited
         counts.late += not waited
-        counts.memory_bytes = answer.memory_bytes
+        counts.memory_bytes, counts.peak_rss_bytes = answer.memory_bytes, answer.peak_rss_bytes
         counts.ahead_now = (answer.ahead_hits, answer.ahead_misses)
         for (line, base, _), draft in zip(wish.asks, drafts, strict=True):
             line.base, line.guess, line.open = base, draft, True

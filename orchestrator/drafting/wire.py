@@ -108,6 +108,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     memory_bytes: int = 0
     ahead_hits: int = 0
     ahead_misses: int = 0
+    peak_rss_bytes: int = 0
 
 
 class LinkLost(Exception):

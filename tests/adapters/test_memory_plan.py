@@ -17,7 +17,7 @@ WORK = """
 import json, sys
 from adapters.contract import Segment
 from orchestrator.bootstrap import EngineOptions, build_drafter, load_target, planned_bytes
-from orchestrator.decoding.engine import peak_rss_bytes
+from orchestrator.cluster.process_memory import peak_rss_bytes
 import msgspec
 
 options = msgspec.convert(json.loads(sys.argv[1]), EngineOptions)

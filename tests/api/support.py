@@ -18,7 +18,7 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Delta, Gauges, Ready, RequestStats, Submit
-from orchestrator.control.port import ReplicaView, StateView, Totals
+from orchestrator.control.port import DraftView, ReplicaView, StateView, Totals
 
 CONTEXT_TOKENS = 64
 EOS = 256
@@ -67,6 +67,7 @@ class ScriptedControl:
     gauges: Gauges | None = None
     totals: Totals = field(default_factory=Totals)
     others: list[tuple[Ready | None, Gauges | None]] = field(default_factory=list)
+    drafts: tuple[DraftView, ...] = ()
     submits: list[Submit] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -79,7 +80,7 @@ class ScriptedControl:
             for engine, (ready, gauges) in enumerate([(self.ready, self.gauges), *self.others])
         )
         view = StateView(*said, "local", self.ready, self.gauges, self.totals, streams, 1.0)
-        return dataclasses.replace(view, replicas=replicas)
+        return dataclasses.replace(view, replicas=replicas, drafts=self.drafts)
 
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
         self.submits.append(submit)

@@ -11,7 +11,17 @@ import pytest
 from orchestrator.api.measured import Recent
 from orchestrator.api.metrics import WINDOW_S, Metrics
 from orchestrator.api.vllm_names import ONLY_OURS
-from orchestrator.cluster.port import Delta, Gauges, RequestStats, Round
+from orchestrator.cluster.port import (
+    Delta,
+    Door,
+    DrafterState,
+    DraftReady,
+    Gauges,
+    RemoteState,
+    RequestStats,
+    Round,
+)
+from orchestrator.control.port import DraftView
 from orchestrator.errors import RequestError
 from tests.api.support import READY, ScriptedControl, app_over, serving
 
@@ -73,6 +83,26 @@ def test_the_tolerance_is_told_while_it_is_known():
     assert value(metrics.render(), "tolerance_delta", sampling="greedy") is None
     control.gauges = Gauges(0, 0, 1, 1, 0, 0, 0, 0)
     assert value(metrics.render(), "tolerance_delta", sampling="sampled") is None
+
+
+def test_planned_and_peak_memory_are_told_by_worker_and_device():
+    remote = DrafterState("model", "model", device="GPU.0", planned_memory_bytes=300, remote=RemoteState())
+    seen = msgspec.structs.replace(remote, remote=RemoteState(peak_rss_bytes=250))
+    ready = DraftReady("model", Door([], b""), remote, 272, "", "auto", 7, 0.1)
+    control = ScriptedControl(
+        ready=msgspec.structs.replace(READY, planned_memory_bytes=900),
+        gauges=Gauges(0, 0, 1, 1, 0, 0, 0, 0, drafters=[seen], peak_rss_bytes=800),
+        drafts=(DraftView("model", "ready", "", "", ready, 0, target="r0"),),
+    )
+    metrics = Metrics(control, HandClock())
+    text = metrics.render()
+    target, draft = {"worker": "target", "device": READY.device}, {"worker": "model", "device": "GPU.0"}
+    assert [value(text, "planned_memory_bytes", **one) for one in (target, draft)] == [900, 300]
+    assert [value(text, "peak_memory_bytes", **one) for one in (target, draft)] == [800, 250]
+    control.ready, control.drafts = READY, ()  # a new worker on a device whose costs are not known
+    text = metrics.render()
+    assert value(text, "planned_memory_bytes", **target) is None
+    assert value(text, "peak_memory_bytes", **draft) is None
 
 
 def test_a_round_is_counted_as_vllm_counts_it():

@@ -109,6 +109,7 @@ def test_status_and_metrics_say_what_it_does(tmp_path: Path, expected):
         assert (state["name"], state["state"], state["device"]) == ("model", "ok", "SIM")
         assert state["remote"]["ahead_hits"] > 0
         assert state["remote"]["connections"] == 1
+        assert state["remote"]["peak_rss_bytes"] > 10_000_000
         told = counted(daemon.url, "model")
         assert told["up"] == 1.0
         assert told["accepted_tokens_total"] > 100
