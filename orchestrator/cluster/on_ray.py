@@ -66,7 +66,7 @@ class RayCluster:
         """See cluster.port.Cluster."""
         if self._connected is None:
             return []
-        ray = await asyncio.shield(self._connected)
+        ray, _ = await asyncio.shield(self._connected)
         return sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"])
 
     async def start(self, spec: WorkerSpec) -> RayWorker:

@@ -20,7 +20,7 @@ from tests.support.daemon import Daemon, configuration, running
 ASK: dict[str, Any] = {
     "model": "toy",
     "prompt": "the sea is",
-    "max_tokens": 400,
+    "max_tokens": 300,
     "temperature": 0.8,
     "seed": 3,
     "extra_body": {"ignore_eos": True},
@@ -140,7 +140,7 @@ def test_a_draft_slower_than_the_target_does_not_hold_it_up(tmp_path: Path, expe
     with running(configuration(tmp_path, script="base_ms=5", extra=own("base_ms=60"))) as daemon:
         until(lambda: draft_of(daemon)["phase"] == "ready")
         seconds(daemon)
-        assert seconds(daemon) < 400 * 0.005 * 2.5
+        assert seconds(daemon) < ASK["max_tokens"] * 0.005 * 2.5
         daemon.wait_for("gauges", running=0)
         remote = daemon.status()["gauges"]["drafters"][0]["remote"]
         assert remote["late"] > remote["in_time"]
