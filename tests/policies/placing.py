@@ -12,31 +12,31 @@ from device_profiles.link import LinkProfile
 from policies.pairing import DraftSide, Part, TargetSide, best_depth, kv_bytes
 from policies.placement.links import links_of
 from policies.placement.workers import fixed_bytes
-from policies.plan import Cluster, Constraints, Device, Drafter, Host, ModelFacts, Option, Role, Wanted, Workload
+from policies.plan import Cluster, Device, Drafter, Host, ModelFacts, Option, Role, Wanted, Workload
 
 MIB = 1 << 20
 TARGET = ModelFacts("target", 8, 4096, 4096.0)
 DRAFT = ModelFacts("draft", 4, 4096)
 ROOMY = 4000 * MIB
 
-positive = st.floats(0.5, 20.0, allow_nan=False)
+times_ms = st.sampled_from((8.0, 5.0, 6.5, 10.0, 20.0)) | st.floats(0.5, 20.0, allow_nan=False)
 
 
 @st.composite
 def costs(draw: st.DrawFn) -> StepCost:
-    first = draw(positive)
-    return StepCost((1.0, 4.0, 16.0), (first, first * draw(st.floats(1.0, 2.0)), first * draw(st.floats(2.0, 8.0))))
+    first, few, many = draw(times_ms), draw(st.sampled_from((1.0, 1.2, 2.0))), draw(st.sampled_from((2.0, 4.0, 8.0)))
+    return StepCost((1.0, 4.0, 16.0), (first, first * few, first * many))
 
 
 @st.composite
 def clusters(draw: st.DrawFn, *, memory_mib: tuple[int, int] = (50, 900)) -> Cluster:
     """Up to five devices on up to three hosts in up to two zones; every device has a profile of its own."""
     hosts = tuple(
-        Host(f"host-{number}", draw(st.sampled_from(("east", "west"))), draw(st.sampled_from((0, 2, 4, 8))))
-        for number in range(draw(st.integers(1, 3)))
+        Host(f"host-{number}", draw(st.sampled_from(("east", "west"))), draw(st.sampled_from((4, 8, 2, 0))))
+        for number in range(draw(st.sampled_from((2, 1, 3))))
     )
     devices, options = [], []
-    for number in range(draw(st.integers(1, 5))):
+    for number in range(draw(st.sampled_from((2, 3, 1, 4, 5)))):
         name = f"device-{number}"
         devices.append(
             Device(
@@ -45,14 +45,14 @@ def clusters(draw: st.DrawFn, *, memory_mib: tuple[int, int] = (50, 900)) -> Clu
                 draw(st.sampled_from(("cpu", "gpu"))),
                 name,
                 draw(st.integers(*memory_mib)) * MIB,
-                health=draw(st.sampled_from((1.0, 0.9, 0.2))),
+                health=draw(st.sampled_from((1.0, 1.0, 0.9, 0.2))),
                 utilisation=draw(st.sampled_from((0.0, 0.0, 0.4))),
                 queue_depth=draw(st.integers(0, 3)),
                 bandwidth_bytes_per_s=draw(st.sampled_from((0.0, 5e10))),
             )
         )
         for role, model in ((Role.TARGET, TARGET), (Role.DRAFT, DRAFT)):
-            for runtime in draw(st.sampled_from(((), ("a",), ("a", "b")))):
+            for runtime in draw(st.sampled_from((("a",), ("a", "b"), ()))):
                 options.append(draw(_options(name, role, model, runtime)))
     links = draw(st.lists(_links(hosts), max_size=2))
     return Cluster(hosts, tuple(devices), tuple(options), tuple(links))
@@ -67,10 +67,10 @@ def _options(draw: st.DrawFn, profile: str, role: Role, model: ModelFacts, runti
         model.name,
         runtime,
         "as_file",
-        cost if role is Role.TARGET else cost.scaled(0.1),
+        cost if role is Role.TARGET else cost.scaled(draw(st.sampled_from((0.05, 0.1, 0.3)))),
         layer_bytes=draw(st.sampled_from((10, 40))) * MIB if role is Role.TARGET else MIB,
         kv_bytes_per_token=draw(st.sampled_from((0.0, 0.1 * MIB))),
-        threads=draw(st.sampled_from((0, 1, 2, 4))),
+        threads=draw(st.sampled_from((2, 1, 4, 0))),
         fixed_bytes=draw(st.sampled_from((0, 20))) * MIB,
         overhead_ms=draw(st.sampled_from((0.0, 0.5))),
         row_invariant=draw(st.sampled_from((True, True, True, False))),
@@ -86,20 +86,14 @@ def _links(draw: st.DrawFn, hosts: tuple[Host, ...]) -> LinkProfile:
 
 @st.composite
 def loads(draw: st.DrawFn) -> Workload:
-    chance = st.floats(0.0, 1.0, allow_nan=False)
+    chance = st.sampled_from((0.9, 0.7, 0.5, 0.8, 0.95, 1.0, 0.0))
     drafters = []
-    if draw(st.booleans()):
+    if draw(st.sampled_from((True, True, False))):
         drafters.append(Drafter("model", tuple(draw(st.lists(chance, min_size=1, max_size=3))), DRAFT))
     if draw(st.booleans()):
         drafters.append(Drafter("text", (draw(chance),), None, coverage=draw(chance), token_ms=0.01))
-    return Workload(
-        TARGET,
-        tuple(drafters),
-        draw(st.integers(1, 4)),
-        draw(st.integers(1, 600)),
-        draw(st.integers(1, 300)),
-        depth_bound=4,
-    )
+    concurrency, prompt, output = (draw(st.sampled_from(some)) for some in ((1, 2, 3, 4), (1, 100, 600), (300, 50, 1)))
+    return Workload(TARGET, tuple(drafters), concurrency, prompt, output, depth_bound=4)
 
 
 def brute_force(cluster: Cluster, wanted: Wanted) -> float:
@@ -136,12 +130,10 @@ def brute_force(cluster: Cluster, wanted: Wanted) -> float:
 
 
 def _places(cluster: Cluster, wanted: Wanted, role: Role) -> Iterator[tuple[Device, Option]]:
-    for device in cluster.devices:
-        for option in cluster.options:
-            exact = option.row_invariant or role is Role.DRAFT
-            if option.profile == device.profile and option.role is role and exact:
-                if device.health >= wanted.constraints.least_health:
-                    yield device, option
+    healthy = [one for one in cluster.devices if one.health >= wanted.constraints.least_health]
+    exact = [one for one in cluster.options if one.role is role and (one.row_invariant or role is Role.DRAFT)]
+    for device in healthy:
+        yield from ((device, option) for option in exact if option.profile == device.profile)
 
 
 def _enough(host: Host, threads: int) -> bool:
@@ -162,8 +154,3 @@ def faster(cluster: Cluster, device: str, factor: float) -> Cluster:
         for one in cluster.devices
     )
     return replace(cluster, options=options, devices=devices)
-
-
-def sharded(cluster: Cluster, load: Workload, **limits: object) -> Wanted:
-    """Return a wish for the target in shards, if need be."""
-    return Wanted(load, Constraints(keep_free=0.0, **limits))  # type: ignore[arg-type]

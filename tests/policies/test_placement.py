@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,12 +13,17 @@ from hypothesis import strategies as st
 
 from orchestrator.cli.plan_bench.exact import best_in_shards
 from orchestrator.cli.plan_bench.fleets import fleet, small, wanted
+from policies.pairing import predict
 from policies.placement import plan
+from policies.placement.candidate import sides
+from policies.placement.filters import usable
+from policies.placement.links import links_of
+from policies.placement.search import Ground, candidate_of, search
 from policies.plan import Cluster, Constraints, DraftPlacement, NoPlan, Plan, Wanted, Workload, diff
 from tests.policies.placing import DRAFT, TARGET, brute_force, clusters, faster, loads
 
-FEW = settings(max_examples=60)
-SHARDS = settings(max_examples=25)
+MANY, FEW = settings(max_examples=100), settings(max_examples=30)
+SHARDS = settings(max_examples=15)
 needs_shards = clusters(memory_mib=(60, 250))
 
 
@@ -33,7 +39,7 @@ def drafted(found: Plan) -> list[DraftPlacement]:
     return [one.draft for one in found.replicas if one.draft is not None]
 
 
-@FEW
+@MANY
 @given(clusters(), loads())
 def test_a_plan_is_the_best_of_all_that_were_tried_by_hand(cluster: Cluster, load: Workload) -> None:
     wish = Wanted(load, Constraints(sharding="never"))
@@ -44,6 +50,19 @@ def test_a_plan_is_the_best_of_all_that_were_tried_by_hand(cluster: Cluster, loa
     else:
         found = plan(cluster, wish)
         assert found.goodput_tokens_per_s == pytest.approx(best, rel=1e-9)
+
+
+@FEW
+@given(clusters(), loads())
+def test_what_is_predicted_of_arrays_is_what_is_predicted_of_one(cluster: Cluster, load: Workload) -> None:
+    wish, links = Wanted(load, Constraints(sharding="never")), links_of(cluster)
+    found = search(Ground(usable(cluster, wish), links, wish, load.concurrency))
+    for pairs in found.pairs:
+        for pair, goodput in enumerate(pairs.goodput):
+            if pairs.depth[pair] or pairs.drafter is None:
+                target, draft = sides(candidate_of(found, pairs, pair), links, load)
+                alone = predict(target, draft, load, int(pairs.depth[pair]))
+                assert goodput == pytest.approx(alone.goodput_tokens_per_s, rel=1e-9)
 
 
 @FEW
@@ -64,12 +83,15 @@ def test_memory_and_cores_are_never_exceeded(cluster: Cluster, load: Workload, r
 
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads(), st.randoms(use_true_random=False))
-def test_the_order_of_what_is_given_does_not_matter(cluster: Cluster, load: Workload, random: object) -> None:
+def test_the_order_of_what_is_given_does_not_matter(cluster: Cluster, load: Workload, random: Any) -> None:
     found = planned(cluster, Wanted(load))
-    shuffled = {name: list(getattr(cluster, name)) for name in ("hosts", "devices", "options", "links")}
+    shuffled: dict[str, list[Any]] = {
+        name: list(getattr(cluster, name)) for name in ("hosts", "devices", "options", "links")
+    }
     for values in shuffled.values():
-        random.shuffle(values)  # type: ignore[attr-defined]
-    other = replace(cluster, **{name: tuple(values) for name, values in shuffled.items()})
+        random.shuffle(values)
+    hosts, devices, options, links = (tuple(values) for values in shuffled.values())
+    other = Cluster(hosts, devices, options, links)
     backwards = replace(load, drafters=load.drafters[::-1])
     assert plan(other, Wanted(backwards)) == found
 
@@ -101,6 +123,7 @@ def test_constraints_hold(cluster: Cluster, load: Workload, data: st.DataObject)
     names = [one.id for one in cluster.devices] + [one.name for one in cluster.hosts]
     some = st.lists(st.sampled_from(names), max_size=2, unique=True).map(tuple)
     limits = Constraints(
+        sharding="never",
         pin_target=data.draw(some),
         pin_draft=data.draw(some),
         exclude=data.draw(some),
