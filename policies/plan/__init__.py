@@ -9,6 +9,7 @@ Glossary:
 """
 
 from policies.plan.diff import Change, PlanDiff, diff
+from policies.plan.explain import Line, explain, explain_diff
 from policies.plan.hardware import (
     Cluster,
     DefaultLinks,
@@ -43,6 +44,7 @@ __all__ = [
     "DraftPlacement",
     "Drafter",
     "Host",
+    "Line",
     "MatmulRate",
     "Memory",
     "ModelFacts",
@@ -63,4 +65,6 @@ __all__ = [
     "Wanted",
     "Workload",
     "diff",
+    "explain",
+    "explain_diff",
 ]

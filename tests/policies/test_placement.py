@@ -85,12 +85,10 @@ def test_memory_and_cores_are_never_exceeded(cluster: Cluster, load: Workload, r
 @given(clusters(memory_mib=(60, 500)), loads(), st.randoms(use_true_random=False))
 def test_the_order_of_what_is_given_does_not_matter(cluster: Cluster, load: Workload, random: Any) -> None:
     found = planned(cluster, Wanted(load))
-    shuffled: dict[str, list[Any]] = {
-        name: list(getattr(cluster, name)) for name in ("hosts", "devices", "options", "links")
-    }
-    for values in shuffled.values():
+    shuffled: list[list[Any]] = [list(one) for one in (cluster.hosts, cluster.devices, cluster.options, cluster.links)]
+    for values in shuffled:
         random.shuffle(values)
-    hosts, devices, options, links = (tuple(values) for values in shuffled.values())
+    hosts, devices, options, links = (tuple(values) for values in shuffled)
     other = Cluster(hosts, devices, options, links)
     backwards = replace(load, drafters=load.drafters[::-1])
     assert plan(other, Wanted(backwards)) == found
