@@ -69,8 +69,9 @@ def _replica(model: str, replica: Replica) -> Iterator[tuple[str, str]]:
     pieces = f" in {one.micro_batches} micro-batches" if one.micro_batches > 1 else ""
     yield (
         "prediction",
-        f"a round{pieces} takes {one.round_ms:.2f} ms (verification {one.verify_ms:.2f}, drafting {one.draft_ms:.2f}, link "
-        f"{one.link_ms:.2f}, share of prefill {one.prefill_ms:.2f}) and yields {one.tokens_per_round:.2f} tokens a stream",
+        f"a round{pieces} takes {one.round_ms:.2f} ms (verification {one.verify_ms:.2f}, drafting {one.draft_ms:.2f}, "
+        f"link {one.link_ms:.2f}, share of prefill {one.prefill_ms:.2f}) and yields {one.tokens_per_round:.2f} tokens a "
+        "stream",
     )
     error = f"; the cost fits are {one.error:.0%} off in the median" if one.error else ""
     sources = sorted({shard.source for shard in replica.shards})
@@ -94,16 +95,18 @@ def _draft(replica: Replica) -> str:
     plain = one.plain_tokens_per_s
     if draft is None:
         return f"none, depth 0: not speculating is predicted fastest, {plain:.1f} tokens/s"
-    where = f" on {_shard(draft.shard)}" if draft.shard is not None else ", in the target's worker"
+    where = f": {_shard(draft.shard)}" if draft.shard is not None else ", in the target's worker"
     beside = ", while the target verifies" if draft.overlap else ""
     gain = one.goodput_tokens_per_s / plain
-    return f"{draft.drafter}{where}{beside}; starts at depth {replica.depth}: {gain:.2f} times {plain:.1f} tokens/s without"
+    start = f"starts at depth {replica.depth}: {gain:.2f} times the {plain:.1f} tokens/s without"
+    return f"{draft.drafter}{where}{beside}; {start}"
 
 
 def _shard(shard: Shard) -> str:
     layers = f"layers {shard.first_layer} to {shard.end_layer - 1}"
     cores = f", cores {_cores(shard.cores)}" if shard.cores else ""
-    return f"{layers} on {shard.device}, {shard.runtime}, weights {shard.weights}{cores}, {shard.stage_ms:.2f} ms a forward"
+    how = f"{shard.runtime}, weights {shard.weights}{cores}"
+    return f"{layers} on {shard.device}, {how}, {shard.stage_ms:.2f} ms a forward"
 
 
 def _cores(cores: tuple[int, ...]) -> str:
