@@ -29,7 +29,7 @@ def plan(cluster: Cluster, wanted: Wanted) -> Plan:
         *left.rejected,
         *looked.rejected,
         *alternatives(chosen[0], looked, links, wanted),
-        *device_reasons(chosen, looked, left, links, wanted),
+        *device_reasons(chosen, looked, left, wanted),
     )
     return Plan(wanted.workload.target.name, replicas, instead, rejected, (*reasons, *why_none))
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from policies.pairing import depth_bound, predict
+from policies.pairing import context_tokens, depth_bound, predict
 from policies.placement.candidate import Candidate, Placed, Rated, sides
 from policies.placement.filters import Usable
 from policies.placement.links import Links
+from policies.placement.rows import Index
 from policies.placement.search import Found, candidate_of
-from policies.plan import NoPlan, RejectedCandidate, Role, Wanted
+from policies.plan import NoPlan, Option, RejectedCandidate, Role, Wanted
 
 
 def alternatives(chosen: Rated, found: Found, links: Links, wanted: Wanted) -> list[RejectedCandidate]:
@@ -86,43 +87,60 @@ def _number(found: Found, device: str) -> int:
     return next((number for number, one in enumerate(found.index.devices) if one.id == device), -1)
 
 
-def device_reasons(
-    chosen: Sequence[Rated], found: Found, left: Usable, links: Links, wanted: Wanted
-) -> list[RejectedCandidate]:
+def device_reasons(chosen: Sequence[Rated], found: Found, left: Usable, wanted: Wanted) -> list[RejectedCandidate]:
     """Return why each usable device that is not in use is not."""
     in_use = {placed.device.id for one in chosen for placed in _used(one)}
     best = chosen[0].prediction.goodput_tokens_per_s
     as_target, as_draft = _best_by_device(found)
+    as_shard = _layer_times(chosen[0], found.index, left, wanted) if len(chosen[0].candidate.target) > 1 else {}
     told = {one.what for one in (*left.rejected, *found.rejected)}
     reasons = []
     for number, device in enumerate(found.index.devices):
         if device.id in in_use:
             continue
-        if as_target[number] > 0:
-            reasons.append(
-                RejectedCandidate(device.id, _lost(as_target[number], best), Role.TARGET, float(as_target[number]))
-            )
+        if number in as_shard:
+            reasons.append(RejectedCandidate(device.id, as_shard[number], "shard"))
+        elif as_target[number] > 0:
+            rate = float(as_target[number])
+            reasons.append(RejectedCandidate(device.id, _lost(rate, best), Role.TARGET, rate))
         elif as_draft[number] > 0:
-            reasons.append(
-                RejectedCandidate(device.id, _lost(as_draft[number], best), Role.DRAFT, float(as_draft[number]))
-            )
+            rate = float(as_draft[number])
+            reasons.append(RejectedCandidate(device.id, _lost(rate, best), Role.DRAFT, rate))
         elif device.id not in told:
-            reasons.append(
-                RejectedCandidate(device.id, _why_nothing(device.profile, left, len(chosen[0].candidate.target)))
-            )
+            reasons.append(RejectedCandidate(device.id, _why_nothing(device.profile, left)))
     return reasons
+
+
+def _layer_times(one: Rated, index: Index, left: Usable, wanted: Wanted) -> dict[int, str]:
+    """Return, by device number, how a device's layers compare with the plan's shards."""
+    load, rows = wanted.workload, one.candidate.sequences * (one.prediction.depth + 1)
+
+    def layer_ms(option: Option) -> float:
+        return option.cost.ms(rows, one.candidate.sequences, context_tokens(load)) / load.target.layers
+
+    slowest = max(layer_ms(part.option) / (1.0 - part.device.utilisation) for part in one.candidate.target)
+    allowed, found = {device.id for device in left.target_devices}, {}
+    for profile in sorted(left.targets.keys() & index.profiles.keys()):
+        best = min(layer_ms(option) for option in left.targets[profile])
+        for number in index.profiles[profile]:
+            ms = best / (1.0 - index.utilisation[number])
+            if index.devices[number].id in allowed:
+                found[int(number)] = (
+                    f"a layer takes {ms:.2f} ms on it, and at most {slowest:.2f} ms on the plan's shards"
+                    if ms > slowest
+                    else f"a layer takes {ms:.2f} ms on it, but it holds fewer, or is further from the other shards"
+                )
+    return found
 
 
 def _used(one: Rated) -> tuple[Placed, ...]:
     return one.candidate.placed if one.prediction.depth else one.candidate.target
 
 
-def _why_nothing(profile: str, left: Usable, shards: int) -> str:
+def _why_nothing(profile: str, left: Usable) -> str:
     if profile not in left.targets and profile not in left.drafts:
         return f"no option for its profile {profile!r}: it was not measured, and no datasheet names it"
-    if profile not in left.targets:
-        return "only drafts can run on it, and other devices draft sooner or nearer to the target"
-    return "layers here make the rounds longer" if shards > 1 else "other devices make shorter rounds"
+    return "only drafts can run on it, and none is wanted there: others draft sooner, or nearer to the target"
 
 
 def _best_by_device(found: Found) -> tuple[np.ndarray, np.ndarray]:

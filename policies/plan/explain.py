@@ -70,8 +70,8 @@ def _replica(model: str, replica: Replica) -> Iterator[tuple[str, str]]:
     yield (
         "prediction",
         f"a round{pieces} takes {one.round_ms:.2f} ms (verification {one.verify_ms:.2f}, drafting {one.draft_ms:.2f}, "
-        f"link {one.link_ms:.2f}, share of prefill {one.prefill_ms:.2f}) and yields {one.tokens_per_round:.2f} tokens a "
-        "stream",
+        f"link {one.link_ms:.2f}, share of prefill {one.prefill_ms:.2f}) and yields {one.tokens_per_round:.2f} tokens "
+        "a stream",
     )
     error = f"; the cost fits are {one.error:.0%} off in the median" if one.error else ""
     sources = sorted({shard.source for shard in replica.shards})

@@ -1,0 +1,94 @@
+"""What a target and a draft are predicted to do together, in cases that can be computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from device_profiles.cost import StepCost
+from device_profiles.link import LinkProfile
+from device_profiles.profile import Exactness
+from policies.pairing import DraftSide, Part, TargetSide, best_depth, predict, verify_ms
+from policies.plan import Drafter, ModelFacts, Option, Role, Workload
+
+MODEL = ModelFacts("m", 10, 4096, hidden_bytes=1000.0)
+FLAT = Option("p", Role.TARGET, "m", "runtime", "bf16", StepCost((1.0, 2.0), (10.0, 10.0)), 1e6, 0.0)
+DRAFT = replace(FLAT, role=Role.DRAFT, cost=StepCost((1.0, 2.0), (2.0, 2.0)))
+LOAD = Workload(MODEL, (), 1, 1, 1000, depth_bound=8)
+TARGET = TargetSide((Part(FLAT),))
+SURE = Drafter("sure", (1.0,), MODEL)
+LINK = LinkProfile("a", "b", 1.0, float("inf"))
+
+
+def round_of(draft: DraftSide | None, depth: int, target: TargetSide = TARGET, load: Workload = LOAD) -> float:
+    found = predict(target, draft, load, depth)
+    return found.round_ms - found.prefill_ms
+
+
+def test_one_after_the_other_is_the_sum_and_beside_each_other_the_longer() -> None:
+    assert round_of(DraftSide(SURE, Part(DRAFT)), 3) == pytest.approx(10.0 + 3 * 2.0)
+    assert round_of(DraftSide(SURE, Part(DRAFT), True, LINK), 3) == pytest.approx(10.0 + 1.0)
+    assert round_of(DraftSide(SURE, Part(DRAFT), True, LINK), 8) == pytest.approx(8 * 2.0 + 1.0)
+
+
+def test_drafts_made_ahead_count_as_far_as_they_follow_the_verification() -> None:
+    half = replace(SURE, hit_rate=0.5)
+    assert round_of(DraftSide(half, Part(DRAFT), True, LINK), 3) == pytest.approx(0.5 * 10.0 + 0.5 * 16.0 + 1.0)
+    never = replace(SURE, hit_rate=0.0)
+    assert round_of(DraftSide(never, Part(DRAFT), True, LINK), 3) == pytest.approx(16.0 + 1.0)
+
+
+def test_two_readers_of_one_memory_are_no_faster_than_the_memory() -> None:
+    shared = DraftSide(SURE, Part(DRAFT), True, LINK, shared_bandwidth_bytes_per_s=1e9)
+    assert round_of(shared, 3) == pytest.approx((10 + 3 * 10) * 1e6 / 1e9 * 1000 + 1.0)
+
+
+def test_goodput_is_tokens_over_rounds_and_their_share_of_prefill() -> None:
+    found = predict(TARGET, None, replace(LOAD, output_tokens=10), 0)
+    assert found.goodput_tokens_per_s == pytest.approx(1000 / (10.0 + 10.0 / 10))
+    assert found.tpot_ms == pytest.approx(10.0)
+    drafted = predict(
+        TARGET,
+        DraftSide(
+            Drafter("text", (0.5,)),
+        ),
+        LOAD,
+        2,
+    )
+    assert drafted.tokens_per_round == pytest.approx(1.75)
+    rare = predict(TARGET, DraftSide(Drafter("text", (0.5,), coverage=0.5)), LOAD, 2)
+    assert rare.tokens_per_round == pytest.approx(1.375)
+
+
+def test_other_work_on_a_device_stretches_everything_on_it() -> None:
+    busy = TargetSide((Part(FLAT, 1.0, 0.5),))
+    assert predict(busy, None, LOAD, 0).goodput_tokens_per_s == pytest.approx(
+        predict(TARGET, None, LOAD, 0).goodput_tokens_per_s / 2
+    )
+
+
+def test_bit_exactness_charges_for_its_rows() -> None:
+    steep = replace(FLAT, cost=StepCost((1.0, 2.0), (10.0, 14.0)), paid_rows=2)
+    target = TargetSide((Part(steep),))
+    assert verify_ms(target, LOAD, 0) == pytest.approx(14.0)
+    assert verify_ms(target, replace(LOAD, exactness=Exactness.KERNEL), 0) == pytest.approx(10.0)
+
+
+def test_one_stream_waits_for_the_sum_of_the_shards_and_many_for_the_slowest() -> None:
+    halves = TargetSide((Part(FLAT, 0.6), Part(FLAT, 0.4)), (LINK, LINK))
+    assert verify_ms(halves, LOAD, 0) == pytest.approx(6.0 + 4.0 + 0.5 + 0.5)
+    two = replace(halves, sequences=2)
+    assert verify_ms(two, LOAD, 0, micro_batches=2) == pytest.approx(2 * 6.0)
+    found = predict(two, None, LOAD, 0)
+    assert found.micro_batches == 1  # both at once cost no more than one here
+    by_row = replace(FLAT, cost=StepCost((1.0, 2.0), (10.0, 20.0)))
+    apart = TargetSide((Part(by_row, 0.6), Part(by_row, 0.4)), (LINK, LINK), 2)
+    assert predict(apart, None, LOAD, 0).micro_batches == 2
+
+
+@pytest.mark.parametrize(("acceptance", "depth"), [(0.0, 0), (0.3, 1), (0.9, 7)])
+def test_the_depth_follows_acceptance_down_to_not_speculating(acceptance: float, depth: int) -> None:
+    found = best_depth(TARGET, DraftSide(Drafter("d", (acceptance,), MODEL), Part(DRAFT)), LOAD)
+    assert found.depth == depth
+    assert found.goodput_tokens_per_s >= found.plain_tokens_per_s
