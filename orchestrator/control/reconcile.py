@@ -39,9 +39,11 @@ from orchestrator.control.drafts import DraftWorkers
 from orchestrator.control.port import StateView
 from orchestrator.control.replica import Replica
 from orchestrator.control.router import LOSSES_ARE_KNOWN_S, Router
-from orchestrator.control.state import FAILED, STARTING, added_totals, failed_drafters, whole
+from orchestrator.control.state import FAILED, STARTING, added_totals, failed_drafters, unlike, whole
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.errors import RequestError, WorkerError
+
+_ALIKE = "set the precision in cluster.yaml, and use one set of library versions"
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -218,6 +220,11 @@ class TargetControl:
 
     def observed(self, replica: Replica, event: Event) -> None:
         """See control.replica.Owner: fold one event into the state and pass it on."""
+        if isinstance(event, Ready) and (why := self._unlike(replica, event)):
+            replica.refuse(
+                f"{replica.name} serves with {why}: its tokens would differ from the other replicas'; {_ALIKE}"
+            )
+            return
         if replica not in self._replicas:  # it is still to join, or was replaced: nobody waits for what it says
             replica.state.observe(event)
             return
@@ -249,6 +256,20 @@ class TargetControl:
             case Refused():
                 self._streams.fail(self._streams.known_as(event.request_id), _refusal(event))
                 self._router.feed()
+
+    def _unlike(self, replica: Replica, ready: Ready) -> str:
+        """Return in what a worker differs from those whose tokens streams have already."""
+        for other in self._replicas:
+            known = other.state.ready
+            if other is replica or known is None or other.state.phase == FAILED:
+                continue
+            if ready.device_name != known.device_name:
+                _log.warning(
+                    "%s runs on %s and %s on %s: tokens are the same to the bit on processors of one kind only",
+                    *(replica.name, ready.device_name, other.name, known.device_name),
+                )
+            return unlike(ready, known)
+        return ""
 
     def _deliver(self, replica: Replica, done: Round) -> tuple[Round, int]:
         """Hand a round's deltas to their streams; returns it with its replica's number, and the tokens delivered."""

@@ -70,6 +70,7 @@ class Replica:
         self._owner = owner
         self._worker: Worker | None = None
         self._task: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
@@ -86,6 +87,12 @@ class Replica:
         """Pass a command on to the worker, if there is one."""
         if self._worker is not None:
             self._worker.send(command)
+
+    def refuse(self, why: str) -> None:
+        """End the worker, and start no other: what it is does not go with the others."""
+        self.state.failure = Failed(why, restartable=False)
+        if self._worker is not None:
+            self._ending = asyncio.create_task(self._worker.stop(0.0), name=f"end {self.name}")
 
     async def close(self) -> None:
         """End the worker, and start no other. Idempotent."""
@@ -135,11 +142,12 @@ class Replica:
                 counts = {"sequences": event.sequences, "rows": event.rows, "drafted": event.drafted}
                 self.pace = ran(self.pace, tokens=tokens, round_ms=event.round_ms, **counts)
             case Ready():
-                self.settled.set()
                 self.prefixes = SeenPrefixes(event.kv_blocks * event.block_tokens)
             case Failed(message):
                 _log.error("worker %s: %s", self.name, message)
         self._owner.observed(self, event)
+        if self.state.serving:
+            self.settled.set()
 
     async def _back_off(self, cause: str) -> bool:
         """Wait before the next start. False: there is none, and the phase is failed."""

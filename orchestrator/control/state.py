@@ -46,6 +46,15 @@ def failed_drafters(before: Gauges | None, now: Gauges) -> list[DrafterState]:
     return [drafter for drafter in now.drafters if drafter.state == "failed" and drafter.name not in known]
 
 
+_ALIKE = ("model_digest", "vocabulary_fingerprint", "adapter", "weights", "activations", "kv_cache", "exactness")
+
+
+def unlike(ready: Ready, other: Ready) -> str:
+    """Return in what a replica differs from another so that its tokens may too; "" where it does not."""
+    differs = [name for name in _ALIKE if getattr(ready, name) != getattr(other, name)]
+    return ", ".join(f"{name} {getattr(ready, name)} instead of {getattr(other, name)}" for name in differs)
+
+
 @dataclass(slots=True)
 class RestartBudget:
     """How often and how soon a lost worker is started again: `limit` restarts within RESTART_WINDOW_S."""

@@ -162,6 +162,24 @@ async def test_one_replica_that_cannot_start_leaves_the_other_to_serve() -> None
         await control.close()
 
 
+async def test_a_replica_whose_tokens_would_differ_takes_no_stream() -> None:
+    specs = [engines.spec(activations="bf16"), msgspec.structs.replace(engines.spec(activations="fp32"), name="other")]
+    control = TargetControl(LocalCluster(), specs, LIMITS, SystemClock(), at_once)
+    await control.start()
+    try:
+        await control.settled()
+        await until(lambda: sorted(one.phase for one in replicas(control)) == ["failed", "ready"])
+        failed = next(one for one in replicas(control) if one.phase == "failed")
+        assert "activations" in failed.detail
+        assert "set the precision in cluster.yaml" in failed.detail
+        with pytest.raises(WorkerError, match="activations int4 instead of"):
+            await control.replace(1 - failed.engine, engines.spec(activations="int4"))
+        assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
+        await until(lambda: len(workers()) == 1)
+    finally:
+        await control.close()
+
+
 async def test_admission_counts_over_all_replicas() -> None:
     limits = ControlLimits(max_running=1, max_waiting=1, max_restarts=1)
     async with running(2, limits, slots=1, step_s=0.003) as control:

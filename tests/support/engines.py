@@ -75,10 +75,19 @@ class ScriptedEngine:
     """One token a round for each of the first `slots` requests; a round takes `step_s`.
 
     `fail_start`: "" or what to do instead of becoming ready ("exit", "restartable", "final"). `ignore_stop`:
-    only a signal ends it.
+    only a signal ends it. `activations`: what it says of them.
     """
 
-    def __init__(self, *, slots: int = 4, step_s: float = 0.0, fail_start: str = "", ignore_stop: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int = 4,
+        step_s: float = 0.0,
+        fail_start: str = "",
+        ignore_stop: bool = False,
+        activations: str = "none",
+    ) -> None:
+        self._activations = activations
         self._slots = slots
         self._step_s = step_s
         self._fail_start = fail_start
@@ -158,7 +167,7 @@ class ScriptedEngine:
             device="CPU",
             device_name=os.environ.get("SCRIPTED_DEVICE", "none"),
             weights="none",
-            activations="none",
+            activations=self._activations,
             kv_cache="none",
             exactness="bit",
             row_invariant=True,
