@@ -17,7 +17,8 @@ class Liveness:
     """Watches the rounds of the decode loop.
 
     "idle": no request is live. "stalled": requests are live and no round was finished for `stalled_after_s`,
-    whatever the reason (a worker that hangs, or one that is being restarted for too long). Else "ok". Long prefills are
+    whatever the reason (a worker that hangs, or one that is being restarted for too long), or one of several replicas
+    has had requests for so long and said nothing. Else "ok". Long prefills are
     rounds too, so a busy server is not taken for a stalled one.
     """
 
@@ -41,8 +42,11 @@ class Liveness:
 
     def verdict(self) -> Verdict:
         """Return how decoding is now."""
-        if self.control.view().streams == 0:
+        view = self.control.view()
+        if view.streams == 0:
             return "idle"
+        if any(replica.silent_s > self.stalled_after_s for replica in view.replicas):
+            return "stalled"
         known = [moment for moment in (self._round_s, self._busy_s) if moment is not None]
         if not known:
             return "ok"

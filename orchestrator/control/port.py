@@ -40,7 +40,8 @@ class DraftView:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One replica of the target now. `engine` counts from 0; the rest is as in StateView."""
+    """One replica of the target now. `engine` counts from 0; `silent_s`: for how long it has had streams and said
+    nothing (0 where it has none); the rest is as in StateView."""
 
     engine: int
     name: str
@@ -51,6 +52,7 @@ class ReplicaView:
     gauges: Gauges | None
     totals: Totals
     streams: int
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,14 +103,16 @@ class TargetControl:
 
     def view(self) -> StateView:
         """See control.port.Control."""
-        uptime_s = self._clock.monotonic_s() - self._started_s
+        now_s = self._clock.monotonic_s()
         live = self._streams.counts
-        replicas = [replica.state.view(replica.engine, live[replica.name]) for replica in self._replicas]
+        replicas = [
+            one.state.view(one.engine, live[one.name], now_s - max(one.heard_s, one.busy_s)) for one in self._replicas
+        ]
         view = whole(
             replicas,
             self._cluster.runtime,
             streams=len(self._streams),
-            uptime_s=uptime_s,
+            uptime_s=now_s - self._started_s,
             draining=self._draining,
         )
         return replace(view, drafts=self._drafts.views())

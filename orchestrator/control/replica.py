@@ -61,6 +61,7 @@ class Replica:
         self.state = TargetState(name, cluster.runtime)
         self.settled = asyncio.Event()  # it was ready once, or no worker follows
         self.heard_s = 0.0
+        self.busy_s = 0.0  # when it got the first of its streams
         self.prefixes = SeenPrefixes(0)
         self.pace = ReplicaPace()
         self._cluster = cluster

@@ -68,6 +68,8 @@ class Router:
                 break
             found = next(replica for replica in self._replicas if replica.name == routed.replica)
             found.prefixes.note(prefix)
+            if not self._streams.counts[found.name]:
+                found.busy_s = self._clock.monotonic_s()
             found.send(self._streams.send(stream, found.name))
             if len(self._replicas) > 1:
                 _log.debug("request %s goes to %s: %s", stream.key, found.name, told(routed))

@@ -135,11 +135,13 @@ class TargetState:
         self.phase, self.detail = FAILED, cause
         self.serving = False
 
-    def view(self, engine: int, streams: int) -> ReplicaView:
+    def view(self, engine: int, streams: int, silent_s: float = 0.0) -> ReplicaView:
         """Return the state for people and metrics."""
-        where = self.where or self.name
         return ReplicaView(
-            engine, self.name, self.phase, self.detail, where, self.ready, self.gauges, self.totals, streams
+            *(engine, self.name, self.phase, self.detail, self.where or self.name, self.ready, self.gauges),
+            totals=self.totals,
+            streams=streams,
+            silent_s=silent_s if streams else 0.0,
         )
 
 

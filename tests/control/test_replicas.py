@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from orchestrator.api.liveness import Liveness
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.local import LocalCluster
 from orchestrator.cluster.port import Submit
@@ -228,3 +229,20 @@ async def test_a_replacement_that_does_not_start_leaves_the_old_one() -> None:
             await control.replace(0, engines.spec(fail_start="final"))
         assert await task == engines.tokens(PROMPT, 100)
         assert len(workers()) == 1
+
+
+async def test_a_replica_that_hangs_is_seen_beside_one_that_decodes() -> None:
+    async with running(step_s=0.002) as control:
+        tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 1_000_000)) for n in range(2)]
+        await until(lambda: min(generated(control)) > 5)
+        ready = replicas(control)[1].ready
+        assert ready is not None
+        os.kill(ready.pid, signal.SIGSTOP)
+        liveness = Liveness(control, SystemClock(), stalled_after_s=0.5)
+        await until(lambda: liveness.verdict() == "stalled")
+        assert replicas(control)[0].silent_s < 0.5 < replicas(control)[1].silent_s
+        os.kill(ready.pid, signal.SIGCONT)
+        await until(lambda: liveness.verdict() == "ok")
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

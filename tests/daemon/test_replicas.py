@@ -133,6 +133,25 @@ def test_when_all_are_killed_streams_wait_for_whoever_comes_first(daemon, expect
     assert [one["totals"]["restarts"] for one in replicas(daemon)] == [count + 1 for count in restarts]
 
 
+def test_a_prompt_goes_where_its_beginning_is_cached(daemon):
+    long = "it was a dark and stormy night and the rain fell in torrents " * 8
+
+    def cached(text: str) -> int:
+        answer = daemon.client.completions.create(**ask(1) | {"prompt": text, "max_tokens": 4})
+        return answer.usage.prompt_tokens_details.cached_tokens
+
+    first = [one["totals"]["generated"] for one in replicas(daemon)]
+    busy = Readers(daemon, range(1))
+    busy.until_all_have_begun()
+    assert cached(long) == 0  # beside a busy replica: on the other one
+    busy.texts()
+    after = [one["totals"]["generated"] for one in replicas(daemon)]
+    assert sorted(b - a for a, b in zip(first, after, strict=True)) == [4, TOKENS]
+    assert cached(long + "and then") > len(long) // 2
+    assert cached("another " * 40) == 0
+    assert cached(long + "but now") > len(long) // 2
+
+
 def test_status_has_a_row_for_each_replica_and_metrics_a_label(daemon):
     text_of(daemon, 1)
     shown = " ".join(outrider("status", "--socket", str(daemon.admin)).stdout.split())
