@@ -55,8 +55,6 @@ class PlacementSection(Section):
     """What two replicas of the target must not share."""
     zones: tuple[str, ...] = Field(default=(), strict=False)
     """Zones that alone are used; empty: all."""
-    replicas: int = Field(default=1, ge=1, le=1024)
-    """How many targets may be placed at most."""
     sharding: Literal["when_needed", "allowed", "never"] = "when_needed"
     """Whether the target's layers may be spread over devices: `when_needed` where no device can hold them all."""
     standby: bool = True

@@ -131,6 +131,8 @@ class Sketch(Section):
     """As `model.exactness`, for `target`."""
     num_speculative_tokens: int = Field(default=12, ge=0, le=64)
     """The deepest that drafts may be, for `target`."""
+    replicas: int = Field(default=1, ge=1, le=1024)
+    """How many targets may be placed at most, for `target`."""
     placement: PlacementSection | None = None
     """What the plan is for; left out: that of cluster.yaml, or its defaults."""
 

@@ -49,6 +49,7 @@ class Asked:
     suffix: bool
     exactness: Exactness
     depth_bound: int
+    replicas: int
     placement: PlacementSection
 
     @property
@@ -104,6 +105,7 @@ def asked_by_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) ->
         True,
         sketch.exactness,
         sketch.num_speculative_tokens,
+        sketch.replicas,
         sketch.placement or (config.placement if config is not None else PlacementSection()),
     )
 
@@ -123,6 +125,7 @@ def asked_by_config(config: ClusterConfig, base: Path, placement: PlacementSecti
         any(one.method == "suffix" for one in config.drafts),
         model.exactness,
         0 if off else config.speculation.num_speculative_tokens,
+        len(model.placements),
         placement,
     )
 
@@ -135,6 +138,7 @@ def proposal(cluster: Cluster, asked: Asked, behind: Mapping[str, DeviceSource])
         asked.drafters,
         exactness=asked.exactness,
         depth_bound=asked.depth_bound,
+        replicas=asked.replicas,
     )
     try:
         return Proposal(plan(cluster, goal), cluster, goal, behind, _assumed(asked))

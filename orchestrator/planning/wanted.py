@@ -35,6 +35,7 @@ def wanted(
     *,
     exactness: Exactness,
     depth_bound: int,
+    replicas: int,
 ) -> Wanted:
     """Return it as the planner takes it."""
     weights = placement.score_weights.model_dump()
@@ -56,7 +57,7 @@ def wanted(
             replicas_apart=placement.replicas_apart,
             zones=placement.zones,
             sharding=placement.sharding,
-            max_replicas=placement.replicas,
+            max_replicas=replicas,
             standby=placement.standby,
             keep_free=placement.keep_free,
         ),
