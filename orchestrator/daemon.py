@@ -8,10 +8,11 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -21,14 +22,17 @@ from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.keys import Keys
-from orchestrator.bootstrap import build_cluster, draft_specs, engine_options, load_tokenizer, worker_specs
+from orchestrator.bootstrap import build_cluster, load_tokenizer
+from orchestrator.bootstrap.planning import planned, planned_again, profiled, started
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Progress
+from orchestrator.cluster.port import Progress, WorkerSpec
 from orchestrator.config.keys_file import keys_path
 from orchestrator.config.load import admin_socket_path
 from orchestrator.config.model import ClusterConfig
+from orchestrator.control.plan_keeper import PlanKeeper
 from orchestrator.control.reconcile import ControlLimits, TargetControl
 from orchestrator.errors import ConfigError, OutriderError
+from orchestrator.planning.basis import plain
 from orchestrator.systemd import Notifier
 from orchestrator.telemetry import get_logger
 
@@ -61,18 +65,24 @@ class Daemon:
         self._stage = ""
         keys_file = config.api.keys_file
         self._keys = Keys(keys_path(keys_file, base)) if keys_file else None
-        limits = config.limits
-        options = engine_options(config, base)
-        self._control = TargetControl(
-            build_cluster(config),
-            worker_specs(options, config),
+        self._base = base
+        self._keeper: PlanKeeper | None = None
+        if not config.planned:
+            self._control = self._controlled(*started(config, base))
+
+    def _controlled(self, targets: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec]) -> TargetControl:
+        limits = self._config.limits
+        control = TargetControl(
+            build_cluster(self._config),
+            targets,
             ControlLimits(
-                limits.max_running, limits.max_waiting, config.cluster.max_restarts, limits.request_timeout_s
+                limits.max_running, limits.max_waiting, self._config.cluster.max_restarts, limits.request_timeout_s
             ),
             self._clock,
-            drafts=draft_specs(options, config),
+            drafts=drafts,
         )
-        self._control.on_progress.append(self._say)
+        control.on_progress.append(self._say)
+        return control
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises DaemonError when it cannot bind or the model fails at start."""
@@ -80,6 +90,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reread_keys)
+        if self._config.planned and not await self._plan():
+            return
         with _listen(self._config.api.host, self._config.api.port) as tcp:
             host, port = tcp.getsockname()[:2]
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -93,10 +105,51 @@ class Daemon:
                     settings,
                     self._clock,
                 )
-                admin = create_admin_app(self._control, f"{url}/v1", version("outrider"), settings.acceptance)
+                admin = create_admin_app(
+                    self._control, f"{url}/v1", version("outrider"), settings.acceptance, self._running_plan
+                )
                 self._control.on_round.extend(api.state.on_round)
                 async with _serving(api, tcp), _serving(admin, unix):
                     await self._serve(url, admin_path)
+
+    async def _plan(self) -> bool:
+        """Measure what has no profile, and plan; False when told to stop before. Raises DaemonError."""
+        task = asyncio.ensure_future(profiled(self._config, self._base, lambda *told: self._say(Progress(*told))))
+        stopped = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            return False
+        task.result()
+        found = await asyncio.to_thread(planned, self._config, self._base)
+        replica = found.proposal.plan.replicas[0]
+        _log.info(
+            "planned",
+            target=found.proposal.plan.target,
+            device=replica.shards[0].device,
+            runtime=replica.shards[0].runtime,
+            depth=replica.depth,
+            drafts=replica.draft.drafter if replica.draft else "none",
+            predicted_tokens_per_s=round(replica.prediction.goodput_tokens_per_s, 1),
+            others_rejected=len(found.proposal.plan.rejected),
+        )
+        self._control = self._controlled(found.targets, found.drafts)
+        self._keeper = PlanKeeper(
+            found,
+            self._control,
+            lambda before, corrections: planned_again(self._config, self._base, before, corrections),
+            self._config.placement.drift_tolerance,
+            self._clock,
+        )
+        self._control.plan_view = self._keeper.view
+        self._control.on_round.append(self._keeper.observe)
+        return True
+
+    def _running_plan(self) -> dict[str, Any] | None:
+        return plain(self._keeper.proposal) if self._keeper is not None else None
 
     def _api_settings(self) -> ApiSettings:
         return ApiSettings(
@@ -149,6 +202,8 @@ class Daemon:
             self._notifier.stopping()
             await self._control.drain(self._config.limits.drain_timeout_s)
         finally:
+            if self._keeper is not None:
+                await self._keeper.close()
             await self._control.close()
         _log.info("stopped")
 

@@ -1,7 +1,9 @@
-"""The simulated runtime: no framework, no weights, one device called SIM."""
+"""The simulated runtime: no framework, no weights, one device called SIM, or as many as OUTRIDER_SIMULATED_DEVICES says
+(SIM, SIM.1, SIM.2 and so on)."""
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from adapters.simulated.script import Script
 from device_profiles.profile import DeviceProfile, Precision
 
 SCRIPT_FILE = "script.txt"
+DEVICES_VARIABLE = "OUTRIDER_SIMULATED_DEVICES"
 
 
 class SimulatedAdapter:
@@ -19,18 +22,19 @@ class SimulatedAdapter:
     name = "simulated"
 
     def devices(self) -> list[DeviceProfile]:
-        """List the one simulated device."""
+        """List the simulated devices."""
         return [
             DeviceProfile(
                 self.name,
-                "SIM",
+                f"SIM.{number}" if number else "SIM",
                 "simulated",
-                "simulated device",
+                f"simulated device {number}" if number else "simulated device",
                 1 << 30,
                 (Precision.FP32,),
                 kv_cache=(Precision.FP32,),
                 exact_kv_cache=(Precision.FP32,),
             )
+            for number in range(int(os.environ.get(DEVICES_VARIABLE, "1")))
         ]
 
     def recipe(self, weights: Precision | None = None) -> str:
@@ -46,8 +50,9 @@ class SimulatedAdapter:
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> ToyModel:
         """Load the toy model. Raises ModelRefused when its script is wrong, Unsupported for a device."""
-        if options.device != "SIM":
-            raise Unsupported(f"simulated: there is no device {options.device!r}; there is SIM")
+        names = [device.name for device in self.devices()]
+        if options.device not in names:
+            raise Unsupported(f"simulated: there is no device {options.device!r}; there is {', '.join(names)}")
         script = Script.parse((prepared / SCRIPT_FILE).read_text(encoding="utf-8"))
         progress("load", 0.0)
         time.sleep(script.load_ms / 1000.0)

@@ -53,7 +53,7 @@ class ToyModel(PooledModel):
 
     def __init__(self, script: Script, options: LoadOptions) -> None:
         blocks = max(1, options.kv_cache_bytes // (BLOCK_TOKENS * BYTES_PER_TOKEN))
-        self._script = script
+        self._script = script.on(options.device)
         super().__init__(BlockPool(blocks, BLOCK_TOKENS, options.slots))
         self._context, self._history = _tables()
         # What a KV cache holds, by block: each position's token, and the hash of everything up to it.
@@ -84,7 +84,7 @@ class ToyModel(PooledModel):
             activations=Precision.FP32,
             kv_cache=Precision.FP32,
             exactness=Exactness.BIT,
-            device="SIM",
+            device=options.device,
             apart_tokens=APART_TOKENS,
         )
 
@@ -106,7 +106,7 @@ class ToyModel(PooledModel):
             raise
         self._pool.reserve(batch)
         rows = sum(len(segment.tokens) for segment in batch)
-        self._script.wait(rows)
+        self._script.wait(rows, self._forwards)
         parts = [self._run(segment) for segment in batch]
         logits = np.concatenate(parts) if parts else np.empty((0, VOCABULARY), np.float32)
         if garbage:

@@ -21,13 +21,17 @@ FAULTS = ("", "abort", "segfault", "exit", "hang", "device_lost", "out_of_memory
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """`base_ms + row_ms * rows` is how long a forward takes. The fault strikes at forward number `at`, counted
+    """`base_ms + row_ms * rows` is how long a forward takes, on devices behind the first `other_ms` longer, and on the
+    first device `drift_ms` longer from forward number `drift_at` on. The fault strikes at forward number `at`, counted
     from 1 at the first forward that holds the token `arm` (-1: since loading; what measures a model when it is
     loaded counts too). With `once`, it strikes only while that file does not exist, and creates it."""
 
     base_ms: float = 0.0
     row_ms: float = 0.0
     load_ms: float = 0.0
+    other_ms: float = 0.0
+    drift_ms: float = 0.0
+    drift_at: int = 0
     fault: str = ""
     at: int = 1
     arm: int = -1
@@ -50,10 +54,17 @@ class Script:
             raise ModelRefused(f"simulated: no fault is called {script.fault!r}; there are {', '.join(FAULTS[1:])}")
         return script
 
-    def wait(self, rows: int) -> None:
-        """Take as long as a forward of `rows` rows takes."""
-        if self.base_ms or self.row_ms:
-            time.sleep((self.base_ms + self.row_ms * rows) / 1000.0)
+    def on(self, device: str) -> Script:
+        """Return what holds on that device."""
+        if device == "SIM":
+            return self
+        return dataclasses.replace(self, base_ms=self.base_ms + self.other_ms, drift_ms=0.0)
+
+    def wait(self, rows: int, forward: int) -> None:
+        """Take as long as the forward of that number, of `rows` rows, takes."""
+        drift_ms = self.drift_ms if forward >= self.drift_at else 0.0
+        if total_ms := self.base_ms + self.row_ms * rows + drift_ms:
+            time.sleep(total_ms / 1000.0)
 
     def strike(self, forward: int) -> bool:
         """Do what the script says for this forward. Returns True when its logits must be garbage."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,8 +14,15 @@ from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.control.port import Control, DraftView, ReplicaView, Totals
 
 
-def create_admin_app(control: Control, api_url: str, version: str, bounds: AcceptanceBounds) -> FastAPI:
-    """Return the app; `api_url` is where the public API listens, `bounds` the rules that its requests may ask for."""
+def create_admin_app(
+    control: Control,
+    api_url: str,
+    version: str,
+    bounds: AcceptanceBounds,
+    running_plan: Callable[[], dict[str, Any] | None] = lambda: None,
+) -> FastAPI:
+    """Return the app; `api_url` is where the public API listens, `bounds` the rules that its requests may ask for,
+    `running_plan` the plan that runs, as plain data."""
     app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
     errors.install(app)
 
@@ -36,7 +44,12 @@ def create_admin_app(control: Control, api_url: str, version: str, bounds: Accep
             "totals": totals_of(view.totals),
             "drafts": [draft_of(draft) for draft in view.drafts],
             "replicas": [replica_of(replica) for replica in view.replicas],
+            "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
         }
+
+    @app.get("/admin/plan")
+    async def plan() -> dict[str, Any]:
+        return running_plan() or {"plan": None}
 
     return app
 

@@ -91,7 +91,7 @@ def load_model(options: ModelOptions, slots: int, progress: OnProgress, *, serve
     model = adapter.load(
         prepared,
         LoadOptions(
-            device="SIM" if options.adapter == "simulated" else options.device,
+            device=effective_device(options.adapter, options.device),
             exactness=Exactness(options.exactness),
             activations=choice.activations if choice else None,
             kv_cache=choice.kv_cache if choice else None,
@@ -130,6 +130,11 @@ def tokenizer_of(options: ModelOptions, progress: OnProgress) -> Tokenizer:
     store = ModelStore(Path(options.store))
     file = resolve(options.source, Path(options.base), progress)
     return load_tokenizer(str(store.prepare(file, TokenizerRecipe(), progress)))
+
+
+def effective_device(adapter: str, device: str) -> str:
+    """Return what a runtime calls a device: whatever the simulated one is given, it has SIM, and those named so."""
+    return "SIM" if adapter == "simulated" and not device.startswith("SIM") else device
 
 
 def device_name(adapter: str, device: str) -> str:

@@ -12,7 +12,7 @@ from adapters.model_source import pinned
 from device_profiles.profile import Exactness
 from orchestrator.cluster.port import WorkerSpec
 from orchestrator.config.load import store_directory
-from orchestrator.config.model import ClusterConfig, ModelDraft, Placement, SuffixDraft, Target
+from orchestrator.config.model import ClusterConfig, ModelDraft, Placement, SuffixDraft, Target, draft_names
 from policies.acceptance import ToleranceGoal
 
 ENGINE_ENTRY = "orchestrator.bootstrap.engine:build_engine"
@@ -172,15 +172,12 @@ def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpe
 
 
 def _drafters(config: ClusterConfig, base: Path) -> list[DraftOptions]:
-    names: list[str] = []
     found: list[DraftOptions] = []
-    for index, draft in enumerate(config.drafts):
-        before = sum(other.method == draft.method for other in config.drafts[:index])
-        names.append(f"{draft.method}-{before + 1}" if before else draft.method)
+    for index, (draft, name) in enumerate(zip(config.drafts, draft_names(config.drafts), strict=True)):
         if isinstance(draft, SuffixDraft):
-            found.append(SuffixOptions(names[-1], draft.max_match, int(draft.memory)))
+            found.append(SuffixOptions(name, draft.max_match, int(draft.memory)))
         else:
-            found.append(_model_draft(names[-1], f"drafts[{index}]", draft, config, base))
+            found.append(_model_draft(name, f"drafts[{index}]", draft, config, base))
     return found
 
 

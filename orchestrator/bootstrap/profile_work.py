@@ -18,12 +18,12 @@ from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import MeasuredDevice, MeasuredModel, fingerprint
 from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.models import SIMULATED_PREFIX, simulated_key
+from orchestrator.bootstrap.models import SIMULATED_PREFIX, effective_device, simulated_key
 from orchestrator.bootstrap.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
 from orchestrator.bootstrap.profiling import ProfileJob, formats_of, job_spec, threads_of
 from orchestrator.cluster.port import WorkerSpec
 from orchestrator.config.load import store_directory
-from orchestrator.config.model import ClusterConfig
+from orchestrator.config.model import AUTO, ClusterConfig
 from orchestrator.measuring.texts import WORKLOAD
 
 
@@ -93,7 +93,7 @@ def planned_work(
     as configured. Raises Unsupported where a wanted one is not there, and what resolving the models raises.
     """
     engine = engine_options(config, base)
-    found = list(_on_devices(engine, wanted))
+    found = list(_on_devices(engine.model.source, wanted))
     if not found:
         raise Unsupported(f"there is no runtime for {', '.join(wanted) or 'the model'} here; see outrider devices")
     work = []
@@ -102,9 +102,9 @@ def planned_work(
             work.append(_work(ProfileJob(*_moved(engine, device, count), "target"), device))
     for draft in engine.drafters:
         if isinstance(draft, ModelDraftOptions):
-            there = _device(draft.model.adapter, draft.model.device)
-            if there is not None and _is_wanted(there, wanted):
-                work.append(_work(ProfileJob(engine, draft.model, "draft", drafter=draft.name), there))
+            for there in _places(draft, wanted):
+                moved = msgspec.structs.replace(draft.model, adapter=there.adapter, device=there.name)
+                work.append(_work(ProfileJob(engine, moved, "draft", drafter=draft.name), there))
     return work
 
 
@@ -125,8 +125,8 @@ def _moved(engine: EngineOptions, device: DeviceProfile, threads: int) -> tuple[
     return engine, there.model
 
 
-def _on_devices(engine: EngineOptions, wanted: Sequence[str]) -> Iterator[DeviceProfile]:
-    simulated = engine.model.source.startswith(SIMULATED_PREFIX)
+def _on_devices(source: str, wanted: Sequence[str]) -> Iterator[DeviceProfile]:
+    simulated = source.startswith(SIMULATED_PREFIX)
     for name in registry.names():
         if (name == "simulated") != simulated:
             continue
@@ -139,6 +139,19 @@ def _on_devices(engine: EngineOptions, wanted: Sequence[str]) -> Iterator[Device
         yield from (device for device in devices if _is_wanted(device, wanted))
 
 
+def _places(draft: ModelDraftOptions, wanted: Sequence[str]) -> list[DeviceProfile]:
+    """Return where a draft may run: where it is configured to, or wherever its `auto` allows."""
+    adapter, device = draft.model.adapter, draft.model.device
+    if AUTO not in (adapter, device):
+        there = _device(adapter, device)
+        return [there] if there is not None and _is_wanted(there, wanted) else []
+    return [
+        there
+        for there in _on_devices(draft.model.source, wanted)
+        if adapter in (AUTO, there.adapter) and device in (AUTO, there.name)
+    ]
+
+
 def _is_wanted(device: DeviceProfile, wanted: Sequence[str]) -> bool:
     return not wanted or device.adapter in wanted or f"{device.adapter}:{device.name}" in wanted
 
@@ -148,5 +161,5 @@ def _device(adapter: str, name: str) -> DeviceProfile | None:
         there = registry.get(adapter).devices()
     except AdapterUnavailable:
         return None
-    wanted = "SIM" if adapter == "simulated" else name
+    wanted = effective_device(adapter, name)
     return next((device for device in there if device.name == wanted), None)

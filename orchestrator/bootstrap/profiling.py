@@ -26,7 +26,7 @@ from device_profiles.memory import MemoryPlan
 from device_profiles.profile import DeviceProfile
 from orchestrator.bootstrap.drafters import build_drafter
 from orchestrator.bootstrap.engine import build_loop
-from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded, Target, load_model, load_tokenizer
+from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded, Target, effective_device, load_model, load_tokenizer
 from orchestrator.bootstrap.options import EngineOptions, ModelOptions, SuffixOptions
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Submit, WorkerSpec
@@ -73,7 +73,7 @@ def build_measuring_engine(options: dict[str, Any]) -> MeasuringEngine:
 
 def device_of(adapter: str, device: str) -> DeviceProfile:
     """Return a runtime's device by its name. Raises AdapterUnavailable, Unsupported."""
-    wanted = "SIM" if adapter == "simulated" else device
+    wanted = effective_device(adapter, device)
     there = registry.get(adapter).devices()
     for found in there:
         if found.name == wanted:

@@ -46,7 +46,9 @@ def plan(
         return
     proposal = propose(config, cluster, profiles)
     if as_json:
-        print(json.dumps(as_plain(proposal), indent=1))
+        from orchestrator.planning.basis import plain
+
+        print(json.dumps(plain(proposal), indent=1))
     else:
         print_proposal(proposal, explain=explain)
 
@@ -97,21 +99,6 @@ def propose(config: Path | None, cluster: Path | None, profiles: Path | None) ->
     return propose_here(asked, profile_store(loaded), {"CPU": psutil.virtual_memory().available})
 
 
-def as_plain(proposal: Proposal) -> dict[str, Any]:
-    """Return a proposal as plain data: the plan, its predicted goodput, and what its figures rest on."""
-    from dataclasses import asdict
-
-    from orchestrator.planning.basis import basis
-
-    return {
-        "plan": asdict(proposal.plan),
-        "goodput_tokens_per_s": proposal.plan.goodput_tokens_per_s,
-        "basis": [asdict(one) for one in basis(proposal)],
-        "assumed": list(proposal.assumed),
-        "workload": asdict(proposal.wanted.workload),
-    }
-
-
 def _config(path: Path | None) -> tuple[ClusterConfig, Path]:
     from orchestrator.config.load import default_config_path, load_config
 
@@ -127,11 +114,22 @@ def _named(name: str, config: Path | None, cluster: Path | None, profiles: Path 
 
     if name == PROPOSED:
         return propose(config, cluster, profiles).plan
-    if name == RUNNING:
-        raise PlanError("no daemon serves a plan")
     try:
+        if name == RUNNING:
+            return msgspec.convert(_running(config)["plan"], Plan)
         return msgspec.convert(json.loads(Path(name).read_text(encoding="utf-8"))["plan"], Plan)
     except OSError as error:
         raise PlanError(f"{name}: cannot be read: {error.strerror}; write it with `outrider plan --json`") from error
     except (ValueError, KeyError, TypeError) as error:
         raise PlanError(f"{name}: is no plan ({error}); write it with `outrider plan --json`") from error
+
+
+def _running(config: Path | None) -> dict[str, Any]:
+    """Return the plan that the daemon of a configuration runs. Raises StatusError or PlanError."""
+    from orchestrator.cli.status import ask, socket_of
+    from orchestrator.planning.proposal import PlanError
+
+    found = ask(socket_of(config, None), "/admin/plan")
+    if found.get("plan") is None:
+        raise PlanError("the daemon runs what cluster.yaml says, without a plan; let it plan with model.adapter: auto")
+    return found

@@ -24,20 +24,21 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print what the daemon said.")] = False,
 ) -> None:
     """Show the effective state: model, device, precision, depth, streams, acceptance."""
-    answer = ask(socket or _socket(config, port))
+    answer = ask(socket or socket_of(config, port))
     if as_json:
         print(json.dumps(answer, indent=1))
     else:
         _print(answer)
 
 
-def ask(path: Path) -> dict[str, Any]:
-    """Return the daemon's status. Raises StatusError when none answers on the socket."""
+def ask(path: Path, route: str = "/admin/status") -> dict[str, Any]:
+    """Return the daemon's status, or what another admin route says. Raises StatusError when none answers on the
+    socket."""
     import httpx
 
     try:
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=10.0) as client:
-            response = client.get("http://outrider/admin/status")
+            response = client.get(f"http://outrider{route}")
             response.raise_for_status()
             found: dict[str, Any] = response.json()
     except (httpx.HTTPError, OSError, ValueError) as error:
@@ -47,7 +48,7 @@ def ask(path: Path) -> dict[str, Any]:
     return found
 
 
-def _socket(config: Path | None, port: int | None) -> Path:
+def socket_of(config: Path | None, port: int | None) -> Path:
     from orchestrator.config.load import admin_socket_path, default_config_path, load_config
 
     loaded = load_config(config or default_config_path(), sources=False)

@@ -14,7 +14,7 @@ from adapters.contract import ModelRefused
 from adapters.model_source import check
 from adapters.vocabulary import vocabulary_at_hand
 from orchestrator.config.keys_file import keys_path, read_keys
-from orchestrator.config.model import ClusterConfig, ModelDraft
+from orchestrator.config.model import AUTO, ClusterConfig, ModelDraft
 from orchestrator.config.source_text import Lines, Place, dotted, parse_text, read_text
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
@@ -108,7 +108,7 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
             sources.append((("drafts", index, "source"), draft.source, draft.adapter))
     for place, source, adapter in sources:
         where = f"{path}:{lines.get(place, 1)}: {dotted(place)}:"
-        if source.startswith(SIMULATED_PREFIX) != (adapter == "simulated"):
+        if adapter != AUTO and source.startswith(SIMULATED_PREFIX) != (adapter == "simulated"):
             raise ConfigError(
                 f"{where} {source!r} does not go with adapter {adapter!r}; "
                 "the adapter 'simulated' takes 'simulated:toy' and nothing else does"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import ByteSize, Discriminator, Field, Tag
@@ -12,7 +13,10 @@ from orchestrator.config.section import Section, Size
 
 MAX_REPLICAS = 64
 
-AdapterName = Literal["openvino_rt", "onnx_rt", "torch_device", "simulated"]
+AUTO = "auto"
+"""The plan chooses (`placement`)."""
+
+AdapterName = Literal["openvino_rt", "onnx_rt", "torch_device", "simulated", "auto"]
 
 
 WeightsPrecision = Literal["auto", "as_file", "int4", "int8", "bf16", "fp16", "fp32"]
@@ -74,9 +78,9 @@ class Target(StaticShapes):
     name: str = Field(default="", max_length=128)
     """The model's name in the API. Empty: taken from the source."""
     adapter: AdapterName = "openvino_rt"
-    """The runtime that runs it."""
+    """The runtime that runs it. `auto`: the plan chooses among those that are installed (`placement`)."""
     device: str = "CPU"
-    """The device, as the runtime names it."""
+    """The device, as the runtime names it. `auto`: the plan chooses."""
     exactness: Annotated[Exactness, Field(strict=False)] = Exactness.BIT
     """`bit`: output is identical to the last bit whatever shares the batch. `kernel`: faster with many sequences,
     and the last bits may depend on the batch."""
@@ -117,9 +121,9 @@ class ModelDraft(StaticShapes):
     source: str = Field(min_length=1)
     """Where the weights are: written as `model.source`."""
     adapter: AdapterName = "openvino_rt"
-    """The runtime that runs it."""
+    """The runtime that runs it. `auto`: the plan chooses among those that are installed (`placement`)."""
     device: str = "CPU"
-    """The device, as the runtime names it."""
+    """The device, as the runtime names it. `auto`: the plan chooses."""
     weights: WeightsPrecision = "auto"
     """The number format of the weights: as `model.weights`."""
     activations: ActivationPrecision = "auto"
@@ -153,6 +157,15 @@ class ModelDraft(StaticShapes):
 Draft = Annotated[SuffixDraft | ModelDraft, Field(discriminator="method")]
 DRAFTS: dict[str, type[Section]] = {"suffix": SuffixDraft, "model": ModelDraft}
 """What an item of `drafts` is, by its `method`."""
+
+
+def draft_names(drafts: Sequence[SuffixDraft | ModelDraft]) -> list[str]:
+    """Return what the daemon calls each draft: its method, with a number where there are several of one."""
+    names: list[str] = []
+    for index, draft in enumerate(drafts):
+        before = sum(other.method == draft.method for other in drafts[:index])
+        names.append(f"{draft.method}-{before + 1}" if before else draft.method)
+    return names
 
 
 class Speculation(Section):
@@ -284,3 +297,10 @@ class ClusterConfig(Section):
     """Where prepared models are kept."""
     logging: Logging = Logging()
     """The daemon's log."""
+
+    @property
+    def planned(self) -> bool:
+        """True where a plan chooses anything."""
+        models: list[Target | ModelDraft] = [self.model]
+        models += [draft for draft in self.drafts if isinstance(draft, ModelDraft)]
+        return any(AUTO in (model.adapter, model.device) for model in models)

@@ -56,13 +56,29 @@ class ReplicaView:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanView:
+    """What the running plan predicts, and what came of it. Tokens per second are output tokens of all streams of the
+    first replica; `predicted` is for the planned load, prompts included, `measured` a running mean over rounds that
+    only decode. `ratio`: measured / predicted time of the last `rounds` rounds, for the rows that they had. `plans`:
+    how often it was made anew; `moves`: how often workers were replaced for that; `last`: what came of it last."""
+
+    predicted_tokens_per_s: float
+    measured_tokens_per_s: float
+    ratio: float
+    rounds: int
+    plans: int
+    moves: int
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
 class StateView:
     """What is running now. `phase`: "starting", "ready", "restarting", "draining" or "failed"; it is "ready" while one
     replica serves.
 
     `detail` says in one line what it waits for or why it failed. `ready` describes the current worker: None
     before the first is ready, the lost one's until the next is; of several replicas the first that serves. `gauges` and
-    `totals` add up over the replicas.
+    `totals` add up over the replicas. `plan`: None where nothing was left to one.
     """
 
     phase: str
@@ -76,6 +92,7 @@ class StateView:
     uptime_s: float = 0.0
     drafts: tuple[DraftView, ...] = ()
     replicas: tuple[ReplicaView, ...] = ()
+    plan: PlanView | None = None
 
 
 class Control(Protocol):

@@ -36,7 +36,7 @@ from orchestrator.cluster.port import (
 from orchestrator.control.admission import ControlLimits as ControlLimits
 from orchestrator.control.admission import refuse_or_pass
 from orchestrator.control.drafts import DraftWorkers
-from orchestrator.control.port import StateView
+from orchestrator.control.port import PlanView, StateView
 from orchestrator.control.replica import Replica
 from orchestrator.control.router import LOSSES_ARE_KNOWN_S, Router
 from orchestrator.control.state import FAILED, STARTING, added_totals, failed_drafters, unlike, whole
@@ -54,7 +54,8 @@ class TargetControl:
     must serve the same model in the same way.
 
     `drafts` are started beside them once one is ready, each as often as there are replicas; nothing waits for them.
-    `on_round` and `on_progress` are called with each event, in the event loop; what they raise is logged.
+    `plan_view` says what a plan predicts, where there is one. `on_round` and `on_progress` are called with each event,
+    in the event loop; what they raise is logged.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class TargetControl:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         drafts: Sequence[WorkerSpec] = (),
     ) -> None:
+        self.plan_view: Callable[[], PlanView] | None = None
         self.on_round: list[Callable[[Round], None]] = []
         self.on_progress: list[Callable[[Progress], None]] = []
         self._cluster = cluster
@@ -115,7 +117,8 @@ class TargetControl:
             uptime_s=now_s - self._started_s,
             draining=self._draining,
         )
-        return replace(view, drafts=self._drafts.views())
+        plan = self.plan_view() if self.plan_view is not None else None
+        return replace(view, drafts=self._drafts.views(), plan=plan)
 
     async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """See control.port.Control. A request is taken in (or refused) when its first token is asked for."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from device_profiles.datasheet import EFFICIENCY
 from orchestrator.planning.proposal import Proposal
@@ -18,6 +18,17 @@ class Basis:
     source: Literal["measured", "datasheet"]
     error: float
     figures: tuple[str, ...]
+
+
+def plain(proposal: Proposal) -> dict[str, Any]:
+    """Return a proposal as plain data: the plan, its predicted goodput, and what its figures rest on."""
+    return {
+        "plan": asdict(proposal.plan),
+        "goodput_tokens_per_s": proposal.plan.goodput_tokens_per_s,
+        "basis": [asdict(one) for one in basis(proposal)],
+        "assumed": list(proposal.assumed),
+        "workload": asdict(proposal.wanted.workload),
+    }
 
 
 def basis(proposal: Proposal) -> list[Basis]:

@@ -62,6 +62,10 @@ class Stated:
         """Return the stated rates."""
         return tuple(MatmulRate(precision, self.sheet.flops(precision)) for precision in self.sheet.matmul_tflops)
 
+    def device_for(self, adapter: str) -> str:
+        """Return nothing: the device is not there."""
+        return ""
+
     def options(
         self, target: PlannedModel, drafts: Sequence[PlannedModel], exactness: Exactness, cores: int
     ) -> list[Option]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from device_profiles.link import LinkProfile
@@ -10,10 +10,12 @@ from device_profiles.profile import Exactness
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.sketched import described
 from orchestrator.planning.stored import MeasuredHardware
-from policies.plan import Cluster, Host
+from policies.plan import Cluster, Host, Option
 
 HERE = "here"
 """The name of the host that profiles were measured on."""
+
+Allowed = Callable[[Option, str], bool]
 
 
 def cluster_here(
@@ -24,10 +26,12 @@ def cluster_here(
     *,
     free_bytes: Mapping[str, int],
     links: Sequence[LinkProfile] = (),
+    allowed: Allowed | None = None,
 ) -> tuple[Cluster, dict[str, MeasuredHardware]]:
     """Return one host with all devices that were measured, and by profile what stands behind its figures.
 
-    `free_bytes`: what a plan may fill of a device, by its name; else all its memory.
+    `free_bytes`: what a plan may fill of a device, by its name; else all its memory. `allowed`: whether an option on a
+    runtime's device may be chosen.
     """
     devices, options, behind = [], [], {}
     cores = max((one.cores for one in found), default=0)
@@ -35,6 +39,10 @@ def cluster_here(
         profile = f"{one.hardware.name} {one.name}"
         memory = free_bytes.get(one.name, one.hardware.memory_bytes)
         devices.append(described(one, f"{HERE}/{one.name}", HERE, profile, memory))
-        options += [replace(option, profile=profile) for option in one.options(target, drafts, exactness, cores)]
+        options += [
+            replace(option, profile=profile)
+            for option in one.options(target, drafts, exactness, cores)
+            if allowed is None or allowed(option, one.device_for(option.runtime))
+        ]
         behind[profile] = one
     return Cluster((Host(HERE, "", cores),), tuple(devices), tuple(options), tuple(links)), behind

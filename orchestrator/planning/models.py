@@ -9,10 +9,12 @@ from adapters.decoder.source import open_source
 from adapters.model_source import resolve
 from device_profiles.profile import Precision
 from device_profiles.workload import DecoderShape
+from orchestrator.config.load import SIMULATED_PREFIX
 from orchestrator.config.sketch import Shape, SketchedModel
 from policies.plan import ModelFacts
 from policies.quantization import AS_FILE, BITS_PER_WEIGHT
 
+_TOY = DecoderShape(1, 8, 1, 1, 8, 8, 272, 4096)  # nobody reads more of the simulated model than its layer
 HIDDEN_BYTES = 2  # of an element of what crosses from one layer shard to the next
 _FILE_BITS = 16.0  # of a weight of a model that is not there and is to be taken as its file has it
 
@@ -69,6 +71,8 @@ def model_at_hand(source: str, name: str, base: Path, weights: str) -> PlannedMo
 
     Raises ModelRefused or DownloadFailed.
     """
+    if source.startswith(SIMULATED_PREFIX):
+        return PlannedModel(name or "simulated-toy", _TOY)
     file = resolve(source, base)
     spec = open_source(file.path).spec
     shape = DecoderShape(

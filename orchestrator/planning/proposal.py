@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from device_profiles.acceptance import PairAcceptance
 from device_profiles.known_devices import known_devices
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
-from orchestrator.config.model import ClusterConfig, ModelDraft
+from orchestrator.config.model import ClusterConfig, ModelDraft, draft_names
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
 from orchestrator.errors import OutriderError
 from orchestrator.planning.estimates import Stated
-from orchestrator.planning.here import cluster_here
+from orchestrator.planning.here import Allowed, cluster_here
 from orchestrator.planning.models import PlannedModel, model_at_hand, sketched_model
 from orchestrator.planning.sketched import sketched_cluster
 from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import measured_hardware
-from orchestrator.planning.wanted import SUFFIX, Draft, model_drafter, wanted
+from orchestrator.planning.wanted import SUFFIX, Draft, measured_drafter, model_drafter, wanted
 from policies.placement import plan
-from policies.plan import Cluster, Drafter, NoPlan, Plan, Role, Wanted
+from policies.plan import Cluster, NoPlan, Plan, Role, Wanted
 
 
 class PlanError(OutriderError):
     """Nothing can be planned; the message says why, and the way out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A plan and what it was made from. `behind`: by profile, what stands behind its figures. `assumed`: what was
-    neither measured nor stated, one line each."""
-
-    plan: Plan
-    cluster: Cluster
-    wanted: Wanted
-    behind: Mapping[str, DeviceSource]
-    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +41,19 @@ class Asked:
     replicas: int
     placement: PlacementSection
 
-    @property
-    def drafters(self) -> list[Drafter]:
-        """As the planner takes them."""
-        return [SUFFIX] * self.suffix + [model_drafter(draft) for draft in self.drafts]
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A plan and what it was made from. `behind`: by profile, what stands behind its figures. `assumed`: what was
+    neither measured nor stated, one line each."""
+
+    plan: Plan
+    cluster: Cluster
+    wanted: Wanted
+    behind: Mapping[str, DeviceSource]
+    asked: Asked
+    assumed: tuple[str, ...] = ()
+    pairs: tuple[PairAcceptance, ...] = ()
 
 
 def propose_sketch(sketch: Sketch, asked: Asked, store: ProfileStore | None = None) -> Proposal:
@@ -69,8 +67,13 @@ def propose_sketch(sketch: Sketch, asked: Asked, store: ProfileStore | None = No
     return proposal(cluster, asked, behind)
 
 
-def propose_here(asked: Asked, store: ProfileStore, free_bytes: Mapping[str, int]) -> Proposal:
-    """Return a plan for the machine that a store's profiles were measured on. Raises PlanError."""
+def propose_here(
+    asked: Asked, store: ProfileStore, free_bytes: Mapping[str, int], allowed: Allowed | None = None
+) -> Proposal:
+    """Return a plan for the machine that a store's profiles were measured on, of the options that are `allowed`.
+
+    Raises PlanError.
+    """
     found = measured_hardware(store)
     cluster, behind = cluster_here(
         found,
@@ -79,6 +82,7 @@ def propose_here(asked: Asked, store: ProfileStore, free_bytes: Mapping[str, int
         asked.exactness,
         free_bytes=free_bytes,
         links=store.links(),
+        allowed=allowed,
     )
     if not any(option.role is Role.TARGET for option in cluster.options):
         where = ", ".join(sorted({one.hardware.name for one in found})) or "any device"
@@ -86,7 +90,7 @@ def propose_here(asked: Asked, store: ProfileStore, free_bytes: Mapping[str, int
             f"no profile of {asked.target.name} (exactness {asked.exactness.value}) on {where} in {store.directory}: "
             "run `outrider profile`, or pass --profiles DIR"
         )
-    return proposal(cluster, asked, behind)
+    return proposal(cluster, asked, behind, store.pairs())
 
 
 def asked_by_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> Asked:
@@ -118,8 +122,8 @@ def asked_by_config(config: ClusterConfig, base: Path, placement: PlacementSecti
     return Asked(
         model_at_hand(model.source, model.name, base, model.weights),
         tuple(
-            Draft(model_at_hand(one.source, "", base, one.weights), (placement.draft_acceptance,))
-            for one in config.drafts
+            Draft(model_at_hand(one.source, "", base, one.weights), (placement.draft_acceptance,), index, name)
+            for index, (one, name) in enumerate(zip(config.drafts, draft_names(config.drafts), strict=True))
             if isinstance(one, ModelDraft)
         ),
         any(one.method == "suffix" for one in config.drafts),
@@ -130,28 +134,37 @@ def asked_by_config(config: ClusterConfig, base: Path, placement: PlacementSecti
     )
 
 
-def proposal(cluster: Cluster, asked: Asked, behind: Mapping[str, DeviceSource]) -> Proposal:
-    """Return a plan. Raises PlanError."""
+def proposal(
+    cluster: Cluster, asked: Asked, behind: Mapping[str, DeviceSource], pairs: Sequence[PairAcceptance] = ()
+) -> Proposal:
+    """Return a plan; `pairs`: how often drafts were accepted, where that was measured. Raises PlanError."""
+    drafters = [measured_drafter(SUFFIX, "suffix", asked.target.name, pairs)] * asked.suffix
+    drafters += [measured_drafter(model_drafter(draft), draft.name, asked.target.name, pairs) for draft in asked.drafts]
     goal = wanted(
         asked.placement,
         asked.target,
-        asked.drafters,
+        drafters,
         exactness=asked.exactness,
         depth_bound=asked.depth_bound,
         replicas=asked.replicas,
     )
+    known = {one.drafter for one in pairs if one.target == asked.target.name}
     try:
-        return Proposal(plan(cluster, goal), cluster, goal, behind, _assumed(asked))
+        return Proposal(plan(cluster, goal), cluster, goal, behind, asked, _assumed(asked, known), tuple(pairs))
     except NoPlan as error:
         raise PlanError(f"there is no plan: {error}") from error
 
 
-def _assumed(asked: Asked) -> tuple[str, ...]:
+def _assumed(asked: Asked, known: Collection[str]) -> tuple[str, ...]:
     found = []
-    if asked.suffix and asked.depth_bound:
+    if asked.suffix and asked.depth_bound and "suffix" not in known:
         found.append(
             f"drafts from the text itself: proposed in {SUFFIX.coverage:.0%} of rounds, each token accepted with "
             f"{SUFFIX.acceptance[0]:.2f} (Spec-Bench prompts, the default model)"
         )
-    found += [f"drafts of {draft.model.name}: accepted with {draft.acceptance[0]:.2f}" for draft in asked.drafts]
+    found += [
+        f"drafts of {draft.model.name}: accepted with {draft.acceptance[0]:.2f}"
+        for draft in asked.drafts
+        if draft.name not in known
+    ]
     return tuple(found)

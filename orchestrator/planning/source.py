@@ -39,6 +39,10 @@ class DeviceSource(Protocol):
     @property
     def sheet(self) -> Datasheet | None: ...
 
+    def device_for(self, adapter: str) -> str:
+        """Return what that runtime calls it, "" where that is not known."""
+        ...
+
     def options(
         self, target: PlannedModel, drafts: Sequence[PlannedModel], exactness: Exactness, cores: int
     ) -> list[Option]:

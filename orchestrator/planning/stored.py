@@ -110,7 +110,8 @@ def measured_hardware(store: ProfileStore) -> list[MeasuredHardware]:
 
 
 def _wanted(one: MeasuredModel, model: PlannedModel, cores: int) -> bool:
-    return (not model.weights or one.weights in model.weights) and (not cores or one.threads <= cores)
+    asked = one.formats.partition(" ")[0]
+    return asked in (model.weights or ("auto",)) and (not cores or one.threads <= cores)
 
 
 def _option(one: MeasuredModel, role: Role) -> Option:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
 from orchestrator.planning.models import PlannedModel
@@ -22,10 +23,13 @@ at depth 4, 1.3 at depth 8."""
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A draft model to choose, and the chance that a token of it is accepted."""
+    """A draft model to choose, and the chance that a token of it is accepted. `index`: its place in `drafts` of
+    cluster.yaml; `name`: what the daemon calls it."""
 
     model: PlannedModel
     acceptance: tuple[float, ...]
+    index: int = -1
+    name: str = ""
 
 
 def wanted(
@@ -68,3 +72,23 @@ def wanted(
 def model_drafter(draft: Draft) -> Drafter:
     """Return a draft model as the planner takes it."""
     return Drafter(draft.model.name, draft.acceptance, draft.model.facts)
+
+
+def measured_drafter(drafter: Drafter, name: str, target: str, pairs: Sequence[PairAcceptance]) -> Drafter:
+    """Return a drafter with what was measured of it on this target, where that was: of several measurements the one
+    in which the depth was chosen as it is when serving."""
+    mine = [one for one in pairs if (one.drafter, one.target) == (name, target)]
+    if not mine:
+        return drafter
+    best = min(mine, key=lambda one: (one.rule != "policy", one.workload))
+    deepest = best.by_depth[-1]
+    if not deepest.offered or not deepest.offered[0] or not deepest.accepted[0]:
+        return drafter
+    coverage = deepest.offered[0]
+    chances = (deepest.accepted[0] / coverage, *deepest.conditional[1:])
+    return replace(
+        drafter,
+        acceptance=tuple(min(1.0, chance) for chance in chances if chance > 0.0),
+        coverage=min(1.0, coverage),
+        token_ms=best.draft_ms / max(1.0, sum(deepest.offered)) if drafter.model is None else 0.0,
+    )

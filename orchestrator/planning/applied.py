@@ -1,0 +1,78 @@
+"""A plan as a configuration: what is `auto` becomes what the plan chose, and everything else stays as it is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.config.model import AUTO, ClusterConfig, Draft, SuffixDraft
+from orchestrator.planning.here import Allowed
+from orchestrator.planning.proposal import Asked, Proposal
+from policies.plan import Option, Role, Shard
+
+
+def allowed(config: ClusterConfig, asked: Asked) -> Allowed:
+    """Return which options cluster.yaml leaves to the plan."""
+
+    def fits(option: Option, device: str) -> bool:
+        if option.role is Role.TARGET:
+            return _fits(config.model.adapter, config.model.device, option, device)
+        drafts = [config.drafts[one.index] for one in asked.drafts if one.model.name == option.model]
+        return any(
+            _fits(draft.adapter, draft.device, option, device) for draft in drafts if not isinstance(draft, SuffixDraft)
+        )
+
+    return fits
+
+
+def applied(config: ClusterConfig, proposal: Proposal) -> ClusterConfig:
+    """Return the configuration that runs the plan's first replica; the others are placed on the same terms.
+
+    A plan in layer shards has no such configuration: it must have been made without (`whole_targets`).
+    """
+    replica = proposal.plan.replicas[0]
+    target = replica.shards[0]
+    drafts = [_draft(draft, index, proposal) for index, draft in enumerate(config.drafts)]
+    changes: dict[str, Any] = {
+        "model": config.model.model_copy(
+            update={"adapter": target.runtime, "device": device_of(proposal, target)},
+        ),
+        "drafts": tuple(draft for draft in drafts if draft is not None) if replica.depth else (),
+    }
+    if target.threads and not config.devices.threads and not config.devices.cores:
+        changes["devices"] = config.devices.model_copy(update={"threads": target.threads})
+    return config.model_copy(update=changes)
+
+
+def whole_targets(asked: Asked) -> Asked:
+    """Return what is asked for without layer shards, which workers of this version do not run."""
+    placement = asked.placement.model_copy(update={"sharding": "never"})
+    return replace(asked, placement=placement)
+
+
+def device_of(proposal: Proposal, shard: Shard) -> str:
+    """Return what the shard's runtime calls its device."""
+    return proposal.behind[shard.profile].device_for(shard.runtime) or shard.device.rpartition("/")[2]
+
+
+def _fits(adapter: str, device: str, option: Option, there: str) -> bool:
+    simulated = option.runtime == "simulated" and device == "CPU"  # the default, which simulated devices do not have
+    return adapter in (AUTO, option.runtime) and (device in (AUTO, there) or simulated)
+
+
+def _draft(draft: Draft, index: int, proposal: Proposal) -> Draft | None:
+    """Return a draft as it runs, None where the plan leaves it out."""
+    if isinstance(draft, SuffixDraft) or AUTO not in (draft.adapter, draft.device):
+        return draft
+    chosen = proposal.plan.replicas[0].draft
+    mine = next((one.model.name for one in proposal.asked.drafts if one.index == index), "")
+    if chosen is None or chosen.shard is None or chosen.drafter != mine:
+        return None
+    update: dict[str, Any] = {
+        "adapter": chosen.shard.runtime,
+        "device": device_of(proposal, chosen.shard),
+        "process": chosen.process,
+    }
+    if chosen.shard.threads and not draft.threads:
+        update["threads"] = chosen.shard.threads
+    return draft.model_copy(update=update)

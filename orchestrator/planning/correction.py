@@ -1,0 +1,35 @@
+"""Costs as they turned out to be while serving, beside those that were measured alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from policies.plan import Cluster, Option, Role, Shard
+
+Key = tuple[str, str, str, int]
+Corrections = Mapping[Key, float]
+"""By profile, runtime, weights and threads of a target: measured time over predicted time."""
+
+
+def key_of(one: Shard | Option) -> Key:
+    """Return what a correction is known by."""
+    return (one.profile, one.runtime, one.weights, one.threads)
+
+
+def corrected(cluster: Cluster, corrections: Corrections) -> Cluster:
+    """Return the cluster with the targets' costs multiplied by what they turned out to be."""
+    options = tuple(
+        _scaled(one, corrections[key_of(one)]) if one.role is Role.TARGET and key_of(one) in corrections else one
+        for one in cluster.options
+    )
+    return replace(cluster, options=options)
+
+
+def _scaled(one: Option, factor: float) -> Option:
+    return replace(
+        one,
+        cost=one.cost.scaled(factor),
+        overhead_ms=factor * one.overhead_ms,
+        overhead_sequence_ms=factor * one.overhead_sequence_ms,
+    )

@@ -1,0 +1,63 @@
+"""Whether rounds take what the plan predicted, and whether another plan is worth a move.
+
+A round's ratio is measured / predicted time, for the rows and sequences that it had. The running mean is of its
+logarithm, so that twice as slow and twice as fast weigh alike, and a single stall does not count for more than a factor
+of ten. A drift is a mean beyond the tolerance for PATIENCE rounds on end.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+PATIENCE = 48
+"""Rounds that the mean must be beyond the tolerance before it counts."""
+LEAST_GAIN = 0.1
+"""The least predicted gain for which workers are replaced: that costs a load, and a prefill of every stream."""
+FIRST_PAUSE_S = 30.0
+LONGEST_PAUSE_S = 3600.0
+_NEWEST = 0.06  # weight of the newest round in the running mean
+_MOST = math.log(10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """`log_ratio`: running mean of log(measured / predicted). `rounds` that it is made of; `off`: the last of them, on
+    end, in which it was beyond the tolerance."""
+
+    log_ratio: float = 0.0
+    rounds: int = 0
+    off: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """Measured time over predicted time: 2 is twice as slow as predicted."""
+        return math.exp(self.log_ratio)
+
+
+def observed(drift: Drift, predicted_ms: float, measured_ms: float, tolerance: float) -> Drift:
+    """Take in one round. Times that are not positive say nothing."""
+    if predicted_ms <= 0.0 or measured_ms <= 0.0:
+        return drift
+    now = max(-_MOST, min(_MOST, math.log(measured_ms / predicted_ms)))
+    weight = max(_NEWEST, 1.0 / (drift.rounds + 1))
+    mean = drift.log_ratio + weight * (now - drift.log_ratio)
+    beyond = abs(mean) > math.log1p(tolerance)
+    return Drift(mean, drift.rounds + 1, drift.off + 1 if beyond else 0)
+
+
+def drifted(drift: Drift) -> bool:
+    """Return whether prediction and measurement have parted."""
+    return drift.off >= PATIENCE
+
+
+def worth_moving(current_tokens_per_s: float, proposed_tokens_per_s: float) -> bool:
+    """Return whether workers should be replaced for a plan that is predicted to reach so much, where the running one is
+    now known to reach `current_tokens_per_s`."""
+    return proposed_tokens_per_s > (1.0 + LEAST_GAIN) * current_tokens_per_s
+
+
+def pause_s(plans: int) -> float:
+    """Return how long to keep a plan before it may be made anew, after so many were made already: each time twice as
+    long, so that two plans do not alternate."""
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, plans - 1))) if plans else 0.0

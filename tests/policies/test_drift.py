@@ -1,0 +1,53 @@
+"""When prediction and measurement have parted, and when a move is worth it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.drift import LEAST_GAIN, PATIENCE, Drift, drifted, observed, pause_s, worth_moving
+
+
+def after(ratio: float, rounds: int, drift: Drift | None = None, tolerance: float = 0.2) -> Drift:
+    drift = drift or Drift()
+    for _ in range(rounds):
+        drift = observed(drift, 10.0, 10.0 * ratio, tolerance)
+    return drift
+
+
+@given(st.floats(0.84, 1.19), st.integers(1, 400))
+def test_rounds_within_the_tolerance_never_count_as_drift(ratio, rounds):
+    assert not drifted(after(ratio, rounds))
+
+
+@given(st.one_of(st.floats(1.25, 50.0), st.floats(0.02, 0.8)))
+def test_rounds_beyond_it_count_after_a_while_whichever_way(ratio):
+    assert not drifted(after(ratio, PATIENCE - 1))
+    assert drifted(after(ratio, PATIENCE))
+
+
+@given(st.floats(2.0, 1e6))
+def test_a_stall_is_no_drift(stall):
+    assert not drifted(after(1.0, 20, after(stall, 1, after(1.0, 200))))
+
+
+def test_a_drift_that_comes_late_is_seen_and_its_size_is_learned():
+    drift = after(3.0, 150, after(1.0, 500))
+    assert drifted(drift)
+    assert 2.8 < drift.ratio < 3.01
+
+
+def test_what_took_no_time_says_nothing():
+    assert observed(Drift(), 0.0, 5.0, 0.2) == Drift()
+    assert observed(Drift(), 5.0, 0.0, 0.2) == Drift()
+
+
+@given(st.floats(1.0, 1e6), st.floats(1.0, 1e6))
+def test_two_plans_never_both_are_worth_a_move_to_the_other(left, right):
+    assert not (worth_moving(left, right) and worth_moving(right, left))
+    assert worth_moving(left, left * (1.01 + LEAST_GAIN))
+
+
+def test_pauses_grow_and_the_first_plan_needs_none():
+    pauses = [pause_s(count) for count in range(20)]
+    assert pauses[0] == 0
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pauses[-2] == 3600
