@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from device_profiles.units import MS_PER_S
 from orchestrator.api.measured import Measured, Recent
 from orchestrator.api.memory_metrics import MemoryMetrics
+from orchestrator.api.plan_series import PlanSeries
 from orchestrator.api.series import Engine, PerWorker, Registered
 from orchestrator.api.vllm_names import VllmNames
 from orchestrator.clock import Clock
@@ -225,6 +226,7 @@ class Metrics:
         self._state = _State(make)
         self._drafters = _Drafters(make)
         self._memory = MemoryMetrics(make.gauge)
+        self._plan = PlanSeries(make)
 
     def _of(self, engine: int) -> Engine:
         ready = self._control.view().ready
@@ -263,6 +265,8 @@ class Metrics:
             for draft in view.drafts:
                 self._drafters.remotes.refresh(model, draft)
             self._memory.refresh(model, view)
+            if view.plan is not None:
+                self._plan.refresh((model, "0"), view.plan)
         return generate_latest(self.registry) + generate_latest(self._aliases)
 
     def _count_workers(self, model: str, replicas: Sequence[ReplicaView]) -> None:

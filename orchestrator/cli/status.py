@@ -95,6 +95,8 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("cores", _cores(ready["cores"])))
     if len(answer["replicas"]) > 1:
         rows += [(f"replica {one['engine']}", replica_line(one)) for one in answer["replicas"]]
+    if answer["plan"]:
+        rows.append(("plan", plan_line(answer["plan"])))
     rows.append(("acceptance rule", acceptance_line(answer["acceptance"], gauges)))
     if gauges:
         used = gauges["total_blocks"] - gauges["free_blocks"]
@@ -120,6 +122,19 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
             ("mean acceptance length", f"{totals['mean_acceptance_length']:.2f} (1 + accepted / drafts)"),
         ]
     return rows
+
+
+def plan_line(plan: dict[str, Any]) -> str:
+    """Return what the running plan predicts, and what came of it."""
+    line = f"{plan['predicted_tokens_per_s']:.1f} tokens/s predicted"
+    if plan["rounds"]:
+        line += (
+            f", {plan['measured_tokens_per_s']:.1f} measured in rounds that only decode; they take "
+            f"{plan['ratio']:.2f} times what is predicted for them"
+        )
+    if plan["plans"]:
+        line += f"; planned again {plan['plans']} times, workers replaced {plan['moves']} times; {plan['last']}"
+    return line
 
 
 def acceptance_line(acceptance: dict[str, Any], gauges: dict[str, Any] | None) -> str:

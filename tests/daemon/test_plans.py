@@ -1,0 +1,93 @@
+"""Daemons that run a plan: chosen from stored profiles, made again when rounds differ, measured where none is."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.cli.status import ask
+from tests.daemon.test_life import outrider
+from tests.support.daemon import configuration, running
+from tests.support.profiles import simulated_profiles
+
+ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 700, "temperature": 0.7, "seed": 4}
+
+
+@pytest.fixture(autouse=True)
+def devices(monkeypatch):
+    monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "2")
+
+
+def planned(directory: Path, script: str, extra: str = "") -> Path:
+    path = configuration(directory, script=script, extra=extra)
+    path.write_text(path.read_text().replace("adapter: simulated", "adapter: auto, device: auto"))
+    return path
+
+
+def metrics(url: str) -> dict[str, float]:
+    lines = [line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("outrider_plan_")]
+    return {line.partition("{")[0].removeprefix("outrider_plan_"): float(line.split(" ")[-1]) for line in lines}
+
+
+def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_losing_a_token(tmp_path):
+    with running(configuration(tmp_path)) as daemon:
+        expected = daemon.client.completions.create(**ASK).choices[0].text
+        assert ask(daemon.admin, "/admin/plan") == {"plan": None}
+        assert daemon.status()["plan"] is None
+    simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0})
+    script = "base_ms=2&other_ms=3&drift_at=60&drift_ms=20"
+    config = planned(tmp_path, script, "placement: {profile: never}")
+    with running(config) as daemon:
+        status = daemon.status()
+        assert status["ready"]["device"] == "SIM", "predicted to be the faster one"
+        running_plan = ask(daemon.admin, "/admin/plan")
+        assert running_plan["plan"]["replicas"][0]["shards"][0]["device"] == "here/SIM"
+        assert running_plan["basis"][0]["source"] == "measured"
+        assert "nothing would change" in outrider("plan", "diff", "--config", str(config)).stdout
+        text = daemon.client.completions.create(**ASK).choices[0].text
+        assert text == expected
+        daemon.wait_for("ready", device="SIM.1")
+        status = daemon.status()
+        assert status["plan"]["plans"] >= 1
+        assert status["plan"]["moves"] == 1
+        assert "here/SIM.1" in status["plan"]["last"]
+        assert status["totals"]["restarts"] == 0
+        shown = outrider("status", "--socket", str(daemon.admin)).stdout
+        assert "tokens/s predicted" in shown
+        found = metrics(daemon.url)
+        assert found["moves_total"] == 1
+        assert found["predicted_tokens_per_second"] == pytest.approx(status["plan"]["predicted_tokens_per_s"])
+        changed = json.loads(outrider("plan", "diff", "--config", str(config), "--json").stdout)
+        assert any("here/SIM.1" in change["before"] for change in changed["changes"]), "stored profiles are as before"
+    log = config.with_suffix(".log").read_text()
+    assert "times what was predicted" in log
+    assert "takes the place of target: 1 streams move" in log, "the stream was moved while it ran"
+
+
+def test_a_plan_without_profiles_is_told_in_one_line(tmp_path):
+    config = planned(tmp_path, "", "placement: {profile: never}")
+    done = outrider("serve", "--config", str(config))
+    assert done.returncode == 1
+    assert "no profile of toy" in done.stderr
+    assert "outrider profile" in done.stderr
+    shown = outrider("plan", "--config", str(config))
+    assert shown.returncode == 1
+    assert "no profile of toy" in shown.stderr
+
+
+def test_what_has_no_profile_is_measured_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "1")
+    config = planned(tmp_path, "")
+    with running(config) as daemon:
+        assert daemon.status()["ready"]["device"] == "SIM"
+        assert "profile simulated SIM, target (1 of 1)" in config.with_suffix(".log").read_text()
+    started = time.monotonic()
+    with running(config) as daemon:
+        assert "profile simulated" not in config.with_suffix(".log").read_text()
+        assert daemon.status()["plan"]["predicted_tokens_per_s"] > 0
+    assert time.monotonic() - started < 30

@@ -1,0 +1,50 @@
+"""Stored profiles of simulated devices, as `outrider profile` would have written them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from device_profiles.cost import StepCost
+from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel, RoundOverhead, fingerprint
+from device_profiles.store import ProfileStore
+
+GIB = 1 << 30
+
+
+def simulated_profiles(directory: Path, row_ms: dict[str, float], model: str = "toy") -> ProfileStore:
+    """Store what a forward of one row takes on each of these devices; eight rows take the same."""
+    store = ProfileStore(directory)
+    for device, ms in row_ms.items():
+        hardware = Hardware("simulated", f"simulated device {device}", GIB)
+        mark = fingerprint(hardware, "outrider 0.1.0")
+        store.save(MeasuredDevice(mark, "simulated", device, "outrider 0.1.0", hardware, 0, measured_at="2026-01-01"))
+        store.save(
+            MeasuredModel(
+                fingerprint=mark,
+                adapter="simulated",
+                device=device,
+                role="target",
+                model=model,
+                model_digest="toy",
+                weights="fp32",
+                activations="fp32",
+                kv_cache="fp32",
+                exactness="bit",
+                formats="auto auto auto",
+                threads=0,
+                cost=StepCost((1.0, 8.0, 64.0), (ms, ms, 2 * ms)),
+                decode_error=0.02,
+                prefill_error=0.02,
+                worst_error=0.05,
+                overhead=RoundOverhead(0.2),
+                load_s=0.1,
+                row_invariant=True,
+                paid_rows=1,
+                layers=1,
+                kv_bytes_per_token=1024,
+                weights_bytes=1024,
+                peak_bytes=64 << 20,
+                measured_at="2026-01-01",
+            )
+        )
+    return store
