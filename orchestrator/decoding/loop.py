@@ -20,7 +20,8 @@ from orchestrator.decoding.session import NO_SLOT, Session
 from orchestrator.decoding.tally import ByDrafter, Tally
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from policies.acceptance import NotFinite, Row, ToleranceGoal, Verdict
-from policies.depth import depth, filled, price
+from policies.fixed_price import depth, price
+from policies.rows import filled
 
 
 class DecodeLoop:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from orchestrator.drafting.cache import Known
 from orchestrator.drafting.port import Ask, Draft
 from policies.acceptance import Rule
-from policies.depth import depth
+from policies.fixed_price import depth
 from policies.gain import mean
 from policies.worth import FIRST_ROUNDS, Price, Worth, decided, reads, settled
 

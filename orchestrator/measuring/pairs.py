@@ -14,8 +14,8 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Sampling
 from orchestrator.drafting.port import Ask, Drafter
-from policies.depth import depth as chosen_depth
-from policies.depth import price
+from policies.fixed_price import depth as chosen_depth
+from policies.fixed_price import price
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 

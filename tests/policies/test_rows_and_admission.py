@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.admission import admitted, victims
-from policies.depth import depth, filled, price
+from policies.fixed_price import depth, price
+from policies.rows import filled
 
 CONFIDENCES = st.lists(st.floats(0.0, 1.0), max_size=20)
 BLOCKS = st.lists(st.integers(1, 50), max_size=20)
