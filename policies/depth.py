@@ -1,49 +1,87 @@
-"""How many of a drafter's tokens are worth a row in the next verification.
+"""Speculation depth of one request by a PID controller on its acceptance rate.
 
-A simple rule, with a price that was measured: a draft token is kept while the chance that it *and all before it* are
-accepted is above the price of one more row, which is higher where many sequences share a forward. A row that exactness
-charges for anyway is free.
+    error = rate - set point          (too many accepted: go deeper)
+    depth = I + Kp * error - Kd * slope of the rate, within limits;  I grows by Ki * error * dt
+
+The textbook positional form with its usual cures (Astrom and Hagglund, "PID Controllers", 1995, chapter 3): the
+derivative is of the measurement, not of the error, so that a new set point does not kick, and it is filtered; the
+integral stays within the limits of the output, so that it leaves a limit as soon as the error turns (anti-windup). A
+change of limits changes nothing but an output that lies outside the new ones (bumpless). The integer depth moves when
+the output is clearly nearer to another one, so that it does not flutter between two.
+
+There is no clock: `dt` is given, in usual rounds of evidence (policies/speculation passes judged tokens / 4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-# The least chance of acceptance that pays for one more row, by sequences in the batch: found by decoding real prompts
-# at several prices in one run (docs/benchmarks.md; 2 cores, bf16); a later controller measures costs itself.
-_PRICE_BY_SEQUENCES = ((1, 0.45), (8, 0.50), (16, 0.55))
+from typing import NamedTuple
 
 
-def price(sequences: int) -> float:
-    """Return the least chance of acceptance that pays for a row, with `sequences` (>= 1) in the batch."""
-    best = _PRICE_BY_SEQUENCES[0][1]
-    for count, value in _PRICE_BY_SEQUENCES:
-        if sequences >= count:
-            best = value
-    return best
+class Gains(NamedTuple):
+    """`set_point`: the wanted acceptance rate. The others are in tokens of depth: per unit of error, per unit of error
+    and dt, per unit of slope; `filter_dt` is the time constant of the slope's filter. `hold`: how much further than
+    half way the output must be before the integer depth follows."""
+
+    set_point: float = 0.7
+    proportional: float = 1.5
+    integral: float = 6.0
+    derivative: float = 0.25
+    filter_dt: float = 2.0
+    hold: float = 0.25
 
 
-def filled(rows: int, widths: Sequence[int]) -> int:
-    """Return how many rows are paid for where `rows` are run in forwards of these `widths` (ascending, not empty).
+class Limits(NamedTuple):
+    """The depths allowed, both ends included. 0 <= least <= most."""
 
-    That is up to the next width, and up to a multiple of the widest one beyond it.
+    least: int
+    most: int
+
+
+class Pid(NamedTuple):
+    """The controller's state: its integral, the last rate (negative: none yet), the filtered slope, the depth."""
+
+    integral: float
+    rate: float = -1.0
+    slope: float = 0.0
+    depth: int = 0
+
+
+GAINS = Gains()
+
+
+def begun(depth: float, limits: Limits) -> Pid:
+    """Return a controller that begins at a depth, as one that is usual for the request's class."""
+    start = min(max(depth, limits.least), limits.most)
+    return Pid(start, depth=round(start))
+
+
+def limited(state: Pid, limits: Limits) -> Pid:
+    """Return the controller under new limits; one within them is as it was."""
+    integral = min(max(state.integral, limits.least), limits.most)
+    depth = min(max(state.depth, limits.least), limits.most)
+    if integral == state.integral and depth == state.depth:
+        return state
+    return Pid(integral, state.rate, state.slope, depth)
+
+
+def stepped(
+    state: Pid, rate: float, dt: float, limits: Limits, gains: Gains = GAINS, set_point: float | None = None
+) -> tuple[Pid, int]:
+    """Take in an acceptance rate (0 to 1) that was observed over `dt` (> 0), and return the depth from now on.
+
+    `set_point` takes the place of `gains.set_point`.
     """
-    for width in widths:
-        if rows <= width:
-            return width
-    return -(-rows // widths[-1]) * widths[-1]
-
-
-def depth(confidences: Sequence[float], *, sequences: int, paid_rows: int, bound: int) -> int:
-    """Return how many leading draft tokens to verify, at most `bound`.
-
-    `confidences[i]` is the chance that draft i is accepted if all before it are. `paid_rows` rows are charged
-    whatever is drafted, so the first `paid_rows - 1` drafts are free.
-    """
-    least = price(sequences)
-    chance = 1.0
-    for index, confidence in enumerate(confidences[:bound]):
-        chance *= confidence
-        if chance < least and index + 1 >= paid_rows:
-            return index
-    return min(len(confidences), bound)
+    integral, before, slope, depth = state
+    wanted, proportional, growth, derivative, filter_dt, hold = gains
+    least, most = limits
+    error = rate - (wanted if set_point is None else set_point)
+    if before >= 0.0:
+        slope += ((rate - before) / dt - slope) * dt / (dt + filter_dt)
+    integral += growth * error * dt
+    integral = least if integral < least else most if integral > most else integral
+    output = integral + proportional * error - derivative * slope
+    output = least if output < least else most if output > most else output
+    depth = least if depth < least else most if depth > most else depth
+    if abs(output - depth) > 0.5 + hold or output in limits:
+        depth = round(output)
+    return Pid(integral, rate, slope, depth), depth

@@ -1,0 +1,57 @@
+"""What is usual for a class of requests, so that a short request does not start cold.
+
+A class is what requests have in common that is known before their first draft: route, user tag and drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+COLD_DEPTH = 2.0
+"""Where nothing is known of a class, its requests begin here: deep enough to learn, and cheap where it goes wrong."""
+FULL_EVIDENCE = 64.0
+"""A request with so many judged draft tokens counts in full."""
+_WEIGHT = 0.3  # of the newest request with full evidence
+
+
+class ClassKey(NamedTuple):
+    """`user`: the request's user tag ("": none). `drafter`: whose drafts it gets."""
+
+    route: str = ""
+    user: str = ""
+    drafter: str = ""
+
+
+NO_CLASS = ClassKey()
+
+
+class Seed(NamedTuple):
+    """Running means over a class's requests: depth, and the log of the factor on the odds (policies.odds)."""
+
+    depth: float = COLD_DEPTH
+    log_factor: float = 0.0
+
+
+class Course(NamedTuple):
+    """How one request has gone so far. `evidence`: its judged draft tokens."""
+
+    depth: float
+    log_factor: float
+    evidence: float
+
+
+def ended(seed: Seed, course: Course) -> Seed:
+    """Return what is usual after one more request."""
+    weight = _WEIGHT * min(1.0, course.evidence / FULL_EVIDENCE)
+    return Seed(
+        seed.depth + weight * (course.depth - seed.depth),
+        seed.log_factor + weight * (course.log_factor - seed.log_factor),
+    )
+
+
+def with_running(seed: Seed, courses: Iterable[Course]) -> Seed:
+    """Return what is usual where requests of the class are still running: they count as if they ended now."""
+    for course in courses:
+        seed = ended(seed, course)
+    return seed

@@ -1,0 +1,115 @@
+"""The PID controller alone, against a text whose acceptance it does not know."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.depth import GAINS, Limits, begun, limited, stepped
+
+RATES = st.floats(0.0, 1.0)
+LIMITS = st.tuples(st.integers(0, 6), st.integers(0, 20)).map(lambda ends: Limits(min(ends), max(ends)))
+ROUNDS = st.lists(st.tuples(RATES, st.floats(0.05, 5.0)), max_size=60)
+
+
+def rate_at(depth, chance):
+    """The acceptance rate of text whose tokens are accepted with this chance, each if all before it are."""
+    return sum(chance**place for place in range(1, depth + 1)) / depth
+
+
+def driven(chance, *, start=1, most=16, rounds=60, controller=None):
+    """The depths of so many rounds in which every rate is as expected."""
+    limits = Limits(1, most)
+    controller = controller or begun(start, limits)
+    depths = []
+    for _ in range(rounds):
+        controller, depth = stepped(controller, rate_at(controller.depth, chance), 1.0, limits)
+        depths.append(depth)
+    return controller, depths
+
+
+def deepest_at_set_point(chance, most=16):
+    return max((depth for depth in range(1, most + 1) if rate_at(depth, chance) >= GAINS.set_point), default=1)
+
+
+@given(LIMITS, ROUNDS, st.floats(-5.0, 30.0))
+def test_it_stays_within_its_limits(limits, rounds, start):
+    controller = begun(start, limits)
+    for rate, dt in rounds:
+        controller, depth = stepped(controller, rate, dt, limits)
+        assert limits.least <= depth <= limits.most
+        assert depth == controller.depth
+        assert limits.least <= controller.integral <= limits.most
+
+
+@given(st.integers(1, 12), st.integers(1, 200))
+def test_it_leaves_a_limit_as_soon_as_the_error_turns(most, rounds):
+    limits = Limits(0, most)
+    controller = begun(most, limits)
+    for _ in range(rounds):  # however long it was held
+        controller, depth = stepped(controller, 1.0, 1.0, limits)
+    assert depth == most
+    before = controller.integral
+    controller, _ = stepped(controller, 0.3, 1.0, limits)
+    assert controller.integral < before
+    for _ in range(3 * most):
+        controller, depth = stepped(controller, 0.0, 1.0, limits)
+    assert depth == 0
+    for _ in range(rounds):
+        controller, _ = stepped(controller, 0.0, 1.0, limits)
+    controller, _ = stepped(controller, 1.0, 1.0, limits)
+    assert controller.integral > 0.0
+
+
+@given(ROUNDS, LIMITS, LIMITS)
+def test_limits_that_hold_already_change_nothing(rounds, limits, others):
+    controller = begun(3, limits)
+    for rate, dt in rounds:
+        controller, _ = stepped(controller, rate, dt, limits)
+    moved = limited(controller, others)
+    assert others.least <= moved.depth <= others.most
+    if others.least <= controller.depth <= others.most and others.least <= controller.integral <= others.most:
+        assert moved == controller
+    assert limited(controller, Limits(0, 99)) == controller  # wider ones do not make it jump
+
+
+@given(ROUNDS, st.integers(1, 12))
+def test_wider_limits_in_between_leave_no_trace(rounds, most):
+    """A limit that is lowered and raised again gives no jump: it goes on from where the lower one held it."""
+    controller = begun(most, Limits(0, 12))
+    for rate, dt in rounds:
+        controller, _ = stepped(controller, rate, dt, Limits(0, 12))
+    low = limited(controller, Limits(0, 2))
+    assert limited(low, Limits(0, 12)) == low
+
+
+@given(st.floats(0.05, 0.97), st.integers(1, 16))
+def test_it_settles_where_the_rate_is_at_its_set_point_and_does_not_swing(chance, start):
+    _, depths = driven(chance, start=start)
+    steady = depths[-25:]
+    assert max(steady) - min(steady) <= 1
+    assert abs(steady[-1] - deepest_at_set_point(chance)) <= 1
+
+
+@given(st.floats(0.0, 0.2), st.floats(0.85, 0.99), st.integers(1, 80))
+def test_it_recovers_within_ten_rounds_when_the_text_turns(bad, good, before):
+    controller, depths = driven(bad, start=6, rounds=before + 10, most=8)
+    assert depths[-1] == 1
+    _, depths = driven(good, controller=controller, rounds=10, most=8)
+    assert abs(depths[-1] - deepest_at_set_point(good, most=8)) <= 1
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), ROUNDS, LIMITS)
+def test_a_better_verdict_never_makes_it_shallower(rate, other, rounds, limits):
+    controller = begun(4, limits)
+    for past, dt in rounds:
+        controller, _ = stepped(controller, past, dt, limits)
+    low, _ = stepped(controller, min(rate, other), 1.0, limits)
+    high, _ = stepped(controller, max(rate, other), 1.0, limits)
+    assert high.integral >= low.integral
+
+
+@given(st.floats(0.1, 0.9), RATES)
+def test_a_new_set_point_does_not_kick_the_derivative(set_point, rate):
+    controller = begun(4, Limits(0, 12))
+    controller, _ = stepped(controller, rate, 1.0, Limits(0, 12))
+    moved, _ = stepped(controller, rate, 1.0, Limits(0, 12), set_point=set_point)
+    assert moved.slope == controller.slope == 0.0
