@@ -1,0 +1,58 @@
+"""How a request's drafts fare against the chances that were given for them, as one factor on the odds.
+
+A draft token's chance c (from its drafter, or usual at its position) becomes c w / (1 - c + c w), with log w learned
+from verdicts: a logistic regression with an offset and one coefficient, updated by its Laplace approximation
+
+    log w += sum of (outcome - chance) / precision;   precision = fade * precision + sum of chance * (1 - chance)
+
+over the tokens that could be compared: all accepted ones and the first that was not (McCormick, Raftery and others,
+"Dynamic logistic regression", 2012, section 2). `fade` forgets slowly, for a steady text; surprises that add up to
+two and a half standard deviations make it forget at once, so that a text that turns is followed within a few rounds.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import NamedTuple
+
+FADE = 0.98
+PRIOR_PRECISION = 3.0
+"""A request's factor is at first known to about a factor e of its class's."""
+MOST = 6.0
+"""|log w| stays within this: further, it would take too long to come back."""
+_RECENT = 0.7  # of the sum of surprises, from one verdict to the next
+_SIGMAS_SQUARED = 6.25
+_FORGETTING = 0.15  # of the precision, after a surprise
+_LEAST_PRECISION = 0.25
+_UNCERTAIN = 0.3  # added to the variance: a single token that was thought certain is no proof
+_STEP = 2.0  # the furthest that one verdict moves log w
+
+
+class Odds(NamedTuple):
+    """`log_factor` is log w, `factor` is w. `surprise` and `spread`: recent outcomes less their chances, and the
+    variance that this sum would have if the chances were right."""
+
+    log_factor: float = 0.0
+    factor: float = 1.0
+    precision: float = PRIOR_PRECISION
+    surprise: float = 0.0
+    spread: float = 0.0
+
+
+def begun(log_factor: float, precision: float = PRIOR_PRECISION) -> Odds:
+    """Return what is believed of a new request, whose class has this factor, known to this precision."""
+    return Odds(log_factor, exp(log_factor), precision)
+
+
+def judged(odds: Odds, gap: float, variance: float) -> Odds:
+    """Take in verdicts: `gap` is the sum of outcomes less chances, `variance` the sum of chance * (1 - chance)."""
+    surprise = _RECENT * odds.surprise + gap
+    spread = _RECENT * _RECENT * odds.spread + variance
+    precision = FADE * odds.precision + variance
+    if surprise * surprise > _SIGMAS_SQUARED * (spread + _UNCERTAIN):
+        precision = max(_FORGETTING * precision, _LEAST_PRECISION)
+        surprise = spread = 0.0
+    step = gap / max(precision, _LEAST_PRECISION)
+    log_factor = odds.log_factor + (_STEP if step > _STEP else -_STEP if step < -_STEP else step)
+    log_factor = MOST if log_factor > MOST else -MOST if log_factor < -MOST else log_factor
+    return Odds(log_factor, exp(log_factor), precision, surprise, spread)
