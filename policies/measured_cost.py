@@ -1,0 +1,112 @@
+"""What a forward costs, as measured, and corrected by what rounds really take.
+
+A fit made once (device_profiles.cost.StepCost) is off when the machine is busy, warm or another one. So two
+corrections of log time are learned from every round: one for all of them, and one by number of rows (linear in log2
+of the rows between knots), which fades where it is not confirmed. A residual counts no more than CLIP, so that a round
+in which something else ran teaches little; a first one is believed, so that a fit of the right shape is enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import exp, log, log2
+
+import numpy as np
+
+from device_profiles.cost import US_PER_MS, StepCost
+
+KNOTS = 10
+"""Corrections are held at 1, 2, 4, ... 512 rows."""
+CLIP = 0.25
+REBUILD_EVERY = 16
+"""The table is built again after so many rounds; the correction for all rounds counts at once."""
+_LEAST_WEIGHT = 0.03  # of the newest round, for all rounds together
+_KNOT_WEIGHT = 0.06
+_FADING = 0.002  # of a knot's correction, a round
+TYPICAL = StepCost((1.0, 8.0, 16.0, 64.0, 128.0), (1.0, 1.5, 2.2, 6.0, 11.5))
+"""The shape of a small model's step cost on a processor, for where nothing was measured yet; its unit is arbitrary."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCost:
+    """`table_ms[r]`: a forward of r rows of one sequence with nothing before them, before the correction for all
+    rounds, `scale`. Never falling in r. `least_ms[r]`: the least that any row beyond r adds. `seen` rounds were taken
+    in, the last `stale` of them after the table was built."""
+
+    fit: StepCost
+    table_ms: tuple[float, ...]
+    least_ms: tuple[float, ...]
+    log_of_knot: tuple[float, ...] = (0.0,) * KNOTS
+    log_scale: float = 0.0
+    scale: float = 1.0
+    seen: int = 0
+    stale: int = 0
+
+    def ms(self, rows: int, sequences: int = 1, context_tokens: float = 0.0) -> float:
+        """Return the time of a forward; see StepCost.ms."""
+        fit = self.fit
+        attention_us = (fit.position_us * sequences + fit.row_position_us * rows) * context_tokens
+        return self.scale * (self._rows_ms(rows) + fit.sequence_ms * (sequences - 1) + attention_us / US_PER_MS)
+
+    def added_ms(self, rows: int, count: int, context_tokens: float = 0.0) -> list[float]:
+        """Return what each of `count` rows adds to a forward of `rows` rows."""
+        table = self.table_ms
+        if rows + count >= len(table):
+            table = (*table, *(self._rows_ms(row) for row in range(len(table), rows + count + 1)))
+        attention_ms = self.fit.row_position_us * context_tokens / US_PER_MS
+        scale = self.scale
+        part = table[rows : rows + count + 1]
+        return [scale * (after - before + attention_ms) for before, after in pairwise(part)]
+
+    def least_added_ms(self, rows: int) -> float:
+        """Return the least that any row adds to a forward of `rows` rows or more."""
+        return self.scale * self.least_ms[min(rows, len(self.least_ms) - 1)]
+
+    def _rows_ms(self, rows: int) -> float:
+        last = len(self.table_ms) - 1
+        if rows <= last:
+            return self.table_ms[rows]
+        return self.table_ms[last] + (rows - last) * (self.table_ms[last] - self.table_ms[last // 2]) / (
+            last - last // 2
+        )
+
+
+def measured(fit: StepCost, *, most_rows: int = 256) -> MeasuredCost:
+    """Return what is known before any round: the fit. `most_rows`: how far the table goes (2 or more)."""
+    table = _table(fit, (0.0,) * KNOTS, most_rows)
+    return MeasuredCost(fit, table, _least(table))
+
+
+def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, context_tokens: float) -> MeasuredCost:
+    """Take in that a forward took `ms` (> 0)."""
+    residual = log(ms / cost.ms(rows, sequences, context_tokens))
+    if cost.seen == 0:
+        return replace(cost, log_scale=residual, scale=exp(residual), seen=1)
+    residual = min(max(residual, -CLIP), CLIP)
+    log_scale = cost.log_scale + max(1.0 / (cost.seen + 1), _LEAST_WEIGHT) * residual
+    place = min(log2(max(rows, 1)), KNOTS - 1.0)
+    low = min(int(place), KNOTS - 2)
+    knots = [value - _FADING * value for value in cost.log_of_knot]
+    knots[low] += _KNOT_WEIGHT * (low + 1 - place) * residual
+    knots[low + 1] += _KNOT_WEIGHT * (place - low) * residual
+    table, least, stale = cost.table_ms, cost.least_ms, cost.stale + 1
+    if stale >= REBUILD_EVERY:
+        table, stale = _table(cost.fit, tuple(knots), len(cost.table_ms) - 1), 0
+        least = _least(table)
+    return MeasuredCost(cost.fit, table, least, tuple(knots), log_scale, exp(log_scale), cost.seen + 1, stale)
+
+
+def _table(fit: StepCost, log_of_knot: tuple[float, ...], most_rows: int) -> tuple[float, ...]:
+    rows = np.arange(most_rows + 1, dtype=np.float64)
+    rows[0] = 1.0
+    times = np.interp(rows, fit.row_knots, fit.row_ms)
+    if len(fit.row_knots) > 1:
+        slope = (fit.row_ms[-1] - fit.row_ms[-2]) / (fit.row_knots[-1] - fit.row_knots[-2])
+        times += np.maximum(rows - fit.row_knots[-1], 0.0) * slope
+    times *= np.exp(np.interp(np.log2(rows), np.arange(KNOTS), log_of_knot))
+    return tuple(np.maximum.accumulate(times).tolist())
+
+
+def _least(table: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(np.minimum.accumulate(np.diff(table)[::-1])[::-1].tolist())

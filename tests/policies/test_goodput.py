@@ -1,0 +1,134 @@
+"""The guard: which draft tokens are worth their rows, against trying everything."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_profiles.cost import StepCost, expected_tokens
+from policies.goodput import LEAST_CHANCE, cap, curve, floor_of, reach, shared_out, shared_out_in_widths
+from policies.measured_cost import measured
+from policies.rows import filled
+
+CONFIDENCES = st.lists(st.floats(0.0, 1.0), max_size=8)
+COST = measured(StepCost((1.0, 2.0, 8.0, 32.0, 128.0), (7.3, 7.7, 10.9, 27.0, 95.0), 0.25))
+
+
+def falling(values):
+    return sorted(values, reverse=True)
+
+
+REACHES = st.lists(st.lists(st.floats(LEAST_CHANCE, 1.0), max_size=4).map(falling), min_size=1, max_size=4)
+PRICES = st.floats(0.001, 2.0)
+
+
+def worth(reaches, free, depths, added_ms, value):
+    """What shared_out maximises: expected tokens, less the worth of the time that the rows add."""
+    rows = sum(max(0, depth - none) for depth, none in zip(depths, free, strict=True))
+    if rows > len(added_ms):
+        return None
+    gained = sum(sum(chances[:depth]) for chances, depth in zip(reaches, depths, strict=True))
+    return gained - value * sum(added_ms[:rows])
+
+
+@given(REACHES, st.data())
+def test_no_other_depths_are_worth_more(reaches, data):
+    free = [data.draw(st.integers(0, 2)) for _ in reaches]
+    added_ms = data.draw(st.lists(st.floats(0.0, 3.0), max_size=16))
+    value = data.draw(PRICES)
+    depths = shared_out(reaches, free, added_ms, value)
+    assert all(0 <= depth <= len(chances) for depth, chances in zip(depths, reaches, strict=True))
+    found = worth(reaches, free, depths, added_ms, value)
+    every = product(*(range(len(chances) + 1) for chances in reaches))
+    best = max(w for other in every if (w := worth(reaches, free, other, added_ms, value)) is not None)
+    assert found == pytest.approx(best, abs=1e-9)
+
+
+@given(REACHES, st.data(), PRICES)
+def test_rows_that_are_run_anyway_are_always_used(reaches, data, value):
+    free = [data.draw(st.integers(0, 3)) for _ in reaches]
+    depths = shared_out(reaches, free, [1000.0] * 8, value)
+    assert depths == [min(len(chances), none) for chances, none in zip(reaches, free, strict=True)]
+
+
+@given(REACHES, st.integers(0, 16), st.data())
+def test_rows_never_exceed_the_room(reaches, room, data):
+    free = [data.draw(st.integers(0, 2)) for _ in reaches]
+    depths = shared_out(reaches, free, [0.0] * room, 1.0)
+    assert sum(max(0, depth - none) for depth, none in zip(depths, free, strict=True)) <= room
+
+
+def test_rows_go_to_the_surest_sequences():
+    depths = shared_out([[0.9, 0.8, 0.7], [0.3, 0.1], [0.95, 0.2]], [0, 0, 0], [1.0] * 9, 0.5)
+    assert depths == [3, 0, 1]
+    assert shared_out([[0.9, 0.8, 0.7], [0.3, 0.1], [0.95, 0.2]], [0, 0, 0], [1.0] * 2, 0.5) == [1, 0, 1]
+
+
+@given(REACHES, st.data(), PRICES)
+def test_in_widths_no_row_is_left_that_is_paid_for(reaches, data, value):
+    widths = sorted(data.draw(st.sets(st.integers(1, 9), min_size=1)))
+    known = [data.draw(st.integers(1, 3)) for _ in reaches]
+    room = data.draw(st.integers(0, 30))
+    depths = shared_out_in_widths(reaches, known, widths, [0.5] * room, value)
+    used = 0
+    for depth, chances, before in zip(depths, reaches, known, strict=True):
+        paid = filled(before + depth, widths)
+        assert depth == min(len(chances), paid - before)
+        used += paid - filled(before, widths)
+    assert used <= room
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=6).map(falling), st.data(), PRICES)
+def test_in_widths_one_sequence_has_its_best_depth(chances, data, value):
+    widths = sorted(data.draw(st.sets(st.integers(1, 9), min_size=1)))
+    known = data.draw(st.integers(1, 3))
+    (depth,) = shared_out_in_widths([chances], [known], widths, [0.5] * 40, value)
+
+    def gained(count):
+        return sum(chances[:count]) - value * 0.5 * (filled(known + count, widths) - filled(known, widths))
+
+    assert gained(depth) == pytest.approx(max(gained(count) for count in range(len(chances) + 1)), abs=1e-9)
+
+
+@given(CONFIDENCES, st.floats(0.01, 100.0), st.integers(0, 8), st.integers(0, 3), st.floats(0.0, 0.9))
+def test_reach_is_a_chain_of_chances_down_to_the_floor(confidences, factor, most, sure, floor):
+    found = reach(confidences, factor, most, sure, floor)
+    assert len(found) <= min(most, len(confidences))
+    assert len(found) >= min(sure, most, len(confidences))
+    assert all(0.0 <= chance < 1.0 for chance in found)
+    assert found == falling(found)
+    assert all(chance > floor for chance in found[sure:])
+    plain = reach(confidences, 1.0, most, most, floor)
+    for index, chance in enumerate(plain):
+        assert chance == pytest.approx(reach(confidences, 1.0, most, most, floor)[index])
+        assert (reach(confidences, 2.0, most, most, floor)[index] >= chance) or chance == 0.0
+
+
+@given(st.floats(0.05, 0.95), st.integers(1, 16), st.integers(1, 2), st.floats(0.0, 2000.0))
+def test_the_guard_finds_the_depth_of_most_tokens_a_second(chance, sequences, paid_rows, context):
+    """One price of time, the rate itself, leads every sequence to the depth at which the rate is greatest."""
+    rates = curve((chance,), COST, sequences=sequences, context_tokens=context, most=12, paid_rows=paid_rows)
+    best = cap(rates)
+    assert rates[best] == max(rates)
+    for depth, rate in enumerate(rates):
+        ms = COST.ms(sequences * max(1 + depth, paid_rows), sequences, context)
+        assert rate == pytest.approx(1000.0 * sequences * expected_tokens(chance, depth) / ms)
+    base = sequences * paid_rows
+    value = rates[best] / 1000.0
+    chances = reach([chance] * 12, 1.0, 12, paid_rows - 1, floor_of(COST, base, value))
+    added_ms = COST.added_ms(base, 12 * sequences, context)
+    depths = shared_out([chances] * sequences, [paid_rows - 1] * sequences, added_ms, value)
+    tokens = sum(1.0 + sum(chances[:depth]) for depth in depths)
+    rows = sum(max(depth + 1, paid_rows) for depth in depths)
+    assert tokens / COST.ms(rows, sequences, context) >= 0.999 * value
+
+
+@given(st.lists(st.floats(1.0, 100.0), min_size=1, max_size=12), st.floats(0.0, 0.5))
+def test_nothing_is_drafted_where_nothing_pays(rates, margin):
+    best = cap(rates, margin=margin)
+    if best:
+        assert rates[best] > rates[0] * (1.0 + margin)
+    else:
+        assert all(rate <= rates[0] * (1.0 + margin) for rate in rates)
+    assert cap(falling(rates)) == 0

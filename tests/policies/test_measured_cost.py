@@ -1,0 +1,72 @@
+"""Step costs that are corrected by what rounds really take."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_profiles.cost import StepCost
+from policies.measured_cost import TYPICAL, measured, observed
+
+FIT = StepCost((1.0, 2.0, 8.0, 32.0, 128.0), (7.3, 7.7, 10.9, 27.0, 95.0), 0.25, 2.0, 0.05)
+ROWS = st.integers(1, 200)
+
+
+@given(ROWS, st.integers(1, 16), st.floats(0.0, 4000.0))
+def test_before_any_round_it_is_the_fit(rows, sequences, context):
+    cost = measured(FIT)
+    assert cost.ms(rows, sequences, context) == pytest.approx(FIT.ms(rows, sequences, context))
+    assert cost.ms(400) == pytest.approx(FIT.ms(400), rel=0.05)  # beyond the table
+
+
+@given(st.integers(1, 300), st.integers(0, 40), st.floats(0.0, 4000.0))
+def test_added_rows_add_up(rows, count, context):
+    cost = measured(FIT)
+    added = cost.added_ms(rows, count, context)
+    assert len(added) == count
+    assert sum(added) == pytest.approx(cost.ms(rows + count, 1, context) - cost.ms(rows, 1, context))
+    assert all(ms >= cost.least_added_ms(rows) - 1e-9 for ms in added)
+
+
+@given(st.floats(0.1, 10.0), st.lists(ROWS, min_size=1, max_size=40))
+def test_a_slower_machine_is_known_after_one_round(factor, visited):
+    cost = measured(FIT)
+    for rows in visited:
+        cost = observed(cost, factor * FIT.ms(rows, 2, 100.0), rows=rows, sequences=2, context_tokens=100.0)
+        assert cost.ms(rows, 2, 100.0) == pytest.approx(factor * FIT.ms(rows, 2, 100.0), rel=1e-6)
+
+
+@given(st.lists(st.tuples(ROWS, st.floats(0.01, 1000.0)), max_size=120))
+def test_whatever_rounds_take_more_rows_never_cost_less(rounds):
+    cost = measured(FIT)
+    for rows, ms in rounds:
+        cost = observed(cost, ms, rows=rows, sequences=1, context_tokens=0.0)
+    times = [cost.ms(rows) for rows in range(1, 200)]
+    assert all(left <= right for left, right in pairwise(times))
+    assert times[0] > 0.0
+
+
+@given(st.integers(20, 200), st.floats(5.0, 100.0))
+def test_a_single_slow_round_teaches_little(rounds, factor):
+    cost = measured(FIT)
+    for _ in range(rounds):
+        cost = observed(cost, FIT.ms(4), rows=4, sequences=1, context_tokens=0.0)
+    cost = observed(cost, factor * FIT.ms(4), rows=4, sequences=1, context_tokens=0.0)
+    assert cost.ms(4) < 1.05 * FIT.ms(4)
+
+
+def test_a_fit_that_is_wrong_for_many_rows_is_bent():
+    """What 32 rows cost here is not what the fit says, while 2 rows cost what it says."""
+    cost = measured(FIT)
+    for _ in range(300):
+        cost = observed(cost, FIT.ms(2), rows=2, sequences=1, context_tokens=0.0)
+        cost = observed(cost, 1.6 * FIT.ms(32), rows=32, sequences=1, context_tokens=0.0)
+    assert cost.ms(2) == pytest.approx(FIT.ms(2), rel=0.08)
+    assert cost.ms(32) == pytest.approx(1.6 * FIT.ms(32), rel=0.08)
+
+
+def test_without_a_fit_a_typical_shape_is_scaled():
+    cost = observed(measured(TYPICAL), 20.0, rows=1, sequences=1, context_tokens=0.0)
+    assert cost.ms(1) == pytest.approx(20.0)
+    assert cost.ms(8) == pytest.approx(30.0)
