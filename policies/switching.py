@@ -1,0 +1,62 @@
+"""Whether speculation is on, for an engine, a session or a request: hysteresis, and a cheap look now and then.
+
+What counts is the measured gain of a round: the tokens that it made, against those that plain decoding makes in its
+time. Speculation goes off when the mean gain of at least LEAST_ROUNDS is below 1 - OFF_MARGIN, and comes back when a
+trial shows 1 + ON_MARGIN. Trials are paid from a share of the time spent without speculation: what a trial may lose is
+saved up first, so that looking costs no more than PROBE_SHARE, whatever it costs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+OFF_MARGIN = 0.01
+ON_MARGIN = 0.02
+LEAST_ROUNDS = 8
+TRIAL_ROUNDS = 4
+PROBE_SHARE = 0.005
+_NEWEST = 0.1  # weight of the newest round in the mean gain
+
+
+class Switch(NamedTuple):
+    """`gain`: mean gain of the rounds with speculation since it went on; `rounds`: how many. `lost_ms`: how much a
+    round with speculation lost at the last, which a trial is expected to lose again. `saved_ms`: saved up for a trial.
+    `trial`: rounds left of one, 0 where there is none."""
+
+    on: bool = True
+    gain: float = 1.0
+    rounds: int = 0
+    lost_ms: float = 0.0
+    saved_ms: float = 0.0
+    trial: int = 0
+
+
+ON = Switch()
+
+
+def active(switch: Switch) -> bool:
+    """Return whether to speculate in the next round."""
+    return switch.on or switch.trial > 0
+
+
+def speculated(switch: Switch, gain: float, round_ms: float) -> Switch:
+    """Take in a round with speculation: its gain (1: as plain decoding), and how long it took."""
+    lost_ms = switch.lost_ms + 0.5 * (max(0.0, (1.0 - gain) * round_ms) - switch.lost_ms)
+    rounds = switch.rounds + 1
+    mean = switch.gain + max(_NEWEST, 1.0 / rounds) * (gain - switch.gain)
+    if switch.on:
+        if rounds >= LEAST_ROUNDS and mean < 1.0 - OFF_MARGIN:
+            return Switch(False, mean, 0, lost_ms)
+        return Switch(True, mean, rounds, lost_ms)
+    left = switch.trial - 1
+    if left > 0:
+        return Switch(False, mean, rounds, lost_ms, 0.0, left)
+    return Switch(mean >= 1.0 + ON_MARGIN, mean, 0, lost_ms)
+
+
+def rested(switch: Switch, round_ms: float) -> Switch:
+    """Take in a round without speculation."""
+    saved_ms = switch.saved_ms + PROBE_SHARE * round_ms
+    if saved_ms >= TRIAL_ROUNDS * max(switch.lost_ms, 0.1 * round_ms):
+        return Switch(False, 1.0, 0, switch.lost_ms, 0.0, TRIAL_ROUNDS)
+    return switch._replace(saved_ms=saved_ms)

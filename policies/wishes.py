@@ -1,0 +1,70 @@
+"""Whose word counts on speculation: the request's over its session's over the engine's, within the operator's bounds.
+
+A session is all requests with one user tag. A wish may switch speculation off, fix the depth, or bound it; whatever is
+left open is taken from the next wider scope. The operator's bounds are no wish: nothing goes beyond them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Scope(StrEnum):
+    """Who said it, in order of precedence."""
+
+    OPERATOR = "operator"
+    REQUEST = "request"
+    SESSION = "session"
+    ENGINE = "engine"
+    DEFAULT = "default"
+
+
+class Wish(NamedTuple):
+    """What one scope asks for; None: it leaves that open. `depth`: a fixed depth, 0 is off. `most`: a bound."""
+
+    scope: Scope
+    enabled: bool | None = None
+    depth: int | None = None
+    most: int | None = None
+
+
+class Bounds(NamedTuple):
+    """The operator's. `enabled` False: nobody gets drafts. `most` (>= 0) drafts a sequence; `least`: the lowest bound
+    that a wish can set where it does not switch speculation off."""
+
+    enabled: bool = True
+    most: int = 12
+    least: int = 0
+
+
+class Effective(NamedTuple):
+    """What holds. `most`: the most drafts, 0 where speculation is off. `fixed`: no policy chooses within that. `by`:
+    whose word it was, `cut`: the operator's bounds changed it."""
+
+    most: int
+    fixed: bool
+    by: Scope
+    cut: bool
+
+
+def effective(wishes: Sequence[Wish], bounds: Bounds) -> Effective:
+    """Return what holds for a request, of all wishes that concern it (in any order)."""
+    if not bounds.enabled:
+        return Effective(0, True, Scope.OPERATOR, any(_wants(wish) for wish in wishes))
+    order = list(Scope)
+    for wish in sorted(wishes, key=lambda wish: order.index(wish.scope)):
+        if wish.enabled is False or wish.depth == 0:
+            return Effective(0, True, wish.scope, cut=False)
+        wanted = wish.depth if wish.depth is not None else wish.most
+        if wanted is not None:
+            most = min(max(wanted, bounds.least), bounds.most)
+            return Effective(most, wish.depth is not None, wish.scope, most != wanted)
+        if wish.enabled:
+            return Effective(bounds.most, False, wish.scope, cut=False)
+    return Effective(bounds.most, False, Scope.DEFAULT, cut=False)
+
+
+def _wants(wish: Wish) -> bool:
+    return bool(wish.enabled or wish.depth or wish.most)

@@ -1,0 +1,87 @@
+"""Whose word counts on speculation, and when low acceptance is worth a warning."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.low_acceptance import LEAST_DRAFTED, THRESHOLD, Cause, Drafted, Sample, upper_rate, warning
+from policies.wishes import Bounds, Scope, Wish, effective
+
+SCOPES = st.sampled_from([Scope.REQUEST, Scope.SESSION, Scope.ENGINE])
+NUMBERS = st.none() | st.integers(0, 20)
+WISHES = st.lists(st.builds(Wish, SCOPES, st.none() | st.booleans(), NUMBERS, NUMBERS), max_size=3)
+BOUNDS = st.builds(
+    lambda enabled, ends: Bounds(enabled, max(ends), min(ends)),
+    st.booleans(),
+    st.tuples(st.integers(0, 12), st.integers(0, 12)),
+)
+
+
+@given(WISHES, BOUNDS)
+def test_nobody_goes_beyond_the_operator(wishes, bounds):
+    found = effective(wishes, bounds)
+    assert 0 <= found.most <= bounds.most
+    if not bounds.enabled:
+        assert (found.most, found.by) == (0, Scope.OPERATOR)
+
+
+@given(WISHES, st.booleans(), st.integers(0, 12))
+def test_the_request_wins_over_wider_scopes(wishes, enabled, depth):
+    bounds = Bounds(most=12)
+    others = [wish for wish in wishes if wish.scope != Scope.REQUEST]
+    found = effective([*others, Wish(Scope.REQUEST, enabled, depth)], bounds)
+    assert found == effective([Wish(Scope.REQUEST, enabled, depth)], bounds)
+    assert found.by == Scope.REQUEST
+    assert found.most == (depth if enabled else 0)
+
+
+@given(WISHES, BOUNDS)
+def test_the_order_of_wishes_does_not_matter(wishes, bounds):
+    unique = list({wish.scope: wish for wish in wishes}.values())
+    assert effective(unique, bounds) == effective(unique[::-1], bounds)
+
+
+def test_what_a_scope_leaves_open_is_taken_from_the_next():
+    session = Wish(Scope.SESSION, most=3)
+    assert effective([Wish(Scope.REQUEST), session], Bounds()) == effective([session], Bounds())
+    assert effective([session], Bounds(most=2)).cut
+    assert effective([Wish(Scope.SESSION, enabled=False), Wish(Scope.REQUEST, depth=4)], Bounds()).most == 4
+    assert effective([], Bounds(most=9)) == (9, False, Scope.DEFAULT, False)
+    assert effective([Wish(Scope.REQUEST, most=1)], Bounds(least=2)).most == 2
+
+
+@given(st.integers(0, 5000), st.data())
+def test_there_is_no_warning_without_evidence(drafted, data):
+    accepted = data.draw(st.integers(0, drafted))
+    due = warning(Sample(Drafted(drafted, accepted)))
+    if drafted < LEAST_DRAFTED or accepted / drafted >= THRESHOLD:
+        assert due is None
+    if due is not None:
+        assert due.rate <= due.upper < THRESHOLD
+    if drafted >= 1000 and accepted < 0.1 * drafted:
+        assert due is not None
+
+
+@given(st.integers(1, 5000), st.data())
+def test_more_evidence_narrows_the_interval(drafted, data):
+    accepted = data.draw(st.integers(0, drafted))
+    rate = accepted / drafted
+    assert rate <= upper_rate(Drafted(drafted, accepted)) + 1e-12 <= 1.0 + 1e-9
+    assert upper_rate(Drafted(10 * drafted, 10 * accepted)) <= upper_rate(Drafted(drafted, accepted)) + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("sample", "cause"),
+    [
+        (Sample(Drafted(1000, 0), 400.0), Cause.NOTHING_ACCEPTED),
+        (Sample(Drafted(1000, 60), greedy=Drafted(50, 20), sampled=Drafted(950, 40)), Cause.SAMPLING),
+        (Sample(Drafted(1000, 60), others=Drafted(1000, 500)), Cause.ONE_CLASS),
+        (Sample(Drafted(1000, 60), positions=(Drafted(200, 50), Drafted(50, 3))), Cause.TOO_DEEP),
+        (Sample(Drafted(1000, 60), promised=500.0), Cause.OVERCONFIDENT),
+        (Sample(Drafted(1000, 60), promised=70.0), Cause.HARD_TEXT),
+    ],
+)
+def test_the_likely_cause(sample, cause):
+    due = warning(sample)
+    assert due is not None
+    assert due.cause == cause
