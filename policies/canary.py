@@ -1,0 +1,155 @@
+"""A share of the requests is served another way (another drafter, depth policy, or none), and the two are compared.
+
+Which request goes where follows from its id alone, so that a request that is run again goes the same way, and a larger
+share takes in all that a smaller one did. Arms are compared by Welch's test of two means with unequal variances (Welch,
+"The generalization of Student's problem", 1947); running sums are kept (Welford, 1962), not samples. Since all arms
+make the same tokens, an arm can only be slower, never wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from hashlib import blake2b
+from math import inf, sqrt
+from typing import NamedTuple
+
+_HASH_BYTES = 8
+_HASH_RANGE = 2 ** (8 * _HASH_BYTES)
+# Student's t at 97.5 %, by degrees of freedom; beyond the last its series in 1 / freedom is right to four digits.
+_T_975 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+_T_SERIES = (1.95996, 2.37227, 2.82250)
+
+
+class Arm(StrEnum):
+    """What everybody gets, and what is tried."""
+
+    CONTROL = "control"
+    CANARY = "canary"
+
+
+def arm_of(request_id: str, *, share: float, salt: str = "") -> Arm:
+    """Return a request's arm; `share` (0 to 1) of all ids are the canary's. Another `salt` draws anew."""
+    digest = blake2b(request_id.encode(), digest_size=_HASH_BYTES, key=salt.encode()[:64]).digest()
+    return Arm.CANARY if int.from_bytes(digest, "big") < share * _HASH_RANGE else Arm.CONTROL
+
+
+class Interval(NamedTuple):
+    """A 95 % confidence interval."""
+
+    low: float
+    high: float
+
+
+class Moments(NamedTuple):
+    """`seen` values of a figure, their running `mean` and sum of squared deviations."""
+
+    seen: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def with_value(self, value: float) -> Moments:
+        """Take in one more."""
+        seen = self.seen + 1
+        gap = value - self.mean
+        mean = self.mean + gap / seen
+        return Moments(seen, mean, self.squares + gap * (value - mean))
+
+    @property
+    def error_squared(self) -> float:
+        """The squared standard error of the mean; without a bound below two values."""
+        return self.squares / (self.seen - 1) / self.seen if self.seen > 1 else inf
+
+    @property
+    def interval(self) -> Interval:
+        """Of the mean."""
+        if self.seen < 2:
+            return Interval(-inf, inf)
+        half = _t_975(self.seen - 1) * sqrt(self.error_squared)
+        return Interval(self.mean - half, self.mean + half)
+
+
+class Figures(NamedTuple):
+    """What is known of one arm. Acceptance is accepted / drafted tokens, a figure of each request that had drafts."""
+
+    ttft_ms: Moments = Moments()
+    tpot_ms: Moments = Moments()
+    acceptance: Moments = Moments()
+
+
+def served(figures: Figures, *, ttft_ms: float | None, tpot_ms: float | None, acceptance: float | None) -> Figures:
+    """Take in a request that ended; None where a figure does not exist (one token has no TPOT)."""
+    return Figures(
+        figures.ttft_ms if ttft_ms is None else figures.ttft_ms.with_value(ttft_ms),
+        figures.tpot_ms if tpot_ms is None else figures.tpot_ms.with_value(tpot_ms),
+        figures.acceptance if acceptance is None else figures.acceptance.with_value(acceptance),
+    )
+
+
+def difference(canary: Moments, control: Moments) -> Interval:
+    """Return the interval of canary less control (Welch); everything where either has fewer than two values."""
+    if canary.seen < 2 or control.seen < 2:
+        return Interval(-inf, inf)
+    a, b = canary.error_squared, control.error_squared
+    gap = canary.mean - control.mean
+    if a + b == 0.0:
+        return Interval(gap, gap)
+    freedom = (a + b) ** 2 / (a * a / (canary.seen - 1) + b * b / (control.seen - 1))
+    half = _t_975(freedom) * sqrt(a + b)
+    return Interval(gap - half, gap + half)
+
+
+class Rule(NamedTuple):
+    """When to decide. Nothing before `least_requests` of the canary. It is promoted where its TPOT is surely lower by
+    `gain` (0.02: two percent of control's) and its TTFT not surely higher by `tolerance`; rolled back where either is
+    surely higher by that; and rolled back where after `most_requests` it is not surely better."""
+
+    least_requests: int = 50
+    most_requests: int = 2000
+    gain: float = 0.02
+    tolerance: float = 0.05
+
+
+class Move(StrEnum):
+    """What to do with the canary."""
+
+    GO_ON = "go_on"
+    PROMOTE = "promote"
+    ROLL_BACK = "roll_back"
+
+
+class Decision(NamedTuple):
+    """What to do and why: a name of the figure, and the interval of canary less control that it rests on."""
+
+    move: Move
+    figure: str
+    interval: Interval
+
+
+def decided(arms: Mapping[Arm, Figures], rule: Rule) -> Decision:
+    """Return what to do with the canary by what is known of both arms."""
+    canary, control = arms.get(Arm.CANARY, Figures()), arms.get(Arm.CONTROL, Figures())
+    tpot = difference(canary.tpot_ms, control.tpot_ms)
+    ttft = difference(canary.ttft_ms, control.ttft_ms)
+    requests = canary.ttft_ms.seen
+    if requests < rule.least_requests or control.ttft_ms.seen < rule.least_requests:
+        return Decision(Move.GO_ON, "requests", tpot)
+    if ttft.low > rule.tolerance * control.ttft_ms.mean:
+        return Decision(Move.ROLL_BACK, "ttft_ms", ttft)
+    if tpot.low > rule.tolerance * control.tpot_ms.mean:
+        return Decision(Move.ROLL_BACK, "tpot_ms", tpot)
+    if tpot.high < -rule.gain * control.tpot_ms.mean:
+        return Decision(Move.PROMOTE, "tpot_ms", tpot)
+    if requests >= rule.most_requests:
+        return Decision(Move.ROLL_BACK, "tpot_ms", tpot)
+    return Decision(Move.GO_ON, "tpot_ms", tpot)
+
+
+def _t_975(freedom: float) -> float:
+    if freedom < len(_T_975) + 1:
+        return _T_975[max(int(freedom), 1) - 1]  # freedom downwards: the wider interval
+    return _T_SERIES[0] + _T_SERIES[1] / freedom + _T_SERIES[2] / freedom**2

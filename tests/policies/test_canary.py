@@ -1,0 +1,105 @@
+"""A share of requests served another way: who is in it, what is known of it, when it ends."""
+
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from policies.canary import Arm, Figures, Moments, Move, Rule, arm_of, decided, difference, served
+
+IDS = st.lists(st.uuids().map(str), min_size=1, max_size=50, unique=True)
+VALUES = st.lists(st.floats(0.1, 1000.0), min_size=2, max_size=60)
+
+
+def moments(values):
+    found = Moments()
+    for value in values:
+        found = found.with_value(value)
+    return found
+
+
+@given(IDS, st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_a_larger_share_takes_in_all_of_a_smaller_one(ids, one, other):
+    small, large = sorted((one, other))
+    for request_id in ids:
+        if arm_of(request_id, share=small) == Arm.CANARY:
+            assert arm_of(request_id, share=large) == Arm.CANARY
+        assert arm_of(request_id, share=0.0) == Arm.CONTROL
+        assert arm_of(request_id, share=1.0) == Arm.CANARY
+
+
+def test_the_share_is_kept_and_another_salt_draws_anew():
+    ids = [f"request-{number}" for number in range(4000)]
+    first = [arm_of(one, share=0.1, salt="a") == Arm.CANARY for one in ids]
+    second = [arm_of(one, share=0.1, salt="b") == Arm.CANARY for one in ids]
+    assert 300 < sum(first) < 500
+    assert sum(a and b for a, b in zip(first, second, strict=True)) < 100
+
+
+@given(VALUES)
+def test_running_sums_are_the_samples(values):
+    found = moments(values)
+    assert found.mean == pytest.approx(statistics.fmean(values))
+    assert found.error_squared * len(values) == pytest.approx(statistics.variance(values), abs=1e-6)
+
+
+@settings(max_examples=40)
+@given(VALUES, VALUES)
+def test_the_interval_is_welchs(ours, theirs):
+    found = difference(moments(ours), moments(theirs))
+    if min(statistics.pvariance(ours), statistics.pvariance(theirs)) < 1e-6:
+        return  # where all values are equal there is nothing to compare with
+    wanted = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    width = wanted.high - wanted.low
+    assert found.low <= wanted.low + 1e-3 * width  # degrees of freedom are rounded down: never narrower
+    assert found.high >= wanted.high - 1e-3 * width
+    freedom = stats.ttest_ind(ours, theirs, equal_var=False).df
+    if freedom > 3:
+        assert found.high - found.low <= 1.35 * width
+
+
+def arms(canary_tpot, control_tpot, requests, *, canary_ttft=100.0, spread=1.0):
+    """Both arms after so many requests, alike but for their means."""
+    found = {}
+    for arm, tpot_ms, ttft_ms in ((Arm.CANARY, canary_tpot, canary_ttft), (Arm.CONTROL, control_tpot, 100.0)):
+        figures = Figures()
+        for index in range(requests):
+            off = spread * (index % 5 - 2)
+            figures = served(figures, ttft_ms=ttft_ms + off, tpot_ms=tpot_ms + 0.2 * off, acceptance=0.5)
+        found[arm] = figures
+    return found
+
+
+@given(st.floats(5.0, 50.0), st.floats(0.5, 2.0))
+def test_better_is_promoted_and_worse_rolled_back(tpot_ms, factor):
+    known = arms(factor * tpot_ms, tpot_ms, 400)
+    found = decided(known, Rule())
+    if factor < 0.9:
+        assert found.move == Move.PROMOTE
+    if factor > 1.15:
+        assert found.move == Move.ROLL_BACK
+    assert found.interval.low <= found.interval.high
+
+
+@given(st.floats(0.1, 10.0), st.integers(0, 49))
+def test_nothing_is_decided_on_few_requests(factor, requests):
+    assert decided(arms(10.0 * factor, 10.0, requests), Rule()).move == Move.GO_ON
+
+
+def test_a_late_first_token_outweighs_fast_ones():
+    found = decided(arms(5.0, 10.0, 400, canary_ttft=120.0), Rule())
+    assert (found.move, found.figure) == (Move.ROLL_BACK, "ttft_ms")
+
+
+def test_what_is_no_better_after_long_goes():
+    rule = Rule(most_requests=300)
+    assert decided(arms(10.0, 10.0, 299), rule).move == Move.GO_ON
+    assert decided(arms(10.0, 10.0, 300), rule).move == Move.ROLL_BACK
+
+
+def test_figures_that_do_not_exist_are_left_out():
+    figures = served(Figures(), ttft_ms=5.0, tpot_ms=None, acceptance=None)
+    assert (figures.ttft_ms.seen, figures.tpot_ms.seen, figures.acceptance.seen) == (1, 0, 0)
+    assert decided({}, Rule()).move == Move.GO_ON
