@@ -1,0 +1,189 @@
+"""A round's depths, from what was asked to what was learned."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_profiles.cost import StepCost
+from policies.measured_cost import measured
+from policies.seeds import COLD_DEPTH, NO_CLASS, ClassKey
+from policies.speculation import (
+    Place,
+    Proposal,
+    Round,
+    Speculation,
+    Times,
+    Verdict,
+    asked,
+    begun,
+    decided,
+    ended,
+    least_chance,
+    observed,
+)
+
+FIT = StepCost((1.0, 2.0, 8.0, 32.0, 128.0), (7.3, 7.7, 10.9, 27.0, 95.0), 0.25)
+CONFIDENCES = st.lists(st.floats(0.0, 1.0), max_size=10).map(tuple)
+
+
+def opened(count, most=12, of=NO_CLASS):
+    state = Speculation(measured(FIT))
+    for number in range(count):
+        state = begun(state, str(number), of, most)
+    return state
+
+
+def one_round(state, now, proposals, right):
+    """Run a round of which draft s has `right[s]` right tokens; returns the state and the depths."""
+    decision = decided(state, now, proposals)
+    accepted = [min(depth, good) for depth, good in zip(decision.depths, right, strict=True)]
+    verdicts = [
+        Verdict(min(good, done + 1, draft.tokens), min(draft.tokens, done + 1))
+        for good, done, draft in zip(right, accepted, proposals, strict=True)
+    ]
+    rows = now.base_rows + sum(
+        max(0, depth - place.free) for depth, place in zip(decision.depths, now.places, strict=True)
+    )
+    times = Times(FIT.ms(rows, len(now.places)))
+    tokens = len(now.places) + sum(accepted)
+    return observed(state, now, proposals, decision, verdicts, times=times, tokens_made=tokens), decision.depths
+
+
+@given(
+    st.lists(st.tuples(CONFIDENCES, st.integers(0, 10), st.integers(0, 12), st.booleans()), min_size=1, max_size=20),
+    st.integers(0, 40),
+    st.integers(0, 1),
+    st.integers(1, 4),
+)
+def test_depths_keep_to_bounds_drafts_and_room(drafts, room, free, rounds):
+    state = opened(len(drafts))
+    places = [Place(str(index), most, free=free, fixed=fixed) for index, (_, _, most, fixed) in enumerate(drafts)]
+    now = Round(places, (1 + free) * len(places), room)
+    proposals = [Proposal(len(confidences), confidences) for confidences, _, _, _ in drafts]
+    for _ in range(rounds):
+        state, depths = one_round(state, now, proposals, [right for _, right, _, _ in drafts])
+        for depth, place, draft in zip(depths, places, proposals, strict=True):
+            assert 0 <= depth <= min(place.most, draft.tokens)
+            assert depth >= min(free, place.most, draft.tokens)  # its row is paid for
+        assert sum(max(0, depth - free) for depth in depths) <= room
+
+
+@given(st.integers(1, 16), st.integers(0, 12))
+def test_a_fixed_depth_is_not_second_guessed(sequences, depth):
+    state = opened(sequences)
+    places = [Place(str(number), depth, fixed=True) for number in range(sequences)]
+    now = Round(places, sequences, 500)
+    proposals = [Proposal(12, (0.01,) * 12)] * sequences
+    for _ in range(4):
+        state, depths = one_round(state, now, proposals, [0] * sequences)
+        assert depths == [depth] * sequences
+    assert asked(state, now) == [depth] * sequences
+
+
+@given(st.integers(1, 16), st.booleans())
+def test_random_tokens_are_left_alone_however_sure_the_drafter_is(sequences, silent):
+    state = opened(sequences)
+    now = Round([Place(str(number), 12) for number in range(sequences)], sequences, 200)
+    proposals = [Proposal(12, () if silent else (0.95,) * 12)] * sequences
+    for _ in range(60):
+        state, depths = one_round(state, now, proposals, [0] * sequences)
+    assert depths == [0] * sequences
+    state, depths = one_round(state, now, proposals, [12] * sequences)
+    for _ in range(20):  # and found again without a probe: a first token can be compared though it was not verified
+        state, depths = one_round(state, now, proposals, [12] * sequences)
+    assert min(depths) >= 1
+
+
+@given(st.integers(2, 16))
+def test_rows_go_to_those_whose_drafts_are_accepted(sequences):
+    state = opened(sequences)
+    now = Round([Place(str(number), 12) for number in range(sequences)], sequences, 200)
+    right = [12 if number % 2 else 0 for number in range(sequences)]
+    for _ in range(40):
+        state, depths = one_round(state, now, [Proposal(12, (0.7,) * 12)] * sequences, right)
+    assert all(depth == 0 for depth in depths[::2])
+    assert all(depth > 0 for depth in depths[1::2])
+
+
+@given(st.integers(5, 40), st.booleans())
+def test_a_short_request_does_not_start_cold(rounds, good):
+    """What its class is used to is where it begins; another class is not touched."""
+    mine, other = ClassKey(user="a"), ClassKey(user="b")
+    state = opened(1, of=mine)
+    now = Round([Place("0", 12)], 1, 100)
+    for _ in range(rounds):
+        state, _ = one_round(state, now, [Proposal(12, (0.7,) * 12)], [12 if good else 0])
+    state = begun(begun(ended(state, "0"), "new", mine, 12), "strange", other, 12)
+    new, strange = state.requests["new"], state.requests["strange"]
+    assert strange.pid.integral == COLD_DEPTH
+    assert strange.odds.log_factor == 0.0
+    assert (new.odds.log_factor > 0.0) == good
+    assert (new.pid.integral > COLD_DEPTH) == good or not good
+
+
+def test_a_request_that_goes_on_is_as_it_was_and_one_that_is_unknown_is_ignored():
+    state = opened(2)
+    assert begun(state, "0", NO_CLASS, 3) is state
+    assert ended(state, "nobody") is state
+    assert set(ended(state, "0").requests) == {"1"}
+
+
+@given(st.integers(1, 8))
+def test_a_drafter_that_costs_more_than_it_saves_is_not_asked(sequences):
+    state = opened(sequences)
+    now = Round([Place(str(number), 8) for number in range(sequences)], sequences, 100)
+    calls = 0
+    for _ in range(300):
+        limits = asked(state, now)
+        calls += any(limits)
+        proposals = [Proposal(limit, (0.5,) * limit) for limit in limits]
+        decision = decided(state, now, proposals)
+        verdicts = [Verdict(0, min(1, limit)) for limit in limits]
+        times = Times(FIT.ms(sequences + sum(decision.depths), sequences), 5.0 if any(limits) else 0.0)
+        state = observed(state, now, proposals, decision, verdicts, times=times, tokens_made=sequences)
+    assert not state.switch.on
+    assert calls < 30
+
+
+@given(st.integers(1, 16), st.floats(0.0, 5.0))
+def test_a_drafter_may_stop_where_a_token_is_not_worth_its_row(sequences, step_ms):
+    state = opened(sequences)
+    now = Round([Place(str(number), 8) for number in range(sequences)], sequences, 100)
+    least = least_chance(state, now)
+    assert 0.0 < least < 1.0
+    taken = decided(state, now, [Proposal(1, (min(0.97, least + 0.05),))] * sequences).depths
+    assert sum(taken) >= 1 or sequences * 2 > 32  # rows get dearer from 32 on
+    assert decided(state, now, [Proposal(1, (least - 0.02,))] * sequences).depths == [0] * sequences
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=5, max_size=60))
+def test_time_is_worth_no_less_than_plain_decoding(noise):
+    """However rounds go, a row is never bought for more time than plain decoding needs for its token."""
+    state = opened(1)
+    now = Round([Place("0", 8)], 1, 100)
+    for factor in noise:
+        proposals = [Proposal(8, (0.6,) * 8)]
+        decision = decided(state, now, proposals)
+        times = Times(factor * FIT.ms(1 + decision.depths[0]))
+        state = observed(state, now, proposals, decision, [Verdict(0, 1)], times=times, tokens_made=1)
+        assert state.cost.ms(1) > 0.0
+    for confidence in (0.01, 0.02):
+        assert decided(state, now, [Proposal(1, (confidence,))]).depths == [0]
+
+
+def test_static_widths_are_filled():
+    state = opened(2)
+    now = Round([Place("0", 12, free=0), Place("1", 12, free=0)], 2, 100, widths=(1, 4, 8))
+    _, depths = one_round(state, now, [Proposal(12, (0.95,) * 12)] * 2, [12, 12])
+    assert all(1 + depth in (1, 4, 8) for depth in depths)
+    assert max(depths) == pytest.approx(3, abs=0)  # a cold request begins with few
+
+
+def test_the_last_tokens_of_a_request_do_not_teach_its_class_to_be_shallow():
+    """What is left to say bounds the depth of the round, not the controller."""
+    state = opened(1)
+    for left in (12,) * 20 + (1,) * 10:
+        now = Round([Place("0", left)], 1, 100)
+        state, _ = one_round(state, now, [Proposal(left, (0.8,) * left)], [left])
+    assert ended(state, "0").seeds[NO_CLASS].depth > COLD_DEPTH
+    assert state.requests["0"].pid.integral > 6
