@@ -1,0 +1,64 @@
+"""What a replay is played from.
+
+The target's output does not depend on drafts, so one recording serves every policy: for each place in a request's
+output, what the drafter proposes there, and how many of its leading tokens the output goes on with. It can be recorded
+from outputs alone, by asking the drafter behind every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from device_profiles.cost import StepCost
+from policies.rows import filled
+from policies.seeds import NO_CLASS, ClassKey
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDraft:
+    """A draft: how many `tokens`, how sure the drafter was of each (none: it does not say), how many of the leading
+    ones the target chose too."""
+
+    tokens: int = 0
+    confidences: tuple[float, ...] = ()
+    accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """`drafts[i]` is proposed where i output tokens are committed; there are as many as the output has tokens."""
+
+    key: str
+    drafts: tuple[RecordedDraft, ...]
+    category: str = ""
+    prompt_tokens: int = 0
+    of: ClassKey = NO_CLASS
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What rounds take. Drafting takes `draft_ms` in a round that drafts, and `draft_token_ms` for each token of the
+    longest draft asked for. `paid_rows` and `widths`: see adapters.contract.Capabilities. `most_rows` of one forward.
+    """
+
+    forward: StepCost
+    draft_ms: float = 0.0
+    draft_token_ms: float = 0.0
+    paid_rows: int = 1
+    widths: tuple[int, ...] = ()
+    most_rows: int = 256
+
+    def rows(self, depth: int) -> int:
+        """Return the rows of one sequence with so many drafts."""
+        rows = max(1 + depth, self.paid_rows)
+        return filled(rows, self.widths) if self.widths else rows
+
+    def forward_ms(self, depths: Sequence[int], context_tokens: float) -> float:
+        """Return the time of a forward of sequences with these depths."""
+        return self.forward.ms(sum(map(self.rows, depths)), len(depths), context_tokens)
+
+    def drafting_ms(self, asked: Sequence[int]) -> float:
+        """Return the time that drafting takes where so many tokens are asked for."""
+        longest = max(asked, default=0)
+        return self.draft_ms + self.draft_token_ms * longest if longest else 0.0
