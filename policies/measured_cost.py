@@ -8,9 +8,8 @@ in which something else ran teaches little; a first one is believed, so that a f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import exp, log, log2
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,14 +27,14 @@ TYPICAL = StepCost((1.0, 8.0, 16.0, 64.0, 128.0), (1.0, 1.5, 2.2, 6.0, 11.5))
 """The shape of a small model's step cost on a processor, for where nothing was measured yet; its unit is arbitrary."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredCost:
+class MeasuredCost(NamedTuple):
     """`table_ms[r]`: a forward of r rows of one sequence with nothing before them, before the correction for all
-    rounds, `scale`. Never falling in r. `least_ms[r]`: the least that any row beyond r adds. `seen` rounds were taken
-    in, the last `stale` of them after the table was built."""
+    rounds, `scale`. Never falling in r. `row_ms[r]`: what one more row adds to it, `least_ms[r]`: the least that any
+    row beyond r adds. `seen` rounds were taken in, the last `stale` of them after the table was built."""
 
     fit: StepCost
     table_ms: tuple[float, ...]
+    row_ms: tuple[float, ...]
     least_ms: tuple[float, ...]
     log_of_knot: tuple[float, ...] = (0.0,) * KNOTS
     log_scale: float = 0.0
@@ -51,13 +50,12 @@ class MeasuredCost:
 
     def added_ms(self, rows: int, count: int, context_tokens: float = 0.0) -> list[float]:
         """Return what each of `count` rows adds to a forward of `rows` rows."""
-        table = self.table_ms
-        if rows + count >= len(table):
-            table = (*table, *(self._rows_ms(row) for row in range(len(table), rows + count + 1)))
-        attention_ms = self.fit.row_position_us * context_tokens / US_PER_MS
         scale = self.scale
-        part = table[rows : rows + count + 1]
-        return [scale * (after - before + attention_ms) for before, after in pairwise(part)]
+        attention_ms = self.fit.row_position_us * context_tokens / US_PER_MS
+        found = [scale * (ms + attention_ms) for ms in self.row_ms[rows : rows + count]]
+        if len(found) < count:
+            found += [scale * (self.row_ms[-1] + attention_ms)] * (count - len(found))
+        return found
 
     def least_added_ms(self, rows: int) -> float:
         """Return the least that any row adds to a forward of `rows` rows or more."""
@@ -65,24 +63,20 @@ class MeasuredCost:
 
     def _rows_ms(self, rows: int) -> float:
         last = len(self.table_ms) - 1
-        if rows <= last:
-            return self.table_ms[rows]
-        return self.table_ms[last] + (rows - last) * (self.table_ms[last] - self.table_ms[last // 2]) / (
-            last - last // 2
-        )
+        return self.table_ms[rows] if rows <= last else self.table_ms[last] + (rows - last) * self.row_ms[-1]
 
 
 def measured(fit: StepCost, *, most_rows: int = 256) -> MeasuredCost:
     """Return what is known before any round: the fit. `most_rows`: how far the table goes (2 or more)."""
-    table = _table(fit, (0.0,) * KNOTS, most_rows)
-    return MeasuredCost(fit, table, _least(table))
+    table = _tables(fit, (0.0,) * KNOTS, most_rows)
+    return MeasuredCost(fit, *table)
 
 
 def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, context_tokens: float) -> MeasuredCost:
     """Take in that a forward took `ms` (> 0)."""
     residual = log(ms / cost.ms(rows, sequences, context_tokens))
     if cost.seen == 0:
-        return replace(cost, log_scale=residual, scale=exp(residual), seen=1)
+        return cost._replace(log_scale=residual, scale=exp(residual), seen=1)
     residual = min(max(residual, -CLIP), CLIP)
     log_scale = cost.log_scale + max(1.0 / (cost.seen + 1), _LEAST_WEIGHT) * residual
     place = min(log2(max(rows, 1)), KNOTS - 1.0)
@@ -90,14 +84,16 @@ def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, contex
     knots = [value - _FADING * value for value in cost.log_of_knot]
     knots[low] += _KNOT_WEIGHT * (low + 1 - place) * residual
     knots[low + 1] += _KNOT_WEIGHT * (place - low) * residual
-    table, least, stale = cost.table_ms, cost.least_ms, cost.stale + 1
+    tables, stale = (cost.table_ms, cost.row_ms, cost.least_ms), cost.stale + 1
     if stale >= REBUILD_EVERY:
-        table, stale = _table(cost.fit, tuple(knots), len(cost.table_ms) - 1), 0
-        least = _least(table)
-    return MeasuredCost(cost.fit, table, least, tuple(knots), log_scale, exp(log_scale), cost.seen + 1, stale)
+        tables, stale = _tables(cost.fit, tuple(knots), len(cost.table_ms) - 1), 0
+    return MeasuredCost(cost.fit, *tables, tuple(knots), log_scale, exp(log_scale), cost.seen + 1, stale)
 
 
-def _table(fit: StepCost, log_of_knot: tuple[float, ...], most_rows: int) -> tuple[float, ...]:
+def _tables(
+    fit: StepCost, log_of_knot: tuple[float, ...], most_rows: int
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """Return `table_ms`, `row_ms` and `least_ms`. The last row adds as much as the second half on the average."""
     rows = np.arange(most_rows + 1, dtype=np.float64)
     rows[0] = 1.0
     times = np.interp(rows, fit.row_knots, fit.row_ms)
@@ -105,8 +101,8 @@ def _table(fit: StepCost, log_of_knot: tuple[float, ...], most_rows: int) -> tup
         slope = (fit.row_ms[-1] - fit.row_ms[-2]) / (fit.row_knots[-1] - fit.row_knots[-2])
         times += np.maximum(rows - fit.row_knots[-1], 0.0) * slope
     times *= np.exp(np.interp(np.log2(rows), np.arange(KNOTS), log_of_knot))
-    return tuple(np.maximum.accumulate(times).tolist())
-
-
-def _least(table: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(np.minimum.accumulate(np.diff(table)[::-1])[::-1].tolist())
+    times = np.maximum.accumulate(times)
+    half = most_rows // 2
+    added = np.append(np.diff(times), (times[-1] - times[half]) / (most_rows - half))
+    least = np.minimum.accumulate(added[::-1])[::-1]
+    return tuple(times.tolist()), tuple(added.tolist()), tuple(least.tolist())

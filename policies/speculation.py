@@ -12,7 +12,7 @@ alone whose drafts do not pay for what they cost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from policies import depth as pid
@@ -33,6 +33,7 @@ _NEWEST_VALUE = 0.05  # weight of the newest round in the mean worth of time
 _NEWEST_DRAFT = 0.2  # the same of what drafting takes
 _NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
 _TAKEN_IN = 5  # verdicts a round: it keeps the time that policies take small where there are many sequences
+_HOPELESS = 0.25  # the chance of a first token below which its being right is news
 _FORCED = 1e6  # the chance of a token that is verified whatever it costs
 
 
@@ -90,27 +91,25 @@ class Times(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is known of one request. `most`: the most drafts it may ever have. `evidence`: draft tokens that were
-    judged."""
+    """What is known of one request. `limits` of its controller. `evidence`: draft tokens that were judged."""
 
     of: ClassKey
-    most: int
+    limits: Limits
     pid: Pid
     odds: Odds
     evidence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Speculation:
+class Speculation(NamedTuple):
     """All that is known. `gain`: tokens that a round makes to those of plain decoding in the same time, on the
     average: the worth of time. `draft_ms`, `step_ms`: what drafting takes in a round, and each token of its longest
     draft."""
 
     cost: MeasuredCost
     gains: Gains = GAINS
-    requests: Mapping[str, Request] = field(default_factory=dict)
-    seeds: Mapping[ClassKey, Seed] = field(default_factory=dict)
-    usual: Mapping[ClassKey, Positions] = field(default_factory=dict)
+    requests: Mapping[str, Request] = MappingProxyType({})
+    seeds: Mapping[ClassKey, Seed] = MappingProxyType({})
+    usual: Mapping[ClassKey, Positions] = MappingProxyType({})
     switch: Switch = ON
     gain: float = 1.0
     draft_ms: float = 0.0
@@ -124,8 +123,9 @@ def begun(state: Speculation, key: str, of: ClassKey, most: int) -> Speculation:
         return state
     running = [_course(known) for known in state.requests.values() if known.of == of]
     seed = seeds.with_running(state.seeds.get(of, Seed()), running)
-    request = Request(of, most, pid.begun(seed.depth, Limits(min(1, most), most)), odds.begun(seed.log_factor))
-    return replace(state, requests={**state.requests, key: request})
+    limits = Limits(min(1, most), most)
+    request = Request(of, limits, pid.begun(seed.depth, limits), odds.begun(seed.log_factor))
+    return state._replace(requests={**state.requests, key: request})
 
 
 def ended(state: Speculation, key: str) -> Speculation:
@@ -135,7 +135,7 @@ def ended(state: Speculation, key: str) -> Speculation:
         return state
     left = {other: known for other, known in state.requests.items() if other != key}
     seed = seeds.ended(state.seeds.get(request.of, Seed()), _course(request))
-    return replace(state, requests=left, seeds={**state.seeds, request.of: seed})
+    return state._replace(requests=left, seeds={**state.seeds, request.of: seed})
 
 
 def asked(state: Speculation, now: Round) -> list[int]:
@@ -222,7 +222,7 @@ def observed(
     """Take in a round of these `times`. Only rounds that do nothing but decode are to be taken in: a prefill in it
     would be counted as the cost of rows."""
     requests, usual = dict(state.requests), state.usual
-    for index in _looked_at(state.rounds, decision.depths, verdicts):
+    for index in _looked_at(state.rounds, decision, verdicts):
         place, (accepted, compared), chances = now.places[index], verdicts[index], decision.reaches[index]
         if not compared or not chances or place.fixed:
             continue
@@ -236,23 +236,23 @@ def observed(
     return _timed(state, now, requests, usual, decision, drafted, times, tokens_made)
 
 
-def _looked_at(rounds: int, depths: Sequence[int], verdicts: Sequence[Verdict]) -> Iterable[int]:
+def _looked_at(rounds: int, decision: Decision, verdicts: Sequence[Verdict]) -> Iterable[int]:
     """Return the places whose verdicts are taken in: where there are many, each in its turn, and at once those whose
-    drafts were not worth a row and turned out right."""
-    every = 1 + (len(depths) - 1) // _TAKEN_IN
-    turn = rounds % every
+    drafts seemed hopeless and turned out right."""
+    every = 1 + (len(verdicts) - 1) // _TAKEN_IN
     if every == 1:
-        return range(len(depths))
-    return [
-        index
-        for index, (depth, verdict) in enumerate(zip(depths, verdicts, strict=True))
-        if index % every == turn or (not depth and verdict[0])
-    ]
+        return range(len(verdicts))
+    turn = rounds % every
+    found = list(range(turn, len(verdicts), every))
+    for index, depth in enumerate(decision.depths):
+        if not depth and verdicts[index][0] and decision.reaches[index][0] < _HOPELESS and index % every != turn:
+            found.append(index)
+    return found
 
 
 def _moved(request: Request, gains: Gains, chances: Sequence[float], accepted: int, compared: int) -> Request:
     """Let a request's controllers take in a verdict on draft tokens with these chances (all before included)."""
-    of, most, controller, learned, evidence = request
+    of, limits, controller, learned, evidence = request
     tokens = len(chances)
     gap = float(min(accepted, tokens))
     rate = gap / tokens
@@ -265,8 +265,8 @@ def _moved(request: Request, gains: Gains, chances: Sequence[float], accepted: i
         before = chance
     kept = _PROMISE_KEPT * sum(chances) / tokens
     set_point = kept if kept < gains.set_point else gains.set_point
-    controller, _ = pid.stepped(controller, rate, tokens / USUAL_DRAFT, Limits(1, most), gains, set_point)
-    return Request(of, most, controller, odds.judged(learned, gap, variance), evidence + tokens)
+    controller, _ = pid.stepped(controller, rate, tokens / USUAL_DRAFT, limits, gains, set_point)
+    return Request(of, limits, controller, odds.judged(learned, gap, variance), evidence + tokens)
 
 
 def _timed(
