@@ -24,6 +24,8 @@ OnProgress = Callable[[str, float], None]
 
 _log = logging.getLogger(__name__)
 
+_STEPS_S = 8.0  # how long forwards of each model are measured, about
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -59,7 +61,8 @@ async def profiled(config: ClusterConfig, base: Path, progress: OnProgress) -> N
             title = f"profile {one.title} ({number} of {len(todo)})"
             progress(title, -1.0)
             try:
-                await measure(cluster, one.spec(store, refresh=False), Watch(lambda stage, fraction: None, store.save))
+                spec = one.spec(store, refresh=False, steps_s=_STEPS_S)
+                await measure(cluster, spec, Watch(lambda stage, fraction: None, store.save))
             except WorkerError as error:
                 _log.warning("%s cannot be measured and is not planned with: %s", one.title, error)
     finally:
