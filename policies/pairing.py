@@ -10,7 +10,7 @@ h is the chance that drafts made ahead turn out to follow the verification; for 
 what both must read from a memory that they share, at its bandwidth. To each round belongs the prefill of the requests
 that start in it: C E(k) / output tokens of them. Goodput is C E(k) / (round + prefill).
 
-A target in n layer shards works on m micro-batches (1 <= m <= n) that follow each other through the shards: a round of
+A target in layer shards works on m micro-batches (1 <= m <= C) that follow each other through the shards: a round of
 each takes the sum over shards and links, and every m times the slowest shard one round of all can end, so
 V = max(sum, m times the slowest). One stream (m = 1) waits for the sum; with enough of them in flight it is the max.
 Prefill goes through them the same way.
@@ -124,6 +124,11 @@ class TargetTimes:
         return max(total + _hops_ms(hops, self._load.target.hidden_bytes * rows), micro_batches * slowest)
 
 
+def micro_batch_counts(sequences: int) -> list[int]:
+    """Return the numbers of micro-batches that differ in their size, ascending: the fewest of each size."""
+    return sorted({ceil(sequences / count): count for count in range(sequences, 0, -1)}.values())
+
+
 def _hops_ms(hops: Sequence[LinkProfile], size_bytes: float) -> float:
     """Return what so many bytes take through all shards, and a token from the last back to the first."""
     return sum(link.transfer_ms(size_bytes) for link in hops[:-1]) + (hops[-1].rtt_ms / 2 if hops else 0.0)
@@ -194,9 +199,8 @@ class _Predictor:
     ) -> None:
         self._target, self._draft, self._load = target, draft, workload
         self._times = times or TargetTimes(target.parts, target.sequences, workload)
-        most = min(len(target.parts), target.sequences)
-        sizes = {ceil(target.sequences / count): count for count in range(most, 0, -1)}
-        self.plain = {count: self._times.verify_ms(target.hops, 0, count) for count in sorted(sizes.values())}
+        counts = micro_batch_counts(target.sequences) if len(target.parts) > 1 else [1]
+        self.plain = {count: self._times.verify_ms(target.hops, 0, count) for count in counts}
         prompt = max(1, workload.prompt_tokens - workload.reused_prompt_tokens)
         self._first = self._times.prefill_ms + _hops_ms(target.hops, workload.target.hidden_bytes * prompt)
         self._prefill = self._first

@@ -15,7 +15,7 @@ from math import ceil
 import numpy as np
 
 from device_profiles.profile import Exactness
-from policies.pairing import Part, TargetTimes, context_tokens, kv_bytes, tokens_per_round
+from policies.pairing import Part, TargetTimes, context_tokens, kv_bytes, micro_batch_counts, tokens_per_round
 from policies.placement import workers
 from policies.placement.candidate import Candidate, Placed, Rated, Where, problem, rated
 from policies.placement.links import Links
@@ -33,6 +33,7 @@ _BOUNDS_OF_FEW = 10  # with few devices
 _EXCHANGES = 4  # how often devices are exchanged
 _KEPT = 6  # devices that may be kept free of shards to draft
 _FEW = 24  # devices; with so few there is time to look more closely
+_FEW_COUNTS = 8  # of micro-batches, all of which are looked at
 _CLOSE = 1.02  # until it is known so closely
 _BETTER = 1.0 + 1e-9
 
@@ -117,15 +118,14 @@ def _exchanged(task: _Task, best: Rated) -> Rated:
 
 def _aims(task: _Task, best: Rated) -> Iterator[_Aim]:
     """Yield what to cut for next: the depth that was best, with as many micro-batches as were best, as there are
-    shards, and as there can be; with every number of them where there are few devices."""
+    shards, as there may be, and as there are sequences; with every number of them where there are few devices."""
     now = _aim_of(best)
     yield now
-    most = min(task.sequences, _shard_counts(task)[-1])
-    counts = {len(best.candidate.target), most}
-    if len(np.unique(task.device)) <= _FEW:
-        counts = set(range(1, most + 1))
-    sizes = {ceil(task.sequences / count): count for count in sorted(counts, reverse=True) if count <= most}
-    for count in sizes.values():
+    counts = micro_batch_counts(task.sequences)
+    if len(np.unique(task.device)) > _FEW or len(counts) > _FEW_COUNTS:
+        about = (len(best.candidate.target), _shard_counts(task)[-1], task.sequences)
+        counts = sorted({max(count for count in counts if count <= one) for one in about})
+    for count in counts:
         yield replace(now, micro_batches=count)
 
 

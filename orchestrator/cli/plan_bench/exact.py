@@ -26,6 +26,7 @@ from policies.pairing import (
     draft_link_ms,
     draft_ms,
     kv_bytes,
+    micro_batch_counts,
     prefill_ms,
     tokens_per_round,
 )
@@ -80,10 +81,8 @@ def best_in_shards(cluster: Cluster, wanted: Wanted) -> Exact:
     load, best = wanted.workload, Exact(0.0)
     devices = tuple(sorted(cluster.devices, key=lambda one: one.id))
     options = {role: {one.profile: one for one in cluster.options if one.role is role} for role in Role}
-    most = min(wanted.constraints.max_shards, load.target.layers, len(devices), load.concurrency)
-    sizes = {ceil(load.concurrency / count): count for count in range(most, 0, -1)}
     for drafter, depth in _depths(wanted):
-        for count in sorted(sizes.values()):
+        for count in micro_batch_counts(load.concurrency):
             case = _Case(
                 devices, options[Role.TARGET], options[Role.DRAFT], links_of(cluster), wanted, drafter, depth, count
             )
