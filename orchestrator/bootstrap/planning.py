@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from filelock import FileLock, Timeout
 
+from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.clusters import measuring_cluster
 from orchestrator.bootstrap.options import draft_specs, engine_options, worker_specs
-from orchestrator.bootstrap.profile_work import Work, planned_work, profile_store
-from orchestrator.cluster.port import WorkerSpec
+from orchestrator.bootstrap.profile_work import MEASURING_LOCK, Work, planned_work, profile_store
+from orchestrator.cluster.port import Cluster, WorkerSpec
 from orchestrator.config.model import AUTO, ClusterConfig
 from orchestrator.errors import WorkerError
 from orchestrator.measuring.run import Watch, measure
 from orchestrator.planning.applied import allowed, applied, whole_targets
 from orchestrator.planning.correction import Corrections, corrected
-from orchestrator.planning.proposal import Proposal, asked_by_config, proposal, propose_here
+from orchestrator.planning.proposal import PlanError, Proposal, asked_by_config, proposal, propose_here
 
 OnProgress = Callable[[str, float], None]
 
@@ -29,10 +31,9 @@ _STEPS_S = 8.0  # how long forwards of each model are measured, about
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, the configuration that runs it, and how its workers are started."""
+    """A plan, and how its workers are started."""
 
     proposal: Proposal
-    config: ClusterConfig
     targets: tuple[WorkerSpec, ...]
     drafts: tuple[WorkerSpec, ...]
 
@@ -46,7 +47,8 @@ def started(config: ClusterConfig, base: Path) -> tuple[list[WorkerSpec], list[W
 async def profiled(config: ClusterConfig, base: Path, progress: OnProgress) -> None:
     """Measure what the plan may choose and has no profile. What cannot be measured is logged, and left out of the plan.
 
-    Raises WorkerError where no worker can be started at all, and what resolving the models raises.
+    Raises WorkerError where no worker can be started at all, PlanError where somebody else is measuring, and what
+    resolving the models raises.
     """
     if config.placement.profile == "never":
         return
@@ -54,12 +56,21 @@ async def profiled(config: ClusterConfig, base: Path, progress: OnProgress) -> N
     todo = [one for one in planned_work(config, base) if _asked_for(one, config) and not one.done(store)]
     if not todo:
         return
-    cluster = measuring_cluster(config)
+    store.directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(store.directory / MEASURING_LOCK, timeout=0):
+            await _measure(todo, store, measuring_cluster(config), progress)
+    except Timeout:
+        raise PlanError(
+            f"somebody is measuring with {store.directory} already; start again when that is done"
+        ) from None
+
+
+async def _measure(todo: Sequence[Work], store: ProfileStore, cluster: Cluster, progress: OnProgress) -> None:
     await cluster.open()
     try:
         for number, one in enumerate(todo, 1):
-            title = f"profile {one.title} ({number} of {len(todo)})"
-            progress(title, -1.0)
+            progress(f"profile {one.title} ({number} of {len(todo)})", -1.0)
             try:
                 spec = one.spec(store, refresh=False, steps_s=_STEPS_S)
                 await measure(cluster, spec, Watch(lambda stage, fraction: None, store.save))
@@ -86,9 +97,14 @@ def planned_again(config: ClusterConfig, base: Path, before: Proposal, correctio
 
 
 def _planned(config: ClusterConfig, base: Path, found: Proposal) -> Planned:
-    effective = applied(config, found)
-    targets, drafts = started(effective, base)
-    return Planned(found, effective, tuple(targets), tuple(drafts))
+    """Return how each replica's workers are started. Drafts in workers of their own are those of the first: each is
+    started as often as there are targets."""
+    targets = []
+    for number in range(len(found.plan.replicas)):
+        specs, _ = started(applied(config, found, number), base)
+        targets.append(specs[number])
+    _, drafts = started(applied(config, found), base)
+    return Planned(found, tuple(targets), tuple(drafts))
 
 
 def _asked_for(work: Work, config: ClusterConfig) -> bool:

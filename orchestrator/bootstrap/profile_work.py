@@ -26,6 +26,9 @@ from orchestrator.config.load import store_directory
 from orchestrator.config.model import AUTO, ClusterConfig
 from orchestrator.measuring.texts import WORKLOAD
 
+MEASURING_LOCK = ".measuring.lock"
+"""In the store: whoever measures holds it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:

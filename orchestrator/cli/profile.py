@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from orchestrator.cluster.port import Cluster, WorkerSpec
     from orchestrator.config.model import ClusterConfig
 
-_LOCK = ".measuring.lock"
 _Show = Callable[[str, float], None]
 
 
@@ -93,9 +92,11 @@ def _alone(store: ProfileStore) -> Iterator[None]:
     """Let nobody else measure with this store meanwhile. Raises ProfileError."""
     from filelock import FileLock, Timeout
 
+    from orchestrator.bootstrap.profile_work import MEASURING_LOCK
+
     store.directory.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(store.directory / _LOCK, timeout=0):
+        with FileLock(store.directory / MEASURING_LOCK, timeout=0):
             yield
     except Timeout:
         raise ProfileError("another `outrider profile` is measuring with this store; wait for it to end") from None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Protocol
 
 from device_profiles.units import MS_PER_S
@@ -14,8 +13,8 @@ from orchestrator.clock import Clock
 from orchestrator.cluster.port import Round, WorkerSpec
 from orchestrator.control.port import PlanView
 from orchestrator.errors import OutriderError
-from orchestrator.planning.correction import Corrections, Key, key_of
-from orchestrator.planning.proposal import Proposal
+from orchestrator.planning.correction import Corrections, Key, key_of, scaled
+from orchestrator.planning.proposal import PlanError, Proposal
 from policies import drift
 from policies.drift import Drift
 from policies.pairing import Part, context_tokens
@@ -27,13 +26,16 @@ _log = logging.getLogger(__name__)
 
 
 class Planned(Protocol):
-    """A plan and how its workers are started."""
+    """A plan, and how its workers are started: one target a replica, and the draft workers."""
 
     @property
     def proposal(self) -> Proposal: ...
 
     @property
-    def targets(self) -> tuple[WorkerSpec, ...]: ...
+    def targets(self) -> Sequence[WorkerSpec]: ...
+
+    @property
+    def drafts(self) -> Sequence[WorkerSpec]: ...
 
 
 class Replacing(Protocol):
@@ -45,7 +47,8 @@ class Replacing(Protocol):
 class PlanKeeper:
     """One running plan. `observe` is to be called with each round, in the event loop.
 
-    `plan_again` takes the running proposal and the factors by which costs differ, and returns another plan.
+    `plan_again` takes the first proposal and the factors by which costs turned out to differ from it, and returns
+    another plan.
     """
 
     def __init__(
@@ -62,10 +65,10 @@ class PlanKeeper:
         self._plan_again = plan_again
         self._tolerance = tolerance
         self._clock = clock
-        self._option = _option(running.proposal)
+        self._options = _options(running.proposal)
         self._corrections: dict[Key, float] = {}
-        self._drift = Drift()
-        self._tokens_per_s = 0.0
+        self._drifts = [Drift() for _ in self._options]
+        self._tokens_per_s = [0.0 for _ in self._options]
         self._plans = 0
         self._moves = 0
         self._planned_s = clock.monotonic_s()
@@ -79,12 +82,12 @@ class PlanKeeper:
 
     def view(self) -> PlanView:
         """Return what was predicted and what is measured."""
-        prediction = self.proposal.plan.replicas[0].prediction
+        worst = max(self._drifts, key=lambda one: abs(one.log_ratio))
         return PlanView(
-            predicted_tokens_per_s=prediction.goodput_tokens_per_s,
-            measured_tokens_per_s=self._tokens_per_s,
-            ratio=self._drift.ratio,
-            rounds=self._drift.rounds,
+            predicted_tokens_per_s=self.proposal.plan.goodput_tokens_per_s,
+            measured_tokens_per_s=sum(self._tokens_per_s),
+            ratio=worst.ratio,
+            rounds=sum(one.rounds for one in self._drifts),
             plans=self._plans,
             moves=self._moves,
             last=self._last,
@@ -92,24 +95,27 @@ class PlanKeeper:
 
     def observe(self, done: Round) -> None:
         """Compare a round with its prediction. Rounds that read prompts say nothing: nobody knows their share."""
-        sequences = len(done.deltas)
-        bound = self.proposal.wanted.workload.depth_bound
-        if not sequences or sequences != done.sequences or done.rows > sequences * (bound + 1 + self._option.paid_rows):
+        engine, sequences, workload = done.engine, len(done.deltas), self.proposal.wanted.workload
+        if not sequences or sequences != done.sequences or engine >= len(self._options):
+            return
+        option = self._options[engine]
+        if done.rows > sequences * (workload.depth_bound + 1 + option.paid_rows):
             return
         held = [one.stats.prompt_tokens + one.stats.generated for one in done.deltas if one.stats is not None]
-        context = sum(held) / len(held) if held else context_tokens(self.proposal.wanted.workload)
-        predicted_ms = Part(self._option).ms(done.rows, sequences, context)
+        context = sum(held) / len(held) if held else context_tokens(workload)
+        predicted_ms = Part(option).ms(done.rows, sequences, context)
         measured_ms = done.round_ms - done.draft_ms
-        self._drift = drift.observed(self._drift, predicted_ms, measured_ms, self._tolerance)
-        tokens = sum(len(one.tokens) for one in done.deltas)
-        if done.round_ms > 0.0:
-            now = tokens / done.round_ms * MS_PER_S
-            weight = _NEWEST if self._tokens_per_s else 1.0
-            self._tokens_per_s += weight * (now - self._tokens_per_s)
+        self._drifts[engine] = drift.observed(self._drifts[engine], predicted_ms, measured_ms, self._tolerance)
+        self._count(engine, sum(len(one.tokens) for one in done.deltas), done.round_ms)
         due = self._clock.monotonic_s() - self._planned_s >= drift.pause_s(self._plans)
-        if due and self._task is None and drift.drifted(self._drift):
-            self._task = asyncio.get_running_loop().create_task(self._again(), name="plan again")
+        if due and self._task is None and drift.drifted(self._drifts[engine]):
+            self._task = asyncio.get_running_loop().create_task(self._again(engine), name="plan again")
             self._task.add_done_callback(self._ended)
+
+    def _count(self, engine: int, tokens: int, round_ms: float) -> None:
+        if round_ms > 0.0:
+            weight = _NEWEST if self._tokens_per_s[engine] else 1.0
+            self._tokens_per_s[engine] += weight * (tokens / round_ms * MS_PER_S - self._tokens_per_s[engine])
 
     async def close(self) -> None:
         """End a change that is under way."""
@@ -123,9 +129,9 @@ class PlanKeeper:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("planning again failed: %s", error, exc_info=error)
 
-    async def _again(self) -> None:
-        ratio = self._drift.ratio
-        shard = self.proposal.plan.replicas[0].shards[0]
+    async def _again(self, engine: int) -> None:
+        ratio, before = self._drifts[engine].ratio, self.proposal.plan
+        shard = before.replicas[engine].shards[0]
         key = key_of(shard)
         self._corrections[key] = self._corrections.get(key, 1.0) * ratio
         self._plans += 1
@@ -134,60 +140,54 @@ class PlanKeeper:
             "rounds on %s take %.2f times what was predicted (tolerance %g): planning again",
             *(shard.device, ratio, self._tolerance),
         )
-        try:
-            found = await asyncio.to_thread(self._plan_again, self._first, dict(self._corrections))
-        except OutriderError as error:
-            self._told(f"kept: {error}")
-            self._measured_anew(None)
-            return
-        reached = self.proposal.plan.replicas[0].prediction.goodput_tokens_per_s / ratio
-        promised = found.proposal.plan.replicas[0].prediction.goodput_tokens_per_s
-        same = key_of(found.proposal.plan.replicas[0].shards[0]) == key
-        if same or not drift.worth_moving(reached, promised):
-            why = "still the best" if same else f"another is predicted to reach {promised:.1f} tokens/s"
-            self._told(f"kept, with corrected costs: {reached:.1f} tokens/s now, {why}")
-            self._measured_anew(found if same else None)
-            return
-        await self._move(found, reached, promised)
-
-    async def _move(self, found: Planned, reached: float, promised: float) -> None:
-        changes = "; ".join(
-            f"{one.part}: {one.before or 'none'} -> {one.after or 'none'}"
-            for one in diff(self.proposal.plan, found.proposal.plan).changes
+        # What the running plan reaches, as far as it is known: replicas that run alike have drifted alike.
+        reached = sum(
+            one.prediction.goodput_tokens_per_s / (ratio if key_of(one.shards[0]) == key else 1.0)
+            for one in before.replicas
         )
         try:
-            for engine, spec in enumerate(found.targets[: len(self._running.targets)]):
-                await self._control.replace(engine, spec)
-        except OutriderError as error:
-            self._told(f"kept: {error}")
-            self._measured_anew(None)
+            found = await asyncio.to_thread(self._plan_again, self._first, dict(self._corrections))
+            await self._take(found, reached)
+        except OutriderError as error:  # go on as before, and compare with costs as they turned out to be
+            self._options = [scaled(one, ratio) if key_of(one) == key else one for one in self._options]
+            self._compared_anew(f"kept: {error}")
+
+    async def _take(self, found: Planned, reached: float) -> None:
+        """Run another plan where that is worth a move. Raises OutriderError, with the reason, where it is not, or its
+        workers do not start."""
+        before, after = self.proposal.plan, found.proposal.plan
+        promised = after.goodput_tokens_per_s
+        changes = "; ".join(
+            f"{one.part}: {one.before or 'none'} -> {one.after or 'none'}"
+            for one in diff(before, after).changes
+            if one.restart
+        )
+        now = f"{reached:.1f} tokens/s with corrected costs"
+        if not changes:
+            self._adopt(found, f"kept: {now}, and still the best")
             return
+        if not drift.worth_moving(reached, promised):
+            raise PlanError(f"{now}, and the best other is predicted to reach {promised:.1f} only")
+        if len(found.targets) != len(self._running.targets) or found.drafts != self._running.drafts:
+            raise PlanError(f"{now}; {promised:.1f} need a restart of the daemon, for other workers: {changes}")
+        for engine, (old, new) in enumerate(zip(self._running.targets, found.targets, strict=True)):
+            if old != new:
+                await self._control.replace(engine, new)
         self._moves += 1
-        self._running, self._option = found, _option(found.proposal)
-        self._tokens_per_s = 0.0
-        self._told(f"changed, {reached:.1f} -> {promised:.1f} tokens/s predicted: {changes}")
-        self._measured_anew(found)
+        self._tokens_per_s = [0.0 for _ in self._options]
+        self._adopt(found, f"changed, {reached:.1f} -> {promised:.1f} tokens/s predicted: {changes}")
 
-    def _measured_anew(self, found: Planned | None) -> None:
-        """Compare from now on with corrected costs; the plan of a `found` has them already."""
-        if found is not None:
-            self._running, self._option = found, _option(found.proposal)
-        else:
-            factor = self._drift.ratio
-            self._option = replace(
-                self._option,
-                cost=self._option.cost.scaled(factor),
-                overhead_ms=factor * self._option.overhead_ms,
-                overhead_sequence_ms=factor * self._option.overhead_sequence_ms,
-            )
-        self._drift = Drift()
+    def _adopt(self, found: Planned, told: str) -> None:
+        self._running, self._options = found, _options(found.proposal)
+        self._compared_anew(told)
 
-    def _told(self, what: str) -> None:
-        self._last = what
-        _log.info("the plan is %s", what)
+    def _compared_anew(self, told: str) -> None:
+        self._drifts = [Drift() for _ in self._options]
+        self._last = told
+        _log.info("the plan is %s", told)
 
 
-def _option(proposal: Proposal) -> Option:
-    """Return the option that the plan's first target runs."""
-    key = key_of(proposal.plan.replicas[0].shards[0])
-    return next(one for one in proposal.cluster.options if one.role is Role.TARGET and key_of(one) == key)
+def _options(proposal: Proposal) -> list[Option]:
+    """Return the option that each replica's target runs."""
+    known = {key_of(one): one for one in proposal.cluster.options if one.role is Role.TARGET}
+    return [known[key_of(replica.shards[0])] for replica in proposal.plan.replicas]

@@ -57,9 +57,10 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """What the running plan predicts, and what came of it. Tokens per second are output tokens of all streams of the
-    first replica; `predicted` is for the planned load, prompts included, `measured` a running mean over rounds that
-    only decode. `ratio`: measured / predicted time of the last `rounds` rounds, for the rows that they had. `plans`:
+    """What the running plan predicts, and what came of it. Tokens per second are output tokens of all streams;
+    `predicted` is for the planned load, prompts included, `measured` a running mean over rounds that
+    only decode. `ratio`: measured / predicted time of the last `rounds` rounds, for the rows that they had, of the
+    replica where it is furthest from 1. `plans`:
     how often it was made anew; `moves`: how often workers were replaced for that; `last`: what came of it last."""
 
     predicted_tokens_per_s: float

@@ -25,14 +25,14 @@ def allowed(config: ClusterConfig, asked: Asked) -> Allowed:
     return fits
 
 
-def applied(config: ClusterConfig, proposal: Proposal) -> ClusterConfig:
-    """Return the configuration that runs the plan's first replica; the others are placed on the same terms.
+def applied(config: ClusterConfig, proposal: Proposal, number: int = 0) -> ClusterConfig:
+    """Return the configuration that runs the plan's replica of this number.
 
     A plan in layer shards has no such configuration: it must have been made without (`whole_targets`).
     """
-    replica = proposal.plan.replicas[0]
+    replica = proposal.plan.replicas[number]
     target = replica.shards[0]
-    drafts = [_draft(draft, index, proposal) for index, draft in enumerate(config.drafts)]
+    drafts = [_draft(draft, index, proposal, number) for index, draft in enumerate(config.drafts)]
     changes: dict[str, Any] = {
         "model": config.model.model_copy(
             update={"adapter": target.runtime, "device": device_of(proposal, target)},
@@ -60,11 +60,11 @@ def _fits(adapter: str, device: str, option: Option, there: str) -> bool:
     return adapter in (AUTO, option.runtime) and (device in (AUTO, there) or simulated)
 
 
-def _draft(draft: Draft, index: int, proposal: Proposal) -> Draft | None:
+def _draft(draft: Draft, index: int, proposal: Proposal, number: int) -> Draft | None:
     """Return a draft as it runs, None where the plan leaves it out."""
     if isinstance(draft, SuffixDraft) or AUTO not in (draft.adapter, draft.device):
         return draft
-    chosen = proposal.plan.replicas[0].draft
+    chosen = proposal.plan.replicas[number].draft
     mine = next((one.model.name for one in proposal.asked.drafts if one.index == index), "")
     if chosen is None or chosen.shard is None or chosen.drafter != mine:
         return None

@@ -20,13 +20,14 @@ def key_of(one: Shard | Option) -> Key:
 def corrected(cluster: Cluster, corrections: Corrections) -> Cluster:
     """Return the cluster with the targets' costs multiplied by what they turned out to be."""
     options = tuple(
-        _scaled(one, corrections[key_of(one)]) if one.role is Role.TARGET and key_of(one) in corrections else one
+        scaled(one, corrections[key_of(one)]) if one.role is Role.TARGET and key_of(one) in corrections else one
         for one in cluster.options
     )
     return replace(cluster, options=options)
 
 
-def _scaled(one: Option, factor: float) -> Option:
+def scaled(one: Option, factor: float) -> Option:
+    """Return an option that takes so many times as long."""
     return replace(
         one,
         cost=one.cost.scaled(factor),

@@ -55,6 +55,10 @@ class Planned:
     def targets(self) -> tuple[WorkerSpec, ...]:
         return (WorkerSpec(self.proposal.plan.replicas[0].shards[0].device, "", {}),)
 
+    @property
+    def drafts(self) -> tuple[WorkerSpec, ...]:
+        return ()
+
 
 def first_plan(directory, row_ms) -> Proposal:
     toy = model_at_hand("simulated:toy", "toy", directory, "auto")
@@ -115,7 +119,7 @@ async def test_where_nothing_better_is_there_costs_are_corrected_and_the_worker_
     rounds(found, 2 * PATIENCE, 3.5)
     await until(found, 1)
     assert workers.replaced == []
-    assert "kept, with corrected costs" in found.view().last
+    assert "with corrected costs" in found.view().last
     rounds(found, 4 * PATIENCE, 3.5)
     assert found.view().ratio == pytest.approx(1.0, abs=0.1), "the correction is what rounds take"
     assert found.view().plans == 1
