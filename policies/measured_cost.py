@@ -8,6 +8,7 @@ in which something else ran teaches little; a first one is believed, so that a f
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import exp, log, log2
 from typing import NamedTuple
 
@@ -30,26 +31,41 @@ TYPICAL = StepCost((1.0, 8.0, 16.0, 64.0, 128.0), (1.0, 1.5, 2.2, 6.0, 11.5))
 class MeasuredCost(NamedTuple):
     """`table_ms[r]`: a forward of r rows of one sequence with nothing before them, before the correction for all
     rounds, `scale`. Never falling in r. `row_ms[r]`: what one more row adds to it, `least_ms[r]`: the least that any
-    row beyond r adds. `seen` rounds were taken in, the last `stale` of them after the table was built."""
+    row beyond r adds. `seen` rounds were taken in, the last `stale` of them after the table was built. `uneven`: what
+    a row adds does not follow from the rows alone (StepCost.serial, or rows that are padded)."""
 
     fit: StepCost
     table_ms: tuple[float, ...]
     row_ms: tuple[float, ...]
     least_ms: tuple[float, ...]
+    uneven: bool = False
     log_of_knot: tuple[float, ...] = (0.0,) * KNOTS
     log_scale: float = 0.0
     scale: float = 1.0
     seen: int = 0
     stale: int = 0
 
-    def ms(self, rows: int, sequences: int = 1, context_tokens: float = 0.0) -> float:
+    def ms(self, rows: float, sequences: int = 1, context_tokens: float = 0.0) -> float:
         """Return the time of a forward; see StepCost.ms."""
         fit = self.fit
+        if self.uneven:
+            return self._uneven_ms(rows, sequences, context_tokens)
         attention_us = (fit.position_us * sequences + fit.row_position_us * rows) * context_tokens
         return self.scale * (self._rows_ms(rows) + fit.sequence_ms * (sequences - 1) + attention_us / US_PER_MS)
 
-    def added_ms(self, rows: int, count: int, context_tokens: float = 0.0) -> list[float]:
-        """Return what each of `count` rows adds to a forward of `rows` rows."""
+    def _uneven_ms(self, rows: float, sequences: int, context_tokens: float) -> float:
+        fit = self.fit
+        rows = fit.paid(rows, sequences)
+        calls = sequences if fit.serial else 1
+        attention_us = (fit.position_us * sequences + fit.row_position_us * rows) * context_tokens
+        rows_ms = calls * self._rows_ms(rows / calls)
+        return self.scale * (rows_ms + fit.sequence_ms * (sequences - 1) + attention_us / US_PER_MS)
+
+    def added_ms(self, rows: int, count: int, sequences: int = 1, context_tokens: float = 0.0) -> list[float]:
+        """Return what each of `count` rows adds to a forward of `rows` rows, of so many sequences."""
+        if self.uneven:
+            times = [self._uneven_ms(rows + more, sequences, context_tokens) for more in range(count + 1)]
+            return [after - before for before, after in pairwise(times)]
         scale = self.scale
         attention_ms = self.fit.row_position_us * context_tokens / US_PER_MS
         found = [scale * (ms + attention_ms) for ms in self.row_ms[rows : rows + count]]
@@ -58,18 +74,19 @@ class MeasuredCost(NamedTuple):
         return found
 
     def least_added_ms(self, rows: int) -> float:
-        """Return the least that any row adds to a forward of `rows` rows or more."""
-        return self.scale * self.least_ms[min(rows, len(self.least_ms) - 1)]
+        """Return the least that any row adds to a forward of `rows` rows or more; 0 where that is not known."""
+        return 0.0 if self.uneven else self.scale * self.least_ms[min(rows, len(self.least_ms) - 1)]
 
-    def _rows_ms(self, rows: int) -> float:
-        last = len(self.table_ms) - 1
-        return self.table_ms[rows] if rows <= last else self.table_ms[last] + (rows - last) * self.row_ms[-1]
+    def _rows_ms(self, rows: float) -> float:
+        whole = min(int(rows), len(self.table_ms) - 1)
+        return self.table_ms[whole] + (rows - whole) * self.row_ms[whole]
 
 
 def measured(fit: StepCost, *, most_rows: int = 256) -> MeasuredCost:
     """Return what is known before any round: the fit. `most_rows`: how far the table goes (2 or more)."""
     table = _tables(fit, (0.0,) * KNOTS, most_rows)
-    return MeasuredCost(fit, *table)
+    uneven = fit.serial or fit.least_rows > 1 or fit.least_forward_rows > 1
+    return MeasuredCost(fit, *table, uneven)
 
 
 def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, context_tokens: float) -> MeasuredCost:
@@ -79,7 +96,8 @@ def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, contex
         return cost._replace(log_scale=residual, scale=exp(residual), seen=1)
     residual = min(max(residual, -CLIP), CLIP)
     log_scale = cost.log_scale + max(1.0 / (cost.seen + 1), _LEAST_WEIGHT) * residual
-    place = min(log2(max(rows, 1)), KNOTS - 1.0)
+    each = rows / sequences if cost.fit.serial else rows
+    place = min(log2(max(each, 1)), KNOTS - 1.0)
     low = min(int(place), KNOTS - 2)
     knots = [value - _FADING * value for value in cost.log_of_knot]
     knots[low] += _KNOT_WEIGHT * (low + 1 - place) * residual
@@ -87,7 +105,7 @@ def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, contex
     tables, stale = (cost.table_ms, cost.row_ms, cost.least_ms), cost.stale + 1
     if stale >= REBUILD_EVERY:
         tables, stale = _tables(cost.fit, tuple(knots), len(cost.table_ms) - 1), 0
-    return MeasuredCost(cost.fit, *tables, tuple(knots), log_scale, exp(log_scale), cost.seen + 1, stale)
+    return MeasuredCost(cost.fit, *tables, cost.uneven, tuple(knots), log_scale, exp(log_scale), cost.seen + 1, stale)
 
 
 def _tables(

@@ -11,7 +11,7 @@ alone whose drafts do not pay for what they cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -33,7 +33,6 @@ _NEWEST_VALUE = 0.05  # weight of the newest round in the mean worth of time
 _NEWEST_DRAFT = 0.2  # the same of what drafting takes
 _NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
 _TAKEN_IN = 5  # verdicts a round: it keeps the time that policies take small where there are many sequences
-_HOPELESS = 0.25  # the chance of a first token below which its being right is news
 _FORCED = 1e6  # the chance of a token that is verified whatever it costs
 
 
@@ -168,7 +167,7 @@ def worth_per_ms(state: Speculation, now: Round) -> float:
 def least_chance(state: Speculation, now: Round) -> float:
     """Return the chance, all before included, below which a drafter that takes time for each token may stop: such a
     token would not be worth its row and its step of drafting, which all sequences of a round share."""
-    row_ms = state.cost.added_ms(now.base_rows, 1, now.context_tokens)[0]
+    row_ms = state.cost.added_ms(now.base_rows, 1, len(now.places), now.context_tokens)[0]
     return min(1.0, worth_per_ms(state, now) * (row_ms + state.step_ms / len(now.places)))
 
 
@@ -196,11 +195,11 @@ def decided(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> De
     if not longest:
         return Decision([0] * len(reaches), reaches, forced)
     if now.widths:
-        added_ms = state.cost.added_ms(now.base_rows, now.room, now.context_tokens)
+        added_ms = state.cost.added_ms(now.base_rows, now.room, len(reaches), now.context_tokens)
         before = [place.known for place in now.places]
         depths = shared_out_in_widths(reaches, before, now.widths, added_ms, value)
     else:
-        added_ms = state.cost.added_ms(now.base_rows, min(now.room, longest), now.context_tokens)
+        added_ms = state.cost.added_ms(now.base_rows, min(now.room, longest), len(reaches), now.context_tokens)
         depths = shared_out(reaches, [place.free for place in now.places], added_ms, value)
     return Decision(depths, reaches, forced)
 
@@ -222,7 +221,7 @@ def observed(
     """Take in a round of these `times`. Only rounds that do nothing but decode are to be taken in: a prefill in it
     would be counted as the cost of rows."""
     requests, usual = dict(state.requests), state.usual
-    for index in _looked_at(state.rounds, decision, verdicts):
+    for index in _looked_at(state.rounds, len(now.places)):
         place, (accepted, compared), chances = now.places[index], verdicts[index], decision.reaches[index]
         if not compared or not chances or place.fixed:
             continue
@@ -236,18 +235,11 @@ def observed(
     return _timed(state, now, requests, usual, decision, drafted, times, tokens_made)
 
 
-def _looked_at(rounds: int, decision: Decision, verdicts: Sequence[Verdict]) -> Iterable[int]:
-    """Return the places whose verdicts are taken in: where there are many, each in its turn, and at once those whose
-    drafts seemed hopeless and turned out right."""
-    every = 1 + (len(verdicts) - 1) // _TAKEN_IN
-    if every == 1:
-        return range(len(verdicts))
-    turn = rounds % every
-    found = list(range(turn, len(verdicts), every))
-    for index, depth in enumerate(decision.depths):
-        if not depth and verdicts[index][0] and decision.reaches[index][0] < _HOPELESS and index % every != turn:
-            found.append(index)
-    return found
+def _looked_at(rounds: int, sequences: int) -> range:
+    """Return the places whose verdicts are taken in: where there are many, each in its turn, whatever came of it (to
+    pick those that turned out right would teach that drafts are better than they are)."""
+    every = 1 + (sequences - 1) // _TAKEN_IN
+    return range(rounds % every, sequences, every)
 
 
 def _moved(request: Request, gains: Gains, chances: Sequence[float], accepted: int, compared: int) -> Request:

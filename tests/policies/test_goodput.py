@@ -117,7 +117,7 @@ def test_the_guard_finds_the_depth_of_most_tokens_a_second(chance, sequences, pa
     base = sequences * paid_rows
     value = rates[best] / 1000.0
     chances = reach([chance] * 12, 1.0, 12, paid_rows - 1, floor_of(COST, base, value))
-    added_ms = COST.added_ms(base, 12 * sequences, context)
+    added_ms = COST.added_ms(base, 12 * sequences, sequences, context)
     depths = shared_out([chances] * sequences, [paid_rows - 1] * sequences, added_ms, value)
     tokens = sum(1.0 + sum(chances[:depth]) for depth in depths)
     rows = sum(max(depth + 1, paid_rows) for depth in depths)

@@ -88,10 +88,11 @@ def test_random_tokens_are_left_alone_however_sure_the_drafter_is(sequences, sil
     for _ in range(60):
         state, depths = one_round(state, now, proposals, [0] * sequences)
     assert depths == [0] * sequences
-    state, depths = one_round(state, now, proposals, [12] * sequences)
-    for _ in range(20):  # and found again without a probe: a first token can be compared though it was not verified
+    for _ in range(60):  # and found again without a probe: a first token can be compared though it was not verified
         state, depths = one_round(state, now, proposals, [12] * sequences)
-    assert min(depths) >= 1
+    assert (
+        sum(depth > 0 for depth in depths) >= 0.75 * sequences
+    )  # the last ones have to be surer: rows are dear by then
 
 
 @given(st.integers(2, 16))
