@@ -43,6 +43,7 @@ from orchestrator.control.state import FAILED, STARTING, added_totals, failed_dr
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.errors import RequestError, WorkerError
 
+_LEAVING_POLL_S = 0.05
 _ALIKE = "set the precision in cluster.yaml, and use one set of library versions"
 
 _log = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ class TargetControl:
         self._replicas: list[Replica] = []
         for engine, spec in enumerate(specs):
             self._replicas.append(self._replica(spec, engine))
-        self._router = Router(self._replicas, self._streams, clock)
+        self._retiring: list[Replica] = []
+        self._router = Router(self._replicas, self._retiring, self._streams, clock)
         self._joining: list[Replica] = []
         self._replacing = asyncio.Lock()
         self._drafts = DraftWorkers(cluster, drafts, len(specs), limits.max_restarts, clock, sleep, self._attach)
@@ -160,8 +162,10 @@ class TargetControl:
     async def replace(self, engine: int, spec: WorkerSpec) -> None:
         """Let a worker from another spec take a replica's place while streams go on.
 
-        The new one is started beside the old one, gets its streams when it is ready, and the old one is stopped. Raises
-        WorkerError where the new one does not become ready; then the old one goes on.
+        The new one is started beside the old one, gets its streams when it is ready, and the old one is stopped. Where
+        their tokens could differ (another runtime or precision) the old one keeps the streams that have a token, and is
+        stopped when the last has ended; this returns then. Raises WorkerError where the new one does not become ready;
+        then the old one goes on.
         """
         async with self._replacing:
             old = next(replica for replica in self._replicas if replica.engine == engine)
@@ -178,13 +182,16 @@ class TargetControl:
             finally:
                 self._joining.remove(new)
             self._switch(old, new)
+            while not (self._closed or old.state.phase == FAILED or self._router.left(old)):  # noqa: ASYNC110 -- rare
+                await asyncio.sleep(_LEAVING_POLL_S)
+            self._retiring.remove(old)
             await old.close()
 
     def _switch(self, old: Replica, new: Replica) -> None:
         """Route to the new replica and move the old one's streams, without waiting for anything."""
         new.state.totals = added_totals([old.state.totals, new.state.totals])
         self._replicas[self._replicas.index(old)] = new
-        moved = self._router.vacate(old)
+        moved = self._router.retire(old)
         _log.info("worker %s takes the place of %s: %d streams move", new.name, old.name, moved)
         self._router.feed()
         self._drafts.target_gone(old.name)
@@ -208,7 +215,8 @@ class TargetControl:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await asyncio.gather(self._drafts.close(), *(one.close() for one in (*self._replicas, *self._joining)))
+        everyone = (*self._replicas, *self._joining, *self._retiring)
+        await asyncio.gather(self._drafts.close(), *(one.close() for one in everyone))
         await self._cluster.close()
         self._settled.set()
 
@@ -225,12 +233,12 @@ class TargetControl:
 
     def observed(self, replica: Replica, event: Event) -> None:
         """See control.replica.Owner: fold one event into the state and pass it on."""
-        if isinstance(event, Ready) and (why := self._unlike(replica, event)):
+        if isinstance(event, Ready) and replica in self._replicas and (why := self._unlike(replica, event)):
             replica.refuse(
                 f"{replica.name} serves with {why}: its tokens would differ from the other replicas'; {_ALIKE}"
             )
             return
-        if replica not in self._replicas:  # it is still to join, or was replaced: nobody waits for what it says
+        if replica not in self._replicas and replica not in self._retiring:  # nobody waits for what it says
             replica.state.observe(event)
             return
         delivered = 0
@@ -255,7 +263,8 @@ class TargetControl:
                     *(replica.name, " again" if again else "", replica.state.where, len(self._streams)),
                 )
                 self._router.feed()
-                self._drafts.target_ready(replica.name)
+                if replica in self._replicas:
+                    self._drafts.target_ready(replica.name)
             case DraftLink():
                 self._drafts.observe(replica.name, event)
             case Refused():
@@ -263,7 +272,9 @@ class TargetControl:
                 self._router.feed()
 
     def _unlike(self, replica: Replica, ready: Ready) -> str:
-        """Return in what a worker differs from those whose tokens streams have already."""
+        """Return in what a worker that is ready for the first time differs from those whose tokens streams have."""
+        if replica.state.ready is not None:
+            return ""
         for other in self._replicas:
             known = other.state.ready
             if other is replica or known is None or other.state.phase == FAILED:
@@ -282,11 +293,14 @@ class TargetControl:
             deltas = [msgspec.structs.replace(delta, engine=replica.engine) for delta in done.deltas]
             done = msgspec.structs.replace(done, deltas=deltas, engine=replica.engine)
         now_s = self._clock.monotonic_s()
-        return done, sum(self._streams.deliver(delta, now_s) for delta in done.deltas)
+        delivered = sum(self._streams.deliver(delta, now_s) for delta in done.deltas)
+        if replica in self._retiring:  # it counts for the one in its place
+            next(one for one in self._replicas if one.engine == replica.engine).state.observe(done, delivered)
+        return done, delivered
 
     def lost(self, replica: Replica, cause: str) -> None:
         """See control.replica.Owner: its streams go on elsewhere; a request that kills workers is ended here."""
-        if replica not in self._replicas:
+        if replica not in self._replicas and replica not in self._retiring:
             return
         guilty = self._router.lost(replica)
         if guilty is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Cancel
 from orchestrator.control.affinity import block_keys
 from orchestrator.control.replica import Replica
+from orchestrator.control.state import FAILED, kind_of
 from orchestrator.control.streams import Stream, Streams
 from policies.replica_pace import predicted_prefill_ms, predicted_tpot_ms
 from policies.routing import ReplicaState, Route, RoutedRequest, RoutingWeights, route
@@ -23,10 +24,12 @@ _log = logging.getLogger(__name__)
 
 
 class Router:
-    """Routes `streams` over `replicas`; its owner may change that list between calls."""
+    """Routes `streams` over `replicas`; its owner may change both lists between calls. Those that are `retiring` keep
+    the streams that only they can go on with to the bit, and take no others."""
 
-    def __init__(self, replicas: list[Replica], streams: Streams, clock: Clock) -> None:
+    def __init__(self, replicas: list[Replica], retiring: list[Replica], streams: Streams, clock: Clock) -> None:
         self._replicas = replicas
+        self._retiring = retiring
         self._streams = streams
         self._clock = clock
         self._lost_s = -math.inf
@@ -39,13 +42,17 @@ class Router:
 
     def cancel(self, stream: Stream) -> None:
         """Tell the replica that has a stream to forget it."""
-        for replica in self._replicas:
+        for replica in (*self._replicas, *self._retiring):
             if replica.name == stream.at:
                 replica.send(Cancel(stream.sent_id))
 
-    def vacate(self, replica: Replica) -> int:
-        """Take all streams back from a replica; returns how many. They are due again."""
-        taken = self._streams.at(replica.name)
+    def retire(self, replica: Replica) -> int:
+        """Take the streams back from a replica that is being replaced, but for those that only it can go on with;
+        returns how many. They are due again."""
+        self._retiring.append(replica)
+        kind = kind_of(replica.state.ready)
+        moves = any(kind_of(other.state.ready) == kind for other in self._replicas)
+        taken = [stream for stream in self._streams.at(replica.name) if moves or not stream.kind]
         for stream in taken:
             replica.send(Cancel(stream.sent_id))
             self._streams.recall(stream)
@@ -61,16 +68,16 @@ class Router:
     def _send_due(self) -> None:
         for stream in self._streams.due():
             prefix = self._prefix(stream)
-            routed = chosen(stream, prefix, self._replicas, self._streams, self._is_alive)
-            if routed.replica is None and stream.suspect:
+            routed = self._chosen(stream, prefix)
+            if routed.replica is None and (stream.suspect or stream.kind):
                 continue
             if routed.replica is None:
                 break
-            found = next(replica for replica in self._replicas if replica.name == routed.replica)
+            found = next(one for one in (*self._replicas, *self._retiring) if one.name == routed.replica)
             found.prefixes.note(prefix)
             if not self._streams.counts[found.name]:
                 found.busy_s = self._clock.monotonic_s()
-            found.send(self._streams.send(stream, found.name))
+            found.send(self._streams.send(stream, found.name, kind_of(found.state.ready)))
             if len(self._replicas) > 1:
                 _log.debug("request %s goes to %s: %s", stream.key, found.name, told(routed))
 
@@ -82,12 +89,30 @@ class Router:
         for replica in serving if free else []:
             waiting = self._streams.at(replica.name)[_places(replica) :]
             for stream in [stream for stream in waiting if not stream.progressed and not stream.suspect]:
-                routed = chosen(stream, self._prefix(stream), self._replicas, self._streams, self._is_alive)
+                routed = self._chosen(stream, self._prefix(stream))
                 if taken < free and routed.replica not in (None, replica.name):
                     replica.send(Cancel(stream.sent_id))
                     self._streams.recall(stream)
                     taken += 1
         return taken
+
+    def left(self, replica: Replica) -> bool:
+        """True when no stream needs a retiring replica any more."""
+        kind = kind_of(replica.state.ready)
+        return not self._streams.counts[replica.name] and not any(
+            stream.kind == kind and not stream.at for stream in self._streams.live()
+        )
+
+    def _chosen(self, stream: Stream, prefix: Sequence[int]) -> Route:
+        every = (*self._replicas, *self._retiring)
+        can_go_on = [one for one in every if one.state.phase != FAILED and kind_of(one.state.ready) == stream.kind]
+        heirs = [one for one in can_go_on if one in self._replicas]
+        outs = {one.name: "is being replaced" for one in self._retiring if heirs or one not in can_go_on}
+        if can_go_on:
+            outs |= {one.name: "its tokens would differ" for one in self._replicas if one not in can_go_on}
+        elif stream.kind:
+            _log.warning("request %s goes on with another kind of replica: its tokens may differ", stream.key)
+        return chosen(stream, prefix, every, self._streams, self._is_alive, outs)
 
     def _free_places(self, replica: Replica) -> int:
         return _places(replica) - self._streams.counts[replica.name]
@@ -107,16 +132,17 @@ def chosen(
     replicas: Sequence[Replica],
     streams: Streams,
     is_alive: Callable[[Replica], bool],
+    outs: Mapping[str, str],
 ) -> Route:
     """Return where a stream goes, by the keys of its prompt's blocks (control.affinity).
 
     A suspect is tried by one replica at a time, which then takes nothing new; the replica must be known to have
-    outlived the last one that was lost (`is_alive`).
+    outlived the last one that was lost (`is_alive`). `outs` says of some replicas why they do not take it.
     """
     tried = streams.on_trial()
     states = []
     for replica in replicas:
-        out = "" if replica.serving else replica.state.phase
+        out = outs.get(replica.name, "") if replica.serving else replica.state.phase
         if not out and stream.suspect and not is_alive(replica):
             out = "may have been lost with the last one"
         if not out and tried is not None and tried.at == replica.name:

@@ -49,6 +49,11 @@ def failed_drafters(before: Gauges | None, now: Gauges) -> list[DrafterState]:
 _ALIKE = ("model_digest", "vocabulary_fingerprint", "adapter", "weights", "activations", "kv_cache", "exactness")
 
 
+def kind_of(ready: Ready | None) -> tuple[str, ...]:
+    """Return what decides a replica's tokens: two of one kind say the same. () where it is not known."""
+    return tuple(str(getattr(ready, name)) for name in _ALIKE) if ready is not None else ()
+
+
 def unlike(ready: Ready, other: Ready) -> str:
     """Return in what a replica differs from another so that its tokens may too; "" where it does not."""
     differs = [name for name in _ALIKE if getattr(ready, name) != getattr(other, name)]

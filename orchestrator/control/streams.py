@@ -33,7 +33,8 @@ _NEWEST = 0.1  # weight of the newest end in the mean length
 class Stream:
     """One request. `items` holds what its reader has not taken yet: never more than `max_tokens` deltas.
 
-    `at` is the replica that has it ("": none), `sent_id` its id there. `tried`: it was sent as a suspect.
+    `at` is the replica that has it ("": none), `sent_id` its id there. `tried`: it was sent as a suspect. `kind`: of
+    the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of).
     """
 
     submit: Submit
@@ -43,6 +44,8 @@ class Stream:
     sent_id: str = ""
     sends: int = 0
     tried: bool = False
+    kind: tuple[str, ...] = ()
+    sent_kind: tuple[str, ...] = ()
     strikes: int = 0
     progressed: bool = False
     last_stats: RequestStats | None = None
@@ -114,6 +117,7 @@ class Streams:
         stream.last_stats = delta.stats or stream.last_stats
         if delta.tokens:
             stream.progressed, stream.strikes = True, 0
+            stream.kind = stream.kind or stream.sent_kind
         if delta.finish:
             self._drop(stream)
             self._ends_s.append(now_s)
@@ -153,8 +157,9 @@ class Streams:
         tried = [] if self.on_trial() is not None else suspects[:1]
         return tried + [stream for stream in waiting if not stream.suspect]
 
-    def send(self, stream: Stream, replica: str) -> Submit:
-        """Count the stream as sent to a replica; returns what is to be sent."""
+    def send(self, stream: Stream, replica: str, kind: tuple[str, ...] = ()) -> Submit:
+        """Count the stream as sent to a replica of this kind; returns what is to be sent."""
+        stream.sent_kind = kind
         stream.sends += 1
         stream.sent_id = stream.key if stream.sends == 1 else f"{stream.key}#{stream.sends}"
         stream.at, stream.tried, stream.progressed = replica, stream.suspect, False
