@@ -32,24 +32,27 @@ MEASURING_LOCK = ".measuring.lock"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A piece of work, and what its results will be known by."""
+    """A piece of work, and what its results will be known by. `node`: the address of another host that it is done on,
+    whose fingerprint is not known here: it counts as never done."""
 
     job: ProfileJob
     fingerprint: str
     threads: int
     digest: str
+    node: str = ""
 
     @property
     def title(self) -> str:
         """What it is, for people."""
-        return f"{self.job.model.adapter} {self.job.model.device}, {self.job.drafter or self.job.role}"
+        where = f" on {self.node}" if self.node else ""
+        return f"{self.job.model.adapter} {self.job.model.device}{where}, {self.job.drafter or self.job.role}"
 
     def spec(self, store: ProfileStore, *, refresh: bool, steps_s: float) -> WorkerSpec:
         """Return how its worker is started, with what is known already."""
         known = not refresh and self.stored_device(store) is not None
         texts = None if refresh and self.job.role == "target" else self.texts(store)
         plain = None if texts is None else dataclasses.asdict(texts)
-        return job_spec(msgspec.structs.replace(self.job, known_device=known, texts=plain, steps_s=steps_s))
+        return job_spec(msgspec.structs.replace(self.job, known_device=known, texts=plain, steps_s=steps_s), self.node)
 
     def done(self, store: ProfileStore) -> bool:
         """Return whether all of it is stored."""
@@ -111,6 +114,26 @@ def planned_work(
     return work
 
 
+def remote_work(
+    config: ClusterConfig, base: Path, wanted: Sequence[str], threads: Sequence[int], nodes: Sequence[str]
+) -> list[Work]:
+    """Return the target on each of the wanted devices ("RUNTIME:DEVICE") of other nodes. Raises Unsupported for what is
+    not named so, and where there is no cluster of several nodes."""
+    if config.cluster.runtime != "ray" or not config.cluster.address:
+        raise Unsupported("--node goes with cluster.runtime: ray and cluster.address, which this configuration has not")
+    if not wanted or not all(":" in one for one in wanted):
+        raise Unsupported("--node goes with --device RUNTIME:DEVICE: what other nodes have is not known here")
+    engine = engine_options(config, base)
+    work = []
+    for one in wanted:
+        adapter, _, device = one.partition(":")
+        for count in threads or (engine.model.threads,):
+            model = engine.with_model(adapter=adapter, device=device, threads=count).model
+            job = ProfileJob(engine, model, "target")
+            work += [Work(job, "", count, digest_of(model), node) for node in nodes]
+    return work
+
+
 def digest_of(options: ModelOptions) -> str:
     """Return the digest of a model's files; the simulated one has its script's. Raises ModelRefused."""
     if options.source.startswith(SIMULATED_PREFIX):
@@ -131,12 +154,13 @@ def _moved(engine: EngineOptions, device: DeviceProfile, threads: int) -> tuple[
 def _on_devices(source: str, wanted: Sequence[str]) -> Iterator[DeviceProfile]:
     simulated = source.startswith(SIMULATED_PREFIX)
     for name in registry.names():
-        if (name == "simulated") != simulated:
+        asked = any(one.partition(":")[0] == name for one in wanted)
+        if (name == "simulated") != simulated or (wanted and not asked):
             continue
         try:
             devices = registry.get(name).devices()
         except AdapterUnavailable as error:
-            if any(one.partition(":")[0] == name for one in wanted):
+            if asked:
                 raise Unsupported(str(error)) from error
             continue
         yield from (device for device in devices if _is_wanted(device, wanted))

@@ -192,7 +192,7 @@ class _Talk:
 
 
 def _talk(bench: _Bench, loaded: Loaded, steps: Steps) -> _Talk:
-    """Decode the shipped prompts: all at once and plainly, then some of them alone with the suffix drafter."""
+    """Decode the shipped prompts: all at once and plainly, then some alone, plainly and with the suffix drafter."""
     bench.progress("decode", -1.0)
     timed = TimedModel(loaded.model, bench.clock)
     engine = msgspec.structs.replace(
@@ -209,12 +209,13 @@ def _talk(bench: _Bench, loaded: Loaded, steps: Steps) -> _Talk:
     after = bench.meter.joules()
     rounds: list[RoundSample] = list(together.rounds)
     drafter = build_drafter(engine, target)
-    for submit in submits[:3]:
+    rounds += decode(build_loop(target, engine, None), timed, submits[:1], bench.clock).rounds
+    for submit in submits[1:4]:
         rounds += decode(build_loop(target, engine, drafter), timed, [submit], bench.clock).rounds
     outputs = tuple(tuple(together.outputs[one.request_id]) for one in submits)
     spent = None if before is None or after is None else after - before
     return _Talk(
-        fit_overhead(rounds),
+        fit_overhead(rounds, steps.cost),
         TargetTexts(
             loaded.name, digest_of(loaded), WORKLOAD, tuple(tuple(one.prompt) for one in submits), outputs, _now()
         ),

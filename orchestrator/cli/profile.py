@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,8 +21,9 @@ from orchestrator.errors import OutriderError, WorkerError
 
 if TYPE_CHECKING:
     from orchestrator.bootstrap.profile_work import Work
-    from orchestrator.cluster.port import Cluster, WorkerSpec
+    from orchestrator.cluster.port import Cluster
     from orchestrator.config.model import ClusterConfig
+    from orchestrator.measuring.engine import Found
 
 _Show = Callable[[str, float], None]
 
@@ -38,6 +40,10 @@ def profile(
     threads: Annotated[
         list[int] | None, typer.Option(min=1, help="Threads of the runtime; may be repeated. Else as configured.")
     ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(help="Measure on this node of cluster.address instead, on each --device; may be repeated."),
+    ] = None,
     seconds: Annotated[
         float, typer.Option(min=0.1, help="How long forwards of each model are measured; longer is more exact.")
     ] = 8.0,
@@ -47,28 +53,45 @@ def profile(
     config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
 ) -> None:
     """Measure devices, the configured models on them, their drafts and the links between hosts, and keep it all."""
-    from orchestrator.bootstrap.clusters import measuring_cluster
-    from orchestrator.bootstrap.profile_work import planned_work, profile_store
+    from orchestrator.bootstrap.profile_work import planned_work, profile_store, remote_work
     from orchestrator.config.load import default_config_path, load_config
 
     path = config or default_config_path()
     loaded = load_config(path)
     store = profile_store(loaded)
-    work = planned_work(loaded, path.resolve().parent, device or (), threads or ())
+    base = path.resolve().parent
+    if node:
+        work = remote_work(loaded, base, device or (), threads or (), node)
+    else:
+        work = planned_work(loaded, base, device or (), threads or ())
     todo = [one for one in work if refresh or not one.done(store)]
-    links = refresh or not store.links()
-    started = time.perf_counter()
-    failures: list[str] = []
-    if todo or links:
+    across = bool(loaded.cluster.address)  # which nodes there are is known only there
+    started, done = time.perf_counter(), _Done()
+    if todo or across or refresh or not store.links():
         if not force:
             _refuse_while_serving(loaded)
         with _alone(store):
-            specs = [(one, partial(one.spec, store, refresh=refresh, steps_s=seconds)) for one in todo]
-            failures = asyncio.run(_measure(measuring_cluster(loaded), specs, store, links=links))
-    took_s = time.perf_counter() - started if todo or links else 0.0
+            asyncio.run(_measure(loaded, todo, store, _How(refresh, seconds), done))
+    took_s = time.perf_counter() - started if done.found or done.failures else 0.0
     _show(work, store, took_s, as_json=as_json)
-    if failures:
-        raise ProfileError("\n".join(failures))
+    if done.failures:
+        raise ProfileError("\n".join(done.failures))
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """`refresh`: what is stored is measured again. `steps_s`: how long forwards of a model are measured."""
+
+    refresh: bool
+    steps_s: float
+
+
+@dataclass(slots=True)
+class _Done:
+    """How many values were found, and what failed."""
+
+    found: int = 0
+    failures: list[str] = field(default_factory=list)
 
 
 def _refuse_while_serving(config: ClusterConfig) -> None:
@@ -102,48 +125,67 @@ def _alone(store: ProfileStore) -> Iterator[None]:
         raise ProfileError("another `outrider profile` is measuring with this store; wait for it to end") from None
 
 
-async def _measure(
-    cluster: Cluster, todo: Sequence[tuple[Work, Callable[[], WorkerSpec]]], store: ProfileStore, *, links: bool
-) -> list[str]:
-    """Do all of it, one after another; return what failed and why. A worker is described when its turn comes: what was
-    stored meanwhile is known to it."""
-    from orchestrator.measuring.run import Watch, measure
+async def _measure(config: ClusterConfig, todo: list[Work], store: ProfileStore, how: _How, done: _Done) -> None:
+    """Measure models on this machine or on the nodes that were named, one after another, then links."""
+    from orchestrator.bootstrap.clusters import local_cluster, measuring_cluster
 
-    failures: list[str] = []
+    with _bars(len(todo) + 1) as bar:
+        here = [one for one in todo if not one.node]
+        if here:
+            async with _opened(local_cluster()) as cluster:
+                await _measure_models(cluster, here, store, how, done, bar)
+        async with _opened(measuring_cluster(config)) as cluster:
+            there = [one for one in todo if one.node]
+            await _measure_models(cluster, there, store, how, done, bar)
+            await _measure_links(cluster, store, how, done, bar("links"))
+
+
+@asynccontextmanager
+async def _opened(cluster: Cluster) -> AsyncIterator[Cluster]:
     await cluster.open()
     try:
-        with _bars(len(todo) + links) as bar:
-            for one, spec in todo:
-                show = bar(one.title)
-                try:
-                    await measure(cluster, spec(), Watch(show, store.save))
-                except WorkerError as error:
-                    failures.append(f"{one.title}: {error}")
-            if links:
-                failures += await _measure_links(cluster, store, bar("links"))
+        yield cluster
     finally:
         await cluster.close()
-    return failures
 
 
-async def _measure_links(cluster: Cluster, store: ProfileStore, show: _Show) -> list[str]:
+async def _measure_models(
+    cluster: Cluster, todo: list[Work], store: ProfileStore, how: _How, done: _Done, bar: Callable[[str], _Show]
+) -> None:
+    from orchestrator.measuring.run import Watch, measure
+
+    for one in todo:
+        show = bar(one.title)
+        try:
+            # Described when its turn comes: what was stored meanwhile is known to it.
+            spec = one.spec(store, refresh=how.refresh, steps_s=how.steps_s)
+            await measure(cluster, spec, Watch(show, partial(_keep, store, done)))
+        except WorkerError as error:
+            done.failures.append(f"{one.title}: {error}")
+
+
+async def _measure_links(cluster: Cluster, store: ProfileStore, how: _How, done: _Done, show: _Show) -> None:
     from orchestrator.bootstrap.link_work import echo_spec, name_of, paths, probe_spec
     from orchestrator.measuring.run import Watch, measure_path
 
-    failures = []
-    every = paths(await cluster.nodes())
+    known = set() if how.refresh else {(one.left, one.right) for one in store.links()}
+    every = [path for path in paths(await cluster.nodes()) if (name_of(path[0]), name_of(path[1])) not in known]
     for number, (left, right) in enumerate(every):
         show(f"{name_of(left)} to {name_of(right)}", number / len(every))
         try:
             await measure_path(
                 cluster,
                 echo_spec(right, across=left != right),
-                lambda door, left=left, right=right: probe_spec(door, left, right),  # type: ignore[misc]
-                Watch(lambda stage, fraction: None, store.save),
+                partial(probe_spec, left=left, right=right),
+                Watch(lambda stage, fraction: None, partial(_keep, store, done)),
             )
         except WorkerError as error:
-            failures.append(f"link {name_of(left)} to {name_of(right)}: {error}")
-    return failures
+            done.failures.append(f"link {name_of(left)} to {name_of(right)}: {error}")
+
+
+def _keep(store: ProfileStore, done: _Done, value: Found) -> None:
+    store.save(value)
+    done.found += 1
 
 
 @contextmanager

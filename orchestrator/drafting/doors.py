@@ -45,7 +45,11 @@ class OpenDoor:
         addresses = [f"unix:@{name}"]
         if host:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self.listening.append(_listening(family, (host, 0)))
+            try:
+                self.listening.append(_listening(family, (host, 0)))
+            except OSError:
+                self.close()
+                raise
             addresses.append(f"tcp:{host}:{self.listening[-1].getsockname()[1]}")
         self.door = Door(addresses, secrets.token_bytes(_KEY_BYTES))
 

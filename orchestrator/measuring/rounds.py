@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from adapters.contract import Capabilities, ForwardResult, LoadedModel, Segment
+from device_profiles.cost import StepCost
 from device_profiles.curve_fit import nonnegative_least_squares
 from device_profiles.measured import RoundOverhead
 from device_profiles.units import MS_PER_S
@@ -19,11 +20,12 @@ from orchestrator.errors import OutriderError
 
 
 class TimedModel:
-    """A loaded model that notes what its last forward was asked and took, adapter included."""
+    """A loaded model that notes of its last forward how many rows were wanted, what its sequences held on average, and
+    what it took, adapter included."""
 
     def __init__(self, model: LoadedModel, clock: Clock) -> None:
         self._model, self._clock = model, clock
-        self.forward_ms = 0.0
+        self.forward_ms = self.context_tokens = 0.0
         self.rows = 0
 
     @property
@@ -42,6 +44,7 @@ class TimedModel:
         result = self._model.forward(batch)
         self.forward_ms = (self._clock.monotonic_s() - started) * MS_PER_S
         self.rows = len(result.logits)
+        self.context_tokens = sum(segment.start for segment in batch) / max(1, len(batch))
         return result
 
     def held(self, slot: int) -> int:
@@ -75,11 +78,13 @@ class TimedModel:
 
 @dataclass(frozen=True, slots=True)
 class RoundSample:
-    """A round that only decoded: what it took beside its forward and its drafting."""
+    """A round that only decoded: what it was of, what it took without its drafting, and its forward's part."""
 
     sequences: int
     rows: int
-    beside_ms: float
+    context_tokens: float
+    ms: float
+    forward_ms: float
 
 
 @dataclass(slots=True)
@@ -109,22 +114,28 @@ def decode(loop: DecodeLoop, model: TimedModel, submits: Sequence[Submit], clock
         for delta in taken.deltas:
             done.outputs[delta.request_id] += delta.tokens
         if decoding:
-            beside_ms = max(0.0, ms - model.forward_ms - taken.draft_ms)
-            done.rounds.append(RoundSample(taken.sequences, model.rows, beside_ms))
+            ms -= taken.draft_ms
+            done.rounds.append(RoundSample(taken.sequences, model.rows, model.context_tokens, ms, model.forward_ms))
     done.wall_s = clock.monotonic_s() - started
     return done
 
 
-def fit_overhead(rounds: Sequence[RoundSample]) -> RoundOverhead:
-    """Return what explains the rounds: medians of rounds of equal work, by relative least squares without a part below
-    zero. Of no rounds it is nothing."""
-    groups: dict[tuple[int, int], list[float]] = {}
+def fit_overhead(rounds: Sequence[RoundSample], cost: StepCost) -> RoundOverhead:
+    """Return what rounds take beside what their forwards are predicted to take.
+
+    Not beside what they took: behind sampling and emitting, a forward may take longer than one that follows another at
+    once, as threads have gone to sleep. Medians of rounds of equal work, by least squares relative to the whole round,
+    without a part below zero. Of no rounds it is nothing.
+    """
+    groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for one in rounds:
-        groups.setdefault((one.sequences, one.rows), []).append(one.beside_ms)
+        beside_ms = one.ms - cost.ms(one.rows, one.sequences, one.context_tokens)
+        groups.setdefault((one.sequences, one.rows), []).append((beside_ms, one.ms))
     if not groups:
         return RoundOverhead()
-    times = np.array([max(float(np.median(found)), 1e-3) for found in groups.values()])
-    weights = np.sqrt([len(found) for found in groups.values()]) / times
+    times = np.array([max(0.0, float(np.median([beside for beside, _ in found]))) for found in groups.values()])
+    whole = np.array([float(np.median([ms for _, ms in found])) for found in groups.values()])
+    weights = np.sqrt([len(found) for found in groups.values()]) / whole
     features = np.array([(1.0, sequences, rows) for sequences, rows in groups])
     found = nonnegative_least_squares(features * weights[:, None], times * weights)
     return RoundOverhead(float(found[0]), float(found[1]), float(found[2]))

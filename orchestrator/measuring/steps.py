@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from adapters.contract import LoadedModel, Segment
+from adapters.contract import CapacityError, LoadedModel, Segment
 from device_profiles.cost import StepCost
 from device_profiles.curve_fit import StepFit, StepSample, fit_steps
 from device_profiles.units import MS_PER_S, ceil_div
@@ -64,19 +64,21 @@ class _Point:
 def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, budget_s: float) -> Steps:
     """Measure a model with nothing in its slots, for about `budget_s` seconds, and leave it so.
 
-    Raises what `LoadedModel.forward` raises.
+    Raises what `LoadedModel.forward` raises, and CapacityError where the KV cache is too small.
     """
     lengths = _lengths(model)
     prefill = _fill(model, lengths, clock, progress)
     points = _points(model, lengths)
     times = _passes(model, points, clock, progress, budget_s)
-    for slot in range(len(lengths) + 1):
+    for slot in range(min(len(lengths) + 1, model.capabilities.slots)):
         model.release(slot)
     decode: list[StepSample] = []
-    for point in points:
+    for point in (one for one in points if times[one]):
         sample = StepSample((point.rows,) * len(point.slots), point.starts, _undisturbed(times[point]))
         (prefill if point.prompt else decode).append(sample)
     caps = model.capabilities
+    if not decode or not prefill:
+        raise CapacityError(f"a KV cache of {caps.total_blocks} blocks is too small to measure anything in: enlarge it")
     apart = caps.apart_tokens > 0  # then only a forward of a single row is padded
     fit = fit_steps(decode, 1 if apart else caps.paid_rows, caps.paid_rows if apart else 1)
     return Steps(fit, fit_steps(prefill, caps.paid_rows), (*decode, *prefill))
@@ -112,11 +114,13 @@ def _lengths(model: LoadedModel) -> list[int]:
     caps = model.capabilities
     room = caps.total_blocks * 4 // 5
     found: list[int] = []
-    for wished in (*_LONG, *_SHORT)[: caps.slots - 1]:  # one is left free, for chunks of prompts
+    for wished in (*_LONG, *_SHORT)[: max(1, caps.slots - 1)]:  # one is left free, for chunks of prompts
         length = min(wished, max(1, caps.max_context_tokens - 2 * max(_ROWS_ALONE)))
         while length > 16 and _blocks(length, caps.block_tokens) > room // 2:
             length //= 2
         room -= _blocks(length, caps.block_tokens)
+        if room < 0 and found:
+            break
         found.append(length)
     return found
 
@@ -134,7 +138,7 @@ def _fill(model: LoadedModel, lengths: Sequence[int], clock: Clock, progress: On
         for start in range(0, length, chunk):
             rows = min(chunk, length - start)
             ms = _forward_ms(model, [_segment(model, slot, start, rows, prompt=True)], clock)
-            if start or rows == chunk:
+            if start or rows == chunk or not slot:
                 samples.append(StepSample((rows,), (start,), ms))
     return samples
 
@@ -156,7 +160,7 @@ def _points(model: LoadedModel, lengths: Sequence[int]) -> list[_Point]:
     points += [
         _Point((len(lengths),), rows, (0,), prompt=True)
         for rows in _CHUNK_ROWS
-        if rows <= min(caps.max_batch_rows, caps.max_context_tokens)
+        if rows <= min(caps.max_batch_rows, caps.max_context_tokens) and len(lengths) < caps.slots
     ]
     points += [
         _Point((slot,), rows, (lengths[slot],), prompt=True)
@@ -168,11 +172,13 @@ def _points(model: LoadedModel, lengths: Sequence[int]) -> list[_Point]:
 
 
 def _visit(model: LoadedModel, point: _Point, clock: Clock) -> list[float]:
-    """Return what forwards of a point took."""
+    """Return what forwards of a point took; nothing where the KV cache has no room for it."""
     batch = [
         _segment(model, slot, start, point.rows, prompt=point.prompt)
         for slot, start in zip(point.slots, point.starts, strict=True)
     ]
+    if model.blocks_needed(batch) > model.free_blocks():
+        return []
     count = 2 if _forward_ms(model, batch, clock) <= _CHEAP_MS else 1
     found = [_forward_ms(model, batch, clock) for _ in range(count)]
     if point.prompt and not point.starts[0]:

@@ -135,7 +135,7 @@ def _option(one: MeasuredModel, role: Role) -> Option:
         overhead_sequence_ms=one.overhead.sequence_ms,
         load_s=one.load_s,
         row_invariant=one.row_invariant,
-        paid_rows=one.paid_rows,
+        paid_rows=1,  # a measured cost pads by itself
         activations=one.activations,
     )
 

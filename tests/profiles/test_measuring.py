@@ -1,0 +1,136 @@
+"""What is measured inside a worker, over the simulated model and over links of this machine."""
+
+import threading
+
+import pytest
+
+from adapters.contract import LoadOptions, Segment
+from adapters.simulated.model import ToyModel
+from adapters.simulated.script import Script
+from device_profiles.acceptance import TargetTexts
+from device_profiles.cost import StepCost
+from device_profiles.measured import RoundOverhead
+from orchestrator.bootstrap.link_work import THIS_HOST, name_of, paths, probe_spec
+from orchestrator.clock import SystemClock
+from orchestrator.cluster.port import Door, Event, Failed, Opened, Stop
+from orchestrator.drafting.suffix import SuffixDrafter
+from orchestrator.drafting.wire import LinkLost
+from orchestrator.measuring.links import EchoEngine, measure_link
+from orchestrator.measuring.pairs import DEPTHS, compare_choices, replay
+from orchestrator.measuring.rounds import RoundSample, fit_overhead
+from orchestrator.measuring.steps import measure_steps
+
+PATTERN = tuple(range(20, 32))
+
+
+def toy(script="", **options):
+    return ToyModel(Script.parse(script), LoadOptions(device="SIM", kv_cache_bytes=64 << 20, slots=33, **options))
+
+
+@pytest.mark.parametrize(
+    "room", [{}, {"slots": 2}, {"max_batch_rows": 8}, {"kv_cache_bytes": 64 * 1024}, {"max_batch_rows": 40, "slots": 5}]
+)
+def test_forwards_are_measured_in_whatever_room_there_is(room):
+    options = LoadOptions(**{"device": "SIM", "kv_cache_bytes": 64 << 20, "slots": 33, **room})
+    model = ToyModel(Script.parse(""), options)
+    steps = measure_steps(model, SystemClock(), lambda stage, fraction: None, budget_s=0.05)
+    assert steps.cost.ms(1) > 0.0
+    assert steps.cost.prefill is not None
+    assert model.free_blocks() == model.capabilities.total_blocks, "slots are empty again"
+
+
+def test_rounds_are_explained_by_what_they_are_of():
+    cost = StepCost((1.0, 9.0), (8.0, 12.0), position_us=1.0)
+    beside = RoundOverhead(0.5, 0.2, 0.05)
+    rounds = [
+        RoundSample(many, rows, 100.0, cost.ms(rows, many, 100.0) + beside.ms(many, rows), 0.0)
+        for many, rows in ((1, 1), (1, 5), (1, 9), (4, 4), (4, 12), (8, 8), (8, 30))
+        for _ in range(3)
+    ]
+    found = fit_overhead(rounds, cost)
+    assert found.ms(4, 9) == pytest.approx(beside.ms(4, 9), rel=0.01)
+    assert fit_overhead([], cost) == RoundOverhead()
+    early = [RoundSample(1, 1, 0.0, 1.0, 1.0)]  # faster than predicted: nothing is below zero
+    assert fit_overhead(early, cost).ms(3, 9) == 0.0
+
+
+def texts(*outputs):
+    return TargetTexts("t", "d", "chat", tuple(PATTERN for _ in outputs), tuple(tuple(one) for one in outputs))
+
+
+def suffix():
+    return SuffixDrafter(max_match=16, memory_bytes=0, clock=SystemClock())
+
+
+def test_a_text_that_repeats_its_prompt_accepts_all_drafts():
+    known = texts((*PATTERN, *PATTERN, *PATTERN))
+    found = replay(suffix, known, by_policy=False, sequences=1, paid_rows=1, clock=SystemClock())
+    assert [one.depth for one in found.by_depth] == list(DEPTHS)
+    for one in found.by_depth:
+        assert one.accepted == one.offered
+    assert found.by_depth[0].tokens == pytest.approx(2.0, abs=0.15)
+    assert found.by_depth[-1].tokens > 7.0
+    assert found.draft_ms > 0.0
+
+
+def test_a_text_of_new_tokens_accepts_nothing():
+    known = texts(range(100, 140))
+    found = replay(suffix, known, by_policy=True, sequences=4, paid_rows=1, clock=SystemClock())
+    assert [one.tokens for one in found.by_depth] == [1.0] * len(DEPTHS)
+
+
+def test_a_model_that_says_the_same_is_right_at_every_depth():
+    model = toy()
+    output: list[int] = []
+    for _ in range(40):
+        text = [*PATTERN, *output]
+        rows = model.forward([Segment(0, 0, text, (len(text) - 1, len(text)))]).logits
+        output.append(int(rows[0].argmax()))
+        model.release(0)
+    for one in compare_choices(model, texts(output)):
+        assert one.accepted[0] == 1.0
+        assert one.offered == one.accepted
+    other = compare_choices(model, texts([(token + 1) % 200 for token in output]))
+    assert other[-1].tokens < 2.0
+
+
+def test_a_link_is_measured_through_its_door_again_and_again():
+    events, opened = [], threading.Event()
+    echo = EchoEngine("127.0.0.1")
+
+    def emit(event):
+        events.append(event)
+        opened.set()
+
+    worker = threading.Thread(target=echo.run, args=(emit,))
+    worker.start()
+    assert opened.wait(5.0)
+    assert isinstance(events[0], Opened)
+    door = events[0].door
+    kinds = [address.partition(":")[0] for address in door.addresses]
+    assert kinds == ["unix", "tcp"]
+    for address in door.addresses:
+        (link,) = measure_link(Door([address], door.key), "here", "there")
+        assert (link.left, link.right, link.source) == ("here", "there", "measured")
+        assert 0.001 < link.rtt_ms < 100.0
+        assert link.bytes_per_s > 1e6
+    echo.submit(Stop())
+    worker.join(5.0)
+    assert not worker.is_alive()
+    with pytest.raises(LinkLost):
+        list(measure_link(door, "here", "there"))
+
+
+def test_an_address_of_another_machine_opens_no_door():
+    events: list[Event] = []
+    EchoEngine("192.0.2.1").run(events.append)
+    assert isinstance(events[0], Failed)
+    assert "192.0.2.1" in events[0].message
+
+
+def test_every_two_nodes_have_a_path():
+    assert paths([""]) == [("", "")]
+    assert paths(["a", "b", "c"]) == [("a", "a"), ("b", "b"), ("c", "c"), ("a", "b"), ("a", "c"), ("b", "c")]
+    assert name_of("") == THIS_HOST
+    spec = probe_spec(Door(["unix:@x"], b"key"), "a", "b")
+    assert (spec.node, spec.options["left"], spec.options["right"]) == ("a", "a", "b")
