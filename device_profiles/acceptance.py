@@ -9,12 +9,18 @@ from dataclasses import dataclass
 class DepthYield:
     """Rounds of at most `depth` drafts. `offered[i]`: the share of rounds whose draft had a token at place i + 1;
     `accepted[i]`: the share in which that token, and so all before it, was accepted. A round without a draft counts as
-    one whose draft was rejected."""
+    one whose draft was rejected. `changes`: the share of rounds that had not as many rows as the one before."""
 
     depth: int
     offered: tuple[float, ...]
     accepted: tuple[float, ...]
     rounds: int
+    changes: float = 0.0
+
+    def changes_of(self, sequences: int) -> float:
+        """Return the share of rounds of so many sequences, each of which drafts for itself, that have not as many rows
+        as the one before: at most all whose part of some sequence changed."""
+        return 1.0 - (1.0 - self.changes) ** sequences
 
     @property
     def tokens(self) -> float:

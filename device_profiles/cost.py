@@ -20,8 +20,10 @@ class StepCost:
 
     `serial`: the runtime runs the sequences of a forward one after another, so that its rows cost what they cost each
     sequence alone. `least_rows`: each sequence is run with so many rows at least, `least_forward_rows`: a whole forward
-    (padding costs like rows that are used). `prefill`: what chunks of a prompt cost, where that is other than what
-    decoding costs: rows behind a prompt may take other kernels, and all of them are wanted as logits. None: the same.
+    (padding costs like rows that are used). `varying`: how many times as long a forward takes whose number of rows is
+    not that of the one before, for which the runtime prepares its buffers anew. `prefill`: what chunks of a prompt
+    cost, where that is other than what decoding costs: rows behind a prompt may take other kernels, and all of them are
+    wanted as logits. None: the same.
     """
 
     row_knots: tuple[float, ...]
@@ -33,6 +35,7 @@ class StepCost:
     serial: bool = False
     least_rows: int = 1
     least_forward_rows: int = 1
+    varying: float = 1.0
     prefill: StepCost | None = None
 
     def __post_init__(self) -> None:
@@ -41,14 +44,16 @@ class StepCost:
         if any(right <= left for left, right in zip(self.row_knots, self.row_knots[1:], strict=False)):
             raise ValueError(f"knots must ascend: {self.row_knots}")
 
-    def ms(self, rows: float, sequences: float = 1, context_tokens: float = 0.0) -> float:
+    def ms(self, rows: float, sequences: float = 1, context_tokens: float = 0.0, *, changes: float = 0.0) -> float:
         """Return the time of a forward of `rows` rows in all, of `sequences` sequences that hold `context_tokens`
-        positions each. With none of either it is that of the smallest forward."""
+        positions each. With none of either it is that of the smallest forward. `changes`: the share of forwards whose
+        rows are not as many as those of the one before."""
         rows = self.paid(rows, sequences)
         calls = max(1.0, sequences) if self.serial else 1.0
         attention_us = (self.position_us * sequences + self.row_position_us * rows) * context_tokens
         sequences_ms = self.sequence_ms * max(0.0, sequences - 1)
-        return calls * self._rows_ms(rows / calls) + sequences_ms + attention_us / US_PER_MS
+        ms = calls * self._rows_ms(rows / calls) + sequences_ms + attention_us / US_PER_MS
+        return ms * (1.0 + changes * (self.varying - 1.0))
 
     def paid(self, rows: float, sequences: float) -> float:
         """Return the rows that are run, padding included."""

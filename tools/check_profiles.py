@@ -43,7 +43,9 @@ def predicted(model: MeasuredModel, pair: PairAcceptance, config: Configuration,
     sequences, found = config.concurrency, pair.at(max(1, config.depth))
     tokens, rows = (found.tokens, found.rows) if config.depth else (1.0, 1.0)
     context = prompt_tokens + OUTPUT_TOKENS / 2
-    round_ms = model.cost.ms(sequences * rows, sequences, context) + model.overhead.ms(sequences, sequences * rows)
+    changes = found.changes_of(sequences) if config.depth else 0.0
+    round_ms = model.cost.ms(sequences * rows, sequences, context, changes=changes)
+    round_ms += model.overhead.ms(sequences, sequences * rows)
     round_ms += sequences * pair.draft_ms if config.depth else 0.0
     chunks = -(-prompt_tokens // CHUNK_ROWS)
     prefill_ms = model.cost.prefill_ms(int(prompt_tokens), chunk_rows=CHUNK_ROWS) + chunks * model.overhead.round_ms

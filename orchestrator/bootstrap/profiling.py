@@ -34,7 +34,7 @@ from orchestrator.cluster.process_memory import peak_rss_bytes
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
 from orchestrator.measuring.pairs import compare_choices, replay
-from orchestrator.measuring.rounds import RoundSample, TimedModel, decode, fit_overhead
+from orchestrator.measuring.rounds import RoundSample, WatchedModel, decode, fit_overhead
 from orchestrator.measuring.steps import Steps, measure_steps
 from orchestrator.measuring.texts import TEXTS, WORKLOAD
 
@@ -125,7 +125,7 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
             return
         talk = _talk(bench, loaded, steps)
         yield _described(bench, loaded, steps, load_s, invariant, talk.overhead, talk.energy_j_per_token)
-        if job.texts is None:
+        if job.texts is None and talk.texts.outputs:
             yield talk.texts
             yield from _suffix_pairs(bench, loaded, talk.texts)
 
@@ -194,7 +194,7 @@ class _Talk:
 def _talk(bench: _Bench, loaded: Loaded, steps: Steps) -> _Talk:
     """Decode the shipped prompts: all at once and plainly, then some alone, plainly and with the suffix drafter."""
     bench.progress("decode", -1.0)
-    timed = TimedModel(loaded.model, bench.clock)
+    timed = WatchedModel(loaded.model)
     engine = msgspec.structs.replace(
         bench.job.engine,
         model=bench.job.model,
@@ -219,21 +219,22 @@ def _talk(bench: _Bench, loaded: Loaded, steps: Steps) -> _Talk:
         TargetTexts(
             loaded.name, digest_of(loaded), WORKLOAD, tuple(tuple(one.prompt) for one in submits), outputs, _now()
         ),
-        spent / sum(map(len, outputs)) if spent is not None else None,
+        spent / sum(map(len, outputs)) if spent is not None and outputs else None,
     )
 
 
 def _submits(loaded: Loaded) -> list[Submit]:
+    """Return the shipped prompts that the model has room for."""
     tokenizer = load_tokenizer(loaded.tokenizer_dir)
-    return [
-        Submit(
-            request_id=f"{number}",
-            prompt=tokenizer.encode_chat([{"role": "user", "content": text}]),
-            max_tokens=OUTPUT_TOKENS,
-            stop_tokens=sorted(tokenizer.eos_ids),
-        )
-        for number, (_, text) in enumerate(TEXTS)
-    ]
+    caps = loaded.model.capabilities
+    room = min(caps.max_context_tokens, caps.block_tokens * caps.total_blocks)
+    submits = []
+    for number, (_, text) in enumerate(TEXTS):
+        prompt = tokenizer.encode_chat([{"role": "user", "content": text}])
+        tokens = min(OUTPUT_TOKENS, room - len(prompt) - caps.paid_rows)
+        if tokens > 0:
+            submits.append(Submit(f"{number}", prompt, tokens, stop_tokens=sorted(tokenizer.eos_ids)))
+    return submits
 
 
 def _suffix_pairs(bench: _Bench, loaded: Loaded, texts: TargetTexts) -> Iterator[PairAcceptance]:

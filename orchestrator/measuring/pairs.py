@@ -32,9 +32,12 @@ class _Counts:
     def __init__(self, depth: int) -> None:
         self.depth, self.rounds = depth, 0
         self.offered, self.accepted = [0] * depth, [0] * depth
+        self.changes, self.last = 0, -1
 
     def add(self, offered: int, accepted: int) -> None:
         self.rounds += 1
+        self.changes += self.last not in (-1, offered)
+        self.last = offered
         for index in range(offered):
             self.offered[index] += 1
             self.accepted[index] += index < accepted
@@ -42,7 +45,7 @@ class _Counts:
     def result(self) -> DepthYield:
         rounds = max(1, self.rounds)
         shares = [tuple(count / rounds for count in counts) for counts in (self.offered, self.accepted)]
-        return DepthYield(self.depth, shares[0], shares[1], self.rounds)
+        return DepthYield(self.depth, shares[0], shares[1], self.rounds, self.changes / rounds)
 
 
 def replay(

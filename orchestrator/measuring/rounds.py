@@ -19,14 +19,15 @@ from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.errors import OutriderError
 
 
-class TimedModel:
-    """A loaded model that notes of its last forward how many rows were wanted, what its sequences held on average, and
-    what it took, adapter included."""
+class WatchedModel:
+    """A loaded model that notes of its last forward how many rows were wanted, whether the one before had as many, and
+    what its sequences held on average."""
 
-    def __init__(self, model: LoadedModel, clock: Clock) -> None:
-        self._model, self._clock = model, clock
-        self.forward_ms = self.context_tokens = 0.0
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self.context_tokens = 0.0
         self.rows = 0
+        self.changed = False
 
     @property
     def spec(self) -> ModelSpec:
@@ -40,10 +41,8 @@ class TimedModel:
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
-        started = self._clock.monotonic_s()
         result = self._model.forward(batch)
-        self.forward_ms = (self._clock.monotonic_s() - started) * MS_PER_S
-        self.rows = len(result.logits)
+        self.changed, self.rows = self.rows != len(result.logits), len(result.logits)
         self.context_tokens = sum(segment.start for segment in batch) / max(1, len(batch))
         return result
 
@@ -78,13 +77,14 @@ class TimedModel:
 
 @dataclass(frozen=True, slots=True)
 class RoundSample:
-    """A round that only decoded: what it was of, what it took without its drafting, and its forward's part."""
+    """A round that only decoded: what it was of, what it took without its drafting, and whether the round before had
+    another number of rows."""
 
     sequences: int
     rows: int
     context_tokens: float
     ms: float
-    forward_ms: float
+    changed: bool
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class Decoded:
     wall_s: float = 0.0
 
 
-def decode(loop: DecodeLoop, model: TimedModel, submits: Sequence[Submit], clock: Clock) -> Decoded:
+def decode(loop: DecodeLoop, model: WatchedModel, submits: Sequence[Submit], clock: Clock) -> Decoded:
     """Decode requests to their ends, all at once. Raises OutriderError for one that is refused, and DeviceLost."""
     done = Decoded()
     started = clock.monotonic_s()
@@ -115,7 +115,7 @@ def decode(loop: DecodeLoop, model: TimedModel, submits: Sequence[Submit], clock
             done.outputs[delta.request_id] += delta.tokens
         if decoding:
             ms -= taken.draft_ms
-            done.rounds.append(RoundSample(taken.sequences, model.rows, model.context_tokens, ms, model.forward_ms))
+            done.rounds.append(RoundSample(taken.sequences, model.rows, model.context_tokens, ms, model.changed))
     done.wall_s = clock.monotonic_s() - started
     return done
 
@@ -129,7 +129,8 @@ def fit_overhead(rounds: Sequence[RoundSample], cost: StepCost) -> RoundOverhead
     """
     groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for one in rounds:
-        beside_ms = one.ms - cost.ms(one.rows, one.sequences, one.context_tokens)
+        forward_ms = cost.ms(one.rows, one.sequences, one.context_tokens, changes=float(one.changed))
+        beside_ms = one.ms - forward_ms
         groups.setdefault((one.sequences, one.rows), []).append((beside_ms, one.ms))
     if not groups:
         return RoundOverhead()

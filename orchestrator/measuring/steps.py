@@ -30,6 +30,10 @@ _CHUNK_ROWS_BEHIND = (64, 256)
 _CHEAP_MS = 25.0
 """A forward that takes no longer is counted twice at each visit. One more before is not counted: it finds nothing of
 its own in the processor's caches, and buffers of another shape."""
+_LONG_MS = 100.0
+"""A forward that takes longer does not notice that, and counts at once."""
+_VARYING_ROWS = (2, 4, 3, 5)
+_VARYING_PASSES = 6
 _LEAST_PASSES = 2
 _MOST_PASSES = 12
 _FAIR = 1.5
@@ -38,16 +42,18 @@ _FAIR = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What forwards cost: decoding, and chunks of a prompt. `samples` are what the fits are over."""
+    """What forwards cost: decoding, and chunks of a prompt. `samples` are what the fits are over. `varying`: see
+    StepCost."""
 
     decode: StepFit
     prefill: StepFit
     samples: tuple[StepSample, ...]
+    varying: float
 
     @property
     def cost(self) -> StepCost:
         """Both as one."""
-        return replace(self.decode.cost, prefill=self.prefill.cost)
+        return replace(self.decode.cost, prefill=self.prefill.cost, varying=self.varying)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,7 @@ def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, bud
     lengths = _lengths(model)
     prefill = _fill(model, lengths, clock, progress)
     points = _points(model, lengths)
+    varying = _varying(model, lengths, clock)
     times = _passes(model, points, clock, progress, budget_s)
     for slot in range(min(len(lengths) + 1, model.capabilities.slots)):
         model.release(slot)
@@ -81,7 +88,7 @@ def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, bud
         raise CapacityError(f"a KV cache of {caps.total_blocks} blocks is too small to measure anything in: enlarge it")
     apart = caps.apart_tokens > 0  # then only a forward of a single row is padded
     fit = fit_steps(decode, 1 if apart else caps.paid_rows, caps.paid_rows if apart else 1)
-    return Steps(fit, fit_steps(prefill, caps.paid_rows), (*decode, *prefill))
+    return Steps(fit, fit_steps(prefill, caps.paid_rows), (*decode, *prefill), varying)
 
 
 def _passes(
@@ -102,6 +109,37 @@ def _passes(
             if number >= _LEAST_PASSES and now_s - began_s > budget_s:
                 return times
     return times
+
+
+def _varying(model: LoadedModel, lengths: Sequence[int], clock: Clock) -> float:
+    """Return how many times as long a forward takes behind one of another number of rows, of the same sequences."""
+    ratios = []
+    for count in (1, 4):
+        slots = tuple(range(len(lengths)))[-count:]
+        starts = tuple(lengths[slot] for slot in slots)
+        changed: list[float] = []
+        same: list[float] = []
+        for rows in _VARYING_ROWS * _VARYING_PASSES:
+            point = _Point(slots, rows, starts, prompt=False)
+            batch = _batch(model, point)
+            if rows * len(slots) > model.capabilities.max_batch_rows or _lacks_room(model, batch):
+                continue
+            changed.append(_forward_ms(model, batch, clock))
+            same += [_forward_ms(model, batch, clock) for _ in range(2)]
+        if changed:
+            ratios.append(_undisturbed(changed) / _undisturbed(same))
+    return max(1.0, sum(ratios) / len(ratios)) if ratios else 1.0
+
+
+def _batch(model: LoadedModel, point: _Point) -> list[Segment]:
+    return [
+        _segment(model, slot, start, point.rows, prompt=point.prompt)
+        for slot, start in zip(point.slots, point.starts, strict=True)
+    ]
+
+
+def _lacks_room(model: LoadedModel, batch: Sequence[Segment]) -> bool:
+    return model.blocks_needed(batch) > model.free_blocks()
 
 
 def _undisturbed(times: Sequence[float]) -> float:
@@ -164,7 +202,7 @@ def _points(model: LoadedModel, lengths: Sequence[int]) -> list[_Point]:
     ]
     points += [
         _Point((slot,), rows, (lengths[slot],), prompt=True)
-        for slot in long[:2]
+        for slot in long[:1]
         for rows in _CHUNK_ROWS_BEHIND
         if rows <= min(caps.max_batch_rows, caps.max_context_tokens - lengths[slot])
     ]
@@ -173,14 +211,12 @@ def _points(model: LoadedModel, lengths: Sequence[int]) -> list[_Point]:
 
 def _visit(model: LoadedModel, point: _Point, clock: Clock) -> list[float]:
     """Return what forwards of a point took; nothing where the KV cache has no room for it."""
-    batch = [
-        _segment(model, slot, start, point.rows, prompt=point.prompt)
-        for slot, start in zip(point.slots, point.starts, strict=True)
-    ]
-    if model.blocks_needed(batch) > model.free_blocks():
+    batch = _batch(model, point)
+    if _lacks_room(model, batch):
         return []
-    count = 2 if _forward_ms(model, batch, clock) <= _CHEAP_MS else 1
-    found = [_forward_ms(model, batch, clock) for _ in range(count)]
+    first = _forward_ms(model, batch, clock)
+    count = 2 if first <= _CHEAP_MS else 1
+    found = [first] if first > _LONG_MS else [_forward_ms(model, batch, clock) for _ in range(count)]
     if point.prompt and not point.starts[0]:
         model.release(point.slots[0])
     return found

@@ -12,6 +12,7 @@ from filelock import FileLock
 
 from device_profiles.cost import StepCost
 from device_profiles.store import ProfileStore, as_value
+from tests.support import tiny_models
 from tests.support.daemon import configuration, running
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +113,26 @@ def test_a_device_that_is_not_there_is_refused_with_the_way_out(tmp_path, wanted
     assert done.returncode == 1
     assert wanted in done.stderr
     assert "outrider devices" in done.stderr
+
+
+def test_a_small_model_on_a_real_runtime(tmp_path):
+    model = tiny_models.write_model(tmp_path / "model", "llama")
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        f"model: {{source: '{model}', adapter: onnx_rt}}\ncluster: {{runtime: local}}\n"
+        f"limits: {{kv_cache: 16 MiB}}\nstore: {{directory: '{tmp_path / 'store'}'}}\n"
+    )
+    found = profile(str(path), "--device", "onnx_rt", "--threads", "1")
+    (device,), (measured,) = found["devices"], found["models"]
+    assert device["rates"]["matmul"][0]["precision"] == "fp32"
+    assert device["rates"]["matmul"][0]["flops"] > 1e9
+    assert device["rates"]["bandwidth_bytes_per_s"] > 1e8
+    assert (device["threads"], measured["threads"], measured["layers"]) == (1, 1, 4)
+    cost = as_value(StepCost, measured["cost"])
+    assert 0.0 < cost.ms(1) <= cost.ms(16) <= cost.ms(16, 8, 100)
+    assert measured["row_invariant"] is True
+    assert measured["peak_bytes"] > 0
+    assert {one["rule"] for one in found["pairs"]} == {"policy", "fixed"}
 
 
 def test_beside_a_daemon_that_serves_nothing_is_measured_unless_forced(tmp_path):

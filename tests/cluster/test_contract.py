@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ import pytest
 import pytest_asyncio
 import structlog
 
+from orchestrator.bootstrap.link_work import echo_spec, name_of, paths, probe_spec
 from orchestrator.cluster.local import LocalCluster
 from orchestrator.cluster.on_ray import RayCluster
 from orchestrator.cluster.port import (
@@ -30,6 +32,7 @@ from orchestrator.cluster.port import (
     WorkerSpec,
 )
 from orchestrator.errors import WorkerLost
+from orchestrator.measuring.run import Watch, measure_path
 from tests.support import engines
 from tests.support.workers import collect, deltas, gone, rays_environment, started, tokens_until
 
@@ -68,6 +71,20 @@ async def test_ready_tells_where_it_runs(cluster: Cluster) -> None:
         assert worker.name == "scripted"
         assert worker.where.startswith(cluster.runtime)
         assert worker.where.endswith(f"pid {ready.pid}")
+
+
+async def test_the_path_within_each_of_its_nodes_is_measured(cluster: Cluster) -> None:
+    nodes = await cluster.nodes()
+    assert len(nodes) == 1
+    found: list[Any] = []
+    watch = Watch(lambda stage, fraction: None, found.append)
+    for left, right in paths(nodes):
+        # As where they are on two hosts: over TCP too, if the host has an address.
+        await measure_path(
+            cluster, echo_spec(right, across=True), functools.partial(probe_spec, left=left, right=right), watch
+        )
+    assert [(one.left, one.right) for one in found] == [(name_of(nodes[0]), name_of(nodes[0]))]
+    assert 0.0 < found[0].rtt_ms < 200.0
 
 
 async def test_a_stream_from_prompt_to_finish(cluster: Cluster) -> None:

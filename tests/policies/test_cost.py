@@ -45,6 +45,20 @@ def test_between_and_beyond_the_knots_it_is_linear():
     assert cost.prefill_ms(6, chunk_rows=3) == pytest.approx(2 * 14.0 + 3 * (2 + 3) / 1000)
 
 
+def test_a_forward_of_other_rows_than_the_last_may_take_longer():
+    cost = StepCost((1.0,), (10.0,), varying=1.4)
+    assert cost.ms(3) == 10.0
+    assert cost.ms(3, changes=0.5) == pytest.approx(12.0)
+    assert cost.scaled(2.0).ms(3, changes=1.0) == pytest.approx(28.0)
+
+
+def test_rows_that_fill_up_are_paid():
+    each = StepCost((1.0, 101.0), (1.0, 101.0), least_rows=2)
+    assert (each.ms(1), each.ms(4, 4), each.ms(12, 4)) == (2.0, 8.0, 12.0)
+    whole = StepCost((1.0, 101.0), (1.0, 101.0), least_forward_rows=2)
+    assert (whole.ms(1), whole.ms(4, 4)) == (2.0, 4.0)
+
+
 def test_knots_that_do_not_ascend_are_refused():
     with pytest.raises(ValueError, match="ascend"):
         StepCost((1.0, 1.0), (1.0, 2.0))

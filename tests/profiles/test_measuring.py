@@ -43,14 +43,14 @@ def test_rounds_are_explained_by_what_they_are_of():
     cost = StepCost((1.0, 9.0), (8.0, 12.0), position_us=1.0)
     beside = RoundOverhead(0.5, 0.2, 0.05)
     rounds = [
-        RoundSample(many, rows, 100.0, cost.ms(rows, many, 100.0) + beside.ms(many, rows), 0.0)
+        RoundSample(many, rows, 100.0, cost.ms(rows, many, 100.0) + beside.ms(many, rows), False)
         for many, rows in ((1, 1), (1, 5), (1, 9), (4, 4), (4, 12), (8, 8), (8, 30))
         for _ in range(3)
     ]
     found = fit_overhead(rounds, cost)
     assert found.ms(4, 9) == pytest.approx(beside.ms(4, 9), rel=0.01)
     assert fit_overhead([], cost) == RoundOverhead()
-    early = [RoundSample(1, 1, 0.0, 1.0, 1.0)]  # faster than predicted: nothing is below zero
+    early = [RoundSample(1, 1, 0.0, 1.0, True)]  # faster than predicted: nothing is below zero
     assert fit_overhead(early, cost).ms(3, 9) == 0.0
 
 
