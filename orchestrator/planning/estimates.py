@@ -17,6 +17,8 @@ _FIXED_BYTES = 1 * GIB  # assumed: a process with its libraries and, on GPUs, it
 _LOGITS_ROWS = 64  # rows of a forward whose logits are in memory at once
 _ROW_FLOATS = 8  # float32 values of a row's activations at the peak, as multiples of the MLP's width
 _CHUNK_ROWS = 512
+_NOT_OFFERED = {("torch_device", "gpu"): (Precision.INT8, Precision.INT4)}
+"""What a runtime cannot prepare for a kind of device (docs/adr/0023-torchao.md)."""
 _THREAD_SHARES = (1.0, 0.75, 0.25)
 _CORES_FOR_BANDWIDTH = 0.5  # assumed: half of a processor's cores reach its memory's peak
 
@@ -81,7 +83,10 @@ def _options(sheet: Datasheet, model: PlannedModel, role: Role, cores: int) -> I
     precision = compute_precision(sheet)
     if precision is None or not sheet.runtimes or not sheet.bandwidth_bytes_per_s:
         return
+    missing = _NOT_OFFERED.get((sheet.runtimes[0], sheet.kind), ())
     for weights in model.formats(sheet.kind):
+        if weights in missing:
+            continue
         whole = _option(sheet, model, role, weights, precision)
         if sheet.kind != "cpu" or not cores:
             yield whole
