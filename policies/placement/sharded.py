@@ -30,9 +30,10 @@ from policies.plan import Device, Drafter, Option
 _TURNS = 3  # how often shards are cut anew for the depth and the micro-batches that were best for the last ones
 _BOUNDS = 5  # how often the bound on the slowest shard is moved, at most
 _BOUNDS_OF_FEW = 10  # with few devices
-_EXCHANGES = 4  # how often devices are exchanged
+_EXCHANGES = 2  # how often devices are exchanged, at most
 _KEPT = 6  # devices that may be kept free of shards to draft
 _FEW = 24  # devices; with so few there is time to look more closely
+_VERY_FEW = 10
 _FEW_COUNTS = 8  # of micro-batches, all of which are looked at
 _CLOSE = 1.02  # until it is known so closely
 _BETTER = 1.0 + 1e-9
@@ -95,9 +96,9 @@ def _refined(task: _Task, first: Rated) -> Rated:
 
 
 def _exchanged(task: _Task, best: Rated) -> Rated:
-    """Where few devices have links that were measured, look whether others do better than those that were best by
-    typical links: one more, one less, or one for another."""
-    if not task.ground.links.measured or len(np.unique(task.device)) > _FEW:
+    """Where there are very few devices, look whether others do better: one more, one less, or one for another, as a
+    shard that drafts better, or one whose link is not like the others."""
+    if len(np.unique(task.device)) > _VERY_FEW:
         return best
     every = {int(one) for one in np.unique(task.device)}
     for _ in range(_EXCHANGES):

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cli.plan_bench.exact import best_in_shards
@@ -38,12 +38,13 @@ SHARDS = settings(max_examples=15)
 needs_shards = clusters(memory_mib=(60, 250))
 
 
-def planned(cluster: Cluster, wish: Wanted) -> Plan:
+def planned(cluster: Cluster, wish: Wanted) -> Plan | None:
+    """Return the plan; None where there is none, and then the error says why."""
     try:
         return plan(cluster, wish)
-    except NoPlan:
-        assume(False)
-        raise
+    except NoPlan as error:
+        assert len(str(error)) > 20
+        return None
 
 
 def drafted(found: Plan) -> list[DraftPlacement]:
@@ -81,6 +82,8 @@ def test_what_is_predicted_of_arrays_is_what_is_predicted_of_one(cluster: Cluste
 def test_memory_and_cores_are_never_exceeded(cluster: Cluster, load: Workload, replicas: int, sharding: str) -> None:
     limits = Constraints(max_replicas=replicas, sharding=sharding, keep_free=0.1)  # type: ignore[arg-type]
     found = planned(cluster, Wanted(load, limits))
+    if found is None:
+        return
     room = {device.id: 0.9 * device.memory_bytes for device in cluster.devices}
     cores = {host.name: host.cores for host in cluster.hosts}
     for device, used in found.memory_by_device().items():
@@ -96,6 +99,8 @@ def test_memory_and_cores_are_never_exceeded(cluster: Cluster, load: Workload, r
 @given(clusters(memory_mib=(60, 500)), loads(), st.randoms(use_true_random=False))
 def test_the_order_of_what_is_given_does_not_matter(cluster: Cluster, load: Workload, random: Any) -> None:
     found = planned(cluster, Wanted(load))
+    if found is None:
+        return
     shuffled: list[list[Any]] = [list(one) for one in (cluster.hosts, cluster.devices, cluster.options, cluster.links)]
     for values in shuffled:
         random.shuffle(values)
@@ -111,7 +116,10 @@ def test_a_faster_device_never_lowers_predicted_goodput(
     cluster: Cluster, load: Workload, data: st.DataObject, factor: float
 ) -> None:
     wish = Wanted(load, Constraints(sharding="never"))
-    before = planned(cluster, wish).goodput_tokens_per_s
+    found = planned(cluster, wish)
+    if found is None:
+        return
+    before = found.goodput_tokens_per_s
     device = data.draw(st.sampled_from([one.id for one in cluster.devices]))
     assert plan(faster(cluster, device, factor), wish).goodput_tokens_per_s >= before * (1 - 1e-9)
 
@@ -120,6 +128,8 @@ def test_a_faster_device_never_lowers_predicted_goodput(
 @given(clusters(memory_mib=(60, 500)), loads())
 def test_every_device_that_is_not_in_use_has_a_reason(cluster: Cluster, load: Workload) -> None:
     found = planned(cluster, Wanted(load))
+    if found is None:
+        return
     in_use = {shard.device for shard in found.shards}
     told = {one.what for one in found.rejected if one.why}
     assert {device.id for device in cluster.devices} - in_use <= told
@@ -141,6 +151,8 @@ def test_constraints_hold(cluster: Cluster, load: Workload, data: st.DataObject)
         runtimes=data.draw(st.sampled_from(((), ("a",)))),
     )
     found = planned(cluster, Wanted(load, limits))
+    if found is None:
+        return
     zones = {host.name: host.zone for host in cluster.hosts}
     for shard in found.shards:
         assert shard.device not in limits.exclude
@@ -164,6 +176,8 @@ def test_constraints_hold(cluster: Cluster, load: Workload, data: st.DataObject)
 @given(needs_shards, loads())
 def test_shards_are_contiguous_and_complete(cluster: Cluster, load: Workload) -> None:
     found = planned(cluster, Wanted(load, Constraints(shards=2, keep_free=0.0)))
+    if found is None:
+        return
     for replica in found.replicas:
         assert len(replica.shards) == 2
         assert replica.shards[0].first_layer == 0
@@ -177,6 +191,8 @@ def test_shards_are_contiguous_and_complete(cluster: Cluster, load: Workload) ->
 def test_a_useless_draft_is_not_used(cluster: Cluster, load: Workload) -> None:
     useless = tuple(replace(one, acceptance=(0.0,)) for one in load.drafters)
     found = planned(cluster, Wanted(replace(load, drafters=useless)))
+    if found is None:
+        return
     for replica in found.replicas:
         assert replica.depth == 0
         assert replica.draft is None
@@ -189,6 +205,8 @@ def test_a_useless_draft_is_not_used(cluster: Cluster, load: Workload) -> None:
 def test_plans_survive_json_and_equal_themselves(cluster: Cluster, load: Workload, replicas: int) -> None:
     wish = Wanted(load, Constraints(max_replicas=replicas))
     found = planned(cluster, wish)
+    if found is None:
+        return
     assert msgspec.json.decode(msgspec.json.encode(found), type=Plan) == found
     assert msgspec.json.decode(msgspec.json.encode((cluster, wish)), type=tuple[Cluster, Wanted]) == (cluster, wish)
     same = diff(found, found)
@@ -254,6 +272,8 @@ def test_draft_models_have_their_layers_in_one_place() -> None:
 @given(clusters(memory_mib=(60, 500)), loads())
 def test_the_explanation_names_every_worker_and_its_figures(cluster: Cluster, load: Workload) -> None:
     found = planned(cluster, Wanted(load))
+    if found is None:
+        return
     lines = explain(found, most_rejected=1000)
     text = "\n".join(f"{line.topic}: {line.text}" for line in lines)
     for shard in found.shards:
