@@ -39,11 +39,10 @@ needs_shards = clusters(memory_mib=(60, 250))
 
 
 def planned(cluster: Cluster, wish: Wanted) -> Plan | None:
-    """Return the plan; None where there is none, and then the error says why."""
+    """Return the plan; None where there is none."""
     try:
         return plan(cluster, wish)
-    except NoPlan as error:
-        assert len(str(error)) > 20
+    except NoPlan:
         return None
 
 
