@@ -38,7 +38,7 @@ def sketched_cluster(
         sharers = sum(one.count for one, source in known if not source.memory_bytes)
         cores = entry.cores or sum(one.count * source.cores for one, source in known)
         for one, source in known:
-            profile = f"{source.name}, {cores} cores" if source.kind == "cpu" else source.name
+            profile = f"{one.device}, {cores} cores" if source.kind == "cpu" else one.device
             if profile not in options:
                 found = source.options(target, drafts, exactness, cores)
                 options[profile] = [replace(option, profile=profile) for option in found]
@@ -65,7 +65,7 @@ def _devices(
     """Return a host's devices of one kind. What works in main memory shares it in equal parts."""
     own = source.memory_bytes or int(entry.memory) // max(1, sharers)
     memory = int(one.memory if one.memory is not None else own)
-    ids = [f"{host}/{source.name}"] if one.count == 1 else [f"{host}/{source.name}-{n}" for n in range(one.count)]
+    ids = [f"{host}/{one.device}"] if one.count == 1 else [f"{host}/{one.device}-{n}" for n in range(one.count)]
     return [described(source, name, host, profile, memory) for name in ids]
 
 

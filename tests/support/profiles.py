@@ -11,7 +11,9 @@ from device_profiles.store import ProfileStore
 GIB = 1 << 30
 
 
-def simulated_profiles(directory: Path, row_ms: dict[str, float], model: str = "toy") -> ProfileStore:
+def simulated_profiles(
+    directory: Path, row_ms: dict[str, float], model: str = "toy", role: str = "target"
+) -> ProfileStore:
     """Store what a forward of one row takes on each of these devices; eight rows take the same."""
     store = ProfileStore(directory)
     for device, ms in row_ms.items():
@@ -23,7 +25,7 @@ def simulated_profiles(directory: Path, row_ms: dict[str, float], model: str = "
                 fingerprint=mark,
                 adapter="simulated",
                 device=device,
-                role="target",
+                role=role,
                 model=model,
                 model_digest="toy",
                 weights="fp32",

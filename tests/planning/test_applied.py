@@ -1,0 +1,92 @@
+"""A plan as the configuration that runs it, and plans from stored profiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config.load import parse_config
+from orchestrator.config.model import ModelDraft
+from orchestrator.config.sketch import load_sketch
+from orchestrator.planning.applied import allowed, applied, whole_targets
+from orchestrator.planning.basis import basis
+from orchestrator.planning.proposal import (
+    PlanError,
+    Proposal,
+    asked_by_config,
+    asked_by_sketch,
+    propose_here,
+    propose_sketch,
+)
+from tests.support.profiles import simulated_profiles
+
+HEAD = "model: {{source: 'simulated:toy', name: toy, adapter: {adapter}, device: {device}}}\n"
+DRAFTS = "drafts: [{method: suffix}, {method: model, source: 'simulated:toy', adapter: auto, device: auto}]\n"
+
+
+def proposed(directory: Path, text: str):
+    config = parse_config(text, Path("c.yaml"))
+    asked = whole_targets(asked_by_config(config, directory))
+    store = simulated_profiles(directory, {"SIM": 20.0, "SIM.1": 50.0})
+    simulated_profiles(directory, {"SIM": 5.0, "SIM.1": 0.1}, model="simulated-toy", role="draft")
+    return config, propose_here(asked, store, {}, allowed(config, asked))
+
+
+def plan_of(found: Proposal) -> str:
+    return found.plan.replicas[0].shards[0].device
+
+
+@pytest.mark.parametrize(
+    ("adapter", "device", "where"), [("auto", "auto", "SIM"), ("simulated", "auto", "SIM"), ("auto", "SIM.1", "SIM.1")]
+)
+def test_what_is_auto_is_chosen_and_what_is_written_stays(tmp_path, adapter, device, where):
+    config, found = proposed(tmp_path, HEAD.format(adapter=adapter, device=device))
+    assert config.planned
+    assert plan_of(found) == f"here/{where}"
+    effective = applied(config, found)
+    assert (effective.model.adapter, effective.model.device) == ("simulated", where)
+    assert not effective.planned
+    assert effective.limits == config.limits
+
+
+def test_a_draft_runs_where_the_plan_puts_it_or_not_at_all(tmp_path):
+    good = HEAD.format(adapter="auto", device="auto") + DRAFTS + "placement: {draft_acceptance: 0.95}\n"
+    config, found = proposed(tmp_path, good)
+    suffix, draft = applied(config, found).drafts
+    assert suffix.method == "suffix"
+    assert isinstance(draft, ModelDraft)
+    assert (draft.adapter, draft.device, draft.process) == ("simulated", "SIM.1", "own")
+    assert any("accepted with 0.95" in line for line in found.assumed)
+    poor = HEAD.format(adapter="auto", device="auto") + DRAFTS + "placement: {draft_acceptance: 0.01}\n"
+    config, found = proposed(tmp_path, poor)
+    assert [draft.method for draft in applied(config, found).drafts] == ["suffix"]
+
+
+def test_where_everything_is_written_nothing_is_planned(tmp_path):
+    config = parse_config(HEAD.format(adapter="simulated", device="CPU"), Path("c.yaml"))
+    assert not config.planned
+
+
+def test_a_sketch_may_name_what_was_measured(tmp_path):
+    sketch_file = tmp_path / "sketch.yaml"
+    sketch_file.write_text(
+        "hosts:\n  - name: far\n    memory: 8 GiB\n    devices:\n"
+        "      - {device: simulated device SIM.1, count: 2}\n      - {device: nvidia-l4}\n"
+    )
+    sketch = load_sketch(sketch_file)
+    config = parse_config(HEAD.format(adapter="simulated", device="CPU"), Path("c.yaml"))
+    asked = asked_by_sketch(sketch, config, tmp_path)
+    store = simulated_profiles(tmp_path, {"SIM": 20.0, "SIM.1": 50.0})
+    found = propose_sketch(sketch, asked, store)
+    sources = {option.profile: option.source for option in found.cluster.options}
+    assert sources == {"simulated device SIM.1": "measured", "nvidia-l4": "datasheet"}
+    assert {one.source for one in basis(found)} <= {"measured", "datasheet"}
+
+
+def test_without_a_profile_the_error_says_what_to_do(tmp_path):
+    config = parse_config(HEAD.format(adapter="auto", device="auto"), Path("c.yaml"))
+    asked = asked_by_config(config, tmp_path)
+    store = simulated_profiles(tmp_path, {"SIM": 20.0}, model="other")
+    with pytest.raises(PlanError, match=r"no profile of toy .* run `outrider profile`, or pass --profiles DIR"):
+        propose_here(asked, store, {})
