@@ -24,6 +24,9 @@ from orchestrator.planning.wanted import SUFFIX, Draft, measured_drafter, model_
 from policies.placement import plan
 from policies.plan import Cluster, NoPlan, Plan, Role, Wanted
 
+_FIRST_DEPTH = 4
+_MOST_PLANS = 3
+
 
 class PlanError(OutriderError):
     """Nothing can be planned; the message says why, and the way out."""
@@ -138,21 +141,36 @@ def proposal(
     cluster: Cluster, asked: Asked, behind: Mapping[str, DeviceSource], pairs: Sequence[PairAcceptance] = ()
 ) -> Proposal:
     """Return a plan; `pairs`: how often drafts were accepted, where that was measured. Raises PlanError."""
-    drafters = [measured_drafter(SUFFIX, "suffix", asked.target.name, pairs)] * asked.suffix
-    drafters += [measured_drafter(model_drafter(draft), draft.name, asked.target.name, pairs) for draft in asked.drafts]
-    goal = wanted(
-        asked.placement,
-        asked.target,
-        drafters,
-        exactness=asked.exactness,
-        depth_bound=asked.depth_bound,
-        replicas=asked.replicas,
-    )
     known = {one.drafter for one in pairs if one.target == asked.target.name}
     try:
-        return Proposal(plan(cluster, goal), cluster, goal, behind, asked, _assumed(asked, known), tuple(pairs))
+        goal, found = _settled(cluster, asked, pairs)
     except NoPlan as error:
         raise PlanError(f"there is no plan: {error}") from error
+    return Proposal(found, cluster, goal, behind, asked, _assumed(asked, known), tuple(pairs))
+
+
+def _settled(cluster: Cluster, asked: Asked, pairs: Sequence[PairAcceptance]) -> tuple[Wanted, Plan]:
+    """Return what is wanted, and its plan. How often drafts are accepted was measured at several depths and differs
+    between them (deep drafts leave the harder rounds), so the figures are those of the depth that the plan chooses."""
+    depth = _FIRST_DEPTH
+    for _ in range(_MOST_PLANS):
+        load = (asked.target.name, asked.placement.concurrency, depth)
+        drafters = [measured_drafter(SUFFIX, "suffix", pairs, *load)] * asked.suffix
+        drafters += [measured_drafter(model_drafter(draft), draft.name, pairs, *load) for draft in asked.drafts]
+        goal = wanted(
+            asked.placement,
+            asked.target,
+            drafters,
+            exactness=asked.exactness,
+            depth_bound=asked.depth_bound,
+            replicas=asked.replicas,
+        )
+        found = plan(cluster, goal)
+        chosen = found.replicas[0].depth
+        if not pairs or chosen in (0, depth):
+            break
+        depth = chosen
+    return goal, found
 
 
 def _assumed(asked: Asked, known: Collection[str]) -> tuple[str, ...]:

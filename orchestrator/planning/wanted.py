@@ -74,14 +74,16 @@ def model_drafter(draft: Draft) -> Drafter:
     return Drafter(draft.model.name, draft.acceptance, draft.model.facts)
 
 
-def measured_drafter(drafter: Drafter, name: str, target: str, pairs: Sequence[PairAcceptance]) -> Drafter:
-    """Return a drafter with what was measured of it on this target, where that was: of several measurements the one
-    in which the depth was chosen as it is when serving."""
+def measured_drafter(
+    drafter: Drafter, name: str, pairs: Sequence[PairAcceptance], target: str, concurrency: int, depth: int
+) -> Drafter:
+    """Return a drafter with what was measured of it on this target at about this depth, where that was: of several
+    measurements the one in which the depth was chosen as when serving, for about so many sequences."""
     mine = [one for one in pairs if (one.drafter, one.target) == (name, target)]
     if not mine:
         return drafter
-    best = min(mine, key=lambda one: (one.rule != "policy", one.workload))
-    deepest = best.by_depth[-1]
+    best = min(mine, key=lambda one: (one.rule != "policy", abs(one.sequences - concurrency), one.workload))
+    deepest = best.at(depth)
     if not deepest.offered or not deepest.offered[0] or not deepest.accepted[0]:
         return drafter
     coverage = deepest.offered[0]
