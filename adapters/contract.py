@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -208,6 +208,16 @@ class LoadOptions:
     max_batch_rows: int = 512
     threads: int = 0
     static: StaticShapes = StaticShapes()
+
+
+@runtime_checkable
+class FixedShapes(Protocol):
+    """An adapter whose memory depends on the shapes that it compiles."""
+
+    def footprint(self, prepared: Path, options: LoadOptions) -> tuple[int, int]:
+        """Return the KV cache's bytes as `load` will allocate them, and the sum over its graphs of the bytes that each
+        is made from. Raises what `load` raises for such options."""
+        ...
 
 
 class Adapter(Protocol):

@@ -13,7 +13,8 @@ class MemoryCosts:
     `fixed_bytes`: its libraries and graph. `weights_copies`: how often the prepared weights are in memory at the peak
     (mapped, read, packed for its kernels). `embedding_bytes`: bytes of an embedding element that it widens while it
     loads quantised weights. `logits_copies`: copies of float32 logits at the peak. `mlp_floats` and `hidden_floats`:
-    float32 values of a row's activations, as multiples of those sizes.
+    float32 values of a row's activations, as multiples of those sizes. `graph_copies`: how often what a graph of fixed
+    shape is made from is in memory for it.
     """
 
     fixed_bytes: int
@@ -22,17 +23,20 @@ class MemoryCosts:
     logits_copies: float
     mlp_floats: float
     hidden_floats: float
+    graph_copies: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes that memory depends on, in elements; `weights_bytes` is the prepared file's."""
+    """The sizes that memory depends on, in elements; `weights_bytes` is the prepared file's, `graphs_bytes` the sum of
+    what each graph of fixed shape is made from."""
 
     vocabulary: int
     hidden: int
     mlp: int
     weights_bytes: int
     quantized: bool
+    graphs_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +62,13 @@ def plan_memory(
     """Return what a worker will hold at most: every KV block used, and a forward of `batch_rows` rows whose logits are
     all asked for (as `prompt_logprobs` does). `process_bytes` is what it holds before loading."""
     embedding = costs.embedding_bytes * model.vocabulary * model.hidden if model.quantized else 0.0
+    graphs = costs.graph_copies * model.graphs_bytes
     row = 4.0 * (
         costs.logits_copies * model.vocabulary + costs.mlp_floats * model.mlp + costs.hidden_floats * model.hidden
     )
     return MemoryPlan(
         process=process_bytes,
-        weights=int(costs.fixed_bytes + costs.weights_copies * model.weights_bytes + embedding),
+        weights=int(costs.fixed_bytes + costs.weights_copies * model.weights_bytes + embedding + graphs),
         kv_cache=kv_cache_bytes,
         workspace=int(row * batch_rows),
     )

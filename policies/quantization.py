@@ -234,6 +234,8 @@ def _kv_cache(device: DeviceProfile, activations: Precision, wishes: Wishes) -> 
                 "leave it at auto"
             )
         return offered[0], f"{offered[0]}: the only one of {device.adapter} here"
+    if wishes.kv_cache == AUTO and activations in offered and activations not in sixteen:
+        return activations, f"{activations}: that of the activations"
     chosen = activations if activations in sixteen else Precision.FP16 if Precision.FP16 in sixteen else sixteen[0]
     return chosen, f"{chosen}: " + ("asked for" if wishes.kv_cache == "16bit" else "16 bits keep rows invariant")
 

@@ -10,14 +10,29 @@ from typing import Any
 from adapters.contract import LoadOptions, Precision, Progress, Unsupported
 from adapters.hf_directory import title
 from adapters.openvino_rt.adapter import HINTS, core_with, device_profile, devices
+from adapters.openvino_rt.static_build import BODY_FILE, HEAD_FILE
 from adapters.openvino_rt.static_graphs import Compiler
 from adapters.openvino_rt.static_model import StaticModel
 from adapters.openvino_rt.static_plan import planned
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
+from device_profiles.memory import MemoryCosts
 from device_profiles.profile import DeviceProfile
+from device_profiles.units import MIB
 
 _CPU = "CPU"
 _FORMAT = 1
+_ACTIVATIONS = {True: (Precision.BF16, Precision.FP32), False: (Precision.FP16, Precision.FP32)}
+"""Number formats, the fastest first, on CPU and elsewhere; the KV cache has the activations'."""
+# Every graph keeps its weights packed and as they were read; the embedding is mapped. Measured with the default model.
+_CPU_MEMORY = MemoryCosts(
+    fixed_bytes=92 * MIB,
+    weights_copies=1,
+    embedding_bytes=0,
+    logits_copies=1,
+    mlp_floats=0,
+    hidden_floats=0,
+    graph_copies=2.54,
+)
 
 
 class StaticOpenVinoAdapter:
@@ -31,10 +46,7 @@ class StaticOpenVinoAdapter:
 
     def devices(self) -> list[DeviceProfile]:
         """List OpenVINO's devices. Raises AdapterUnavailable."""
-        return [
-            replace(found, weights=(Precision.INT8,), kv_cache=(), exact_kv_cache=(), memory_costs=None)
-            for found in devices()
-        ]
+        return [_static(found) for found in devices()]
 
     def recipe(self, weights: Precision | None = None) -> str:
         """Name the graphs' format and the library that writes them."""
@@ -59,12 +71,25 @@ class StaticOpenVinoAdapter:
         write_facts(target, facts_of(chosen, source))
         progress(f"convert {title(source)}", 1.0)
 
+    def footprint(self, prepared: Path, options: LoadOptions) -> tuple[int, int]:
+        """See adapters.contract.FixedShapes."""
+        profile = device_profile(core_with(options.device), options.device)
+        plan = planned(options, read_facts(prepared), _activations(profile, options.activations))
+        cache = plan.cache
+        body, head = ((prepared / name).with_suffix(".bin").stat().st_size for name in (BODY_FILE, HEAD_FILE))
+        graphs = len(plan.widths) * body + len(plan.verify_rows) * head
+        return cache.blocks * cache.block * cache.bytes_per_token, graphs
+
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> StaticModel:
         """See the contract."""
         core = core_with(options.device)
         facts = read_facts(prepared)
         profile = device_profile(core, options.device)
         activations = _activations(profile, options.activations)
+        if options.kv_cache not in (None, activations):
+            raise Unsupported(
+                f"a KV cache in {options.kv_cache}: with static shapes it is in the activations' format, {activations}"
+            )
         plan = planned(options, facts, activations)
         progress("load", 0.0)
         settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": HINTS[activations], "PERFORMANCE_HINT": "LATENCY"}
@@ -84,6 +109,13 @@ class StaticOpenVinoAdapter:
         return model
 
 
+def _static(found: DeviceProfile) -> DeviceProfile:
+    """Return a device as it is with static shapes."""
+    held = tuple(one for one in _ACTIVATIONS[found.name == _CPU] if one in found.precisions)
+    costs = _CPU_MEMORY if found.name == _CPU else None
+    return replace(found, weights=(Precision.INT8,), kv_cache=held, exact_kv_cache=held, memory_costs=costs)
+
+
 def _activations(profile: DeviceProfile, asked: Precision | None) -> Precision:
     """Return the number format of activations: what the device computes fastest where none is asked for."""
     if asked is not None:
@@ -91,5 +123,5 @@ def _activations(profile: DeviceProfile, asked: Precision | None) -> Precision:
             known = ", ".join(precision.value for precision in profile.precisions)
             raise Unsupported(f"{profile.name} does not compute in {asked.value}; it has {known}")
         return asked
-    order = (Precision.BF16, Precision.FP32) if profile.name == _CPU else (Precision.FP16, Precision.FP32)
+    order = _ACTIVATIONS[profile.name == _CPU]
     return next((precision for precision in order if precision in profile.precisions), order[0])

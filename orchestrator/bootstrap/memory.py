@@ -7,34 +7,36 @@ from pathlib import Path
 import psutil
 
 from adapters.artefact import MANIFEST
-from adapters.contract import Adapter
+from adapters.contract import Adapter, FixedShapes, LoadOptions
 from adapters.decoder.source import open_source
 from adapters.decoder.spec import Grouped
 from adapters.model_source import ModelSource
 from device_profiles.memory import MemoryPlan, ModelShape, plan_memory
-from orchestrator.bootstrap.options import ModelOptions
 from policies.quantization import AS_FILE, PrecisionChoice
 
 
 def announced(
-    options: ModelOptions, adapter: Adapter, file: ModelSource, prepared: Path, choice: PrecisionChoice
+    asked: LoadOptions, adapter: Adapter, file: ModelSource, prepared: Path, choice: PrecisionChoice
 ) -> MemoryPlan | None:
     """Return what this process will hold with the model loaded; None where the runtime's costs are not known.
 
     To be asked before loading: what the process holds already is part of it.
     """
-    device = next((found for found in adapter.devices() if found.name == options.device), None)
+    device = next((found for found in adapter.devices() if found.name == asked.device), None)
     if device is None or device.memory_costs is None:
         return None
     weights = open_source(file.path)
     spec, kept = weights.spec, choice.weights == AS_FILE
     quantized = isinstance(weights.tensor("embedding"), Grouped) if kept else choice.weights.startswith("int")
-    shape = ModelShape(spec.vocabulary_size, spec.hidden, spec.mlp, _bytes(prepared), quantized)
+    kv_cache_bytes, graphs_bytes = asked.kv_cache_bytes, 0
+    if isinstance(adapter, FixedShapes):
+        kv_cache_bytes, graphs_bytes = adapter.footprint(prepared, asked)
+    shape = ModelShape(spec.vocabulary_size, spec.hidden, spec.mlp, _bytes(prepared), quantized, graphs_bytes)
     return plan_memory(
         device.memory_costs,
         shape,
-        kv_cache_bytes=options.kv_cache_bytes,
-        batch_rows=options.max_batch_rows,
+        kv_cache_bytes=kv_cache_bytes,
+        batch_rows=asked.max_batch_rows,
         process_bytes=psutil.Process().memory_info().rss,
     )
 

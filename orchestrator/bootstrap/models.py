@@ -84,25 +84,21 @@ def load_model(options: ModelOptions, slots: int, progress: OnProgress, *, serve
         name, source = options.name or file.name, file.source
         chosen = choose(options, adapter, store, file)
         prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress)
-    choice, plan = None, None
-    if chosen is not None and file is not None:
-        choice = chosen.choice
-        plan = announced(options, adapter, file, prepared, choice)
-    model = adapter.load(
-        prepared,
-        LoadOptions(
-            device=effective_device(options.adapter, options.device),
-            exactness=Exactness(options.exactness),
-            activations=choice.activations if choice else None,
-            kv_cache=choice.kv_cache if choice else None,
-            kv_cache_bytes=options.kv_cache_bytes,
-            slots=slots,
-            max_batch_rows=options.max_batch_rows,
-            threads=options.threads,
-            static=options.static,
-        ),
-        progress,
+    choice, plan = chosen.choice if chosen else None, None
+    asked = LoadOptions(
+        device=effective_device(options.adapter, options.device),
+        exactness=Exactness(options.exactness),
+        activations=choice.activations if choice else None,
+        kv_cache=choice.kv_cache if choice else None,
+        kv_cache_bytes=options.kv_cache_bytes,
+        slots=slots,
+        max_batch_rows=options.max_batch_rows,
+        threads=options.threads,
+        static=options.static,
     )
+    if choice is not None and file is not None:
+        plan = announced(asked, adapter, file, prepared, choice)
+    model = adapter.load(prepared, asked, progress)
     loaded = Loaded(model, name, source, "", prepared, choice, plan)
     if not serves or file is None:
         return loaded
