@@ -210,13 +210,22 @@ class LoadOptions:
     static: StaticShapes = StaticShapes()
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes that depend on fixed shapes: the KV cache as `load` will allocate it, and, summed over the graphs, the
+    weights that each is made from and the keys and values that each is given."""
+
+    kv_cache: int
+    graph_weights: int
+    graph_caches: int
+
+
 @runtime_checkable
 class FixedShapes(Protocol):
     """An adapter whose memory depends on the shapes that it compiles."""
 
-    def footprint(self, prepared: Path, options: LoadOptions) -> tuple[int, int]:
-        """Return the KV cache's bytes as `load` will allocate them, and the sum over its graphs of the bytes that each
-        is made from. Raises what `load` raises for such options."""
+    def footprint(self, prepared: Path, options: LoadOptions) -> Footprint:
+        """Return what `load` will allocate and compile. Raises what `load` raises for such options."""
         ...
 
 

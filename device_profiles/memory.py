@@ -13,8 +13,9 @@ class MemoryCosts:
     `fixed_bytes`: its libraries and graph. `weights_copies`: how often the prepared weights are in memory at the peak
     (mapped, read, packed for its kernels). `embedding_bytes`: bytes of an embedding element that it widens while it
     loads quantised weights. `logits_copies`: copies of float32 logits at the peak. `mlp_floats` and `hidden_floats`:
-    float32 values of a row's activations, as multiples of those sizes. `graph_copies`: how often what a graph of fixed
-    shape is made from is in memory for it.
+    float32 values of a row's activations, as multiples of those sizes. `graph_copies` and
+    `graph_cache_copies`: how often the weights that a graph of fixed shape is made from, and the keys and values that
+    it is given, are in memory for it.
     """
 
     fixed_bytes: int
@@ -24,19 +25,21 @@ class MemoryCosts:
     mlp_floats: float
     hidden_floats: float
     graph_copies: float = 0.0
+    graph_cache_copies: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes that memory depends on, in elements; `weights_bytes` is the prepared file's, `graphs_bytes` the sum of
-    what each graph of fixed shape is made from."""
+    """The sizes that memory depends on, in elements; `weights_bytes` is the prepared file's, `graph_weights_bytes`
+    and `graph_caches_bytes` are sums over its graphs of fixed shape: see `MemoryCosts`."""
 
     vocabulary: int
     hidden: int
     mlp: int
     weights_bytes: int
     quantized: bool
-    graphs_bytes: int = 0
+    graph_weights_bytes: int = 0
+    graph_caches_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def plan_memory(
     """Return what a worker will hold at most: every KV block used, and a forward of `batch_rows` rows whose logits are
     all asked for (as `prompt_logprobs` does). `process_bytes` is what it holds before loading."""
     embedding = costs.embedding_bytes * model.vocabulary * model.hidden if model.quantized else 0.0
-    graphs = costs.graph_copies * model.graphs_bytes
+    graphs = costs.graph_copies * model.graph_weights_bytes + costs.graph_cache_copies * model.graph_caches_bytes
     row = 4.0 * (
         costs.logits_copies * model.vocabulary + costs.mlp_floats * model.mlp + costs.hidden_floats * model.hidden
     )

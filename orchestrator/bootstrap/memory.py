@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from adapters.artefact import MANIFEST
-from adapters.contract import Adapter, FixedShapes, LoadOptions
+from adapters.contract import Adapter, FixedShapes, Footprint, LoadOptions
 from adapters.decoder.source import open_source
 from adapters.decoder.spec import Grouped
 from adapters.model_source import ModelSource
@@ -28,14 +28,15 @@ def announced(
     weights = open_source(file.path)
     spec, kept = weights.spec, choice.weights == AS_FILE
     quantized = isinstance(weights.tensor("embedding"), Grouped) if kept else choice.weights.startswith("int")
-    kv_cache_bytes, graphs_bytes = asked.kv_cache_bytes, 0
+    fixed = Footprint(asked.kv_cache_bytes, 0, 0)
     if isinstance(adapter, FixedShapes):
-        kv_cache_bytes, graphs_bytes = adapter.footprint(prepared, asked)
-    shape = ModelShape(spec.vocabulary_size, spec.hidden, spec.mlp, _bytes(prepared), quantized, graphs_bytes)
+        fixed = adapter.footprint(prepared, asked)
+    sizes = (spec.vocabulary_size, spec.hidden, spec.mlp, _bytes(prepared))
+    shape = ModelShape(*sizes, quantized, fixed.graph_weights, fixed.graph_caches)
     return plan_memory(
         device.memory_costs,
         shape,
-        kv_cache_bytes=kv_cache_bytes,
+        kv_cache_bytes=fixed.kv_cache,
         batch_rows=asked.max_batch_rows,
         process_bytes=psutil.Process().memory_info().rss,
     )
