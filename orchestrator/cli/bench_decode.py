@@ -24,9 +24,11 @@ from orchestrator.bootstrap import (
     load_tokenizer,
 )
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, PromptText, read_texts, spread
-from orchestrator.cli.bench_record import FORMULAS, Mode, Prompt, Run, measure, summarise
+from orchestrator.cli.bench_record import FORMULAS, Mode, Prompt, Run, control_ratio, measure, summarise
 from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.port import Drafter
+
+_WARM_DEPTH = 4
 
 
 def decode(
@@ -116,8 +118,13 @@ def run(
     concurrency: int,
     sampling: Sampling,
     depth: int | None,
+    *,
+    control: bool = False,
+    warm: bool = True,
 ) -> dict[str, Any]:
-    """Measure both modes and return the whole result (`summary`, `runs`, `environment`, `formulas`).
+    """Measure both modes and return the whole result (`summary`, `runs`, `environment`, `formulas`). With a `control`,
+    a second plain run is taken in turn with them, and the summary has its `control_ratio`.
+    Without `warm` the caller has warmed up.
 
     One drafter drafts for all speculative waves, as in a server; plain waves have none and teach it nothing.
     """
@@ -131,13 +138,18 @@ def run(
         )
         for index, prompt in enumerate(prompts)
     ]
-    _warm_up(target, options, drafter)
-    runs: dict[Mode, Run] = {"plain": Run("plain"), "spec": Run("spec")}
+    if warm:
+        warm_up(target, options, drafter)
+    modes: tuple[Mode, ...] = ("plain", "spec", "control") if control else ("plain", "spec")
+    runs = {mode: Run(mode) for mode in modes}
     for number, wave in enumerate(_waves(submits, concurrency)):
-        for mode in _order(number):
+        for mode in _order(modes, number):
             _measure_wave(target, options, wave, runs[mode], drafter if mode == "spec" else None, depth)
+    summary = summarise(runs["plain"], runs["spec"], prompts)
+    if control:
+        summary["control_ratio"] = control_ratio(runs["plain"], runs["control"])
     return {
-        "summary": summarise(runs["plain"], runs["spec"], prompts),
+        "summary": summary,
         "runs": [outcome.rows(prompts) for outcome in runs.values()],
         "environment": _environment(target, options, concurrency, max_tokens, sampling, depth),
         "formulas": FORMULAS,
@@ -159,8 +171,10 @@ def _batched(items: Sequence[Submit], size: int) -> list[tuple[Submit, ...]]:
     return [tuple(items[start : start + size]) for start in range(0, len(items), size)]
 
 
-def _order(number: int) -> tuple[Mode, Mode]:
-    return ("plain", "spec") if number % 2 == 0 else ("spec", "plain")
+def _order(modes: Sequence[Mode], number: int) -> tuple[Mode, ...]:
+    """Return the modes of a wave: each comes first, and last, as often as the others."""
+    first = number % len(modes)
+    return (*modes[first:], *modes[:first])
 
 
 def _measure_wave(
@@ -176,14 +190,17 @@ def _measure_wave(
     measure(build_loop(target, options, drafter), wave, outcome)
 
 
-def _warm_up(target: Target, options: EngineOptions, drafter: Drafter | None) -> None:
-    """Let runtimes compile their shapes, on prompts of our own: what a drafter learns of them helps with no other."""
+def warm_up(target: Target, options: EngineOptions, drafter: Drafter | None) -> None:
+    """Let runtimes compile their shapes, on prompts of our own: what a drafter learns of them helps with no other.
+
+    Drafts have a fixed depth, so whether they pay is not tried here, unmeasured."""
     warm = [
         Submit(f"warm-{prompt.key}", prompt.tokens, 24, stop_tokens=prompt.stop_tokens)
         for prompt in encoded(OWN_PROMPTS[:2], target)
     ]
-    for one in (None, drafter):
-        measure(build_loop(target, options, one), warm, Run("plain"))
+    measure(build_loop(target, options, None), warm, Run("plain"))
+    fixed = [msgspec.structs.replace(submit, depth=min(_WARM_DEPTH, options.max_depth)) for submit in warm]
+    measure(build_loop(target, options, drafter), fixed, Run("spec"))
 
 
 def _environment(

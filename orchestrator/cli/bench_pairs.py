@@ -19,7 +19,7 @@ from adapters.contract import AdapterError
 from device_profiles.units import MIB
 from orchestrator.bootstrap import EngineOptions, Target, build_drafter, engine_options, load_target
 from orchestrator.bootstrap.options import DraftOptions, ModelDraftOptions, ModelOptions, SuffixOptions
-from orchestrator.cli.bench_decode import encoded, read_prompts, run
+from orchestrator.cli.bench_decode import encoded, read_prompts, run, warm_up
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError
 from orchestrator.cli.bench_record import FORMULAS, Prompt
 from orchestrator.cluster.port import Sampling
@@ -40,6 +40,7 @@ def pairs(
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 48,
     limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 6,
+    depth: Annotated[int | None, typer.Option(min=1, help="A fixed depth; else the policy chooses.")] = None,
     only: Annotated[str, typer.Option(help="Pairs whose name this regular expression finds.")] = "",
     config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
@@ -49,7 +50,7 @@ def pairs(
     chosen, skipped = pairings(options)
     chosen = _found(only, chosen)
     found = []
-    for row in _measured(chosen, options, lambda target: _prompts(prompts, target, limit), max_tokens):
+    for row in _measured(chosen, options, lambda target: _prompts(prompts, target, limit), max_tokens, depth):
         found.append(row)
         typer.echo(f"{len(found)} of {len(chosen)}: {row['pair']}", err=True)
     summary = summarise(found)
@@ -57,11 +58,19 @@ def pairs(
         "summary": summary,
         "runs": found,
         "skipped": skipped,
-        "environment": {"max_tokens": max_tokens, "model": options.model.source, "exactness": options.model.exactness},
-        "formulas": {name: FORMULAS[name] for name in ("acceptance_rate", "mean_acceptance_length", "tpot_ms")}
+        "environment": {
+            "max_tokens": max_tokens,
+            "depth": "policy" if depth is None else depth,
+            "model": options.model.source,
+            "exactness": options.model.exactness,
+        },
+        "formulas": {
+            name: FORMULAS[name] for name in ("acceptance_rate", "mean_acceptance_length", "tpot_ms", "control_ratio")
+        }
         | {
             "coupled_acceptance": "accepted / drafted tokens of the sampled runs, pairs with one draft model",
             "rejection_acceptance": "the same of runs under rejection sampling, whose output is not compared",
+            "draft_rounds": "rounds in which a draft model was asked, trials included; draft_ms is what they took",
             "rss_mib": "growth of this process's resident memory as the draft is loaded; what was there is shared",
         },
     }
@@ -148,7 +157,11 @@ def _found(only: str, every: Sequence[Pairing]) -> list[Pairing]:
 
 
 def _measured(
-    chosen: Sequence[Pairing], options: EngineOptions, read: Callable[[Target], list[Prompt]], max_tokens: int
+    chosen: Sequence[Pairing],
+    options: EngineOptions,
+    read: Callable[[Target], list[Prompt]],
+    max_tokens: int,
+    depth: int | None,
 ) -> Iterator[dict[str, Any]]:
     """Measure the pairings, each target loaded once. What cannot be run is told as such."""
     loaded: Target | None = None
@@ -166,13 +179,18 @@ def _measured(
         if loaded is None:
             yield _failed(pair, f"the target cannot be run: {reason}")
         else:
-            yield _measure(pair, loaded, _options_of(pair, options), read(loaded), max_tokens)
+            yield _measure(pair, loaded, _options_of(pair, options), read(loaded), max_tokens, depth)
     if loaded is not None:
         loaded.model.close()
 
 
 def _measure(
-    pair: Pairing, target: Target, options: EngineOptions, prompts: Sequence[Prompt], max_tokens: int
+    pair: Pairing,
+    target: Target,
+    options: EngineOptions,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    depth: int | None,
 ) -> dict[str, Any]:
     process = psutil.Process()
     before = process.memory_info().rss
@@ -182,9 +200,9 @@ def _measure(
         found: dict[str, Any] = {}
         rejection: dict[str, Any] | None = None
         for name, sampling in EXACT.items():
-            found[name] = _figures(run(target, options, drafter, prompts, max_tokens, 1, sampling, None))
+            found[name] = _run(target, options, drafter, prompts, max_tokens, sampling, depth)
         if pair.lone_model and not _translated(drafter):
-            rejection = _figures(run(target, options, drafter, prompts, max_tokens, 1, REJECTION, None))
+            rejection = _run(target, options, drafter, prompts, max_tokens, REJECTION, depth)
     except (AdapterError, OutriderError) as error:
         return _failed(pair, str(error))
     finally:
@@ -212,10 +230,32 @@ def _translated(drafter: Drafter | None) -> bool:
     return drafter is not None and any(state.vocabulary == "translated" for state in drafter.states())
 
 
+def _run(
+    target: Target,
+    options: EngineOptions,
+    drafter: Drafter | None,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    sampling: Sampling,
+    depth: int | None,
+) -> dict[str, Any]:
+    warm_up(target, options, drafter)
+    rounds, draft_ms = _drafting(drafter)
+    result = run(target, options, drafter, prompts, max_tokens, 1, sampling, depth, control=True, warm=False)
+    now_rounds, now_ms = _drafting(drafter)
+    return _figures(result) | {"draft_rounds": now_rounds - rounds, "draft_ms": now_ms - draft_ms}
+
+
+def _drafting(drafter: Drafter | None) -> tuple[int, float]:
+    """Return in how many rounds the draft models were asked so far, and what that took, in ms."""
+    models = [state for state in drafter.states() if state.method == "model"] if drafter is not None else []
+    return sum(state.rounds for state in models), sum(state.draft_ms for state in models)
+
+
 def _figures(result: dict[str, Any]) -> dict[str, Any]:
     kept = ("identical", "mismatches", "acceptance_rate", "mean_acceptance_length", "plain_tpot_ms", "spec_tpot_ms")
     requests = result["runs"][1]["requests"]
-    return {name: result["summary"][name] for name in (*kept, "tpot_speed_up", "prompts")} | {
+    return {name: result["summary"][name] for name in (*kept, "tpot_speed_up", "control_ratio", "prompts")} | {
         "drafted": sum(request["drafted"] for request in requests),
         "accepted": sum(request["accepted"] for request in requests),
     }

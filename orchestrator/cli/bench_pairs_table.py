@@ -6,7 +6,20 @@ from typing import Any
 
 from orchestrator.cli.plain_table import add_row, wide_console
 
-_COLUMNS = ("sampling", "same", "acceptance", "length", "plain ms", "spec ms", "speed-up", "RSS MiB")
+_COLUMNS = (
+    "sampling",
+    "same",
+    "acceptance",
+    "length",
+    "plain ms",
+    "spec ms",
+    "speed-up",
+    "control",
+    "drafted",
+    "rounds",
+    "draft ms",
+    "RSS MiB",
+)
 
 
 def print_pairs(result: dict[str, Any]) -> None:
@@ -45,7 +58,11 @@ def _cells(row: dict[str, Any], sampling: str) -> list[str]:
         f"{figures['mean_acceptance_length']:.2f}",
         f"{figures['plain_tpot_ms']:.2f}",
         f"{figures['spec_tpot_ms']:.2f}",
-        f"{figures['tpot_speed_up']:.2f}x",
+        f"{figures['tpot_speed_up']:.3f}x",
+        f"{figures['control_ratio']:.3f}x",
+        str(figures["drafted"]),
+        str(figures["draft_rounds"]),
+        f"{figures['draft_ms']:.0f}",
         f"{row['rss_mib']:.0f}",
     ]
 

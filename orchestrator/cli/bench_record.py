@@ -13,7 +13,8 @@ from orchestrator.cluster.port import RequestStats, Round, Submit
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.errors import OutriderError
 
-Mode = Literal["plain", "spec"]
+Mode = Literal["plain", "spec", "control"]
+"""`control` is plain once more: what its figures differ by from plain's is the machine's, not the drafts'."""
 
 FORMULAS = {
     "ttft_ms": "time from submission to the first token",
@@ -23,6 +24,7 @@ FORMULAS = {
     "mean_acceptance_length": "1 + accepted / verification steps (counts the recovered or bonus token)",
     "speed_up": "spec tok/s / plain tok/s",
     "tpot_speed_up": "plain TPOT / spec TPOT",
+    "control_ratio": "plain TPOT / TPOT of a second plain run, taken in turn with the others",
     "overhead_share": "1 - sum(the runtime's forward time) / sum(round time), speculative decode rounds",
 }
 
@@ -116,6 +118,11 @@ def tpot_ms(records: Iterable[Record]) -> float:
     several = [record for record in records if len(record.tokens) > 1]
     steps = sum(len(record.tokens) - 1 for record in several)
     return sum(record.last_s - record.first_s for record in several) * MS_PER_S / steps if steps else 0.0
+
+
+def control_ratio(plain: Run, control: Run) -> float:
+    """Return by how much two plain runs differ: FORMULAS says how."""
+    return _ratio(tpot_ms(plain.records.values()), tpot_ms(control.records.values()))
 
 
 def _ratio(upper: float, lower: float) -> float:

@@ -184,7 +184,8 @@ def test_bench_decode_names_what_is_wrong_with_the_prompts(tmp_path, toy, conten
 
 def test_bench_pairs_runs_every_pairing_and_tells_what_failed(tmp_path, toy):
     out = tmp_path / "out.json"
-    arguments = ("bench", "pairs", "--config", str(toy), "--max-tokens", "30", "--json", str(out))
+    # At a fixed depth: a draft that costs what the target costs is not asked otherwise.
+    arguments = ("bench", "pairs", "--config", str(toy), "--max-tokens", "30", "--depth", "8", "--json", str(out))
     done = outrider(*arguments)
     assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text())
@@ -200,6 +201,10 @@ def test_bench_pairs_runs_every_pairing_and_tells_what_failed(tmp_path, toy):
     same = result["runs"][1]
     assert same["greedy"]["mean_acceptance_length"] > 3.0
     assert same["kv_cache_mib"] > 0
+    assert same["greedy"]["control_ratio"] > 0.0
+    assert same["greedy"]["draft_rounds"] > 0
+    assert same["greedy"]["draft_ms"] > 0.0
+    assert result["runs"][0]["greedy"]["draft_rounds"] == 0  # no draft model
     toy.write_text(
         toy.read_text()
         + "drafts: [{method: model, adapter: simulated, source: 'simulated:toy?fault=device_lost&at=9'}]\n"
