@@ -26,8 +26,9 @@ _HORIZON = 0.5  # of what drafts promise to win in the rest of a text, reading i
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Running means over the rounds with drafts since the trial began: accepted drafts per sequence, and what drafting
-    added to a round, in ms. `rounds` counts them. `account`: see the module. `asked`: drafts are made."""
+    """Running means over the rounds with drafts since the trial began: accepted drafts per sequence, beyond those that
+    cheaper drafts would have brought (so below 0 at times), and what drafting added to a round, in ms. `rounds` counts
+    them. `account`: see the module. `asked`: drafts are made."""
 
     account: float = FIRST_ROUNDS
     asked: bool = False
@@ -79,7 +80,7 @@ def reads(worth: Worth, price: Price, tokens_left: float) -> bool:
     if worth.rounds < TRIAL_ROUNDS:
         return True  # it is what the trial is for
     won_ms = worth_ms(worth.accepted, price.round_ms) - worth.cost_ms
-    return price.reading_ms <= _HORIZON * won_ms * tokens_left / (1.0 + worth.accepted)
+    return won_ms >= 0.0 and price.reading_ms <= _HORIZON * won_ms * tokens_left / (1.0 + max(0.0, worth.accepted))
 
 
 def settled(worth: Worth, *, round_ms: float, accepted: float, cost_ms: float, reading: bool) -> Worth:

@@ -109,7 +109,7 @@ class DecodeLoop:
         self._propose(parts)
         draft_ms = (self._clock.monotonic_s() - proposed) * MS_PER_S
         result = self._target.forward([part.segment() for part in parts])
-        self._schedule.observe(parts, result.device_ms)
+        self._schedule.observe(parts, result.device_ms, draft_ms)
         rows = _rows_by_part(parts, result)
         verdicts = self._accept(parts, rows)
         deltas, tally = self._commit(parts, verdicts, rows)
@@ -168,8 +168,9 @@ class DecodeLoop:
                 free_choice = session.submit.depth is None
                 least = price(sequences) if free_choice else 0.0
                 drafting.append(session)
-                round_ms = cost.round_ms if free_choice else None
-                asks.append(Ask(session.key, bound, least, round_ms, cost.row_ms, free[session.key]))
+                round_ms = cost.known_ms if free_choice else None
+                last_ms = self._schedule.last_ms
+                asks.append(Ask(session.key, bound, least, round_ms, cost.row_ms, free[session.key], last_ms=last_ms))
         drafting, asks = self._affordable(parts, drafting, asks)
         for session, ask, draft in zip(drafting, asks, self._drafter.propose(asks), strict=True):
             bound = min(ask.limit, left + free[session.key])

@@ -38,6 +38,7 @@ class Schedule:
         self._max_itl_ms = max_itl_ms
         self._cost = PrefillCost()
         self._round_cost = RoundCost()
+        self._last_ms = 0.0
         self._free_slots = list(range(caps.slots - 1, -1, -1))
         self._waiting: deque[Session] = deque()
         self._running: list[Session] = []
@@ -56,6 +57,11 @@ class Schedule:
     def round_cost(self) -> RoundCost:
         """What the target's part of a round takes without drafts, and what a row of a draft adds."""
         return self._round_cost
+
+    @property
+    def last_ms(self) -> float:
+        """What the target's part of the last round took; 0 where it had prompts in it."""
+        return self._last_ms
 
     def add(self, session: Session) -> None:
         """Queue a session."""
@@ -141,12 +147,17 @@ class Schedule:
         session.cached = session.reused = 0
         session.begun = False
 
-    def observe(self, parts: Sequence[Part], forward_ms: float) -> None:
-        """Learn from a forward what prefill and drafts cost. To be called before its verdicts are committed."""
-        if not any(part.fills for part in parts):
+    def observe(self, parts: Sequence[Part], forward_ms: float, drafting_ms: float) -> None:
+        """Learn from a forward, after so much drafting, what prefill and drafts cost. To be called before its verdicts
+        are committed."""
+        decodes = not any(part.fills for part in parts)
+        self._last_ms = forward_ms if decodes else 0.0
+        if decodes:
             alone, paid_rows = len(parts) == 1, self._target.capabilities.paid_rows
             draft_rows = sum(max(0, part.rows - paid(part, alone, paid_rows)) for part in parts)
-            self._round_cost = seen(self._round_cost, draft_rows=draft_rows, forward_ms=forward_ms)
+            self._round_cost = seen(
+                self._round_cost, draft_rows=draft_rows, forward_ms=forward_ms, drafting_ms=drafting_ms
+            )
         self._cost = observed(
             self._cost,
             prefill_rows=sum(part.known for part in parts if part.fills),

@@ -71,7 +71,8 @@ class ChainDrafter:
         best = [NOTHING] * len(asks)
         for number, drafter in enumerate(self._drafters):
             places = [place for place, ask in enumerate(asks) if self._asks(number, ask, best[place])]
-            found = drafter.propose([asks[place] for place in places])  # none, too: it hears that a round begins
+            # none, too: it hears that a round begins
+            found = drafter.propose([_beyond(asks[place], best[place]) for place in places])
             for place, draft in zip(places, found, strict=True):
                 key = asks[place].key
                 if draft.tokens:
@@ -111,6 +112,11 @@ class ChainDrafter:
         """See the port. The one loaded last goes first: OpenVINO's models leave a signal stack behind otherwise."""
         for drafter in reversed(self._drafters):
             drafter.close()
+
+
+def _beyond(ask: Ask, best: Draft) -> Ask:
+    """Return a wish that tells what is there already."""
+    return replace(ask, promised=min(expected_tokens(best.confidences), ask.limit)) if best.tokens else ask
 
 
 def _promises_more(draft: Draft, best: Draft) -> bool:

@@ -1,8 +1,11 @@
 """Asks a draft model only where it pays: `policies/worth`, fed with what drafts took and brought.
 
 What is learned belongs to the drafter and not to a request, so a new request does not pay for it again; greedy, coupled
-and drawn drafts are judged apart. A text that the model has not read (it is not read while drafts do not pay) is read
-where that is worth it.
+and drawn drafts are judged apart. What counts is what drafts bring beyond those of cheaper drafters, and what they add
+to a round: where one sequence decodes the target's part is measured, so that whatever the two models take from each
+other (caches, threads) is in it; else it is taken from the rows, for others' drafts and a grown batch would be in it.
+
+A text that the model has not read (it is not read while drafts do not pay) is read where that is worth it.
 """
 
 from __future__ import annotations
@@ -16,21 +19,31 @@ from orchestrator.drafting.port import Ask, Draft
 from policies.acceptance import Rule
 from policies.fixed_price import depth
 from policies.gain import mean
-from policies.worth import FIRST_ROUNDS, Price, Worth, decided, reads, settled
+from policies.worth import FIRST_ROUNDS, TRIAL_ROUNDS, Price, Worth, decided, reads, settled
 
 _USUAL_TOKENS = 128.0
 """The length of an output, until some ended."""
+_TRIAL_TOKENS = 4
+"""A trial's drafts are no longer: it is to tell what a token costs and brings, and to lose little."""
 
 
 @dataclass(slots=True)
 class _Round:
-    """What is known of the last round's drafts of a rule. `sequences`: who decoded in it, drafted for or not."""
+    """What is known of the last round's drafts of a rule. `sequences`: who decoded in it, drafted for or not. Cheaper
+    drafters' drafts promised so many tokens. `cost_ms`: of drafting; `rows_ms`: of verification, going by the rows."""
 
     round_ms: float
     sequences: int
+    promised: float = 0.0
     cost_ms: float = 0.0
+    rows_ms: float = 0.0
     reading: bool = False
     accepted: int = 0
+
+    def added_ms(self, last_ms: float) -> float:
+        """Return what the drafts added to a round whose target's part took `last_ms` (0: not known)."""
+        measured = last_ms > 0.0 and self.sequences == 1
+        return self.cost_ms + (max(0.0, last_ms - self.round_ms) if measured else self.rows_ms)
 
 
 @dataclass(slots=True)
@@ -45,7 +58,7 @@ class Guard:
 
     def chosen(self, asks: Sequence[Ask], known: Mapping[str, Known], step_ms: float) -> list[Ask]:
         """Return those to draft for in this round; a round with whoever asks was completed since the last call."""
-        self._settle()
+        self._settle(max((ask.last_ms for ask in asks), default=0.0))
         by_rule: defaultdict[Rule, list[tuple[float, Ask, Known]]] = defaultdict(list)
         kept: list[Ask] = []
         for ask in asks:
@@ -72,7 +85,8 @@ class Guard:
             if not reads(worth, Price(round_ms, step_ms, reading_ms), max(self._usual_tokens - done, done)):
                 break
             worth = replace(worth, account=worth.account - reading_ms / round_ms)
-            kept.append(ask)
+            tried = worth.rounds < TRIAL_ROUNDS
+            kept.append(replace(ask, limit=min(ask.limit, _TRIAL_TOKENS)) if tried else ask)
         if kept:
             self._open[rule] = _Round(round_ms, sequences)
         return kept
@@ -93,7 +107,9 @@ class Guard:
         for rule, ask, draft in made:
             if ask.round_ms is not None and (found := self._open.get(rule)) is not None:
                 rows = depth(draft.confidences, sequences=len(made), paid_rows=ask.free + 1, bound=ask.limit)
-                found.cost_ms += took_ms / len(made) + ask.row_ms * max(0, rows - ask.free)
+                found.cost_ms += took_ms / len(made)
+                found.rows_ms += ask.row_ms * max(0, rows - ask.free)
+                found.promised += ask.promised if draft.tokens else 0.0
                 found.reading = reading
 
     def judged(self, rule: Rule, accepted: int) -> None:
@@ -106,14 +122,14 @@ class Guard:
         self._usual_tokens = mean(self._usual_tokens, float(len(known.tokens) - known.prompt), self._ended)
         self._ended += 1
 
-    def _settle(self) -> None:
+    def _settle(self, last_ms: float) -> None:
         for rule, found in self._open.items():
-            accepted = found.accepted / found.sequences
+            accepted = (found.accepted - found.promised) / found.sequences
             self._worths[rule] = settled(
                 self._worths[rule],
                 round_ms=found.round_ms,
                 accepted=accepted,
-                cost_ms=found.cost_ms,
+                cost_ms=found.added_ms(last_ms),
                 reading=found.reading,
             )
         self._open.clear()

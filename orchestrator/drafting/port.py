@@ -75,7 +75,9 @@ class Ask:
     drafter to which a token costs time stops there; the loop drops such tokens anyway. `round_ms`: what a round of the
     target takes without drafts; a drafter on the target's time that costs more than it saves proposes nothing. 0: not
     measured yet; None: the request fixed its depth, and drafts whatever they cost. `row_ms`: what the verification of
-    one token more adds to a round, behind the first `free`, which add nothing.
+    one token more adds to a round, behind the first `free`, which add nothing. `promised`: how many accepted tokens can
+    be expected of a cheaper drafter's draft, which is there already. `last_ms`: what the target's part of the last
+    round took (0: it had prompts in it, or there was none).
     """
 
     key: str
@@ -84,6 +86,8 @@ class Ask:
     round_ms: float | None = None
     row_ms: float = 0.0
     free: int = 0
+    promised: float = 0.0
+    last_ms: float = 0.0
 
 
 class Drafter(Protocol):

@@ -12,6 +12,8 @@ from tests.support import tiny_models
 from tests.support.daemon import configuration, running
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 120, "temperature": 0.7, "seed": 4}
+# A depth that is fixed: these drafts cost what the target costs, and would not be asked for.
+DRAFTED = ASK | {"extra_body": {"speculative_config": {"num_speculative_tokens": 8}}}
 
 
 def drafts(*lines: str) -> str:
@@ -38,7 +40,7 @@ def test_a_chain_serves_and_goes_on_without_the_one_that_fails(tmp_path):
     with running(configuration(tmp_path, extra=chain)) as daemon:
         assert daemon.status()["ready"]["drafters"] == ["suffix", "model", "model-2"]
         for _ in range(2):
-            assert daemon.client.completions.create(**ASK).choices[0].text == expected
+            assert daemon.client.completions.create(**DRAFTED).choices[0].text == expected
         daemon.wait_for("gauges", running=0)
         states = daemon.status()["gauges"]["drafters"]
         assert [state["name"] for state in states] == ["suffix", "model", "model-2"]
@@ -51,7 +53,7 @@ def test_a_chain_serves_and_goes_on_without_the_one_that_fails(tmp_path):
         assert "drafter model-2" in shown
     only = drafts(model("fault=device_lost&at=9"))
     with running(configuration(tmp_path, extra=only)) as daemon:
-        assert daemon.client.completions.create(**ASK).choices[0].text == expected
+        assert daemon.client.completions.create(**DRAFTED).choices[0].text == expected
         daemon.wait_for("gauges", running=0)
         (state,) = daemon.status()["gauges"]["drafters"]
         assert state["state"] == "failed"
@@ -69,7 +71,7 @@ def test_a_draft_of_another_vocabulary_serves_where_it_is_translated(tmp_path):
         expected = daemon.client.completions.create(**ASK).choices[0].text
     translated = drafts("method: model, source: tiny, mismatched_vocabulary: translate")
     with running(configuration(tmp_path, extra=translated)) as daemon:
-        assert daemon.client.completions.create(**ASK).choices[0].text == expected
+        assert daemon.client.completions.create(**DRAFTED).choices[0].text == expected
         daemon.wait_for("gauges", running=0)
         (state,) = daemon.status()["gauges"]["drafters"]
         assert (state["state"], state["vocabulary"]) == ("ok", "translated")
@@ -78,7 +80,7 @@ def test_a_draft_of_another_vocabulary_serves_where_it_is_translated(tmp_path):
     apart = drafts("method: model, source: tiny, mismatched_vocabulary: translate, process: own")
     with running(configuration(tmp_path, extra=apart)) as daemon:
         for _ in range(40):
-            assert daemon.client.completions.create(**ASK).choices[0].text == expected
+            assert daemon.client.completions.create(**DRAFTED).choices[0].text == expected
             daemon.wait_for("gauges", running=0)
             (state,) = daemon.status()["gauges"]["drafters"]
             if state["remote"]["in_time"]:

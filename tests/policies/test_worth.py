@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.gain import RoundCost, mean, seen, token_price, worth_ms
+from policies.gain import KNOWN_ROUNDS, RoundCost, mean, seen, token_price, worth_ms
 from policies.worth import FIRST_ROUNDS, SHARE, TRIAL_ROUNDS, Price, Worth, decided, reads, settled
 
 TIMES_MS = st.floats(0.01, 1000.0)
@@ -120,3 +120,15 @@ def test_what_a_row_of_a_draft_costs_is_found(round_ms, row_ms, widths):
 @given(st.floats(0.0, 8.0), TIMES_MS)
 def test_worth_is_where_tokens_a_second_stay_the_same(accepted, round_ms):
     assert math.isclose((round_ms + worth_ms(accepted, round_ms)) / (1.0 + accepted), round_ms)
+
+
+@given(TIMES_MS, st.lists(st.floats(1.0, 3.0), min_size=KNOWN_ROUNDS, max_size=KNOWN_ROUNDS))
+def test_a_round_is_known_after_a_few_and_is_none_that_a_draft_model_slowed(round_ms, slower):
+    cost = RoundCost()
+    for factor in slower:
+        assert cost.known_ms == 0.0
+        cost = seen(cost, draft_rows=0, forward_ms=factor * round_ms)
+    assert cost.known_ms == min(slower) * round_ms
+    slowed = seen(cost, draft_rows=0, forward_ms=4.0 * round_ms, drafting_ms=2.0 * round_ms)
+    assert slowed == cost
+    assert seen(cost, draft_rows=0, forward_ms=4.0 * round_ms).known_ms > cost.known_ms

@@ -1,0 +1,72 @@
+"""The guard of draft models counts what they bring beyond cheaper drafts, and what they really add to a round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+
+from orchestrator.clock import SystemClock
+from orchestrator.cluster.port import DrafterState
+from orchestrator.drafting.cache import Known
+from orchestrator.drafting.chain import ChainDrafter
+from orchestrator.drafting.guard import Guard
+from orchestrator.drafting.model import ModelDrafter
+from orchestrator.drafting.port import Ask, Draft
+from policies.acceptance import Sampling
+from tests.support.loops import suffix, toy
+
+ROUND_MS, STEP_MS = 10.0, 4.0
+WISH = Ask("a", 8, round_ms=ROUND_MS, row_ms=0.5, free=1)
+
+
+def asked(wish: Ask, *, accepted: int, took_ms: float, rounds: int) -> int:
+    """In how many of so many rounds drafts are made, where three tokens take `took_ms` and so many are accepted."""
+    guard, known = Guard(lambda _: 0.0), Known("a", [1] * 20, Sampling(), 10, False, None)
+    draft, made = Draft((1, 2, 3), (1.0, 1.0, 1.0)), 0
+    for _ in range(rounds):
+        if guard.chosen([wish], {"a": known}, STEP_MS):
+            made += 1
+            guard.drafted(took_ms, [(known.sampling.rule, wish, draft)], reading=False)
+            guard.judged(known.sampling.rule, accepted)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("wish", "goes_on"),
+    [
+        (WISH, True),  # 3 tokens for 20 ms and two rows, where a round takes 10
+        (replace(WISH, promised=0.5), True),
+        (replace(WISH, promised=1.0), False),  # the text itself promised one of them, for nothing
+        (replace(WISH, last_ms=ROUND_MS + 5.0), True),
+        (replace(WISH, last_ms=ROUND_MS + 12.0), False),  # the target takes longer beside the draft than its rows say
+        (replace(WISH, last_ms=ROUND_MS + 5.0, promised=0.6), False),
+    ],
+)
+def test_drafts_go_on_while_they_pay_beyond_what_is_there(wish, goes_on):
+    made = asked(wish, accepted=3, took_ms=20.0, rounds=200)
+    assert made == 200 if goes_on else 0 < made < 20
+
+
+class Asked(ModelDrafter):
+    """Keeps what it was asked."""
+
+    asks: ClassVar[list[Ask]] = []
+
+    def propose(self, asks):
+        self.asks.extend(asks)
+        return super().propose(asks)
+
+
+def test_a_chain_tells_what_the_cheaper_draft_promises():
+    tokens = [60, 32, 101, 60, 32]
+    chain = ChainDrafter(
+        [suffix(), Asked(toy(), DrafterState("m", "model"), SystemClock(), vocabulary=272, prefill_ms=50.0)]
+    )
+    chain.begin("a", tokens, Sampling())
+    chain.propose([replace(WISH, limit=2)])
+    assert Asked.asks[0].promised > 0.0
+    chain.begin("a", [1, 2, 3], Sampling())
+    chain.propose([WISH])
+    assert Asked.asks[1].promised == 0.0
