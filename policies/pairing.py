@@ -6,6 +6,9 @@ A round verifies k drafts of each of C sequences and yields E(k) tokens of each,
     one after the other        round = V + D + L
     at the same time           round = h max(V, D, B) + (1 - h) (V + D) + L
 
+Where not all rounds have as many drafts (the rule that chooses them drops what is not worth a row), V is the mean over
+the lengths that occur; where lengths change, it is longer by what changing costs the runtime.
+
 h is the chance that drafts made ahead turn out to follow the verification; for h = 1 it is the usual max(V, D). B is
 what both must read from a memory that they share, at its bandwidth. To each round belongs the prefill of the requests
 that start in it: C E(k) / output tokens of them. Goodput is C E(k) / (round + prefill).
@@ -145,7 +148,8 @@ def draft_ms(draft: DraftSide, workload: Workload, depth: int, sequences: float)
     if depth == 0 or sequences <= 0:
         return 0.0
     if draft.part is None:
-        return draft.drafter.token_ms * depth * sequences
+        drafted = sum(count * share for count, share in drafted_shares(draft.drafter, depth))
+        return draft.drafter.token_ms * (drafted if draft.drafter.offered else depth) * sequences
     context = context_tokens(workload)
     first = draft.part.ms(2 * sequences, sequences, context)
     return first + (depth - 1) * draft.part.ms(sequences, sequences, context)
@@ -157,6 +161,25 @@ def hit_rate(drafter: Drafter, depth: int) -> float:
         return drafter.hit_rate
     last = len(drafter.acceptance) - 1
     return prod(drafter.acceptance[min(index, last)] for index in range(depth + 1))
+
+
+def drafted_shares(drafter: Drafter | None, depth: int) -> list[tuple[int, float]]:
+    """Return how many tokens a draft of at most `depth` has, and in which share of the rounds: (tokens, share), without
+    those that never occur."""
+    if drafter is None or depth == 0:
+        return [(0, 1.0)]
+    coverage, known = drafter.coverage, drafter.offered
+    offered = [min(coverage, known[min(place, len(known) - 1)]) if known else coverage for place in range(depth)]
+    reached = [1.0, *offered, 0.0]
+    shares = [(count, reached[count] - reached[count + 1]) for count in range(depth + 1)]
+    return [(count, share) for count, share in shares if share > 0.0]
+
+
+def unsteady(drafter: Drafter, sequences: int, options: Sequence[Option]) -> float:
+    """Return how many times as long verifications take because one is not as large as the next: that of any sequence
+    may have changed, each drafting for itself."""
+    changes = 1.0 - (1.0 - drafter.changes) ** sequences
+    return 1.0 + changes * (max(option.cost.varying for option in options) - 1.0)
 
 
 def tokens_per_round(drafter: Drafter | None, depth: int) -> float:
@@ -214,9 +237,11 @@ class _Predictor:
         plain = self.plain[micro_batches]
         verify, drafting, link = plain, 0.0, 0.0
         if draft is not None and depth > 0:
-            coverage = draft.drafter.coverage
-            drafted = self._times.verify_ms(self._target.hops, depth, micro_batches)
-            verify = coverage * drafted + (1 - coverage) * plain
+            verify = sum(
+                share * self._times.verify_ms(self._target.hops, count, micro_batches)
+                for count, share in drafted_shares(draft.drafter, depth)
+            )
+            verify *= unsteady(draft.drafter, sequences, [part.option for part in self._target.parts])
             drafting = draft_ms(draft, load, depth, sequences)
             if draft.part is not None and draft.overlap:
                 link = draft_link_ms(draft.link.rtt_ms, draft.link.bytes_per_s, sequences)

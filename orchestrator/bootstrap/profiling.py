@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +34,7 @@ from orchestrator.cluster.process_memory import peak_rss_bytes
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
 from orchestrator.measuring.pairs import compare_choices, replay
-from orchestrator.measuring.rounds import RoundSample, WatchedModel, decode, fit_overhead
+from orchestrator.measuring.rounds import RoundSample, WatchedModel, decode, disturbance, fit_overhead
 from orchestrator.measuring.steps import Steps, measure_steps
 from orchestrator.measuring.texts import TEXTS, WORKLOAD
 
@@ -124,7 +124,8 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
                 yield _draft_pair(bench, loaded)
             return
         talk = _talk(bench, loaded, steps)
-        yield _described(bench, loaded, steps, load_s, invariant, talk.overhead, talk.energy_j_per_token)
+        described = _described(bench, loaded, steps, load_s, invariant, talk.overhead, talk.energy_j_per_token)
+        yield replace(described, cost=described.cost.scaled(talk.disturbance))
         if job.texts is None and talk.texts.outputs:
             yield talk.texts
             yield from _suffix_pairs(bench, loaded, talk.texts)
@@ -184,9 +185,10 @@ def _power(meter: EnergyMeter, work: Callable[[], None]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Talk:
-    """What real decoding showed."""
+    """What real decoding showed. `disturbance`: see measuring.rounds."""
 
     overhead: RoundOverhead
+    disturbance: float
     texts: TargetTexts
     energy_j_per_token: float | None
 
@@ -214,8 +216,10 @@ def _talk(bench: _Bench, loaded: Loaded, steps: Steps) -> _Talk:
         rounds += decode(build_loop(target, engine, drafter), timed, [submit], bench.clock).rounds
     outputs = tuple(tuple(together.outputs[one.request_id]) for one in submits)
     spent = None if before is None or after is None else after - before
+    overhead = fit_overhead(rounds, steps.cost)
     return _Talk(
-        fit_overhead(rounds, steps.cost),
+        overhead,
+        disturbance(rounds, steps.cost, overhead),
         TargetTexts(
             loaded.name, digest_of(loaded), WORKLOAD, tuple(tuple(one.prompt) for one in submits), outputs, _now()
         ),

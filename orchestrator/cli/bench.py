@@ -1,4 +1,4 @@
-"""`outrider bench`: what decoding and serving cost on this machine, with the formula beside each figure."""
+"""`outrider bench`: what decoding, serving and planning cost on this machine, with the formula beside each figure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import typer
 
 from orchestrator.cli.bench_decode import decode
 from orchestrator.cli.bench_pairs import pairs
+from orchestrator.cli.bench_plan import plan
 from orchestrator.cli.bench_serve import serve
 
-app = typer.Typer(no_args_is_help=True, help="Measure decoding in one process, or a server under load.")
+app = typer.Typer(no_args_is_help=True, help="Measure decoding in one process, a server under load, or plans.")
 app.command("decode")(decode)
 app.command("pairs")(pairs)
+app.command("plan")(plan)
 app.command("serve")(serve)

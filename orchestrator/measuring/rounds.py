@@ -140,3 +140,20 @@ def fit_overhead(rounds: Sequence[RoundSample], cost: StepCost) -> RoundOverhead
     features = np.array([(1.0, sequences, rows) for sequences, rows in groups])
     found = nonnegative_least_squares(features * weights[:, None], times * weights)
     return RoundOverhead(float(found[0]), float(found[1]), float(found[2]))
+
+
+def disturbance(rounds: Sequence[RoundSample], cost: StepCost, overhead: RoundOverhead) -> float:
+    """Return how many times as long rounds take on average as a cost and an overhead say that were fitted to what was
+    disturbed least: in a long run the machine's other work takes its share. Without the slowest twentieth, which one
+    hiccup can decide; at least 1, and 1 of no rounds."""
+    pairs = [
+        (
+            one.ms,
+            cost.ms(one.rows, one.sequences, one.context_tokens, changes=float(one.changed))
+            + overhead.ms(one.sequences, one.rows),
+        )
+        for one in rounds
+    ]
+    kept = sorted(pairs, key=lambda pair: pair[0] / max(pair[1], 1e-9))[: len(pairs) - len(pairs) // 20]
+    expected_ms = sum(expected for _, expected in kept)
+    return max(1.0, sum(ms for ms, _ in kept) / expected_ms) if expected_ms > 0.0 else 1.0

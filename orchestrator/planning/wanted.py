@@ -75,22 +75,32 @@ def model_drafter(draft: Draft) -> Drafter:
 
 
 def measured_drafter(
-    drafter: Drafter, name: str, pairs: Sequence[PairAcceptance], target: str, concurrency: int, depth: int
+    drafter: Drafter,
+    name: str,
+    pairs: Sequence[PairAcceptance],
+    target: str,
+    concurrency: int,
+    depth: int,
+    *,
+    rule: str = "policy",
 ) -> Drafter:
     """Return a drafter with what was measured of it on this target at about this depth, where that was: of several
-    measurements the one in which the depth was chosen as when serving, for about so many sequences."""
+    measurements the one in which this rule chose the depth (that which serves, else), for about so many sequences."""
     mine = [one for one in pairs if (one.drafter, one.target) == (name, target)]
     if not mine:
         return drafter
-    best = min(mine, key=lambda one: (one.rule != "policy", abs(one.sequences - concurrency), one.workload))
-    deepest = best.at(depth)
-    if not deepest.offered or not deepest.offered[0] or not deepest.accepted[0]:
+    best = min(mine, key=lambda one: (one.rule != rule, abs(one.sequences - concurrency), one.workload))
+    found = best.at(depth)
+    if not found.offered or not found.offered[0] or not found.accepted[0]:
         return drafter
-    coverage = deepest.offered[0]
-    chances = (deepest.accepted[0] / coverage, *deepest.conditional[1:])
+    coverage = found.offered[0]
+    chances = (found.accepted[0] / coverage, *found.conditional[1:])
+    text = drafter.model is None
     return replace(
         drafter,
-        acceptance=tuple(min(1.0, chance) for chance in chances if chance > 0.0),
+        acceptance=tuple(min(1.0, chance) for chance in chances),
         coverage=min(1.0, coverage),
-        token_ms=best.draft_ms / max(1.0, sum(deepest.offered)) if drafter.model is None else 0.0,
+        offered=found.offered if text else (),
+        changes=found.changes if text else 0.0,
+        token_ms=best.draft_ms / sum(found.offered) if text else 0.0,
     )

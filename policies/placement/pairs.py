@@ -14,12 +14,16 @@ import numpy as np
 
 from device_profiles.units import MS_PER_S
 from policies.pairing import (
+    DraftSide,
     all_hit_rate,
     depth_bound,
     draft_link_ms,
+    draft_ms,
+    drafted_shares,
     shared_read_ms,
     together_ms,
     tokens_per_round,
+    unsteady,
 )
 from policies.placement.candidate import Where
 from policies.placement.links import HostLinks
@@ -65,8 +69,9 @@ def text_pairs(targets: Rows, drafter: Drafter, load: Workload) -> Pairs:
         return _without_model(drafter, load, targets.of(np.empty(0, np.int64)), np.empty(0), np.empty(0, np.int64))
     tokens = np.array([tokens_per_round(drafter, int(depth)) for depth in depths])
     sequences = targets.sequences[:, None].astype(float)
-    verify = _covered(targets.ms, drafter.coverage)[:, : len(depths)]
-    total = verify + drafter.token_ms * depths * sequences
+    verify = _verified(targets, drafter, len(depths))
+    drafting = np.array([draft_ms(DraftSide(drafter), load, int(depth), 1.0) for depth in depths])
+    total = verify + drafting * sequences
     total = total + sequences * tokens / load.output_tokens * targets.prefill_ms[:, None]
     goodput = sequences * tokens / total * MS_PER_S
     best = np.argmax(goodput, axis=1)
@@ -103,9 +108,15 @@ def _without_model(drafter: Drafter | None, load: Workload, targets: Rows, goodp
     )
 
 
-def _covered(ms: Floats, coverage: float) -> Floats:
-    """Return the mean verification by depth from 1 where only some rounds have drafts."""
-    mean: Floats = coverage * ms[:, 1:] + (1.0 - coverage) * ms[:, :1]
+def _verified(targets: Rows, drafter: Drafter, bound: int) -> Floats:
+    """Return the mean verification by depth from 1 to the bound, where not all rounds have as many drafts."""
+    shares = np.zeros((targets.ms.shape[1], bound))
+    for depth in range(1, bound + 1):
+        for count, share in drafted_shares(drafter, depth):
+            shares[count, depth - 1] = share
+    kinds, inverse = np.unique(np.stack([targets.option, targets.sequences], axis=1), axis=0, return_inverse=True)
+    factors = np.array([unsteady(drafter, int(count), [targets.options[option]]) for option, count in kinds])
+    mean: Floats = (targets.ms @ shares) * factors[inverse.reshape(-1)][:, None]
     return mean
 
 
@@ -206,7 +217,7 @@ def _predicted(
     overlap = (where != Where.IN_TARGET)[:, None]
     drafting = drafts.ms[right, 1 : len(depths) + 1]
     late = np.where(overlap, drafts.late_ms[right, 1 : len(depths) + 1], drafting)
-    verify = _covered(targets.ms, drafter.coverage)[left, : len(depths)]
+    verify = _verified(targets, drafter, len(depths))[left]
     floor = _floors(index, targets, drafts, drafter, load, pairs)
     rtt, bytes_per_s = links.between(index.host[targets.device[left]], index.host[drafts.device[right]])
     link = np.where(overlap[:, 0], draft_link_ms(rtt, bytes_per_s, sequences), 0.0)[:, None]

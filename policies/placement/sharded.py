@@ -15,7 +15,16 @@ from math import ceil
 import numpy as np
 
 from device_profiles.profile import Exactness
-from policies.pairing import Part, TargetTimes, context_tokens, kv_bytes, micro_batch_counts, tokens_per_round
+from policies.pairing import (
+    Part,
+    TargetTimes,
+    context_tokens,
+    drafted_shares,
+    kv_bytes,
+    micro_batch_counts,
+    tokens_per_round,
+    unsteady,
+)
 from policies.placement import workers
 from policies.placement.candidate import Candidate, Placed, Rated, Where, problem, rated
 from policies.placement.links import Links
@@ -278,15 +287,17 @@ def _cost(option: Option, task: _Task, aim: _Aim, prompts: float) -> tuple[float
     layers, sequences = load.target.layers, ceil(task.sequences / aim.micro_batches)
     paid = option.paid_rows if load.exactness is Exactness.BIT else 1
     context = context_tokens(load)
-    coverage = aim.drafter.coverage if aim.drafter is not None and aim.depth else 1.0
-    verify = option.cost.ms(sequences * max(aim.depth + 1, paid), sequences, context)
-    plain = option.cost.ms(sequences * paid, sequences, context)
+    mean = sum(
+        share * option.cost.ms(sequences * max(count + 1, paid), sequences, context)
+        for count, share in drafted_shares(aim.drafter, aim.depth)
+    )
+    if aim.drafter is not None and aim.depth:
+        mean *= unsteady(aim.drafter, task.sequences, [option])
     done = load.reused_prompt_tokens
     prompt = max(1, load.prompt_tokens - done)
     prefill = option.cost.prefill_ms(prompt, done=done, chunk_rows=load.prefill_chunk_rows)
     fixed = option.overhead_ms + option.overhead_sequence_ms * sequences
     chunks = ceil(prompt / load.prefill_chunk_rows)
-    mean = coverage * verify + (1.0 - coverage) * plain
     return (
         fixed + prompts * chunks * option.overhead_ms,
         (mean + prompts * prefill) / layers,

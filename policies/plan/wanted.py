@@ -23,7 +23,10 @@ class Drafter:
     """A way to draft. `model`: None where no model is run (drafts from the text itself, on the target's host).
 
     `acceptance[i]`: the chance that draft i is accepted if all before it are (the last goes on). `coverage`: the share
-    of rounds in which it has a proposal at all. `token_ms`: what drafting one token for one sequence takes where no
+    of rounds in which it has a proposal at all. `offered[i]`: the share of all rounds that have a token at place i of
+    the draft, as a rule that drops what is not worth a row leaves it (the last goes on; empty: all places of a proposal
+    have one). `changes`: the share of one sequence's rounds that have not as many rows as the one before.
+    `token_ms`: what drafting one token for one sequence takes where no
     model is run. `max_depth`: the most it can propose, 0 where only the workload bounds it. `hit_rate`: the share of
     drafts made ahead, beside a running verification, that turn out to follow it; None takes the chance that all drafts
     and the guess behind them are right.
@@ -33,6 +36,8 @@ class Drafter:
     acceptance: tuple[float, ...]
     model: ModelFacts | None = None
     coverage: float = 1.0
+    offered: tuple[float, ...] = ()
+    changes: float = 0.0
     token_ms: float = 0.0
     max_depth: int = 0
     hit_rate: float | None = None

@@ -91,7 +91,8 @@ def loads(draw: st.DrawFn) -> Workload:
     if draw(st.sampled_from((True, True, False))):
         drafters.append(Drafter("model", tuple(draw(st.lists(chance, min_size=1, max_size=3))), DRAFT))
     if draw(st.booleans()):
-        drafters.append(Drafter("text", (draw(chance),), None, coverage=draw(chance), token_ms=0.01))
+        offered = tuple(sorted(draw(st.lists(chance, max_size=3)), reverse=True))
+        drafters.append(Drafter("text", (draw(chance),), None, coverage=draw(chance), offered=offered, token_ms=0.01))
     concurrency, prompt, output = (draw(st.sampled_from(some)) for some in ((1, 2, 3, 4), (1, 100, 600), (300, 50, 1)))
     return Workload(TARGET, tuple(drafters), concurrency, prompt, output, depth_bound=4)
 

@@ -92,3 +92,14 @@ def test_the_depth_follows_acceptance_down_to_not_speculating(acceptance: float,
     found = best_depth(TARGET, DraftSide(Drafter("d", (acceptance,), MODEL), Part(DRAFT)), LOAD)
     assert found.depth == depth
     assert found.goodput_tokens_per_s >= found.plain_tokens_per_s
+
+
+def test_a_draft_costs_the_rows_that_are_offered_not_those_that_are_allowed() -> None:
+    """6 of 10 rounds have a draft, 3 of 10 a second token: 0.4 T(1) + 0.3 T(2) + 0.3 T(3)."""
+    steep = replace(FLAT, cost=StepCost((1.0, 2.0, 3.0), (10.0, 12.0, 20.0)))
+    text = Drafter("text", (0.5,), coverage=0.6, offered=(0.6, 0.3, 0.0), token_ms=1.0)
+    side = TargetSide((Part(steep),))
+    verify = 0.4 * 10.0 + 0.3 * 12.0 + 0.3 * 20.0
+    for depth in (2, 3, 8):  # deeper than what is offered costs no more
+        assert round_of(DraftSide(text), depth, side) == pytest.approx(verify + 0.9)
+    assert round_of(DraftSide(text), 1, side) == pytest.approx(0.4 * 10.0 + 0.6 * 12.0 + 0.6)

@@ -17,7 +17,7 @@ from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.drafting.wire import LinkLost
 from orchestrator.measuring.links import EchoEngine, measure_link
 from orchestrator.measuring.pairs import DEPTHS, compare_choices, replay
-from orchestrator.measuring.rounds import RoundSample, fit_overhead
+from orchestrator.measuring.rounds import RoundSample, disturbance, fit_overhead
 from orchestrator.measuring.steps import measure_steps
 
 PATTERN = tuple(range(20, 32))
@@ -60,6 +60,17 @@ def texts(*outputs):
 
 def suffix():
     return SuffixDrafter(max_match=16, memory_bytes=0, clock=SystemClock())
+
+
+def test_a_disturbed_run_stretches_what_was_fitted_and_a_hiccup_does_not():
+    cost, beside = StepCost((1.0, 8.0), (10.0, 17.0)), RoundOverhead(1.0)
+    calm = [RoundSample(1, 1, 0.0, 11.0, False)] * 39
+    assert disturbance(calm, cost, beside) == pytest.approx(1.0)
+    assert disturbance([*calm, RoundSample(1, 1, 0.0, 5000.0, False)], cost, beside) == pytest.approx(1.0)
+    every_other = [RoundSample(1, rows, 0.0, ms, False) for rows, ms in ((1, 11.0), (8, 27.0))] * 20
+    assert disturbance(every_other, cost, beside) > 1.2
+    assert disturbance([RoundSample(1, 1, 0.0, 5.0, False)], cost, beside) == 1.0
+    assert disturbance([], cost, beside) == 1.0
 
 
 def test_a_text_that_repeats_its_prompt_accepts_all_drafts():

@@ -25,6 +25,7 @@ from policies.pairing import (
     depth_bound,
     draft_link_ms,
     draft_ms,
+    drafted_shares,
     kv_bytes,
     micro_batch_counts,
     prefill_ms,
@@ -155,10 +156,10 @@ def _memory(program: Program, case: _Case) -> None:
 def _round(program: Program, case: _Case) -> float:
     """Set the objective; return the part of a round that is the same for every plan."""
     drafter, load = case.drafter, case.wanted.workload
-    plain = _verification(program, case, "plain", 0)
-    verify = _verification(program, case, "verify", case.depth) if case.depth else plain
-    coverage = drafter.coverage if drafter is not None and case.depth else 1.0
-    mean = [(verify, coverage), (plain, 1.0 - coverage)]
+    mean = [
+        (_verification(program, case, f"verify {count}", count), share)
+        for count, share in drafted_shares(drafter, case.depth)
+    ]
     _prefill(program, case)
     if drafter is not None and drafter.model is not None:
         _drafting(program, case, drafter, drafter.model, mean)

@@ -26,7 +26,9 @@ def measured(
         for busy in (False, True)
     ]
     gaps = [_gap(seed, measured_links=seed % 2 == 1, tell=tell) for seed in range(instances)]
-    summary: dict[str, float] = {name: max(one["seconds"] for one in speed if one["name"] == name) for name in _SIZES}
+    summary: dict[str, float] = {
+        name: max((one["seconds"] for one in speed if one["name"] == name), default=0.0) for name in _SIZES
+    }
     known = [one["gap"] for one in gaps if one["exact_tokens_per_s"]]
     summary |= {"gap_to_exact": max(known, default=0.0), "instances": len(known)}
     return {"summary": summary, "speed": speed, "gaps": gaps}
