@@ -243,7 +243,7 @@ def test_an_evaluation_compares_four_ways_and_finds_the_same_tokens(place: Path,
     prompts = place / "prompts.jsonl"
     lines = [{"category": name, "prompt": f"hello the {name}"} for name in ("one", "two", "two")]
     prompts.write_text("\n".join(json.dumps(line) for line in lines))
-    options = ["--max-tokens", 24, "--adapter", "openvino_rt", "--config", place / "cluster.yaml"]
+    options = ["--max-tokens", 24, "--depth", 4, "--adapter", "openvino_rt", "--config", place / "cluster.yaml"]
     run("evaluate", "--draft", draft, "--prompts", prompts, "--json", place / "result.json", *options)
     result = json.loads((place / "result.json").read_text())
     assert result["identical"]

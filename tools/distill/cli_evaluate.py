@@ -26,6 +26,9 @@ def evaluate(
     prompts: Annotated[Path, typer.Option(help="JSON lines with `turns` (the first is used) or `prompt`.")],
     limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 0,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 96,
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="Draft so deep in every round, though it may cost time; else as served.")
+    ] = None,
     adapter: Annotated[str, typer.Option(help="The draft's runtime.")] = "onnx_rt",
     exactness: Annotated[Exactness, typer.Option(help="Of the target.")] = Exactness.BIT,
     config: Annotated[Path | None, typer.Option(help="cluster.yaml with the target; else the usual places.")] = None,
@@ -48,11 +51,17 @@ def evaluate(
     loaded = read_prompts(prompts, target, limit)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("decoding", total=len(loaded))
-        result = compare(target, ways, loaded, max_tokens, lambda done: progress.update(task, completed=done))
+        result = compare(target, ways, loaded, max_tokens, depth, lambda done: progress.update(task, completed=done))
     vocabulary = target.model.spec.vocabulary_size
     target.model.close()
     result["step_ms"] = step_ms(draft, adapter, store_directory(read), vocabulary)
-    result |= {"draft": str(draft), "adapter": adapter, "max_tokens": max_tokens, "exactness": exactness.value}
+    result |= {
+        "draft": str(draft),
+        "adapter": adapter,
+        "max_tokens": max_tokens,
+        "depth": depth,
+        "exactness": exactness.value,
+    }
     if json_out is not None:
         json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
     Console().print(_table(result))

@@ -42,11 +42,19 @@ class Way:
 
 
 def compare(
-    target: Target, ways: Sequence[Way], prompts: Sequence[Prompt], max_tokens: int, tell: Callable[[int], None]
+    target: Target,
+    ways: Sequence[Way],
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    depth: int | None,
+    tell: Callable[[int], None],
 ) -> dict[str, Any]:
-    """Decode every prompt in every way, one request at a time and in a changing order, and return the figures."""
+    """Decode every prompt in every way, one request at a time and in a changing order, and return the figures.
+
+    `depth`: None drafts as a server does, so not where a draft does not pay.
+    """
     submits = [
-        Submit(f"{number}-{prompt.key}", prompt.tokens, max_tokens, stop_tokens=prompt.stop_tokens)
+        Submit(f"{number}-{prompt.key}", prompt.tokens, max_tokens, stop_tokens=prompt.stop_tokens, depth=depth)
         for number, prompt in enumerate(prompts)
     ]
     # One drafter a way for all prompts, as in a server.
