@@ -39,12 +39,12 @@ def loaded(tmp_path_factory) -> Iterator[tuple[LoadedModel, LoadedModel]]:
         model.close()
 
 
-def requests() -> list[Submit]:
-    """Two prompts; each greedily, and drawn with a seed."""
+def requests(depth: int | None = None) -> list[Submit]:
+    """Two prompts; each greedily, and drawn with a seed. At a fixed `depth` drafts are used whatever they cost."""
     prompts = [[5, 60, 61, 62, 63] * 4, [7, 80, 90, 100] * 3 + [7, 80]]
     samplings = {"greedy": Sampling(), "drawn": Sampling(0.7, top_p=0.95, seed=11)}
     return [
-        Submit(f"{name}-{index}", prompt, TOKENS, sampling, stop_tokens=[2])
+        Submit(f"{name}-{index}", prompt, TOKENS, sampling, stop_tokens=[2], depth=depth)
         for index, prompt in enumerate(prompts)
         for name, sampling in samplings.items()
     ]
@@ -61,10 +61,13 @@ def test_drafts_change_nothing_of_what_a_quantised_target_says(loaded, expected,
     target, draft = loaded
     assert target.capabilities.weights.startswith("int8")
     assert not draft.capabilities.weights.startswith("int8")
-    loop = loop_over(target, suffix() if drafts == "suffix" else _model_drafter(target, draft))
-    assert decode(loop, requests())[0] == expected
-    if drafts == "suffix":  # a random model repeats nothing, but it is asked again
+    if drafts == "model":
+        loop = loop_over(target, _model_drafter(target, draft))
+        assert decode(loop, requests(depth=4))[0] == expected
+    else:
+        loop = loop_over(target, suffix())
         assert decode(loop, requests())[0] == expected
+        assert decode(loop, requests())[0] == expected  # a random model repeats nothing, but it is asked again
     state = loop.gauges(0).drafters[-1]
     assert 0 < state.accepted < state.drafted, f"{state.accepted} of {state.drafted}: some right and some wrong"
 
