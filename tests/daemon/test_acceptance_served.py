@@ -18,8 +18,9 @@ DRAFTS = """drafts:
 
 
 def ask(daemon: Daemon, rule: str | None, seed: int, temperature: float = 0.9) -> tuple[str, dict[str, Any]]:
-    """The text of an answer, and what it says of its speculation."""
-    config = {} if rule is None else {"speculative_config": {"acceptance": rule}}
+    """The text of an answer, and what it says of its speculation. At a fixed depth drafts are used in any case."""
+    speculation = {"num_speculative_tokens": 4} | ({} if rule is None else {"acceptance": rule})
+    config = {"speculative_config": speculation}
     answer = daemon.client.completions.create(
         model="toy", prompt="the sea is", max_tokens=60, temperature=temperature, seed=seed, extra_body=config
     )
@@ -48,7 +49,7 @@ def test_requests_choose_the_rule_and_the_default_loses_nothing(tmp_path):
 
 
 def test_tolerance_warms_up_and_says_so(tmp_path):
-    allowed = "speculation: {acceptance: rejection, allow_tolerance: true, tolerance_warmup_tokens: 40}\n"
+    allowed = "speculation: {acceptance: rejection, allow_tolerance: true, tolerance_warmup_tokens: 100}\n"
     with running(configuration(tmp_path, extra=DRAFTS + allowed)) as daemon:
         shown = outrider("status", "--socket", str(daemon.admin)).stdout
         assert "rejection; tolerance allowed (LOSSY)" in " ".join(shown.split())
