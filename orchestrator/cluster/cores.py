@@ -30,9 +30,12 @@ def pin(cores: Sequence[int]) -> None:
         raise WorkerStartFailed(
             f"cores {', '.join(map(str, missing))} cannot be had on this host; a worker may use {spans(usable)} here"
         )
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(ProcessLookupError):  # a thread that has just ended
-            os.sched_setaffinity(int(task.name), cores)
+    pinned: set[int] = set()
+    while new := {int(task.name) for task in Path("/proc/self/task").iterdir()} - pinned:
+        for thread in new:  # again until there is no new one: a thread not reached yet makes others like itself
+            with suppress(ProcessLookupError):  # it has just ended
+                os.sched_setaffinity(thread, cores)
+        pinned |= new
 
 
 def spans(cores: Sequence[int]) -> str:
