@@ -21,6 +21,7 @@ from adapters.invariance import measure_row_invariance
 from adapters.model_source import resolve
 from adapters.rates import MeasuresRates
 from device_profiles.acceptance import PairAcceptance, TargetTexts
+from device_profiles.cost import StepCost
 from device_profiles.measured import DeviceRates, Energy, MeasuredDevice, MeasuredModel, RoundOverhead, fingerprint
 from device_profiles.memory import MemoryPlan
 from device_profiles.profile import DeviceProfile
@@ -34,7 +35,7 @@ from orchestrator.cluster.process_memory import peak_rss_bytes
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
 from orchestrator.measuring.pairs import compare_choices, replay
-from orchestrator.measuring.rounds import RoundSample, WatchedModel, decode, disturbance, fit_overhead
+from orchestrator.measuring.rounds import RoundSample, WatchedModel, decode, disturbance, fit_overhead, varying_in
 from orchestrator.measuring.steps import Steps, measure_steps
 from orchestrator.measuring.texts import TEXTS, WORKLOAD
 
@@ -125,7 +126,7 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
             return
         talk = _talk(bench, loaded, steps)
         described = _described(bench, loaded, steps, load_s, invariant, talk.overhead, talk.energy_j_per_token)
-        yield replace(described, cost=described.cost.scaled(talk.disturbance))
+        yield replace(described, cost=talk.cost)
         if job.texts is None and talk.texts.outputs:
             yield talk.texts
             yield from _suffix_pairs(bench, loaded, talk.texts)
@@ -185,10 +186,10 @@ def _power(meter: EnergyMeter, work: Callable[[], None]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Talk:
-    """What real decoding showed. `disturbance`: see measuring.rounds."""
+    """What real decoding showed. `cost`: as forwards take on average there."""
 
+    cost: StepCost
     overhead: RoundOverhead
-    disturbance: float
     texts: TargetTexts
     energy_j_per_token: float | None
 
@@ -216,10 +217,11 @@ def _talk(bench: _Bench, loaded: Loaded, steps: Steps) -> _Talk:
         rounds += decode(build_loop(target, engine, drafter), timed, [submit], bench.clock).rounds
     outputs = tuple(tuple(together.outputs[one.request_id]) for one in submits)
     spent = None if before is None or after is None else after - before
-    overhead = fit_overhead(rounds, steps.cost)
+    cost = replace(steps.cost, varying=varying_in(rounds, steps.cost))
+    overhead = fit_overhead(rounds, cost)
     return _Talk(
+        cost.scaled(disturbance(rounds, cost, overhead)),
         overhead,
-        disturbance(rounds, steps.cost, overhead),
         TargetTexts(
             loaded.name, digest_of(loaded), WORKLOAD, tuple(tuple(one.prompt) for one in submits), outputs, _now()
         ),

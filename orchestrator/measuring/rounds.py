@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from orchestrator.clock import Clock
 from orchestrator.cluster.port import Submit
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.errors import OutriderError
+
+_LEAST_ROUNDS = 12  # of a kind, before what they take says anything
 
 
 class WatchedModel:
@@ -140,6 +142,19 @@ def fit_overhead(rounds: Sequence[RoundSample], cost: StepCost) -> RoundOverhead
     features = np.array([(1.0, sequences, rows) for sequences, rows in groups])
     found = nonnegative_least_squares(features * weights[:, None], times * weights)
     return RoundOverhead(float(found[0]), float(found[1]), float(found[2]))
+
+
+def varying_in(rounds: Sequence[RoundSample], cost: StepCost) -> float:
+    """Return how many times as long a round of one sequence takes behind one of another number of rows: medians of
+    time over cost, at least 1. Where too few rounds tell, what the cost says already."""
+    steady = replace(cost, varying=1.0)
+    ratios: dict[bool, list[float]] = {False: [], True: []}
+    for one in rounds:
+        if one.sequences == 1:
+            ratios[one.changed].append(one.ms / steady.ms(one.rows, 1, one.context_tokens))
+    if min(map(len, ratios.values())) < _LEAST_ROUNDS:
+        return cost.varying
+    return max(1.0, float(np.median(ratios[True]) / np.median(ratios[False])))
 
 
 def disturbance(rounds: Sequence[RoundSample], cost: StepCost, overhead: RoundOverhead) -> float:

@@ -17,7 +17,7 @@ from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.drafting.wire import LinkLost
 from orchestrator.measuring.links import EchoEngine, measure_link
 from orchestrator.measuring.pairs import DEPTHS, compare_choices, replay
-from orchestrator.measuring.rounds import RoundSample, disturbance, fit_overhead
+from orchestrator.measuring.rounds import RoundSample, disturbance, fit_overhead, varying_in
 from orchestrator.measuring.steps import measure_steps
 
 PATTERN = tuple(range(20, 32))
@@ -145,3 +145,18 @@ def test_every_two_nodes_have_a_path():
     assert name_of("") == THIS_HOST
     spec = probe_spec(Door(["unix:@x"], b"key"), "a", "b")
     assert (spec.node, spec.options["left"], spec.options["right"]) == ("a", "a", "b")
+
+
+def test_what_a_changing_number_of_rows_costs_is_seen_in_real_rounds():
+    cost = StepCost((1.0, 9.0), (8.0, 16.0), varying=1.5)
+    rows = [2, 2, 5, 5, 2, 3, 3] * 6
+
+    def rounds(factor: float) -> list[RoundSample]:
+        changes = [left != right for left, right in zip([2, *rows], rows, strict=False)]
+        steady = StepCost(cost.row_knots, cost.row_ms)
+        pairs = zip(rows, changes, strict=True)
+        return [RoundSample(1, row, 0.0, steady.ms(row) * (factor if new else 1.0), new) for row, new in pairs]
+
+    assert varying_in(rounds(1.2), cost) == pytest.approx(1.2)
+    assert varying_in(rounds(0.9), cost) == 1.0
+    assert varying_in(rounds(1.2)[:10], cost) == 1.5
