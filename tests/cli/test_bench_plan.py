@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from device_profiles.cost import StepCost
 from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.profile_work import planned_work
-from orchestrator.cli import main as cli
 from orchestrator.config.load import load_config
 from tests.support.profiles import simulated_profiles
 
@@ -36,23 +34,6 @@ def config(tmp_path_factory):
         replace(made.models()[0], fingerprint=work.fingerprint, model_digest=work.digest, cost=cost, took_s=TOOK_S)
     )
     return path
-
-
-@pytest.fixture
-def outrider(monkeypatch, capsys):
-    """Run a command in this process: (exit code, standard output, standard error)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["outrider", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_predictions_come_from_profiles_and_stand_beside_what_is_measured(outrider, config, tmp_path):

@@ -10,26 +10,8 @@ from pathlib import Path
 import pytest
 
 from device_profiles.known_devices import known_devices
-from orchestrator.cli import main as cli
 
 SKETCH = Path(__file__).parents[2] / "docs" / "cluster-sketch.yaml"
-
-
-@pytest.fixture
-def outrider(monkeypatch, capsys):
-    """Run a command in this process: (exit code, standard output, standard error)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["outrider", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture
