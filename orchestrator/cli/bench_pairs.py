@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from device_profiles.units import MIB
 from orchestrator.bootstrap import EngineOptions, Target, build_drafter, engine_options, load_target
 from orchestrator.bootstrap.options import DraftOptions, ModelDraftOptions, ModelOptions, SuffixOptions
 from orchestrator.cli.bench_decode import encoded, read_prompts, run, warm_up
-from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError
+from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, named
 from orchestrator.cli.bench_record import FORMULAS, Prompt
 from orchestrator.cluster.port import Sampling
 from orchestrator.drafting.port import Drafter
@@ -147,10 +146,7 @@ def _at(model: ModelOptions, adapter: str, device: str, *, static: bool) -> Mode
 
 def _found(only: str, every: Sequence[Pairing]) -> list[Pairing]:
     """Return the pairings whose name the expression finds. Raises BenchError."""
-    try:
-        chosen = [pair for pair in every if re.search(only, pair.name)]
-    except re.error as error:
-        raise BenchError(f"--only {only!r} is no regular expression: {error}") from error
+    chosen = named(only, every)
     if not chosen:
         raise BenchError(f"--only {only!r} finds none of {', '.join(pair.name for pair in every)}")
     return chosen

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.bench_prompts import BenchError, spread
+from orchestrator.cli.bench_prompts import BenchError, named, spread
 
 if TYPE_CHECKING:  # loaded where something is measured
     from orchestrator.bootstrap.profile_work import Work
@@ -98,10 +97,7 @@ def configurations(
 
 
 def _found(only: str, every: Sequence[Configuration]) -> list[Configuration]:
-    try:
-        chosen = [one for one in every if re.search(only, one.name)]
-    except re.error as error:
-        raise BenchError(f"--only {only!r} is no regular expression: {error}") from error
+    chosen = named(only, every)
     if not chosen:
         raise BenchError(f"--only {only!r} finds none of: {'; '.join(one.name for one in every)}")
     return chosen

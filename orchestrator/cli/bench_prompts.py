@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from orchestrator.errors import OutriderError
 from orchestrator.measuring.texts import TEXTS
 
 _T = TypeVar("_T")
+_Named = TypeVar("_Named", bound="Named")
 
 
 class BenchError(OutriderError):
@@ -56,6 +58,21 @@ def _parse(path: Path, number: int, line: str) -> PromptText:
     if not isinstance(text, str):
         raise BenchError(f"{path}:{number}: not a JSON object with `turns` or `prompt`")
     return PromptText(str(row.get("question_id", number)), str(row.get("category", "all")), text)
+
+
+class Named(Protocol):
+    """What a benchmark runs several of."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def named(only: str, every: Sequence[_Named]) -> list[_Named]:
+    """Return those whose name the regular expression of `--only` finds. Raises BenchError."""
+    try:
+        return [one for one in every if re.search(only, one.name)]
+    except re.error as error:
+        raise BenchError(f"--only {only!r} is no regular expression: {error}") from error
 
 
 def spread(items: Sequence[_T], count: int) -> list[_T]:
