@@ -26,8 +26,6 @@ OnProgress = Callable[[str, float], None]
 
 _log = logging.getLogger(__name__)
 
-_STEPS_S = 8.0  # how long forwards of each model are measured, about
-
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -72,7 +70,7 @@ async def _measure(todo: Sequence[Work], store: ProfileStore, cluster: Cluster, 
         for number, one in enumerate(todo, 1):
             progress(f"profile {one.title} ({number} of {len(todo)})", -1.0)
             try:
-                spec = one.spec(store, refresh=False, steps_s=_STEPS_S)
+                spec = one.spec(store, refresh=False)
                 await measure(cluster, spec, Watch(lambda stage, fraction: None, store.save))
             except WorkerError as error:
                 _log.warning("%s cannot be measured and is not planned with: %s", one.title, error)

@@ -20,7 +20,7 @@ from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.models import SIMULATED_PREFIX, effective_device, simulated_key
 from orchestrator.bootstrap.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
-from orchestrator.bootstrap.profiling import ProfileJob, formats_of, job_spec, threads_of
+from orchestrator.bootstrap.profiling import STEPS_S, ProfileJob, formats_of, job_spec, threads_of
 from orchestrator.cluster.port import WorkerSpec
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import AUTO, ClusterConfig
@@ -47,7 +47,7 @@ class Work:
         where = f" on {self.node}" if self.node else ""
         return f"{self.job.model.adapter} {self.job.model.device}{where}, {self.job.drafter or self.job.role}"
 
-    def spec(self, store: ProfileStore, *, refresh: bool, steps_s: float) -> WorkerSpec:
+    def spec(self, store: ProfileStore, *, refresh: bool, steps_s: float = STEPS_S) -> WorkerSpec:
         """Return how its worker is started, with what is known already."""
         known = not refresh and self.stored_device(store) is not None
         texts = None if refresh and self.job.role == "target" else self.texts(store)

@@ -42,6 +42,8 @@ from orchestrator.measuring.texts import TEXTS, WORKLOAD
 PROFILE_ENTRY = "orchestrator.bootstrap.profiling:build_measuring_engine"
 SLOTS = 33
 OUTPUT_TOKENS = 96
+STEPS_S = 8.0
+"""How long forwards of a model are measured, about."""
 _IDLE_S = 0.5
 _SEQUENCES = (1, 4, 8, 16)
 
@@ -57,7 +59,7 @@ class ProfileJob(msgspec.Struct, frozen=True):
     known_device: bool = False
     texts: dict[str, Any] | None = None
     drafter: str = ""
-    steps_s: float = 8.0
+    steps_s: float = STEPS_S
 
 
 def job_spec(job: ProfileJob, node: str = "") -> WorkerSpec:

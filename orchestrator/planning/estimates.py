@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from device_profiles.datasheet import EFFICIENCY, GB, Datasheet, compute_precision, derived_cost
+from device_profiles.measured import MatmulRate
 from device_profiles.profile import Exactness, Precision
 from device_profiles.units import GIB
 from orchestrator.planning.models import PlannedModel
-from policies.plan import MatmulRate, Option, Role
+from policies.plan import Option, Role
 
 KV_BYTES = 2  # a 16-bit KV cache, which exactness `bit` needs
 _PAID_ROWS = 2  # docs/adr/0002-two-rows-per-segment.md

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from device_profiles.datasheet import Datasheet
+from device_profiles.measured import MatmulRate
 from device_profiles.profile import Exactness
 from orchestrator.planning.models import PlannedModel
-from policies.plan import MatmulRate, Option
+from policies.plan import Option
 
 
 class DeviceSource(Protocol):

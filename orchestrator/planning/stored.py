@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from device_profiles.cost import StepCost
-from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel
+from device_profiles.measured import Hardware, MatmulRate, MeasuredDevice, MeasuredModel
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.planning.models import PlannedModel
-from policies.plan import MatmulRate, Option, Role
+from policies.plan import Option, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class MeasuredHardware:
         for rate in (rate for one in self.devices for rate in one.rates.matmul):
             known = best.get(rate.precision)
             if known is None or rate.flops > known.flops:
-                best[rate.precision] = MatmulRate(rate.precision, rate.flops)
+                best[rate.precision] = rate
         return tuple(best[precision] for precision in sorted(best))
 
     @property

@@ -11,6 +11,7 @@ from typing import Literal
 
 from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
+from device_profiles.measured import MatmulRate
 from device_profiles.profile import Precision
 
 Source = Literal["measured", "datasheet"]
@@ -31,14 +32,6 @@ class Host:
     name: str
     zone: str = ""
     cores: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class MatmulRate:
-    """Measured or stated floating-point (or integer) operations per second in one precision."""
-
-    precision: Precision
-    flops: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import numpy as np
 
 from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
+from device_profiles.measured import MatmulRate
 from device_profiles.profile import Precision
 from device_profiles.units import GIB, MS_PER_S
 from policies.plan import (
@@ -16,7 +17,6 @@ from policies.plan import (
     Device,
     Drafter,
     Host,
-    MatmulRate,
     ModelFacts,
     Option,
     Role,
