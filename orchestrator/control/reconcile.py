@@ -36,6 +36,7 @@ from orchestrator.cluster.port import (
 from orchestrator.control.admission import ControlLimits as ControlLimits
 from orchestrator.control.admission import refuse_or_pass
 from orchestrator.control.drafts import DraftWorkers
+from orchestrator.control.keeping import Upkeep
 from orchestrator.control.port import PlanView, StateView
 from orchestrator.control.replica import Replica
 from orchestrator.control.router import LOSSES_ARE_KNOWN_S, Router
@@ -74,7 +75,7 @@ class TargetControl:
         self._cluster = cluster
         self._limits = limits
         self._clock = clock
-        self._sleep = sleep
+        self._upkeep = Upkeep(cluster, limits.max_restarts, clock, sleep)
         self._streams = Streams()
         self._replicas: list[Replica] = []
         for engine, spec in enumerate(specs):
@@ -83,7 +84,7 @@ class TargetControl:
         self._router = Router(self._replicas, self._retiring, self._streams, clock)
         self._joining: list[Replica] = []
         self._replacing = asyncio.Lock()
-        self._drafts = DraftWorkers(cluster, drafts, len(specs), limits.max_restarts, clock, sleep, self._attach)
+        self._drafts = DraftWorkers(self._upkeep, drafts, len(specs), self._attach)
         self._task: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         self._draining = False
@@ -93,7 +94,7 @@ class TargetControl:
     def _replica(self, spec: WorkerSpec, engine: int) -> Replica:
         taken = {replica.name for replica in self._replicas}
         name = next(name for name in chain([spec.name], map(f"{spec.name}.{{}}".format, count(2))) if name not in taken)
-        return Replica(self._cluster, spec, name, engine, self._limits.max_restarts, self._clock, self._sleep, self)
+        return Replica(self._upkeep, spec, name, engine, self)
 
     async def start(self) -> None:
         """Begin to open the cluster and start the workers; returns at once (see `settled`)."""

@@ -9,7 +9,7 @@ from functools import reduce
 from itertools import zip_longest
 from typing import Final
 
-from orchestrator.cluster.port import DrafterState, Event, Failed, Gauges, Progress, Ready, Round
+from orchestrator.cluster.port import DrafterState, Event, Gauges, Progress, Ready, Round
 from orchestrator.control.port import ReplicaView, StateView, Totals
 
 STARTING: Final = "starting"
@@ -97,13 +97,7 @@ class TargetState:
     ready: Ready | None = None
     gauges: Gauges | None = None
     totals: Totals = field(default_factory=Totals)
-    failure: Failed | None = None
     serving: bool = False
-
-    def worker_started(self, where: str) -> None:
-        """A new process is there; it is not ready yet."""
-        self.where = where
-        self.failure = None
 
     def observe(self, event: Event, delivered: int = 0) -> None:
         """Fold one event of the current worker. `delivered`: see fold_round."""
@@ -117,8 +111,6 @@ class TargetState:
                 self.phase, self.detail = READY, ""
             case Progress(stage, fraction):
                 self.detail = stage if fraction < 0 else f"{stage} {fraction:.0%}"
-            case Failed():
-                self.failure = event
             case _:
                 pass
 
