@@ -16,7 +16,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Door, DraftReady, Event, Sampling
+from orchestrator.cluster.draft_messages import Door, DraftReady
+from orchestrator.cluster.port import Event, Sampling
 from orchestrator.drafting.host import DraftEngine, Hosted
 from orchestrator.drafting.port import Ask, Drafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits

@@ -38,7 +38,8 @@ from orchestrator.bootstrap.models import Target, silent
 from orchestrator.cli.bench_decode import read_prompts
 from orchestrator.cli.bench_record import Prompt
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import DrafterState, Sampling, Submit
+from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.config.load import load_config
 from orchestrator.drafting.model import ModelDrafter
 from policies.acceptance import Acceptance, distribution

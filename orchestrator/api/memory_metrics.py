@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import Gauge
 
-from orchestrator.cluster.port import RemoteState
+from orchestrator.cluster.draft_messages import RemoteState
 from orchestrator.control.port import StateView
 
 TARGET = "target"

@@ -13,7 +13,8 @@ from orchestrator.api.plan_series import PlanSeries
 from orchestrator.api.series import Engine, PerWorker, Registered
 from orchestrator.api.vllm_names import VllmNames
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import DrafterState, Gauges, RemoteState, Round
+from orchestrator.cluster.draft_messages import DrafterState, RemoteState
+from orchestrator.cluster.port import Gauges, Round
 from orchestrator.control.port import Control, DraftView, ReplicaView
 
 WINDOW_S = 30.0

@@ -17,7 +17,7 @@ from orchestrator.bootstrap.options import (
 )
 from orchestrator.bootstrap.vocabularies import Pair, compared, prepared_tokenizer, remote_pair, translating
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import AttachDraft, DrafterState, DraftLink
+from orchestrator.cluster.draft_messages import AttachDraft, DrafterState, DraftLink
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.lost import LostDrafter
 from orchestrator.drafting.model import ModelDrafter

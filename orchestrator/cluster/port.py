@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from orchestrator.cluster.draft_messages import AttachDraft, Door, DrafterState, DraftLink, DraftReady
 from policies.acceptance import Sampling as Sampling
 from policies.logprobs import TokenScore as TokenScore
 
@@ -61,24 +62,6 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End the worker process, running requests included."""
 
 
-class Door(msgspec.Struct, frozen=True):
-    """Where a draft worker is to be found: `addresses` in the order to try ("unix:@NAME" on its own machine,
-    "tcp:HOST:PORT"), and the key that both sides prove to have. The key is never shown."""
-
-    addresses: list[str]
-    key: bytes
-
-    def __repr__(self) -> str:
-        return f"Door({self.addresses})"
-
-
-class AttachDraft(msgspec.Struct, frozen=True, tag="attach"):
-    """The draft worker `name` is ready behind this door; one that it had before is gone."""
-
-    name: str
-    door: Door
-
-
 Command = Submit | Cancel | Stop | AttachDraft
 
 
@@ -125,15 +108,6 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     planned_memory_bytes: int = 0
     planned_memory: dict[str, int] = {}
     cores: list[int] = []
-
-
-class DraftLink(msgspec.Struct, frozen=True, tag="draft_link"):
-    """The target's worker says how its connection to the draft worker `name` is: "connected", "lost" (it tries
-    again), or given up as "hung", "garbage" or "refused" until it is attached anew. `reason` is one line."""
-
-    name: str
-    state: Literal["connected", "lost", "hung", "garbage", "refused"]
-    reason: str = ""
 
 
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):
@@ -193,78 +167,6 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
     draft_ms: float
     by_rule: dict[str, tuple[int, int]] = {}
     engine: int = 0
-
-
-class RemoteState(msgspec.Struct, frozen=True):
-    """What the target's worker knows of a drafter in another process. All but `runs_ahead` and `answer_ms` count since
-    the target's worker started.
-
-    `asks`: rounds that wished for drafts; `in_time`: those answered while the round waited; `late`: those answered
-    after it had gone on. `wait_ms`: what rounds waited, all together. `answer_ms`: a running mean from a wish to its
-    answer.
-    `connections`: how often it was connected. `runs_ahead`: it drafts while the target verifies; `ahead_hits` are
-    sequences whose draft was there before it was asked for, `ahead_misses` those whose draft was not.
-    `peak_rss_bytes`: the most that its process held so far (0: not known).
-    """
-
-    asks: int = 0
-    in_time: int = 0
-    late: int = 0
-    wait_ms: float = 0.0
-    answer_ms: float = 0.0
-    connections: int = 0
-    runs_ahead: bool = False
-    ahead_hits: int = 0
-    ahead_misses: int = 0
-    peak_rss_bytes: int = 0
-
-
-class DrafterState(msgspec.Struct, frozen=True):
-    """A drafter's effective state. `state` is "ok" or "failed", then with the `reason`; a failed one proposes nothing.
-    One in another process (`remote`) may be "starting", "lost", "hung", "garbage" or "refused" too (see DraftLink).
-
-    `rounds` in which it drafted took `draft_ms` together; of its tokens `drafted` were verified and `accepted` became
-    output. All count since the worker started. What is not a model has no source, adapter, device or precisions.
-    `static_widths` as in `Ready`.
-    `vocabulary`: how a model's goes with the target's ("identical", "padded", "translated"). `planned_memory_bytes`:
-    what its model was announced to add to its process at the peak, or where it has one of its own, what that was
-    announced to hold (0: not known).
-    """
-
-    name: str
-    method: str
-    state: str = "ok"
-    reason: str = ""
-    source: str = ""
-    adapter: str = ""
-    device: str = ""
-    weights: str = ""
-    activations: str = ""
-    kv_cache: str = ""
-    static_widths: list[int] = []
-    vocabulary: str = ""
-    planned_memory_bytes: int = 0
-    memory_bytes: int = 0
-    rounds: int = 0
-    draft_ms: float = 0.0
-    drafted: int = 0
-    accepted: int = 0
-    remote: RemoteState | None = None
-    cores: list[int] = []
-
-
-class DraftReady(msgspec.Struct, frozen=True, tag="draft_ready"):
-    """The draft worker `name` serves behind `door`. All fields are effective state. `runs_ahead`: whether it drafts
-    while the target verifies ("auto": unless they share a device)."""
-
-    name: str
-    door: Door
-    drafter: DrafterState
-    vocabulary_size: int
-    vocabulary_fingerprint: str
-    runs_ahead: str
-    pid: int
-    load_s: float
 
 
 class Gauges(msgspec.Struct, frozen=True, tag="gauges"):

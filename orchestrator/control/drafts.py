@@ -12,7 +12,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from orchestrator.cluster.port import AttachDraft, DraftLink, DraftReady, Event, Failed, Progress, WorkerSpec
+from orchestrator.cluster.draft_messages import AttachDraft, DraftLink, DraftReady
+from orchestrator.cluster.port import Event, Failed, Progress, WorkerSpec
 from orchestrator.control.keeping import Keeper, Upkeep
 from orchestrator.control.port import DraftView
 from orchestrator.control.state import FAILED, READY, RESTARTING, STARTING

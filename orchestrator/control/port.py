@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orchestrator.cluster.port import Delta, DraftReady, Gauges, Ready, Submit
+from orchestrator.cluster.draft_messages import DraftReady
+from orchestrator.cluster.port import Delta, Gauges, Ready, Submit
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,11 @@ from typing import TypeVar
 import msgspec
 
 from orchestrator.clock import Clock
+from orchestrator.cluster.draft_messages import AttachDraft, DraftLink
 from orchestrator.cluster.port import (
     DEADLINE,
-    AttachDraft,
     Cluster,
     Delta,
-    DraftLink,
     Event,
     Gauges,
     Progress,

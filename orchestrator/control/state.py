@@ -9,7 +9,8 @@ from functools import reduce
 from itertools import zip_longest
 from typing import Final
 
-from orchestrator.cluster.port import DrafterState, Event, Gauges, Progress, Ready, Round
+from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.cluster.port import Event, Gauges, Progress, Ready, Round
 from orchestrator.control.port import ReplicaView, StateView, Totals
 
 STARTING: Final = "starting"

@@ -10,7 +10,8 @@ import psutil
 
 from adapters.contract import AdapterError, DeviceLost
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import AttachDraft, Cancel, Command, Event, Failed, Ready, Stop, Submit
+from orchestrator.cluster.draft_messages import AttachDraft
+from orchestrator.cluster.port import Cancel, Command, Event, Failed, Ready, Stop, Submit
 from orchestrator.cluster.process_memory import peak_rss_bytes
 from orchestrator.decoding.loop import DecodeLoop
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from orchestrator.cluster.port import DrafterState
+from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.port import Draft
 
 

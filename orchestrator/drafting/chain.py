@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from orchestrator.cluster.port import DrafterState
+from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from policies.acceptance import Sampling
 from policies.calibration import Calibration, chance, compared

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from orchestrator.cluster.port import Door, DraftLink
+from orchestrator.cluster.draft_messages import Door, DraftLink
 from orchestrator.drafting.doors import GREETING_S, host_id, knock
 from orchestrator.drafting.wire import VERSION, Garbage, Hello, Link, LinkLost, Welcome
 

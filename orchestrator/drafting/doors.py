@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cluster.port import Door
+from orchestrator.cluster.draft_messages import Door
 from orchestrator.drafting.wire import LinkLost
 
 GREETING_S = 5.0

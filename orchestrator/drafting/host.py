@@ -21,7 +21,8 @@ from typing import Literal
 from adapters.contract import AdapterError, DeviceLost
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Command, DrafterState, DraftReady, Event, Failed, Stop
+from orchestrator.cluster.draft_messages import DrafterState, DraftReady
+from orchestrator.cluster.port import Command, Event, Failed, Stop
 from orchestrator.cluster.process_memory import peak_rss_bytes
 from orchestrator.drafting.ahead import AheadDrafter
 from orchestrator.drafting.doors import GREETING_S, OpenDoor, host_id
@@ -52,7 +53,7 @@ class _Bell:
 @dataclass(frozen=True, slots=True)
 class Hosted:
     """A loaded drafter (one, no chain). `host` is the address that other machines reach this one at, "" where none is
-    to. `resumes`: see drafting.ahead. `runs_ahead`: see cluster.port.DraftReady."""
+    to. `resumes`: see drafting.ahead. `runs_ahead`: see cluster.draft_messages.DraftReady."""
 
     drafter: Drafter
     vocabulary_size: int

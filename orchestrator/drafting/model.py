@@ -24,7 +24,7 @@ import numpy as np
 from adapters.contract import AdapterError, LoadedModel
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import DrafterState
+from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.cache import DraftCache, Known, common
 from orchestrator.drafting.guard import Guard
 from orchestrator.drafting.meter import Meter

@@ -16,7 +16,7 @@ import msgspec
 
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Door, DrafterState, DraftLink, RemoteState
+from orchestrator.cluster.draft_messages import Door, DrafterState, DraftLink, RemoteState
 from orchestrator.drafting.connector import Connector, Refusal
 from orchestrator.drafting.line import Line
 from orchestrator.drafting.port import NOTHING, Ask, Draft

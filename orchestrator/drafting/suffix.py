@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import DrafterState
+from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from policies.acceptance import Sampling

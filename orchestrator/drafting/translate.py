@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from orchestrator.cluster.port import DrafterState
+from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from orchestrator.drafting.retoken import Bridge, DraftText, Proposal, proposal
 from policies.acceptance import Sampling

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import msgspec
 
-from orchestrator.cluster.port import DrafterState, Sampling
+from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.cluster.port import Sampling
 from orchestrator.cluster.worker import HEADER_BYTES, with_header
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from orchestrator.drafting.rows import NoDistribution, SparseRow, packed, unpacked

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from device_profiles.store import as_value
+from orchestrator.cluster.draft_messages import Door
 from orchestrator.cluster.port import (
     Cluster,
-    Door,
     Event,
     Failed,
     Finished,

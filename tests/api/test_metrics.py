@@ -11,16 +11,8 @@ import pytest
 from orchestrator.api.measured import Recent
 from orchestrator.api.metrics import WINDOW_S, Metrics
 from orchestrator.api.vllm_names import ONLY_OURS
-from orchestrator.cluster.port import (
-    Delta,
-    Door,
-    DrafterState,
-    DraftReady,
-    Gauges,
-    RemoteState,
-    RequestStats,
-    Round,
-)
+from orchestrator.cluster.draft_messages import Door, DrafterState, DraftReady, RemoteState
+from orchestrator.cluster.port import Delta, Gauges, RequestStats, Round
 from orchestrator.control.port import DraftView
 from orchestrator.errors import RequestError
 from tests.api.support import READY, ScriptedControl, app_over, serving

@@ -13,7 +13,8 @@ from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import DrafterState, Grammar, Sampling, Submit
+from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.cluster.port import Grammar, Sampling, Submit
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.lost import LostDrafter
 from orchestrator.drafting.model import ModelDrafter

@@ -13,7 +13,8 @@ from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from orchestrator.bootstrap import engine_options, load_target
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import DrafterState, Sampling, Submit
+from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.config.load import load_config
 from orchestrator.drafting.model import ModelDrafter
 from tests.support import tiny_models

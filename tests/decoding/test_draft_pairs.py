@@ -13,7 +13,8 @@ import pytest
 from adapters import registry
 from adapters.contract import AdapterError, Exactness, LoadedModel, LoadOptions, StaticShapes
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import DrafterState, Sampling, Submit
+from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.model import ModelDrafter
 from tests.decoding.conftest import silent

@@ -15,7 +15,8 @@ from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import DrafterState, Grammar, Sampling, Submit
+from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.cluster.port import Grammar, Sampling, Submit
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.lost import LostDrafter

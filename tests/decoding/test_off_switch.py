@@ -9,7 +9,8 @@ import pytest
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import DrafterState, Grammar, Sampling, Submit
+from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.cluster.port import Grammar, Sampling, Submit
 from orchestrator.drafting.port import Ask, Draft, Drafter
 from orchestrator.drafting.suffix import SuffixDrafter
 from tests.support.daemon import configuration, running

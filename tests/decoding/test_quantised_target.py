@@ -13,7 +13,8 @@ from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.variant import Variant
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import DrafterState, Sampling, Submit
+from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.model import ModelDrafter
 from tests.decoding.conftest import silent
 from tests.support import tiny_models

@@ -17,7 +17,8 @@ from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import vocabulary_of
 from device_profiles.profile import Exactness
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import DrafterState, Sampling, Submit
+from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.retoken import Bridge, DraftText
 from orchestrator.drafting.translate import TranslatingDrafter

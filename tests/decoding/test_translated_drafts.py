@@ -9,7 +9,8 @@ from itertools import accumulate
 import pytest
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.cluster.port import DrafterState, Sampling, Submit
+from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.port import Draft
 from orchestrator.drafting.retoken import Bridge
 from orchestrator.drafting.translate import TranslatingDrafter

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import DraftLink
+from orchestrator.cluster.draft_messages import DraftLink
 from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.wire import Answer, Guess, checked

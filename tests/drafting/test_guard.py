@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import DrafterState
+from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.cache import Known
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.guard import Guard

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Door, DrafterState, DraftLink, RemoteState, Sampling, Submit
+from orchestrator.cluster.draft_messages import Door, DrafterState, DraftLink, RemoteState
+from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.doors import OpenDoor
 from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits

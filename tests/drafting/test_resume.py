@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from adapters.contract import ForwardResult, Segment
 from adapters.simulated.model import ToyModel
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import DrafterState
+from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Ask
 from policies.acceptance import Sampling

@@ -12,7 +12,8 @@ from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
 from orchestrator.bootstrap.link_work import THIS_HOST, name_of, paths, probe_spec
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Door, Event, Failed, Opened, Stop
+from orchestrator.cluster.draft_messages import Door
+from orchestrator.cluster.port import Event, Failed, Opened, Stop
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.drafting.wire import LinkLost
 from orchestrator.measuring.links import EchoEngine, measure_link
