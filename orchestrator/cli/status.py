@@ -12,6 +12,8 @@ from device_profiles.units import human_bytes
 from orchestrator.cluster.cores import spans
 from orchestrator.errors import OutriderError
 
+_ANSWER_S = 10.0
+
 
 class StatusError(OutriderError):
     """No daemon answers."""
@@ -34,10 +36,15 @@ def status(
 def ask(path: Path, route: str = "/admin/status") -> dict[str, Any]:
     """Return the daemon's status, or what another admin route says. Raises StatusError when none answers on the
     socket."""
+    import socket
+
     import httpx
 
     try:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=10.0) as client:
+        with socket.socket(socket.AF_UNIX) as tried:  # httpx leaves its own open where nobody listens
+            tried.settimeout(_ANSWER_S)
+            tried.connect(str(path))
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=_ANSWER_S) as client:
             response = client.get(f"http://outrider{route}")
             response.raise_for_status()
             found: dict[str, Any] = response.json()

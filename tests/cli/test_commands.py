@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.doctor import _frameworks
+from orchestrator.cli.status import StatusError, ask
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,6 +78,16 @@ def test_status_needs_no_model_file_only_the_socket(tmp_path):
     done = outrider("status", "--config", str(path))
     assert done.returncode == 1
     assert done.stderr.startswith(f"outrider: no daemon answers on {tmp_path}/a.sock")
+
+
+def test_a_socket_that_nobody_listens_on_is_said_so_and_nothing_is_left_open(tmp_path):
+    path = tmp_path / "admin.sock"
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(path))
+    for tried in (path, tmp_path / "none.sock"):
+        with pytest.raises(StatusError, match="no daemon answers on"):
+            ask(tried)
+    gc.collect()  # what is still open warns now, and a warning is an error
 
 
 def test_a_traceback_is_there_for_those_who_ask(tmp_path, monkeypatch):
