@@ -9,7 +9,6 @@ Glossary:
 """
 
 from policies.plan.diff import Change, PlanDiff, diff
-from policies.plan.explain import Line, explain, explain_diff
 from policies.plan.hardware import (
     Cluster,
     DefaultLinks,
@@ -43,7 +42,6 @@ __all__ = [
     "DraftPlacement",
     "Drafter",
     "Host",
-    "Line",
     "Memory",
     "ModelFacts",
     "NoPlan",
@@ -63,6 +61,4 @@ __all__ = [
     "Wanted",
     "Workload",
     "diff",
-    "explain",
-    "explain_diff",
 ]
