@@ -168,7 +168,7 @@ def _load(prepared: Path, options: LoadOptions, activations: Precision, progress
             decoder,
             model_spec(facts, bytes_per_token(decoder, activations)),
             options,
-            weights=facts["weights"] + products.widened,
+            weights=products.held(facts["weights"]),
             activations=activations,
             device=device,
         )

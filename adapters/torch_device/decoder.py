@@ -33,11 +33,16 @@ def build(
 
     Raises ModelRefused for what the family's class has no words for, torch's errors when memory runs out.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if len(set(spec.ropes)) > 1 and spec.family != "gemma3":
         raise ModelRefused(f"{spec.family} with ropes that differ by layer is not supported on torch")
-    config = AutoConfig.for_model(_MODEL_TYPES.get(spec.family, spec.family), **_config(spec))
+    try:
+        config = AutoConfig.for_model(_MODEL_TYPES.get(spec.family, spec.family), **_config(spec))
+    except StrictDataclassError as error:
+        why = f"a {spec.family} of this shape is not supported on torch: {error.__cause__ or error}"
+        raise ModelRefused(f"{why} Take another runtime for it (adapter).") from error
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=dtype)
     names = tensor_names(spec)

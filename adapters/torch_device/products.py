@@ -21,8 +21,12 @@ class Products:
 
     def __init__(self, device: Any, activations: Precision, exactness: Exactness) -> None:
         self._device, self._activations, self._exactness = device, activations, exactness
-        self.widened = ""
-        """What to add to the name of the weights' format: empty, or that they are not held in it."""
+        self._narrowed = self._widened = False
+
+    def held(self, stored: str) -> str:
+        """Return how weights that are stored in a format are held: its name, and the other format where they are."""
+        other = self._widened or not (self._narrowed or stored == self._activations)
+        return f"{stored}, held in {self._activations}" if other else stored
 
     def make(self, weight: Any, bias: Any) -> nn.Module:
         """Return the product over a weight: a tensor on the device, or an Affine."""
@@ -30,8 +34,9 @@ class Products:
         if isinstance(weight, Affine):
             narrow = self._narrow(weight, bias)
             if narrow is not None:
+                self._narrowed = True
                 return narrow
-            self.widened = f", held in {self._activations}"
+            self._widened = True
             weight = torch.from_numpy(weight.float32()).to(device=self._device, dtype=dtype)
         if self._device.type == "cpu" and packs(dtype):
             return PackedLinear(weight, bias)

@@ -61,6 +61,7 @@ def prepared(root: Path, variant: str) -> tuple[Path, Path]:
 def test_a_family_computes_what_the_reference_computes(tmp_path, variant):
     source, target = prepared(tmp_path, variant)
     model = ADAPTER.load(target, OPTIONS, silent)
+    assert model.capabilities.weights == "fp32"
     model.forward([Segment(2, 0, TOKENS[:50], (0, 0))])
     rows = model.forward([Segment(2, 50, TOKENS[50:], (0, len(TOKENS) - 50))]).logits
     expected = reference_decoder.logits(open_weights(source), TOKENS)[50:]
@@ -72,10 +73,20 @@ def test_bfloat16_is_the_models_own_within_its_rounding(tmp_path):
     source, target = prepared(tmp_path, "llama")
     model = ADAPTER.load(target, LoadOptions(slots=4, kv_cache_bytes=8 << 20, activations=Precision.BF16), silent)
     assert model.capabilities.activations is model.capabilities.kv_cache is Precision.BF16
+    assert model.capabilities.weights == "fp32, held in bf16"
     rows = model.forward([Segment(0, 0, TOKENS, (0, len(TOKENS)))]).logits
     expected = np.asarray(reference_decoder.logits(open_weights(source), TOKENS))
     assert np.abs(rows - expected).mean() < 0.05 * expected.std()  # weights this sharp amplify any rounding
     model.close()
+
+
+def test_a_shape_that_the_class_of_the_family_has_no_words_for_is_refused(tmp_path):
+    directory = tiny_models.write_model(tmp_path / "model", "llama", num_attention_heads=5, num_key_value_heads=5)
+    target = tmp_path / "prepared"
+    target.mkdir()
+    ADAPTER.prepare(directory, target, silent)
+    with pytest.raises(ModelRefused, match=r"a llama of this shape .* not a multiple of .* heads .*another runtime"):
+        ADAPTER.load(target, OPTIONS, silent)
 
 
 @pytest.mark.model
