@@ -11,12 +11,11 @@ import json
 import os
 import re
 import tempfile
-import types
-import typing
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.link import LinkProfile
@@ -125,39 +124,17 @@ def read(path: Path, kind: type[_T]) -> _T:
         raise ValueError(f"cannot be read: {error}") from error
     if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
         raise ValueError(f"is of another schema than {SCHEMA}")
-    return typing.cast(_T, as_value(kind, data))
-
-
-def as_value(kind: Any, data: Any) -> Any:
-    """Return plain data as a value of a (data) class. Raises ValueError where it does not fit."""
-    origin = typing.get_origin(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _as_dataclass(kind, data)
-    if origin is tuple and isinstance(data, list | tuple):
-        return tuple(as_value(typing.get_args(kind)[0], item) for item in data)
-    if origin is dict and isinstance(data, dict):
-        key, item = typing.get_args(kind)
-        return {as_value(key, name): as_value(item, value) for name, value in data.items()}
-    if origin in (types.UnionType, typing.Union):
-        known = [part for part in typing.get_args(kind) if part is not type(None)]
-        return None if data is None else as_value(known[0], data)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(data)
-    if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
-        return float(data)
-    if isinstance(kind, type) and type(data) is kind:
-        return data
-    raise ValueError(f"{data!r} is no {kind}")
-
-
-def _as_dataclass(kind: type, data: Any) -> Any:
-    if not isinstance(data, dict):
-        raise ValueError(f"{kind.__name__} is no mapping")
-    hints = typing.get_type_hints(kind)
-    unknown = data.keys() - hints.keys()
-    if unknown:
-        raise ValueError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
     try:
-        return kind(**{name: as_value(hints[name], value) for name, value in data.items()})
-    except TypeError as error:
-        raise ValueError(f"{kind.__name__} is not complete: {error}") from error
+        value = msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"does not fit: {error}") from error
+    if _says_more(data, msgspec.to_builtins(value)):
+        raise ValueError(f"has fields that no {kind.__name__} has")
+    return value
+
+
+def _says_more(data: Any, known: Any) -> bool:
+    """Tell whether plain data has fields that what was made of it has not: msgspec passes over them."""
+    if isinstance(data, dict):
+        return not data.keys() <= known.keys() or any(_says_more(value, known[name]) for name, value in data.items())
+    return isinstance(data, list) and any(map(_says_more, data, known))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from device_profiles.store import as_value
+import msgspec
+
 from orchestrator.cluster.draft_messages import Door
 from orchestrator.cluster.port import (
     Cluster,
@@ -41,7 +42,7 @@ async def measure(cluster: Cluster, spec: WorkerSpec, watch: Watch) -> None:
             if isinstance(event, Progress):
                 watch.progress(event.stage, event.fraction)
             elif isinstance(event, Measured):
-                watch.found(as_value(KINDS[event.kind], event.value))
+                watch.found(msgspec.convert(event.value, KINDS[event.kind]))
             elif isinstance(event, Finished):
                 worker.send(Stop())
     finally:

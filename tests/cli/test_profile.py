@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from filelock import FileLock
 
 from device_profiles.cost import StepCost
-from device_profiles.store import ProfileStore, as_value
+from device_profiles.store import ProfileStore
 from tests.support import tiny_models
 from tests.support.daemon import configuration, running
 
@@ -52,7 +53,7 @@ def test_a_scripted_device_comes_out_as_it_was_scripted_and_is_measured_once(tmp
     config = configured(tmp_path, f"base_ms={BASE_MS}&row_ms={ROW_MS}&load_ms={LOAD_MS}", extra)
     found = profile(config)
     target, draft = found["models"]
-    cost = as_value(StepCost, target["cost"])
+    cost = msgspec.convert(target["cost"], StepCost)
     for rows, sequences, context in ((1, 1, 0), (4, 1, 100), (8, 2, 500), (16, 8, 50), (32, 16, 100)):
         # The toy model computes hashes while it runs: a few per cent more than its script; a busy machine much more.
         scripted = BASE_MS + ROW_MS * rows
@@ -64,7 +65,7 @@ def test_a_scripted_device_comes_out_as_it_was_scripted_and_is_measured_once(tmp
     assert target["energy_j_per_token"] is None
     assert found["devices"][0]["energy"]["reason"]
     assert 0.0 <= target["overhead"]["round_ms"] + target["overhead"]["sequence_ms"] < 5.0
-    assert 1.4 <= as_value(StepCost, draft["cost"]).ms(4) < 2.8
+    assert 1.4 <= msgspec.convert(draft["cost"], StepCost).ms(4) < 2.8
 
     pairs = {(one["drafter"], one["rule"], one["sequences"]): one["by_depth"] for one in found["pairs"]}
     alike = pairs[("model", "fixed", 1)]  # the draft is the target's twin: it is always right
@@ -128,7 +129,7 @@ def test_a_small_model_on_a_real_runtime(tmp_path):
     assert device["rates"]["matmul"][0]["flops"] > 1e9
     assert device["rates"]["bandwidth_bytes_per_s"] > 1e8
     assert (device["threads"], measured["threads"], measured["layers"]) == (1, 1, 4)
-    cost = as_value(StepCost, measured["cost"])
+    cost = msgspec.convert(measured["cost"], StepCost)
     assert 0.0 < cost.ms(1) <= cost.ms(16) <= cost.ms(16, 8, 100)
     assert measured["row_invariant"] is True
     assert measured["peak_bytes"] > 0
