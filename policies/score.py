@@ -52,12 +52,12 @@ def _bandwidth(
 ) -> tuple[float, str]:
     worst, why = 1.0, ""
     for part, device in zip(parts, devices, strict=False):
-        if not device.bandwidth_bytes_per_s:
+        if not device.rates.bandwidth_bytes_per_s:
             return _UNKNOWN, f"memory bandwidth of {device.id} is not known"
         read = part.layer_bytes * workload.target.layers / (prediction.round_ms / MS_PER_S)
-        value = max(0.0, 1.0 - read / device.bandwidth_bytes_per_s)
+        value = max(0.0, 1.0 - read / device.rates.bandwidth_bytes_per_s)
         if value <= worst:
-            peak = human_bytes(device.bandwidth_bytes_per_s)
+            peak = human_bytes(device.rates.bandwidth_bytes_per_s)
             worst, why = value, f"{device.id} reads {human_bytes(read)}/s of weights of {peak}/s"
     return worst, why
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from device_profiles.datasheet import EFFICIENCY, GB, Datasheet, compute_precision, derived_cost
-from device_profiles.measured import MatmulRate
+from device_profiles.measured import DeviceRates, MatmulRate
 from device_profiles.profile import Exactness, Precision
 from device_profiles.units import GIB
 from orchestrator.planning.models import PlannedModel
@@ -51,19 +51,16 @@ class Stated:
         return int(self.sheet.cores.value) if self.sheet.cores else 0
 
     @property
-    def bandwidth_bytes_per_s(self) -> float:
-        """Return the stated rate of its memory."""
-        return self.sheet.bandwidth_bytes_per_s
-
-    @property
     def power_w(self) -> float:
         """Return what it takes at most, 0 where that is not stated."""
         return self.sheet.power_w.value if self.sheet.power_w else 0.0
 
     @property
-    def matmul(self) -> tuple[MatmulRate, ...]:
+    def rates(self) -> DeviceRates:
         """Return the stated rates."""
-        return tuple(MatmulRate(precision, self.sheet.flops(precision)) for precision in self.sheet.matmul_tflops)
+        sheet = self.sheet
+        matmul = tuple(MatmulRate(precision, sheet.flops(precision)) for precision in sheet.matmul_tflops)
+        return DeviceRates(matmul, sheet.bandwidth_bytes_per_s)
 
     def device_for(self, adapter: str) -> str:
         """Return nothing: the device is not there."""

@@ -77,8 +77,7 @@ def described(source: DeviceSource, name: str, host: str, profile: str, memory_b
         kind=source.kind,
         profile=profile,
         memory_bytes=memory_bytes,
-        matmul=source.matmul,
-        bandwidth_bytes_per_s=source.bandwidth_bytes_per_s,
+        rates=source.rates,
         power_w=source.power_w,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from device_profiles.datasheet import Datasheet
-from device_profiles.measured import MatmulRate
+from device_profiles.measured import DeviceRates
 from device_profiles.profile import Exactness
 from orchestrator.planning.models import PlannedModel
 from policies.plan import Option
@@ -29,13 +29,10 @@ class DeviceSource(Protocol):
     def cores(self) -> int: ...
 
     @property
-    def bandwidth_bytes_per_s(self) -> float: ...
-
-    @property
     def power_w(self) -> float: ...
 
     @property
-    def matmul(self) -> tuple[MatmulRate, ...]: ...
+    def rates(self) -> DeviceRates: ...
 
     @property
     def sheet(self) -> Datasheet | None: ...

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from device_profiles.cost import StepCost
-from device_profiles.measured import Hardware, MatmulRate, MeasuredDevice, MeasuredModel
+from device_profiles.measured import DeviceRates, Hardware, MatmulRate, MeasuredDevice, MeasuredModel
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.planning.models import PlannedModel
@@ -37,24 +37,20 @@ class MeasuredHardware:
         return next((one.device for one in self.devices if one.adapter == adapter), "")
 
     @property
-    def bandwidth_bytes_per_s(self) -> float:
-        """Return the highest measured rate of its memory, 0 where none was."""
-        return max((one.rates.bandwidth_bytes_per_s for one in self.devices), default=0.0)
-
-    @property
     def power_w(self) -> float:
         """Return what it takes under load, 0 where it does not tell."""
         return max((one.energy.load_w or 0.0 for one in self.devices), default=0.0)
 
     @property
-    def matmul(self) -> tuple[MatmulRate, ...]:
-        """Return the highest measured rate in each number format."""
+    def rates(self) -> DeviceRates:
+        """Return the highest measured rates, of products in each number format and of its memory."""
         best: dict[str, MatmulRate] = {}
         for rate in (rate for one in self.devices for rate in one.rates.matmul):
             known = best.get(rate.precision)
             if known is None or rate.flops > known.flops:
                 best[rate.precision] = rate
-        return tuple(best[precision] for precision in sorted(best))
+        memory = max((one.rates.bandwidth_bytes_per_s for one in self.devices), default=0.0)
+        return DeviceRates(tuple(best[precision] for precision in sorted(best)), memory)
 
     @property
     def memory_bytes(self) -> int:

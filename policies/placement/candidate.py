@@ -113,7 +113,7 @@ def sides(candidate: Candidate, links: Links, load: Workload) -> tuple[TargetSid
         return target, None
     if candidate.draft is None:
         return target, DraftSide(candidate.drafter)
-    shared = candidate.draft.device.bandwidth_bytes_per_s if candidate.where is Where.BESIDE else 0.0
+    shared = candidate.draft.device.rates.bandwidth_bytes_per_s if candidate.where is Where.BESIDE else 0.0
     return target, DraftSide(
         candidate.drafter,
         _part(candidate.draft, candidate.draft.layers),

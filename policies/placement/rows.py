@@ -82,7 +82,7 @@ def index_of(
         cores=np.array([workers.cores_left(hosts[one.host], taken_cores) for one in devices], np.float64),
         utilisation=np.minimum([one.utilisation for one in devices], MOST_BUSY) if devices else np.empty(0),
         tie=tie,
-        bandwidth=np.array([one.bandwidth_bytes_per_s for one in devices], np.float64),
+        bandwidth=np.array([one.rates.bandwidth_bytes_per_s for one in devices], np.float64),
         is_cpu=np.array([one.kind == "cpu" for one in devices], np.bool_),
         profiles={profile: np.array(found, np.int64) for profile, found in profiles.items()},
     )

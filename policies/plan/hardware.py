@@ -11,8 +11,7 @@ from typing import Literal
 
 from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
-from device_profiles.measured import MatmulRate
-from device_profiles.profile import Precision
+from device_profiles.measured import DeviceRates
 
 Source = Literal["measured", "datasheet"]
 
@@ -41,7 +40,7 @@ class Device:
     `profile`: the key of its options (devices of one hardware, driver and runtime share one). `memory_bytes`: free
     memory that a plan may fill. `health`: 0 (lost) to 1. `utilisation`: the share of its time that work outside this
     plan takes, an exponential moving average of 0 to 1. `queue_depth`: sequences that wait for it.
-    `bandwidth_bytes_per_s` of its memory, `matmul` rates and `power_w` (under load) are 0 or empty where not known.
+    Its `rates` and `power_w` (under load) are 0 or empty where not known.
     """
 
     id: str
@@ -52,13 +51,8 @@ class Device:
     health: float = 1.0
     utilisation: float = 0.0
     queue_depth: int = 0
-    matmul: tuple[MatmulRate, ...] = ()
-    bandwidth_bytes_per_s: float = 0.0
+    rates: DeviceRates = field(default_factory=DeviceRates)
     power_w: float = 0.0
-
-    def flops(self, precision: Precision) -> float:
-        """Return the rate in that precision, 0 where it is not known."""
-        return next((rate.flops for rate in self.matmul if rate.precision == precision), 0.0)
 
 
 @dataclass(frozen=True, slots=True)

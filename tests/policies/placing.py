@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
+from device_profiles.measured import DeviceRates
 from policies.pairing import DraftSide, Part, TargetSide, best_depth, kv_bytes
 from policies.placement.links import links_of
 from policies.placement.workers import fixed_bytes
@@ -48,7 +49,7 @@ def clusters(draw: st.DrawFn, *, memory_mib: tuple[int, int] = (50, 900)) -> Clu
                 health=draw(st.sampled_from((1.0, 1.0, 0.9, 0.2))),
                 utilisation=draw(st.sampled_from((0.0, 0.0, 0.4))),
                 queue_depth=draw(st.integers(0, 3)),
-                bandwidth_bytes_per_s=draw(st.sampled_from((0.0, 5e10))),
+                rates=DeviceRates(bandwidth_bytes_per_s=draw(st.sampled_from((0.0, 5e10)))),
             )
         )
         for role, model in ((Role.TARGET, TARGET), (Role.DRAFT, DRAFT)):
@@ -123,7 +124,7 @@ def brute_force(cluster: Cluster, wanted: Wanted) -> float:
                     drafts.append(DraftSide(drafter, part))
                     split = device.kind == "cpu" and option.threads and draft.threads and hosts[device.host].cores
                     if split and _enough(hosts[device.host], both):
-                        drafts.append(DraftSide(drafter, part, True, link, device.bandwidth_bytes_per_s))
+                        drafts.append(DraftSide(drafter, part, True, link, device.rates.bandwidth_bytes_per_s))
                 elif other.host != device.host or _enough(hosts[device.host], both):
                     drafts.append(DraftSide(drafter, part, True, link))
         best = max(best, *(best_depth(side, draft, load).goodput_tokens_per_s for draft in drafts))
@@ -151,7 +152,9 @@ def faster(cluster: Cluster, device: str, factor: float) -> Cluster:
         for one in cluster.options
     )
     devices = tuple(
-        replace(one, bandwidth_bytes_per_s=one.bandwidth_bytes_per_s / factor) if one.id == device else one
+        replace(one, rates=DeviceRates(bandwidth_bytes_per_s=one.rates.bandwidth_bytes_per_s / factor))
+        if one.id == device
+        else one
         for one in cluster.devices
     )
     return replace(cluster, options=options, devices=devices)

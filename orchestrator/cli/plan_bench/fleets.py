@@ -8,7 +8,7 @@ import numpy as np
 
 from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
-from device_profiles.measured import MatmulRate
+from device_profiles.measured import DeviceRates, MatmulRate
 from device_profiles.profile import Precision
 from device_profiles.units import GIB, MS_PER_S
 from policies.plan import (
@@ -129,8 +129,7 @@ def _device(name: str, host: str, kind: _Kind, utilisation: float) -> Device:
         kind.name,
         int(kind.memory_gib * GIB),
         utilisation=utilisation,
-        matmul=(MatmulRate(Precision.BF16, kind.bf16_tflops * 1e12),),
-        bandwidth_bytes_per_s=kind.gb_per_s * 1e9,
+        rates=DeviceRates((MatmulRate(Precision.BF16, kind.bf16_tflops * 1e12),), kind.gb_per_s * 1e9),
         power_w=kind.power_w,
     )
 
