@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from orchestrator.cli.bench_decode import decode
-from orchestrator.cli.bench_pairs import pairs
+from orchestrator.cli.bench_commands import decode, pairs
 from orchestrator.cli.bench_plan import plan
 from orchestrator.cli.bench_serve import serve
 

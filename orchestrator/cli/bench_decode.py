@@ -1,24 +1,21 @@
-"""`outrider bench decode`: plain and speculative decoding in turn, in one process, over the same prompts."""
+"""Plain and speculative decoding in turn, in one process, over the same prompts."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import platform
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-import typer
 
 from orchestrator.bootstrap import (
     EngineOptions,
     Target,
-    build_drafter,
     build_loop,
     load_target,
     load_tokenizer,
@@ -31,38 +28,8 @@ from orchestrator.drafting.port import Drafter
 _WARM_DEPTH = 4
 
 
-def decode(
-    prompts: Annotated[Path, typer.Option(help="JSON lines with `turns` (the first is used) or `prompt`.")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each prompt.")] = 128,
-    limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 0,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests in the loop at the same time.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of the first prompt; each next one has the next seed.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
-    depth: Annotated[int | None, typer.Option(min=1, help="A fixed depth; else the policy chooses.")] = None,
-    exactness: Annotated[str, typer.Option(help="bit or kernel; else as configured.")] = "",
-    adapter: Annotated[str, typer.Option(help="The runtime; else as configured.")] = "",
-    config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
-) -> None:
-    """Decode every prompt plainly and with speculation, in turn; compare the tokens one by one."""
-    options = _options(config, exactness, adapter, concurrency)
-    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
-    target = _load(options)
-    loaded = read_prompts(prompts, target, limit)
-    drafter = build_drafter(options, target)
-    result = run(target, options, drafter, loaded, max_tokens, concurrency, sampling, depth)
-    if drafter is not None:
-        drafter.close()
-    target.model.close()
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
-    _print(result)
-    if result["environment"]["exactness"] == "bit" and not result["summary"]["identical"]:
-        raise BenchError(f"{result['summary']['mismatches']} of {len(loaded)} outputs differ")
-
-
-def _options(config: Path | None, exactness: str, adapter: str, concurrency: int) -> EngineOptions:
+def options_of(config: Path | None, exactness: str, adapter: str, concurrency: int) -> EngineOptions:
+    """Return what the configuration and the flags say. Raises BenchError, ConfigError."""
     from adapters import registry
     from orchestrator.bootstrap import engine_options
     from orchestrator.config.load import default_config_path, load_config
@@ -85,7 +52,8 @@ def _options(config: Path | None, exactness: str, adapter: str, concurrency: int
     return options.with_model(**changes)
 
 
-def _load(options: EngineOptions) -> Target:
+def load(options: EngineOptions) -> Target:
+    """Load the target, and say meanwhile what is being done."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -230,9 +198,3 @@ def _environment(
         "top_p": sampling.top_p,
         "depth": "policy" if depth is None else depth,
     }
-
-
-def _print(result: dict[str, Any]) -> None:
-    from orchestrator.cli.bench_table import print_decode
-
-    print_decode(result)

@@ -1,13 +1,12 @@
-"""`outrider bench pairs`: every draft on every target that this machine can run, each against target-only decoding."""
+"""Every draft on every target that this machine can run, each against target-only decoding."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import psutil
@@ -33,28 +32,19 @@ _SUFFIX = SuffixOptions("suffix", max_match=16, memory_bytes=16 * MIB)
 _DRAFT_KV_BYTES = 256 * MIB
 
 
-def pairs(
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with `turns` or `prompt`; else six of our own.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 48,
-    limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 6,
-    depth: Annotated[int | None, typer.Option(min=1, help="A fixed depth; else the policy chooses.")] = None,
-    only: Annotated[str, typer.Option(help="Pairs whose name this regular expression finds.")] = "",
-    config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
-) -> None:
-    """Decode with every draft on every target of this machine, greedy and sampled; compare the tokens one by one."""
-    options = _options(config)
+def measure_pairs(
+    options: EngineOptions, only: str, prompts: Path | None, limit: int, max_tokens: int, depth: int | None
+) -> dict[str, Any]:
+    """Return the whole result of the pairings whose name `only` finds (`summary`, `runs`, `skipped`, `environment`,
+    `formulas`), and say meanwhile what has been measured. Raises BenchError."""
     chosen, skipped = pairings(options)
     chosen = _found(only, chosen)
     found = []
     for row in _measured(chosen, options, lambda target: _prompts(prompts, target, limit), max_tokens, depth):
         found.append(row)
         typer.echo(f"{len(found)} of {len(chosen)}: {row['pair']}", err=True)
-    summary = summarise(found)
-    result: dict[str, Any] = {
-        "summary": summary,
+    return {
+        "summary": summarise(found),
         "runs": found,
         "skipped": skipped,
         "environment": {
@@ -73,14 +63,6 @@ def pairs(
             "rss_mib": "growth of this process's resident memory as the draft is loaded; what was there is shared",
         },
     }
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
-    from orchestrator.cli.bench_pairs_table import print_pairs
-
-    print_pairs(result)
-    wrong = len(found) - summary["identical_pairs"]
-    if wrong and options.model.exactness == "bit":
-        raise BenchError(f"{wrong} of {len(found)} pairs failed, or gave other tokens than the target alone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +267,8 @@ def _acceptance(figures: Sequence[dict[str, Any]]) -> float | None:
     return sum(one["accepted"] for one in figures) / drafted if drafted else None
 
 
-def _options(config: Path | None) -> EngineOptions:
+def options_of(config: Path | None) -> EngineOptions:
+    """Return what the configuration says. Raises BenchError, ConfigError."""
     from orchestrator.config.load import default_config_path, load_config
 
     path = config or default_config_path()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel, ByteSize
 
-from orchestrator.config.load import default_config_path, load_config
-from orchestrator.config.model import ClusterConfig
-from orchestrator.config.schema import size_text
+if TYPE_CHECKING:  # loaded where a configuration is read
+    from orchestrator.config.model import ClusterConfig
 
 app = typer.Typer(no_args_is_help=True, help="Check a cluster.yaml; print its schema.")
 
@@ -23,6 +21,8 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print the effective values as JSON.")] = False,
 ) -> None:
     """Check keys, types, units, ranges and files; print the effective values."""
+    from orchestrator.config.load import default_config_path, load_config
+
     path = file or default_config_path()
     config = load_config(path)
     if as_json:
@@ -56,6 +56,10 @@ def _print(path: Path, config: ClusterConfig) -> None:
 
 
 def _flat(name: str, content: Any) -> list[tuple[str, str]]:
+    from pydantic import BaseModel, ByteSize
+
+    from orchestrator.config.schema import size_text
+
     if isinstance(content, BaseModel):
         return [row for key, value in content for row in _flat(f"{name}.{key}", value)]
     if isinstance(content, tuple):

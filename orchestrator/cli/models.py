@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from device_profiles.units import human_bytes
-from orchestrator.bootstrap import EngineOptions
+
+if TYPE_CHECKING:  # loaded where something is done
+    from orchestrator.bootstrap import EngineOptions
 
 app = typer.Typer(invoke_without_command=True, help="Prepared models: what the store holds, and what they keep.")
 

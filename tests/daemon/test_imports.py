@@ -15,6 +15,13 @@ def test_no_framework_is_imported(module):
     assert done.stdout.strip() == "[]"
 
 
+def test_a_command_loads_only_what_it_needs():
+    heavy = ("pydantic", "fastapi", "orchestrator.bootstrap", "orchestrator.config.model")
+    code = f"import sys, orchestrator.cli.main; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_the_openvino_adapter_is_loaded_without_openvino():
     code = (
         "import sys; from adapters import registry; registry.get('openvino_rt').recipe(); "

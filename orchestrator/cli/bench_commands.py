@@ -1,0 +1,73 @@
+"""`outrider bench decode` and `outrider bench pairs`: all that they need is loaded where something is measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.bench_prompts import BenchError
+
+
+def decode(
+    prompts: Annotated[Path, typer.Option(help="JSON lines with `turns` (the first is used) or `prompt`.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each prompt.")] = 128,
+    limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in the loop at the same time.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the first prompt; each next one has the next seed.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
+    depth: Annotated[int | None, typer.Option(min=1, help="A fixed depth; else the policy chooses.")] = None,
+    exactness: Annotated[str, typer.Option(help="bit or kernel; else as configured.")] = "",
+    adapter: Annotated[str, typer.Option(help="The runtime; else as configured.")] = "",
+    config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
+) -> None:
+    """Decode every prompt plainly and with speculation, in turn; compare the tokens one by one."""
+    from orchestrator.bootstrap import build_drafter
+    from orchestrator.cli.bench_decode import load, options_of, read_prompts, run
+    from orchestrator.cli.bench_table import print_decode
+    from orchestrator.cluster.port import Sampling
+
+    options = options_of(config, exactness, adapter, concurrency)
+    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
+    target = load(options)
+    loaded = read_prompts(prompts, target, limit)
+    drafter = build_drafter(options, target)
+    result = run(target, options, drafter, loaded, max_tokens, concurrency, sampling, depth)
+    if drafter is not None:
+        drafter.close()
+    target.model.close()
+    if json_out is not None:
+        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    print_decode(result)
+    if result["environment"]["exactness"] == "bit" and not result["summary"]["identical"]:
+        raise BenchError(f"{result['summary']['mismatches']} of {len(loaded)} outputs differ")
+
+
+def pairs(
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with `turns` or `prompt`; else six of our own.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 48,
+    limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 6,
+    depth: Annotated[int | None, typer.Option(min=1, help="A fixed depth; else the policy chooses.")] = None,
+    only: Annotated[str, typer.Option(help="Pairs whose name this regular expression finds.")] = "",
+    config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
+) -> None:
+    """Decode with every draft on every target of this machine, greedy and sampled; compare the tokens one by one."""
+    from orchestrator.cli.bench_pairs import measure_pairs, options_of
+    from orchestrator.cli.bench_pairs_table import print_pairs
+
+    options = options_of(config)
+    result = measure_pairs(options, only, prompts, limit, max_tokens, depth)
+    if json_out is not None:
+        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    print_pairs(result)
+    count = result["summary"]["pairs"]
+    wrong = count - result["summary"]["identical_pairs"]
+    if wrong and options.model.exactness == "bit":
+        raise BenchError(f"{wrong} of {count} pairs failed, or gave other tokens than the target alone")
