@@ -18,7 +18,7 @@ from typing import NamedTuple
 from policies import depth as pid
 from policies import measured_cost, odds, positions, seeds, switching
 from policies.depth import GAINS, Gains, Limits, Pid
-from policies.goodput import floor_of, reach, shared_out, shared_out_in_widths
+from policies.goodput import LEAST_CHANCE, floor_of, reach, shared_out, shared_out_in_widths
 from policies.measured_cost import MeasuredCost
 from policies.odds import Odds
 from policies.positions import Positions
@@ -33,6 +33,7 @@ _NEWEST_VALUE = 0.05  # weight of the newest round in the mean worth of time
 _NEWEST_DRAFT = 0.2  # the same of what drafting takes
 _NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
 _TAKEN_IN = 5  # verdicts a round: it keeps the time that policies take small where there are many sequences
+_LOOK_EVERY = 64
 _FORCED = 1e6  # the chance of a token that is verified whatever it costs
 
 
@@ -49,20 +50,25 @@ class Place(NamedTuple):
 
 class Round(NamedTuple):
     """A round before its drafts. `base_rows`: what is charged without any. `room`: rows that may be added.
-    `context_tokens`: positions held, on the average of the sequences. `widths`: see Capabilities.static_widths."""
+    `context_tokens`: positions held, on the average of the sequences. `widths`: see Capabilities.static_widths.
+    `filling_rows`: what prefills run in the same forward."""
 
     places: Sequence[Place]
     base_rows: int
     room: int
     context_tokens: float = 0.0
     widths: Sequence[int] = ()
+    filling_rows: int = 0
 
 
 class Proposal(NamedTuple):
-    """A draft as the policies see it: how many tokens, and how sure of each the drafter is (none: it does not say)."""
+    """A draft as the policies see it: how many tokens, and how sure of each the drafter is (none: it does not say).
+    `drawn`: its tokens were drawn from distributions, so whether one is verified must not depend on what was drawn
+    there or behind it."""
 
     tokens: int = 0
     confidences: Sequence[float] = ()
+    drawn: bool = False
 
 
 class Decision(NamedTuple):
@@ -83,7 +89,7 @@ class Verdict(NamedTuple):
 
 
 class Times(NamedTuple):
-    """What a round took: its forward, and making its drafts before that."""
+    """What a round took: making its drafts, and its forward with all else that goes with its rows."""
 
     forward_ms: float
     draft_ms: float = 0.0
@@ -109,7 +115,7 @@ class Speculation(NamedTuple):
     requests: Mapping[str, Request] = MappingProxyType({})
     seeds: Mapping[ClassKey, Seed] = MappingProxyType({})
     usual: Mapping[ClassKey, Positions] = MappingProxyType({})
-    switch: Switch = ON
+    switch: Switch = ON  # of drafters that take time
     gain: float = 1.0
     draft_ms: float = 0.0
     step_ms: float = 0.0
@@ -138,9 +144,7 @@ def ended(state: Speculation, key: str) -> Speculation:
 
 
 def asked(state: Speculation, now: Round) -> list[int]:
-    """Return how many tokens to ask the drafter for, for each place: 0 while speculation is off."""
-    if not switching.active(state.switch):
-        return [place.most if place.fixed else 0 for place in now.places]
+    """Return how many tokens to ask the drafter for, for each place."""
     if state.step_ms <= _NOTICED * state.cost.ms(now.base_rows, len(now.places), now.context_tokens):
         return [place.most for place in now.places]
     least = least_chance(state, now)
@@ -167,16 +171,17 @@ def worth_per_ms(state: Speculation, now: Round) -> float:
 def least_chance(state: Speculation, now: Round) -> float:
     """Return the chance, all before included, below which a drafter that takes time for each token may stop: such a
     token would not be worth its row and its step of drafting, which all sequences of a round share."""
-    row_ms = state.cost.added_ms(now.base_rows, 1, len(now.places), now.context_tokens)[0]
+    before = now.base_rows + now.filling_rows
+    row_ms = state.cost.added_ms(before, 1, len(now.places), now.context_tokens)[0]
     return min(1.0, worth_per_ms(state, now) * (row_ms + state.step_ms / len(now.places)))
 
 
 def decided(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> Decision:
     """Return how many tokens of each draft to verify."""
-    value = worth_per_ms(state, now)
-    floor = floor_of(state.cost, now.base_rows, value)
+    value, before = worth_per_ms(state, now), now.base_rows + now.filling_rows
+    floor = floor_of(state.cost, before, value)
     reaches: list[list[float]] = []
-    longest, forced, requests = 0, False, state.requests
+    longest, forced, drawn, requests = 0, False, False, state.requests
     for place, proposal in zip(now.places, proposals, strict=True):
         key, most, known, free, fixed = place
         request = requests[key]
@@ -189,19 +194,38 @@ def decided(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> De
             if now.widths:
                 depth = filled(known + depth, now.widths) - known
             most = most if most < depth else depth
-            chances = reach(believed, request.odds.factor, most, free or 1, floor)
+            if proposal.drawn:
+                drawn = True
+                chances = _worth_drawing(state, now, believed, request.odds.factor, most, free)
+            else:
+                chances = reach(believed, request.odds.factor, most, free or 1, floor)
         longest += len(chances)
         reaches.append(chances)
     if not longest:
         return Decision([0] * len(reaches), reaches, forced)
+    bids = reaches
+    if drawn:
+        bids = [
+            [_FORCED] * len(chances) if proposal.drawn else chances
+            for chances, proposal in zip(reaches, proposals, strict=True)
+        ]
     if now.widths:
-        added_ms = state.cost.added_ms(now.base_rows, now.room, len(reaches), now.context_tokens)
-        before = [place.known for place in now.places]
-        depths = shared_out_in_widths(reaches, before, now.widths, added_ms, value)
+        added_ms = state.cost.added_ms(before, now.room, len(reaches), now.context_tokens)
+        depths = shared_out_in_widths(bids, [place.known for place in now.places], now.widths, added_ms, value)
     else:
-        added_ms = state.cost.added_ms(now.base_rows, min(now.room, longest), len(reaches), now.context_tokens)
-        depths = shared_out(reaches, [place.free for place in now.places], added_ms, value)
+        added_ms = state.cost.added_ms(before, min(now.room, longest), len(reaches), now.context_tokens)
+        depths = shared_out(bids, [place.free for place in now.places], added_ms, value)
     return Decision(depths, reaches, forced)
+
+
+def _worth_drawing(
+    state: Speculation, now: Round, believed: Sequence[float], factor: float, most: int, free: int
+) -> list[float]:
+    """Return the chances of the drawn tokens that are verified: each while it is worth its row by itself, which was
+    known before it was drawn. What is behind it and in other drafts does not count. One now and then is verified
+    whatever it promises: a drawn token that is not verified cannot be compared with anything."""
+    look = 1 if state.rounds % _LOOK_EVERY == 0 else 0
+    return reach(believed, factor, most, max(free, look), max(LEAST_CHANCE, least_chance(state, now)))
 
 
 def _usual(state: Speculation, request: Request, tokens: int) -> Sequence[float]:
@@ -215,11 +239,11 @@ def observed(
     decision: Decision,
     verdicts: Sequence[Verdict],
     *,
-    times: Times,
+    times: Times | None,
     tokens_made: int,
 ) -> Speculation:
-    """Take in a round of these `times`. Only rounds that do nothing but decode are to be taken in: a prefill in it
-    would be counted as the cost of rows."""
+    """Take in a round of these `times`; None where it did more than decode: a prefill in it would be counted as the
+    cost of rows."""
     requests, usual = dict(state.requests), state.usual
     for index in _looked_at(state.rounds, len(now.places)):
         place, (accepted, compared), chances = now.places[index], verdicts[index], decision.reaches[index]
@@ -231,6 +255,8 @@ def observed(
             usual = {**usual, request.of: positions.judged(before, accepted, compared)}
         judged = max(decision.depths[index], compared)
         requests[place.key] = _moved(request, state.gains, chances[:judged], accepted, compared)
+    if times is None:
+        return state._replace(requests=requests, usual=usual, rounds=state.rounds + 1)
     drafted = max((proposal.tokens for proposal in proposals), default=0) if times.draft_ms else 0
     return _timed(state, now, requests, usual, decision, drafted, times, tokens_made)
 
@@ -280,7 +306,7 @@ def _timed(
     spent_ms = times.forward_ms + times.draft_ms
     gain = tokens / sequences * cost.ms(now.base_rows, sequences, now.context_tokens) / spent_ms
     draft_ms, step_ms, switch = state.draft_ms, state.step_ms, state.switch
-    if drafted:
+    if drafted and switching.active(switch):
         draft_ms += _NEWEST_DRAFT * (times.draft_ms - draft_ms)
         step_ms += _NEWEST_DRAFT * (times.draft_ms / drafted - step_ms)
     mean = state.gain

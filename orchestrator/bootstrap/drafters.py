@@ -71,7 +71,7 @@ def build_drafter(
         for drafter in built:
             drafter.close()
         raise
-    return ChainDrafter(built) if len(built) > 1 else next(iter(built), None)
+    return ChainDrafter(built) if built else None  # one alone, too: its word is calibrated there
 
 
 def _build(options: DraftOptions, engine: EngineOptions, target: Target, progress: OnProgress) -> Drafter:

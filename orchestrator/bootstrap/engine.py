@@ -21,6 +21,9 @@ from orchestrator.decoding.engine import DecodeEngine, Loaded
 from orchestrator.decoding.grammar import Grammars
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
+from policies.adaptive import Adaptive
+from policies.depth_policy import DepthPolicy
+from policies.measured_cost import TYPICAL, measured
 
 Emit = Callable[[Event], None]
 
@@ -31,12 +34,15 @@ def build_engine(options: dict[str, Any]) -> DecodeEngine:
     return DecodeEngine(lambda emit: _load_engine(settings, emit), SystemClock())
 
 
-def build_loop(target: Target, options: EngineOptions, drafter: Drafter | None) -> DecodeLoop:
-    """Return a decode loop over a loaded target."""
+def build_loop(
+    target: Target, options: EngineOptions, drafter: Drafter | None, policy: DepthPolicy | None = None
+) -> DecodeLoop:
+    """Return a decode loop over a loaded target. `policy`: where it is not to be the adaptive one."""
     return DecodeLoop(
         target.model,
         drafter,
         SystemClock(),
+        policy=Adaptive(measured(TYPICAL)) if policy is None else policy,
         max_running=options.max_running,
         max_depth=options.max_depth,
         max_itl_ms=options.max_itl_ms,

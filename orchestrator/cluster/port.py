@@ -35,7 +35,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     bounds the depth. No stop token is chosen before `min_tokens` tokens. `logprobs` (0 or more) asks for the
     log-probability of each token and of that many likeliest; `prompt_logprobs` for the prompt's too. The output
     keeps to `grammar` and ends ("stop") where that lets nothing follow. `timeout_s` bounds the whole request, its
-    waiting included; 0 is no bound. Control keeps it, workers do not look at it.
+    waiting included; 0 is no bound. Control keeps it, workers do not look at it. `route` and `user` (the request's tag)
+    are the class of which its drafts are expected to be like others'.
     """
 
     request_id: str
@@ -50,6 +51,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     logprobs: int | None = None
     prompt_logprobs: bool = False
     grammar: Grammar | None = None
+    route: str = ""
+    user: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

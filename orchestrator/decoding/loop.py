@@ -1,4 +1,4 @@
-"""A round: schedule -> propose -> verify -> accept -> commit -> (observe, adapt: the depth policy's turn)."""
+"""A round: schedule -> propose -> verify -> accept -> commit -> observe, adapt (the depth policy's turn)."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, LoadedMo
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Delta, Gauges, Refused, Round, Submit
-from orchestrator.decoding.batch import Part, paid, rows_of
+from orchestrator.decoding.batch import Part, rows_of
 from orchestrator.decoding.checks import problem_with
 from orchestrator.decoding.grammar import Grammars
 from orchestrator.decoding.judging import Judging
 from orchestrator.decoding.prefixes import Prefixes
+from orchestrator.decoding.proposing import Proposing
 from orchestrator.decoding.rules import Rules
 from orchestrator.decoding.schedule import Schedule
 from orchestrator.decoding.session import NO_SLOT, Session
 from orchestrator.decoding.tally import ByDrafter, Tally
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
+from orchestrator.drafting.port import Drafter
 from policies.acceptance import NotFinite, Row, ToleranceGoal, Verdict
-from policies.fixed_price import depth, price
-from policies.rows import filled
+from policies.depth_policy import DepthPolicy
 
 
 class DecodeLoop:
     """Continuous batching over one target. Not thread-safe: the engine's thread owns it, `prepare` excepted.
 
-    `max_depth` bounds every request's depth; a request may ask for less, never for more. `max_itl_ms` bounds
-    a forward that decodes and prefills. `prefix_reuse`: requests begin with what earlier ones computed.
+    `policy` chooses depths; `max_depth` bounds every request's, and a request may ask for less. `max_itl_ms` bounds a
+    forward that decodes and prefills. `prefix_reuse`: requests begin with what earlier ones computed.
     `grammars` starts the grammars that requests ask for. `tolerance` is what the rule of that name is to reach.
     """
 
@@ -38,6 +38,7 @@ class DecodeLoop:
         drafter: Drafter | None,
         clock: Clock,
         *,
+        policy: DepthPolicy,
         max_running: int,
         max_depth: int,
         max_itl_ms: float,
@@ -47,11 +48,10 @@ class DecodeLoop:
     ) -> None:
         self._target = target
         self._grammars = grammars
-        self._drafter = drafter
+        self._proposing = None if drafter is None else Proposing(target, drafter, policy, max_depth=max_depth)
         self._clock = clock
         self._prefixes = Prefixes(target, enabled=prefix_reuse)
         self._schedule = Schedule(target, self._prefixes, clock, max_running=max_running, max_itl_ms=max_itl_ms)
-        self._max_depth = max_depth if drafter is not None else 0
         self._by_drafter = ByDrafter()
         self._judging = Judging(tolerance)
         self._failed: list[Refused] = []
@@ -95,8 +95,8 @@ class DecodeLoop:
         session = self._schedule.withdraw(request_id)
         if session is not None:
             self._retire(session, keep=False)
-        elif self._drafter is not None:  # one that gave way waits, and the drafter still knows it
-            self._drafter.end(request_id, keep=False)
+        elif self._proposing is not None:  # one that gave way waits, and the drafter still knows it
+            self._proposing.end(request_id, keep=False)
 
     def run_round(self) -> Round:
         """Run one round; there must be something to do. Raises DeviceLost: the target is gone.
@@ -106,7 +106,8 @@ class DecodeLoop:
         started = self._clock.monotonic_s()
         parts = self._scheduled()
         proposed = self._clock.monotonic_s()
-        self._propose(parts)
+        if self._proposing is not None:
+            self._proposing.propose(parts, self._schedule.round_cost, self._schedule.last_ms)
         draft_ms = (self._clock.monotonic_s() - proposed) * MS_PER_S
         result = self._target.forward([part.segment() for part in parts])
         self._schedule.observe(parts, result.device_ms, draft_ms)
@@ -114,6 +115,9 @@ class DecodeLoop:
         verdicts = self._accept(parts, rows)
         deltas, tally = self._commit(parts, verdicts, rows)
         self._rounds += 1
+        round_ms = (self._clock.monotonic_s() - started) * MS_PER_S
+        if self._proposing is not None:
+            self._proposing.settle(round_ms - draft_ms, draft_ms)
         return Round(
             deltas=deltas,
             sequences=len(parts),
@@ -123,7 +127,7 @@ class DecodeLoop:
             accepted=tally.accepted,
             accepted_per_position=tally.per_position,
             by_rule=tally.by_rule,
-            round_ms=(self._clock.monotonic_s() - started) * MS_PER_S,
+            round_ms=round_ms,
             device_ms=result.device_ms,
             draft_ms=draft_ms,
         )
@@ -133,84 +137,16 @@ class DecodeLoop:
         good until they start again."""
         started = self._schedule.admit()
         parts, preempted = self._schedule.parts()
-        if self._drafter is not None:
+        if self._proposing is not None:
             for session in started:
-                if self._bound(session) > 0 and session not in preempted:
-                    self._drafter.begin(session.key, session.tokens, session.submit.sampling)
+                self._proposing.begin(session, drafts=session not in preempted)
         return parts
 
     def _retire(self, session: Session, *, keep: bool) -> None:
         """The session ends. `keep`: its output may help later drafts."""
-        if self._drafter is not None:
-            self._drafter.end(session.key, keep=keep)
+        if self._proposing is not None:
+            self._proposing.end(session.key, keep=keep)
         self._schedule.leave(session)
-
-    def _bound(self, session: Session) -> int:
-        asked = session.submit.depth
-        bound = self._max_depth if asked is None else min(asked, self._max_depth)
-        return min(bound, session.depth_bound)
-
-    def _propose(self, parts: Sequence[Part]) -> None:
-        """Give every sampling part its draft, within the rows and blocks that are left."""
-        if self._drafter is None:
-            return
-        caps = self._target.capabilities
-        alone = len(parts) == 1
-        left = caps.max_batch_rows - rows_of(parts, caps.paid_rows)
-        free = {part.session.key: max(0, paid(part, alone, caps.paid_rows) - part.known) for part in parts}
-        sequences = sum(part.drafts for part in parts)
-        cost = self._schedule.round_cost
-        drafting, asks = [], []
-        for part in parts:
-            session = part.session
-            bound = min(self._bound(session), left + free[session.key]) if part.drafts else 0
-            if bound > 0:
-                free_choice = session.submit.depth is None
-                least = price(sequences) if free_choice else 0.0
-                drafting.append(session)
-                round_ms = cost.known_ms if free_choice else None
-                last_ms = self._schedule.last_ms
-                asks.append(Ask(session.key, bound, least, round_ms, cost.row_ms, free[session.key], last_ms=last_ms))
-        drafting, asks = self._affordable(parts, drafting, asks)
-        for session, ask, draft in zip(drafting, asks, self._drafter.propose(asks), strict=True):
-            bound = min(ask.limit, left + free[session.key])
-            sane = draft.within(self._target.spec.vocabulary_size)
-            ruled = sane if session.rules is None else session.rules.draft(sane, bound)
-            count = self._depth(session, ruled, sequences, bound, free[session.key])
-            session.draft = ruled.cut(count)
-            left -= max(0, count - free[session.key])
-        batch = [part.segment() for part in parts]
-        if self._target.blocks_needed(batch) > self._target.free_blocks():
-            for session in drafting:  # drafts never cost a running sequence its place
-                session.draft = NOTHING
-
-    def _affordable(
-        self, parts: Sequence[Part], drafting: list[Session], asks: list[Ask]
-    ) -> tuple[list[Session], list[Ask]]:
-        """Leave out those who would draw drafts for which there may be no block: once drawn, a draft is verified."""
-        if not any(session.submit.sampling.draws_drafts for session in drafting):
-            return drafting, asks
-        for session, ask in zip(drafting, asks, strict=True):
-            session.draft = Draft((0,) * ask.limit)
-        short = self._target.blocks_needed([part.segment() for part in parts]) > self._target.free_blocks()
-        for session in drafting:
-            session.draft = NOTHING
-        kept = [
-            (session, ask)
-            for session, ask in zip(drafting, asks, strict=True)
-            if not (short and session.submit.sampling.draws_drafts)
-        ]
-        return [session for session, _ in kept], [ask for _, ask in kept]
-
-    def _depth(self, session: Session, draft: Draft, sequences: int, bound: int, free: int) -> int:
-        if session.submit.depth is not None:
-            return min(len(draft.tokens), bound)  # the request fixed its depth
-        chosen = depth(draft.confidences, sequences=sequences, paid_rows=free + 1, bound=bound)
-        widths = self._target.capabilities.static_widths
-        if not chosen or not widths:
-            return chosen
-        known = session.uncached
-        return min(filled(known + chosen, widths) - known, len(draft.tokens), bound)
 
     def _accept(self, parts: Sequence[Part], rows: Sequence[Row]) -> list[Verdict | None]:
         verdicts: list[Verdict | None] = []
@@ -255,8 +191,8 @@ class DecodeLoop:
                 self._fail(session, error)
                 continue
             deltas.append(_delta(session, taken, finish, own[len(own) - len(session.draft.tokens) - 1 :]))
-            if self._drafter is not None:
-                self._drafter.extend(session.key, taken)
+            if self._proposing is not None:
+                self._proposing.judged(session, judged.accepted, taken)
             if finish:
                 self._retire(session, keep=True)
         return deltas, tally
@@ -285,14 +221,14 @@ class DecodeLoop:
             free_blocks=self._target.free_blocks(),
             total_blocks=self._target.capabilities.total_blocks,
             preemptions=self._schedule.preemptions,
-            drafter_bytes=self._drafter.memory_bytes() if self._drafter is not None else 0,
+            drafter_bytes=self._proposing.memory_bytes() if self._proposing is not None else 0,
             rounds=self._rounds,
             rss_bytes=rss_bytes,
             peak_rss_bytes=peak_rss_bytes,
             prefix_queries=self._prefixes.queries,
             prefix_hits=self._prefixes.hits,
             tolerance_deltas=self._judging.deltas,
-            drafters=self._by_drafter.states(self._drafter.states()) if self._drafter is not None else [],
+            drafters=self._by_drafter.states(self._proposing.states()) if self._proposing is not None else [],
         )
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from orchestrator.drafting.cache import Known
 from orchestrator.drafting.port import Ask, Draft
 from policies.acceptance import Rule
-from policies.fixed_price import depth
 from policies.gain import mean
+from policies.goodput import reach
 from policies.worth import FIRST_ROUNDS, TRIAL_ROUNDS, Price, Worth, decided, reads, settled
 
 _USUAL_TOKENS = 128.0
@@ -62,6 +62,8 @@ class Guard:
         by_rule: defaultdict[Rule, list[tuple[float, Ask, Known]]] = defaultdict(list)
         kept: list[Ask] = []
         for ask in asks:
+            if ask.cheap_only:
+                continue
             one = known.get(ask.key)
             if one is None or ask.round_ms is None:
                 kept.append(ask)
@@ -106,7 +108,7 @@ class Guard:
         made = list(drafts)
         for rule, ask, draft in made:
             if ask.round_ms is not None and (found := self._open.get(rule)) is not None:
-                rows = depth(draft.confidences, sequences=len(made), paid_rows=ask.free + 1, bound=ask.limit)
+                rows = len(reach(draft.confidences, 1.0, ask.limit, ask.free, ask.least))
                 found.cost_ms += took_ms / len(made)
                 found.rows_ms += ask.row_ms * max(0, rows - ask.free)
                 found.promised += ask.promised if draft.tokens else 0.0

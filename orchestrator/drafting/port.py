@@ -77,7 +77,7 @@ class Ask:
     measured yet; None: the request fixed its depth, and drafts whatever they cost. `row_ms`: what the verification of
     one token more adds to a round, behind the first `free`, which add nothing. `promised`: how many accepted tokens can
     be expected of a cheaper drafter's draft, which is there already. `last_ms`: what the target's part of the last
-    round took (0: it had prompts in it, or there was none).
+    round took (0: it had prompts in it, or there was none). `cheap_only`: drafters that take time leave it alone.
     """
 
     key: str
@@ -88,6 +88,7 @@ class Ask:
     free: int = 0
     promised: float = 0.0
     last_ms: float = 0.0
+    cheap_only: bool = False
 
 
 class Drafter(Protocol):

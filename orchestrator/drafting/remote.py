@@ -139,7 +139,7 @@ class RemoteDrafter:
         try:
             self._take_new_link()
             if self._link is not None:
-                self._exchange(self._link, [ask for ask in asks if ask.key in self._lines])
+                self._exchange(self._link, [ask for ask in asks if ask.key in self._lines and not ask.cheap_only])
         except LinkLost as error:
             self._drop("lost", str(error))
         except Garbage as error:

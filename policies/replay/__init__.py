@@ -1,10 +1,8 @@
-"""Depth policies side by side: one interface, the field's policies beside this one's, and a replay without noise.
+"""Depth policies side by side: the field's beside this one's, and a replay without noise.
 
 recorded   what was recorded: for each request, what its drafter proposes behind every token, and how much is right
-port       the interface of a depth policy
 fixed      a fixed depth for all, and one for each request
 hill_climber, batch_table   as in onnxruntime-genai and in vLLM
-adaptive   this project's: policies.speculation behind the interface
 run        plays recorded requests under a policy, on costs that are a function
 hindsight  the best fixed depths, by trying all
 """

@@ -12,7 +12,7 @@ from policies.goodput import cap, curve
 from policies.measured_cost import measured
 from policies.replay.fixed import FixedDepth
 from policies.replay.recorded import Costs
-from policies.speculation import Round
+from policies.speculation import Place, Round
 
 ASSUMED_ACCEPTANCE = 0.7
 
@@ -45,10 +45,10 @@ class BatchTable(FixedDepth):
         super().__init__(0, name="batch-table")
         self._table = tuple(table)
 
-    def asked(self, now: Round) -> list[int]:
-        """See the port."""
+    def depth_of(self, now: Round, place: Place) -> int:
+        """See FixedDepth."""
         depth = self._table[0][1]
         for size, found in self._table:
             if len(now.places) >= size:
                 depth = found
-        return [min(depth, place.most) for place in now.places]
+        return depth

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.replay.port import Done
+from policies.depth_policy import Asked, Done
 from policies.seeds import ClassKey
-from policies.speculation import Proposal, Round
+from policies.speculation import Place, Proposal, Round
 
 
 class FixedDepth:
@@ -16,20 +16,29 @@ class FixedDepth:
         self.name = name or f"fixed-{depth}"
         self._depth = depth
         self._by_key = dict(by_key or {})
+        self._limits: list[int] = []
 
-    def begin(self, key: str, of: ClassKey) -> None:
+    def begin(self, key: str, of: ClassKey, most: int) -> None:
         """See the port."""
 
     def end(self, key: str) -> None:
         """See the port."""
 
-    def asked(self, now: Round) -> list[int]:
+    def renewed(self) -> None:
         """See the port."""
-        return [min(self._by_key.get(place.key, self._depth), place.most) for place in now.places]
+
+    def asked(self, now: Round) -> Asked:
+        """See the port."""
+        self._limits = [min(self.depth_of(now, place), place.most) for place in now.places]
+        return Asked(self._limits)
+
+    def depth_of(self, now: Round, place: Place) -> int:
+        """Return the depth of one request in this round."""
+        return self._by_key.get(place.key, self._depth)
 
     def decided(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
         """See the port."""
-        return [proposal.tokens for proposal in proposals]
+        return [min(proposal.tokens, limit) for proposal, limit in zip(proposals, self._limits, strict=True)]
 
     def observed(self, now: Round, done: Done) -> None:
         """See the port."""

@@ -7,8 +7,8 @@ and keeps the new depth where the throughput is at least KEEP of what it was.
 
 from __future__ import annotations
 
+from policies.depth_policy import Done
 from policies.replay.fixed import FixedDepth
-from policies.replay.port import Done
 from policies.speculation import Round
 
 LOW, HIGH, KEEP = 0.50, 0.75, 0.97
@@ -26,12 +26,10 @@ class HillClimber(FixedDepth):
         self._throughput = 0.0
         self._rounds = self._accepted = self._evaluated = 0
 
-    def asked(self, now: Round) -> list[int]:
-        """See the port."""
-        return [min(self._depth, place.most) for place in now.places]
-
     def observed(self, now: Round, done: Done) -> None:
         """See the port."""
+        if done.times is None:
+            return
         rate = done.tokens / (done.times.forward_ms + done.times.draft_ms)
         self._throughput += (_NEWEST if self._rounds else 1.0) * (rate - self._throughput)
         self._accepted += sum(done.accepted)

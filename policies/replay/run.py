@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from device_profiles.units import MS_PER_S
-from policies.replay.port import DepthPolicy, Done
+from policies.depth_policy import DepthPolicy, Done
 from policies.replay.recorded import Costs, RecordedRequest
 from policies.speculation import Place, Proposal, Round, Times, Verdict
 
@@ -69,7 +69,7 @@ def replay(
         wanted = [count for tokens, count in load if tokens <= outcome.tokens][-1]
         while waiting and len(running) < wanted:
             request = waiting.popleft()
-            policy.begin(request.key, request.of)
+            policy.begin(request.key, request.of, most)
             running.append(_Running(request, outcome.ms))
         _round(running, policy, costs, most, outcome)
         for one in [one for one in running if one.left <= 0]:
@@ -85,7 +85,8 @@ def _round(running: Sequence[_Running], policy: DepthPolicy, costs: Costs, most:
     base_rows = base * len(places)
     context = sum(one.request.prompt_tokens + one.done for one in running) / len(running)
     now = Round(places, base_rows, max(0, costs.most_rows - base_rows), context, costs.widths)
-    asked = policy.asked(now)
+    limits, _, cheap_only = policy.asked(now)
+    asked = [0] * len(limits) if cheap_only and costs.drafting_ms([1]) else limits
     drafts = [one.request.drafts[one.done] for one in running]
     proposals = [
         Proposal(min(limit, draft.tokens), draft.confidences[:limit])

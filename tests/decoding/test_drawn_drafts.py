@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,13 +45,26 @@ class OtherModel(ToyModel):
 
 
 class DearModel(ToyModel):
-    """The toy model, and a forward of it takes so long that any draft pays."""
+    """The toy model, and a forward of it takes so long that any draft pays. It is the clock that tells so, too."""
 
     def __init__(self) -> None:
+        self._took_s = 0.0
         super().__init__(Script(), LoadOptions(device="SIM", kv_cache_bytes=64 << 20, max_batch_rows=256, slots=16))
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        self._took_s += 10.0
         return ForwardResult(super().forward(batch).logits, device_ms=1e4)
+
+    def monotonic_s(self) -> float:
+        return time.perf_counter() + self._took_s
+
+    def wall_s(self) -> float:
+        return time.time()
+
+
+def dear_loop(drafter: Drafter, **settings: Any) -> DecodeLoop:
+    model = DearModel()
+    return loop_over(model, drafter, clock=model, **settings)
 
 
 def draft_model(strength: float = 1.0) -> ModelDrafter:
@@ -109,7 +124,7 @@ def drafters() -> dict[str, Drafter]:
 def test_the_output_is_distributed_as_the_targets(name, depth):
     """Three thousand seeds, with drafts of a fixed depth and with those that the depth policy cuts."""
     asked = submits("rejection", 3000, depth=depth)
-    out, rounds = decode(loop_over(DearModel(), drafters()[name]), asked)
+    out, rounds = decode(dear_loop(drafters()[name]), asked)
     drafted, accepted = sum(done.drafted for done in rounds), sum(done.accepted for done in rounds)
     assert 0.1 * drafted < accepted < 0.95 * drafted
     counts = Counter(tuple(tokens) for tokens in out.values())
@@ -139,7 +154,7 @@ def test_rejection_accepts_more_than_coupled_and_tolerance_more_than_both():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tolerance_learns_from_a_warm_up_and_says_what_it_found(temperature):
     goal = ToleranceGoal(acceptance_rate=0.8, warmup_tokens=200, max_delta=20.0)
-    loop = loop_over(DearModel(), draft_model(), tolerance=goal, running=1)
+    loop = dear_loop(draft_model(), tolerance=goal, running=1)
     kind = "sampled" if temperature else "greedy"
 
     def tolerant(count: int, last: int, *, max_tokens: int, depth: int | None = None) -> list[Submit]:
@@ -167,7 +182,7 @@ def told(loop: DecodeLoop, submit: Submit) -> float:
 
 def test_requests_that_did_not_ask_for_it_are_not_judged_tolerantly():
     """Side by side with tolerant ones, whose tolerance is known."""
-    loop = loop_over(DearModel(), draft_model(), tolerance=ToleranceGoal(0.99, 16, 5.0))
+    loop = dear_loop(draft_model(), tolerance=ToleranceGoal(0.99, 16, 5.0))
     decode(loop, submits("tolerance", 50))
     assert loop.gauges(0).tolerance_deltas
     exact = [Submit(f"x{seed}", PROMPT, 40, Sampling(float(seed % 2), seed=seed)) for seed in range(12)]

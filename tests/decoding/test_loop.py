@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from adapters.contract import DeviceLost
 from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.port import Draft
+from policies.replay.fixed import FixedDepth
 from tests.support.loops import END, alone, decode, loop_over, requests, suffix, toy
 
 
@@ -50,7 +51,8 @@ def expected() -> dict[str, list[int]]:
 @pytest.mark.parametrize("rows", [16, 256])
 def test_identity_with_target_only_decoding(expected, running, depth, rows):
     model = toy(rows=rows)
-    out, rounds = decode(loop_over(model, suffix(), running=running, depth=depth), requests(10))
+    loop = loop_over(model, suffix(), running=running, depth=depth, policy=FixedDepth(depth))
+    out, rounds = decode(loop, requests(10))
     assert out == expected
     assert model.free_blocks() == model.capabilities.total_blocks
     assert all(done.rows <= rows for done in rounds)

@@ -20,6 +20,7 @@ from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.rows import SparseRow, packed
 from orchestrator.drafting.wire import VERSION, Answer, Guess, Link, LinkLost, Turn, Welcome
 from policies.acceptance import Proposal
+from policies.replay.fixed import FixedDepth
 from tests.support.drafters import FINGERPRINT, VOCABULARY, KnowingDrafter, in_a_thread, texts_of
 from tests.support.loops import decode, loop_over, toy
 
@@ -103,7 +104,7 @@ def remote_of(drafter: RemoteDrafter) -> RemoteState:
 
 def test_without_a_process_every_round_goes_on_at_once(expected):
     with remote() as (drafter, _):
-        out, rounds = decode(loop_over(toy(), drafter), REQUESTS)
+        out, rounds = decode(loop_over(toy(), drafter, policy=FixedDepth(12)), REQUESTS)
         assert out == expected
         assert sum(done.drafted for done in rounds) == 0
         assert drafter.states()[0].state == "starting"
@@ -276,7 +277,7 @@ def test_it_is_reached_over_tcp_where_the_unix_socket_is_not(expected, texts):
     with in_a_thread(KnowingDrafter(texts), host="127.0.0.1") as door:
         far = Door([door.addresses[0] + "x", door.addresses[1]], door.key)
         with remote(far) as (drafter, _):
-            out, rounds = decode(loop_over(toy(), drafter), REQUESTS)
+            out, rounds = decode(loop_over(toy(), drafter, policy=FixedDepth(12)), REQUESTS)
             assert out == expected
             assert sum(done.accepted for done in rounds) > 100
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_profiles.cost import StepCost
+from policies.adaptive import Adaptive
 from policies.goodput import cap, curve
 from policies.measured_cost import measured
-from policies.replay.adaptive import Adaptive
 from policies.replay.batch_table import BatchTable, table_of
 from policies.replay.fixed import FixedDepth
 from policies.replay.hill_climber import HillClimber
@@ -75,7 +75,7 @@ def mixed(seed, requests):
 
 
 def adaptive():
-    return Adaptive(measured(FIT), MOST)
+    return Adaptive(measured(FIT))
 
 
 @FEW
@@ -127,8 +127,8 @@ def evenly(chances):
 class Watched(Adaptive):
     """Remembers the depth of every round, and how many tokens were committed before it."""
 
-    def __init__(self, most):
-        super().__init__(measured(FIT), most)
+    def __init__(self):
+        super().__init__(measured(FIT))
         self.depths, self.places, self.committed = [], [], 0
 
     def observed(self, now, done):
@@ -146,7 +146,7 @@ def optimum(chance, most):
 @given(st.integers(60, 200), st.sampled_from([4, 6, 8]))
 @settings(max_examples=20)
 def test_depth_is_near_its_best_ten_rounds_after_the_text_turns(before, most):
-    policy = Watched(most)
+    policy = Watched()
     replay([evenly([0.1] * before + [0.9] * 400)], policy, Costs(FIT), concurrency=1, most=most)
     turned = next(index for index, place in enumerate(policy.places) if place >= before)
     assert policy.depths[turned - 1] <= 1
@@ -156,7 +156,7 @@ def test_depth_is_near_its_best_ten_rounds_after_the_text_turns(before, most):
 @given(st.sampled_from([0.2, 0.5, 0.75, 0.9, 0.95]), st.sampled_from([4, 6, 8]))
 @settings(max_examples=15)
 def test_depth_does_not_swing_where_the_text_is_steady(chance, most):
-    policy = Watched(most)
+    policy = Watched()
     replay([evenly([chance] * 1500)], policy, Costs(FIT), concurrency=1, most=most)
     steady = policy.depths[len(policy.depths) // 2 : -most]
     assert max(steady) - min(steady) <= 1
@@ -168,7 +168,7 @@ def test_a_fit_that_is_off_is_corrected(seed, factor, concurrency):
     """Costs from another machine: what rounds take sets them right, and little is lost."""
     requests, costs = mixed(seed, 18), Costs(FIT)
     known = replay(requests, adaptive(), costs, concurrency=concurrency, most=MOST)
-    off = Adaptive(measured(FIT.scaled(factor)), MOST)
+    off = Adaptive(measured(FIT.scaled(factor)))
     found = replay(requests, off, costs, concurrency=concurrency, most=MOST)
     assert found.tokens_per_s >= 0.97 * known.tokens_per_s
 

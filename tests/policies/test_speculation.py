@@ -21,6 +21,7 @@ from policies.speculation import (
     least_chance,
     observed,
 )
+from policies.switching import active
 
 FIT = StepCost((1.0, 2.0, 8.0, 32.0, 128.0), (7.3, 7.7, 10.9, 27.0, 95.0), 0.25)
 CONFIDENCES = st.lists(st.floats(0.0, 1.0), max_size=10).map(tuple)
@@ -135,7 +136,7 @@ def test_a_drafter_that_costs_more_than_it_saves_is_not_asked(sequences):
     now = Round([Place(str(number), 8) for number in range(sequences)], sequences, 100)
     calls = 0
     for _ in range(300):
-        limits = asked(state, now)
+        limits = asked(state, now) if active(state.switch) else [0] * sequences
         calls += any(limits)
         proposals = [Proposal(limit, (0.5,) * limit) for limit in limits]
         decision = decided(state, now, proposals)

@@ -10,13 +10,16 @@ from adapters.grammar import GrammarCompiler
 from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
-from orchestrator.clock import SystemClock
+from orchestrator.clock import Clock, SystemClock
 from orchestrator.cluster.port import Round, Sampling, Submit
 from orchestrator.decoding.grammar import Grammars
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.suffix import SuffixDrafter
 from policies.acceptance import ToleranceGoal
+from policies.adaptive import Adaptive
+from policies.depth_policy import DepthPolicy
+from policies.measured_cost import TYPICAL, measured
 
 GOAL = ToleranceGoal(acceptance_rate=0.9, warmup_tokens=64, max_delta=2.0)
 
@@ -50,12 +53,15 @@ def loop_over(
     max_itl_ms: float = 0.1,
     grammars: Grammars | None = None,
     tolerance: ToleranceGoal = GOAL,
+    policy: DepthPolicy | None = None,
+    clock: Clock | None = None,
 ) -> DecodeLoop:
     """A decode loop."""
     return DecodeLoop(
         model,
         drafter,
-        SystemClock(),
+        clock or SystemClock(),
+        policy=policy or Adaptive(measured(TYPICAL)),
         max_running=running,
         max_depth=depth,
         max_itl_ms=max_itl_ms,

@@ -1,0 +1,215 @@
+"""A round's drafts: the depth policy says how many, the drafter proposes, the policy says which of them are verified,
+and both learn from what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from adapters.contract import LoadedModel
+from orchestrator.cluster.port import DrafterState
+from orchestrator.decoding.batch import Part, paid, rows_of
+from orchestrator.decoding.session import Session
+from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
+from policies.depth_policy import Asked, DepthPolicy, Done
+from policies.gain import RoundCost
+from policies.seeds import ClassKey
+from policies.speculation import Place, Proposal, Round, Times, Verdict
+
+_LOOK_EVERY = 16  # rounds, for drafters that came or came back
+
+
+class _Outcome(NamedTuple):
+    """What became of a place: drafts accepted, tokens committed, and what all of its draft could be compared with."""
+
+    accepted: int = 0
+    taken: int = 0
+    verdict: Verdict = Verdict()
+
+
+@dataclass(slots=True)
+class _Open:
+    """A round whose forward runs. `drafts` as they were proposed, also where fewer tokens are verified."""
+
+    now: Round
+    drafts: list[Draft]
+    proposals: list[Proposal]
+    depths: list[int]
+    outcomes: dict[str, _Outcome] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
+
+
+class Proposing:
+    """Drafts for one decode loop. `max_depth` bounds every request's depth."""
+
+    def __init__(self, target: LoadedModel, drafter: Drafter, policy: DepthPolicy, *, max_depth: int) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._policy = policy
+        self._max_depth = max_depth
+        self._open: _Open | None = None
+        self._rounds = self._usable = 0
+
+    def begin(self, session: Session, *, drafts: bool) -> None:
+        """A session starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
+        most = self._most(session)
+        self._policy.begin(session.key, ClassKey(session.submit.route, session.submit.user), most)
+        if drafts and most > 0 and session.depth_bound > 0:
+            self._drafter.begin(session.key, session.tokens, session.submit.sampling)
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """A session ends. `keep`: its output may help later drafts."""
+        self._drafter.end(key, keep=keep)
+        if self._open is not None:
+            self._open.ended.append(key)  # what came of its last drafts is still to be learned
+        else:
+            self._policy.end(key)
+
+    def _most(self, session: Session) -> int:
+        asked = session.submit.depth
+        return self._max_depth if asked is None else min(asked, self._max_depth)
+
+    def propose(self, parts: Sequence[Part], cost: RoundCost, last_ms: float) -> None:
+        """Give every sampling part its draft, within the rows and blocks that are left. `cost`: what rounds take
+        without drafts; `last_ms`: what the target's part of the last round took (0: not known)."""
+        self._open = None
+        deciding = [part for part in parts if part.samples]
+        if not deciding:
+            self._drafter.propose([])  # it hears that a round begins
+            return
+        now = self._round_of(parts, deciding)
+        asked = self._policy.asked(now)
+        drafts = self._drafts(parts, deciding, now, self._asks(now, asked, cost, last_ms))
+        proposals = [Proposal(len(draft.tokens), draft.confidences, any(draft.proposals)) for draft in drafts]
+        depths = _within_room(now, self._policy.decided(now, proposals))
+        for part, draft, depth in zip(deciding, drafts, depths, strict=True):
+            part.session.draft = draft.cut(depth)
+        if any(depths) and self._short_of_blocks(parts):
+            depths = [0] * len(depths)
+            for part in deciding:  # drafts never cost a running sequence its place
+                part.session.draft = NOTHING
+        self._open = _Open(now, drafts, proposals, depths)
+
+    def _round_of(self, parts: Sequence[Part], deciding: Sequence[Part]) -> Round:
+        caps, alone = self._target.capabilities, len(parts) == 1
+        room = max(0, caps.max_batch_rows - rows_of(parts, caps.paid_rows))
+        places, base_rows = [], 0
+        for part in deciding:
+            session = part.session
+            charged = paid(part, alone, caps.paid_rows)
+            free = max(0, charged - part.known)
+            most = min(self._most(session), session.depth_bound, room + free) if part.drafts else 0
+            places.append(Place(session.key, max(0, most), part.known, free, session.submit.depth is not None))
+            base_rows += charged
+        filling_rows = sum(part.known for part in parts if part.fills)
+        context_tokens = sum(part.session.cached for part in deciding) / len(deciding)
+        return Round(places, base_rows, room, context_tokens, caps.static_widths, filling_rows)
+
+    def _asks(self, now: Round, asked: Asked, cost: RoundCost, last_ms: float) -> list[Ask]:
+        return [
+            Ask(
+                place.key,
+                min(limit, place.most),
+                0.0 if place.fixed else asked.least,
+                None if place.fixed else cost.known_ms,
+                cost.row_ms,
+                place.free,
+                last_ms=last_ms,
+                cheap_only=asked.cheap_only and not place.fixed,
+            )
+            for place, limit in zip(now.places, asked.limits, strict=True)
+        ]
+
+    def _drafts(self, parts: Sequence[Part], deciding: Sequence[Part], now: Round, asks: Sequence[Ask]) -> list[Draft]:
+        """Return a draft for each deciding part, as its rules make it: what they force is drafted without an ask."""
+        withheld = self._withheld(parts, deciding, now)
+        asking = [ask for ask in asks if ask.limit > 0 and ask.key not in withheld]
+        proposed = dict(zip([ask.key for ask in asking], self._drafter.propose(asking), strict=True))
+        drafts = []
+        for part, place in zip(deciding, now.places, strict=True):
+            draft = proposed.get(place.key, NOTHING).within(self._target.spec.vocabulary_size)
+            rules = part.session.rules
+            if rules is not None and place.most > 0 and place.key not in withheld:
+                draft = rules.draft(draft, place.most)
+            drafts.append(draft.cut(place.most))
+        return drafts
+
+    def _withheld(self, parts: Sequence[Part], deciding: Sequence[Part], now: Round) -> set[str]:
+        """Return who would draw drafts for which there may be no block: once drawn, a draft is verified."""
+        drawing = {part.session.key for part in deciding if part.session.submit.sampling.draws_drafts}
+        if not drawing:
+            return drawing
+        for part, place in zip(deciding, now.places, strict=True):
+            part.session.draft = Draft((0,) * place.most)
+        short = self._short_of_blocks(parts)
+        for part in deciding:
+            part.session.draft = NOTHING
+        return drawing if short else set()
+
+    def _short_of_blocks(self, parts: Sequence[Part]) -> bool:
+        return self._target.blocks_needed([part.segment() for part in parts]) > self._target.free_blocks()
+
+    def judged(self, session: Session, accepted: int, taken: Sequence[int]) -> None:
+        """The verdict on a session's draft: so many of its tokens were accepted, and these were committed."""
+        self._drafter.extend(session.key, taken)
+        if self._open is not None:
+            index = next(at for at, place in enumerate(self._open.now.places) if place.key == session.key)
+            verdict = _compared(session, self._open.drafts[index], accepted, taken)
+            self._open.outcomes[session.key] = _Outcome(accepted, len(taken), verdict)
+
+    def settle(self, verify_ms: float, draft_ms: float) -> None:
+        """The round is over, after so long for drafting and for all the rest of it: the policy learns from it."""
+        done, self._open = self._open, None
+        if done is None:
+            return
+        outcomes = [done.outcomes.get(place.key, _Outcome()) for place in done.now.places]
+        times = Times(verify_ms, draft_ms) if done.now.filling_rows == 0 and verify_ms > 0.0 else None
+        self._policy.observed(
+            done.now,
+            Done(
+                done.proposals,
+                done.depths,
+                [outcome.accepted for outcome in outcomes],
+                [outcome.verdict for outcome in outcomes],
+                times,
+                sum(outcome.taken for outcome in outcomes),
+            ),
+        )
+        for key in done.ended:
+            self._policy.end(key)
+        self._rounds += 1
+        if self._rounds % _LOOK_EVERY == 0:
+            before, self._usable = self._usable, sum(state.state == "ok" for state in self._drafter.states())
+            if self._usable > before:
+                self._policy.renewed()
+
+    def memory_bytes(self) -> int:
+        """What the drafter remembers, running sequences excluded; an estimate."""
+        return self._drafter.memory_bytes()
+
+    def states(self) -> list[DrafterState]:
+        """Return the effective state of each drafter."""
+        return self._drafter.states()
+
+
+def _within_room(now: Round, depths: Sequence[int]) -> list[int]:
+    """Return depths that the forward has rows for, whatever a policy chose: first come, first served."""
+    left, found = now.room, []
+    for place, depth in zip(now.places, depths, strict=True):
+        found.append(min(depth, place.free + left))
+        left -= max(0, found[-1] - place.free)
+    return found
+
+
+def _compared(session: Session, draft: Draft, accepted: int, taken: Sequence[int]) -> Verdict:
+    """Return what is known of a draft's tokens. Where the target's choice does not depend on drafts, those that were
+    not verified are compared with what it went on to choose."""
+    if session.submit.sampling.rule not in ("greedy", "coupled"):
+        return Verdict(accepted, min(len(session.draft.tokens), accepted + 1))
+    right = 0
+    for token, chosen in zip(draft.tokens, taken, strict=False):
+        if token != chosen:
+            break
+        right += 1
+    return Verdict(right, min(len(draft.tokens), len(taken), right + 1))

@@ -1,0 +1,61 @@
+"""This project's depth policy: policies.speculation behind the interface that the decode loop and the replay share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.depth import GAINS, Gains
+from policies.depth_policy import Asked, Done
+from policies.measured_cost import MeasuredCost
+from policies.seeds import ClassKey
+from policies.speculation import (
+    Decision,
+    Proposal,
+    Round,
+    Speculation,
+    asked,
+    begun,
+    decided,
+    ended,
+    least_chance,
+    observed,
+)
+from policies.switching import ON, active
+
+
+class Adaptive:
+    """See policies.speculation. `cost`: what is known of rounds before the first."""
+
+    name = "adaptive"
+
+    def __init__(self, cost: MeasuredCost, gains: Gains = GAINS) -> None:
+        self.state = Speculation(cost, gains)
+        self._decision = Decision([], [])
+
+    def begin(self, key: str, of: ClassKey, most: int) -> None:
+        """See the port."""
+        self.state = begun(self.state, key, of, most)
+
+    def end(self, key: str) -> None:
+        """See the port."""
+        self.state = ended(self.state, key)
+
+    def renewed(self) -> None:
+        """See the port."""
+        self.state = self.state._replace(switch=ON)
+
+    def asked(self, now: Round) -> Asked:
+        """See the port."""
+        return Asked(asked(self.state, now), least_chance(self.state, now), not active(self.state.switch))
+
+    def decided(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+        """See the port."""
+        self._decision = decided(self.state, now, proposals)
+        return self._decision.depths
+
+    def observed(self, now: Round, done: Done) -> None:
+        """See the port."""
+        decision = self._decision._replace(depths=list(done.depths))
+        self.state = observed(
+            self.state, now, done.proposals, decision, done.verdicts, times=done.times, tokens_made=done.tokens
+        )
