@@ -21,11 +21,14 @@ from orchestrator.decoding.engine import DecodeEngine, Loaded
 from orchestrator.decoding.grammar import Grammars
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
+from orchestrator.measuring.quick import quick_cost
 from policies.adaptive import Adaptive
 from policies.depth_policy import DepthPolicy
 from policies.measured_cost import TYPICAL, measured
 
 Emit = Callable[[Event], None]
+
+_MEASURING_S = 0.4
 
 
 def build_engine(options: dict[str, Any]) -> DecodeEngine:
@@ -37,12 +40,16 @@ def build_engine(options: dict[str, Any]) -> DecodeEngine:
 def build_loop(
     target: Target, options: EngineOptions, drafter: Drafter | None, policy: DepthPolicy | None = None
 ) -> DecodeLoop:
-    """Return a decode loop over a loaded target. `policy`: where it is not to be the adaptive one."""
+    """Return a decode loop over a loaded target. `policy`: where it is not to be the adaptive one, which begins with
+    what a few forwards take. Raises what forwards raise."""
+    if policy is None:
+        known = quick_cost(target.model, SystemClock(), budget_s=_MEASURING_S) if drafter is not None else None
+        policy = Adaptive(measured(known or TYPICAL))
     return DecodeLoop(
         target.model,
         drafter,
         SystemClock(),
-        policy=Adaptive(measured(TYPICAL)) if policy is None else policy,
+        policy=policy,
         max_running=options.max_running,
         max_depth=options.max_depth,
         max_itl_ms=options.max_itl_ms,

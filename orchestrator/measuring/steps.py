@@ -124,8 +124,8 @@ def _varying(model: LoadedModel, lengths: Sequence[int], clock: Clock) -> float:
             batch = _batch(model, point)
             if rows * len(slots) > model.capabilities.max_batch_rows or _lacks_room(model, batch):
                 continue
-            changed.append(_forward_ms(model, batch, clock))
-            same += [_forward_ms(model, batch, clock) for _ in range(2)]
+            changed.append(forward_ms(model, batch, clock))
+            same += [forward_ms(model, batch, clock) for _ in range(2)]
         if changed:
             ratios.append(_undisturbed(changed) / _undisturbed(same))
     return max(1.0, sum(ratios) / len(ratios)) if ratios else 1.0
@@ -133,7 +133,7 @@ def _varying(model: LoadedModel, lengths: Sequence[int], clock: Clock) -> float:
 
 def _batch(model: LoadedModel, point: _Point) -> list[Segment]:
     return [
-        _segment(model, slot, start, point.rows, prompt=point.prompt)
+        segment(model, slot, start, point.rows, prompt=point.prompt)
         for slot, start in zip(point.slots, point.starts, strict=True)
     ]
 
@@ -175,7 +175,7 @@ def _fill(model: LoadedModel, lengths: Sequence[int], clock: Clock, progress: On
         progress("fill the cache", slot / len(lengths))
         for start in range(0, length, chunk):
             rows = min(chunk, length - start)
-            ms = _forward_ms(model, [_segment(model, slot, start, rows, prompt=True)], clock)
+            ms = forward_ms(model, [segment(model, slot, start, rows, prompt=True)], clock)
             if start or rows == chunk or not slot:
                 samples.append(StepSample((rows,), (start,), ms))
     return samples
@@ -214,15 +214,15 @@ def _visit(model: LoadedModel, point: _Point, clock: Clock) -> list[float]:
     batch = _batch(model, point)
     if _lacks_room(model, batch):
         return []
-    first = _forward_ms(model, batch, clock)
+    first = forward_ms(model, batch, clock)
     count = 2 if first <= _CHEAP_MS else 1
-    found = [first] if first > _LONG_MS else [_forward_ms(model, batch, clock) for _ in range(count)]
+    found = [first] if first > _LONG_MS else [forward_ms(model, batch, clock) for _ in range(count)]
     if point.prompt and not point.starts[0]:
         model.release(point.slots[0])
     return found
 
 
-def _segment(model: LoadedModel, slot: int, start: int, rows: int, *, prompt: bool) -> Segment:
+def segment(model: LoadedModel, slot: int, start: int, rows: int, *, prompt: bool) -> Segment:
     """Return rows of a text that has no meaning. A chunk of a prompt wants its last row, decoding wants all."""
     size = model.spec.vocabulary_size
     tokens = [(7 * place * place + 11 * place + 31 * slot + 3) % size for place in range(start, start + rows)]
@@ -230,7 +230,8 @@ def _segment(model: LoadedModel, slot: int, start: int, rows: int, *, prompt: bo
     return Segment(slot, start, tokens, (rows - 1, rows) if prompt else (0, rows), apart)
 
 
-def _forward_ms(model: LoadedModel, batch: Sequence[Segment], clock: Clock) -> float:
+def forward_ms(model: LoadedModel, batch: Sequence[Segment], clock: Clock) -> float:
+    """Return what a forward took, by the clock on the wall."""
     started = clock.monotonic_s()
     model.forward(batch)
     return (clock.monotonic_s() - started) * MS_PER_S
