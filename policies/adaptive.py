@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from policies.depth import GAINS, Gains
 from policies.depth_policy import Asked, Done
 from policies.measured_cost import MeasuredCost
+from policies.same_rows import SameRows
 from policies.seeds import ClassKey
 from policies.speculation import (
     Decision,
@@ -22,6 +23,8 @@ from policies.speculation import (
 )
 from policies.switching import ON, active
 
+_USUAL_ROWS = 4
+
 
 class Adaptive:
     """See policies.speculation. `cost`: what is known of rounds before the first."""
@@ -29,7 +32,8 @@ class Adaptive:
     name = "adaptive"
 
     def __init__(self, cost: MeasuredCost, gains: Gains = GAINS) -> None:
-        self.state = Speculation(cost, gains)
+        change_ms = (cost.fit.varying - 1.0) * cost.ms(_USUAL_ROWS)
+        self.state = Speculation(cost, gains, same=SameRows(change_ms=change_ms))
         self._decision = Decision([], [])
 
     def begin(self, key: str, of: ClassKey, most: int) -> None:

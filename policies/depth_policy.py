@@ -54,7 +54,8 @@ class DepthPolicy(Protocol):
         ...
 
     def decided(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
-        """Return how many of the proposed tokens to verify."""
+        """Return how many of the proposed tokens to verify. Where that is more than were proposed, the rest is filled
+        up with any tokens, for the number of rows."""
         ...
 
     def observed(self, now: Round, done: Done) -> None:

@@ -86,11 +86,22 @@ def shared_out(
     `reaches[s]`: the chances of the tokens of sequence s (falling). The first `free[s]` take no row. `added_ms[i]`:
     what row i beyond those that are run anyway adds; there are no more rows than that.
     """
+    offers = offered(reaches, free)
+    return given(reaches, free, offers, worth_taking(offers, added_ms, value))
+
+
+def offered(reaches: Sequence[Sequence[float]], free: Sequence[int]) -> list[float]:
+    """Return the chances of all tokens that take a row, the best first."""
     if any(free):
         offers = [chance for chances, none in zip(reaches, free, strict=True) for chance in chances[none:]]
     else:
         offers = list(chain.from_iterable(reaches))
     offers.sort(reverse=True)
+    return offers
+
+
+def worth_taking(offers: Sequence[float], added_ms: Sequence[float], value: float) -> int:
+    """Return how many of the offers to take, the best first."""
     best = total = 0.0
     taken = 0
     for index, (chance, row_ms) in enumerate(zip(offers, added_ms, strict=False), start=1):
@@ -99,6 +110,11 @@ def shared_out(
         total += chance - value * row_ms
         if total > best:
             best, taken = total, index
+    return taken
+
+
+def given(reaches: Sequence[Sequence[float]], free: Sequence[int], offers: Sequence[float], taken: int) -> list[int]:
+    """Return the depths of the free tokens and the first `taken` offers."""
     least = offers[taken - 1] if taken else _NEVER
     equal = taken - bisect_left(offers, -least, 0, taken, key=neg)  # of equal tokens the first sequences' are taken
     depths: list[int] = []

@@ -16,13 +16,22 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from policies import depth as pid
-from policies import measured_cost, odds, positions, seeds, switching
+from policies import measured_cost, odds, positions, same_rows, seeds, switching
 from policies.depth import GAINS, Gains, Limits, Pid
-from policies.goodput import LEAST_CHANCE, floor_of, reach, shared_out, shared_out_in_widths
+from policies.goodput import (
+    LEAST_CHANCE,
+    floor_of,
+    given,
+    offered,
+    reach,
+    shared_out_in_widths,
+    worth_taking,
+)
 from policies.measured_cost import MeasuredCost
 from policies.odds import Odds
 from policies.positions import Positions
 from policies.rows import filled
+from policies.same_rows import SameRows
 from policies.seeds import ClassKey, Course, Seed
 from policies.switching import ON, Switch
 
@@ -72,12 +81,14 @@ class Proposal(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """`depths[s]`: tokens of draft s to verify. `reaches[s]`: the chances of its tokens, all before included, as far
-    as they were looked at: its first one at least. `forced`: some request fixed its depth."""
+    """`depths[s]`: tokens of draft s to verify; where it has fewer, the rest is filled up with any tokens, so that the
+    forward has as many rows as the one before. `reaches[s]`: the chances of its tokens, all before included, as far
+    as they were looked at: its first one at least. `forced`: some request fixed its depth. `given_up`: see SameRows."""
 
     depths: list[int]
     reaches: list[list[float]]
     forced: bool = False
+    given_up: float = 0.0
 
 
 class Verdict(NamedTuple):
@@ -120,6 +131,7 @@ class Speculation(NamedTuple):
     draft_ms: float = 0.0
     step_ms: float = 0.0
     rounds: int = 0
+    same: SameRows = SameRows()
 
 
 def begun(state: Speculation, key: str, of: ClassKey, most: int) -> Speculation:
@@ -201,7 +213,7 @@ def decided(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> De
                 chances = reach(believed, request.odds.factor, most, free or 1, floor)
         longest += len(chances)
         reaches.append(chances)
-    if not longest:
+    if not longest and now.widths:
         return Decision([0] * len(reaches), reaches, forced)
     bids = reaches
     if drawn:
@@ -212,10 +224,33 @@ def decided(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> De
     if now.widths:
         added_ms = state.cost.added_ms(before, now.room, len(reaches), now.context_tokens)
         depths = shared_out_in_widths(bids, [place.known for place in now.places], now.widths, added_ms, value)
-    else:
-        added_ms = state.cost.added_ms(before, min(now.room, longest), len(reaches), now.context_tokens)
-        depths = shared_out(bids, [place.free for place in now.places], added_ms, value)
-    return Decision(depths, reaches, forced)
+        return Decision(depths, reaches, forced)
+    most = min(now.room, max(longest, state.same.last - before))
+    added_ms = state.cost.added_ms(before, most, len(reaches), now.context_tokens) if most > 0 else []
+    paid_for = [place.free for place in now.places]
+    offers = offered(bids, paid_for)
+    best = worth_taking(offers, added_ms, value)
+    taken, filling, given_up = same_rows.kept(state.same, before, offers, added_ms, value, best)
+    depths = given(bids, paid_for, offers, taken)
+    if filling and not _filled_up(now, depths, filling):
+        depths, given_up = given(bids, paid_for, offers, best), 0.0
+    return Decision(depths, reaches, forced, given_up)
+
+
+def _filled_up(now: Round, depths: list[int], filling: int) -> bool:
+    """Make drafts longer by so many tokens in all, where they may be. False: they may not, and are as they were."""
+    room = [
+        0 if place.fixed else place.most - max(depth, place.free)
+        for place, depth in zip(now.places, depths, strict=True)
+    ]
+    if sum(room) < filling:
+        return False
+    for index, more in enumerate(room):
+        count = min(more, filling)
+        if count > 0:
+            depths[index] = max(depths[index], now.places[index].free) + count
+            filling -= count
+    return True
 
 
 def _worth_drawing(
@@ -256,7 +291,9 @@ def observed(
         judged = max(decision.depths[index], compared)
         requests[place.key] = _moved(request, state.gains, chances[:judged], accepted, compared)
     if times is None:
-        return state._replace(requests=requests, usual=usual, rounds=state.rounds + 1)
+        rows = now.filling_rows + now.base_rows + added_rows(now, decision.depths)
+        same = same_rows.observed(state.same, rows, 0.0, None)
+        return state._replace(requests=requests, usual=usual, rounds=state.rounds + 1, same=same)
     drafted = max((proposal.tokens for proposal in proposals), default=0) if times.draft_ms else 0
     return _timed(state, now, requests, usual, decision, drafted, times, tokens_made)
 
@@ -300,9 +337,17 @@ def _timed(
     """Return what is known of costs and of what speculation gains after a round."""
     sequences = len(now.places)
     rows = now.base_rows + added_rows(now, decision.depths)
+    expected_ms = state.cost.ms(rows, sequences, now.context_tokens)
+    change_ms = max(0.0, state.same.change_ms) if rows != state.same.last else 0.0
     cost = measured_cost.observed(
-        state.cost, times.forward_ms, rows=rows, sequences=sequences, context_tokens=now.context_tokens
+        state.cost,
+        times.forward_ms * expected_ms / (expected_ms + change_ms),
+        rows=rows,
+        sequences=sequences,
+        context_tokens=now.context_tokens,
     )
+    over_ms = min(times.forward_ms - expected_ms, expected_ms) if state.cost.seen else None
+    same = same_rows.observed(state.same, rows, decision.given_up, over_ms)
     spent_ms = times.forward_ms + times.draft_ms
     gain = tokens / sequences * cost.ms(now.base_rows, sequences, now.context_tokens) / spent_ms
     draft_ms, step_ms, switch = state.draft_ms, state.step_ms, state.switch
@@ -317,7 +362,7 @@ def _timed(
     elif not decision.forced and (switch.trial or times.draft_ms > _NOTICED * times.forward_ms):
         switch = switching.speculated(switch, gain, spent_ms)
     return Speculation(
-        cost, state.gains, requests, state.seeds, usual, switch, mean, draft_ms, step_ms, state.rounds + 1
+        cost, state.gains, requests, state.seeds, usual, switch, mean, draft_ms, step_ms, state.rounds + 1, same
     )
 
 

@@ -203,15 +203,16 @@ class DecodeLoop:
         self._retire(session, keep=False)
 
     def _count(self, session: Session, judged: Verdict, tally: Tally) -> None:
-        drafted = len(session.draft.tokens)
+        drafted = session.draft.guessed
+        accepted = min(judged.accepted, drafted)
         if session.first_token_s == 0.0:
             session.first_token_s = self._clock.monotonic_s()
         session.steps += 1
         session.draft_steps += drafted > 0
         session.drafted += drafted
-        session.accepted += judged.accepted
-        tally.add(drafted, judged.accepted, session.submit.sampling.rule)
-        self._by_drafter.add(session.draft, judged.accepted)
+        session.accepted += accepted
+        tally.add(drafted, accepted, session.submit.sampling.rule)
+        self._by_drafter.add(session.draft, accepted)
 
     def gauges(self, rss_bytes: int, peak_rss_bytes: int = 0) -> Gauges:
         """Return the state between rounds."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from adapters.contract import LoadedModel
-from orchestrator.cluster.port import DrafterState
+from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.decoding.batch import Part, paid, rows_of
 from orchestrator.decoding.session import Session
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
@@ -84,7 +84,7 @@ class Proposing:
         proposals = [Proposal(len(draft.tokens), draft.confidences, any(draft.proposals)) for draft in drafts]
         depths = _within_room(now, self._policy.decided(now, proposals))
         for part, draft, depth in zip(deciding, drafts, depths, strict=True):
-            part.session.draft = draft.cut(depth)
+            part.session.draft = _filled_up(part.session, draft.cut(depth), depth)
         if any(depths) and self._short_of_blocks(parts):
             depths = [0] * len(depths)
             for part in deciding:  # drafts never cost a running sequence its place
@@ -200,6 +200,13 @@ def _within_room(now: Round, depths: Sequence[int]) -> list[int]:
         found.append(min(depth, place.free + left))
         left -= max(0, found[-1] - place.free)
     return found
+
+
+def _filled_up(session: Session, draft: Draft, count: int) -> Draft:
+    """Return the draft with so many tokens. A tolerant judge might accept one that nobody proposed: it gets none."""
+    if len(draft.tokens) >= count or session.submit.sampling.rule == "tolerance":
+        return draft
+    return draft.filled_up(count, session.tokens[-1])
 
 
 def _compared(session: Session, draft: Draft, accepted: int, taken: Sequence[int]) -> Verdict:

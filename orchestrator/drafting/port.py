@@ -15,6 +15,7 @@ class Draft:
     """Proposed tokens; `confidences[i]` estimates the chance that token i is accepted if all before it are.
 
     `drafter` names whose tokens they are ("": nobody's). The last `forced` of them are not: a grammar added them.
+    Behind those, `filling` tokens are nobody's guess: they keep the number of rows of a forward.
     `proposals[i]` is what token i was drawn from; None, or no entry, where it was not drawn. The confidence of a drawn
     token must not depend on the token (see policies/acceptance/proposal).
     """
@@ -24,11 +25,24 @@ class Draft:
     drafter: str = ""
     forced: int = 0
     proposals: tuple[Proposal | None, ...] = ()
+    filling: int = 0
+
+    @property
+    def guessed(self) -> int:
+        """How many tokens somebody proposed: all but the filling."""
+        return len(self.tokens) - self.filling
 
     @property
     def own(self) -> int:
-        """How many tokens are the drafter's: all but those that a grammar added."""
-        return len(self.tokens) - self.forced
+        """How many tokens are the drafter's: all but those that a grammar added, and the filling."""
+        return self.guessed - self.forced
+
+    def filled_up(self, count: int, token: int) -> Draft:
+        """Return the draft with so many tokens, the missing ones filling."""
+        missing = count - len(self.tokens)
+        if missing <= 0:
+            return self
+        return replace(self, tokens=(*self.tokens, *(token,) * missing), filling=missing)
 
     def cut(self, count: int) -> Draft:
         """Return the draft's first `count` tokens with all that belongs to them."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import median
+
 from adapters.contract import LoadedModel
 from device_profiles.cost import StepCost
 from device_profiles.curve_fit import StepSample, fit_steps
@@ -21,8 +24,9 @@ def quick_cost(model: LoadedModel, clock: Clock, *, budget_s: float) -> StepCost
     caps = model.capabilities
     until_s = clock.monotonic_s() + budget_s
     taken: dict[tuple[int, int], list[float]] = {}
+    changed: list[float] = []
     held = 0
-    for _ in range(_PASSES):
+    for number in range(_PASSES):
         for shape in _SHAPES:
             sequences, rows = shape
             if clock.monotonic_s() > until_s:
@@ -36,11 +40,14 @@ def quick_cost(model: LoadedModel, clock: Clock, *, budget_s: float) -> StepCost
             if filling:
                 model.forward(filling)
                 held = sequences
-            ms = forward_ms(model, batch, clock)
+            first_ms, ms = forward_ms(model, batch, clock), forward_ms(model, batch, clock)
             taken.setdefault(shape, []).append(ms)
+            if number and sequences == 1:
+                changed.append(first_ms / ms)
     for slot in range(held):
         model.release(slot)
-    return _fitted(model, taken)
+    cost = _fitted(model, taken)
+    return None if cost is None else replace(cost, varying=max(1.0, median(changed or [1.0])))
 
 
 def _fitted(model: LoadedModel, taken: dict[tuple[int, int], list[float]]) -> StepCost | None:
