@@ -131,6 +131,9 @@ def _submit(
         logprobs=request.wanted_logprobs,
         prompt_logprobs=isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None,
         grammar=_grammar(request),
+        route="/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions",
+        user=request.user,
+        most_depth=request.speculative_config.max_speculative_tokens if request.speculative_config else None,
     )
 
 

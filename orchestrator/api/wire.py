@@ -17,12 +17,13 @@ MAX_STOPS = 16
 MAX_CHOICES = 16
 MAX_BIASES = 1024
 TOP_LOGPROBS = 20
+MAX_USER_TAG = 512
+_BOUND = "speculative_config.max_speculative_tokens"
 
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 
 # Fields of OpenAI's API that do not change the tokens: accepted and not used.
 _HARMLESS = {
-    "user",
     "metadata",
     "store",
     "service_tier",
@@ -64,12 +65,21 @@ class StreamOptions(Body):
 
 
 class SpeculativeConfig(Body):
-    """Speculation of one request: `method` "off" is plain decoding, `num_speculative_tokens` fixes the depth,
-    `acceptance` is the rule by which drafts become output."""
+    """Speculation of one request: `method` "off" is plain decoding, "auto" leaves the depth to the policy,
+    `num_speculative_tokens` fixes it, `max_speculative_tokens` bounds what the policy chooses, `acceptance` is the rule
+    by which drafts become output."""
 
     method: Literal["auto", "off"] = "auto"
     num_speculative_tokens: int | None = Field(default=None, ge=0, le=64)
+    max_speculative_tokens: int | None = Field(default=None, ge=0, le=64)
     acceptance: Acceptance | None = None
+
+    @model_validator(mode="after")
+    def _one_wish(self) -> SpeculativeConfig:
+        if self.num_speculative_tokens is not None and self.max_speculative_tokens is not None:
+            text = "'{field}' bounds a depth that 'num_speculative_tokens' fixes: send one of them"
+            raise PydanticCustomError("invalid_combination", text, {"field": _BOUND})
+        return self
 
 
 class JsonSchema(Body):
@@ -124,6 +134,7 @@ class Generation(Body):
     stop_token_ids: list[int] = Field(default=[], max_length=64)
     ignore_eos: bool = False
     timeout_s: float | None = Field(default=None, gt=0.0, le=86_400.0)
+    user: str = Field(default="", max_length=MAX_USER_TAG)
     min_tokens: int = Field(default=0, ge=0)
     response_format: ResponseFormat | None = None
     stream: bool = False

@@ -31,9 +31,9 @@ class Grammar(msgspec.Struct, frozen=True):
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Decode from `prompt + committed` until a stop token or `max_tokens` (committed ones included).
 
-    `max_tokens` 0 only reads the prompt. `depth`: None lets the policy choose, 0 switches every drafter off, k
-    bounds the depth. No stop token is chosen before `min_tokens` tokens. `logprobs` (0 or more) asks for the
-    log-probability of each token and of that many likeliest; `prompt_logprobs` for the prompt's too. The output
+    `max_tokens` 0 only reads the prompt. `depth`: None lets the policy choose, up to `most_depth` where that is given;
+    0 switches every drafter off, k fixes it. No stop token is chosen before `min_tokens` tokens. `logprobs` (0 or more)
+    asks for the log-probability of each token and of as many likeliest; `prompt_logprobs` for the prompt's too. Output
     keeps to `grammar` and ends ("stop") where that lets nothing follow. `timeout_s` bounds the whole request, its
     waiting included; 0 is no bound. Control keeps it, workers do not look at it. `route` and `user` (the request's tag)
     are the class of which its drafts are expected to be like others'.
@@ -53,6 +53,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     grammar: Grammar | None = None
     route: str = ""
     user: str = ""
+    most_depth: int | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

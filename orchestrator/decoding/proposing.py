@@ -67,7 +67,8 @@ class Proposing:
             self._policy.end(key)
 
     def _most(self, session: Session) -> int:
-        asked = session.submit.depth
+        submit = session.submit
+        asked = submit.most_depth if submit.depth is None else submit.depth
         return self._max_depth if asked is None else min(asked, self._max_depth)
 
     def propose(self, parts: Sequence[Part], cost: RoundCost, last_ms: float) -> None:

@@ -205,6 +205,18 @@ REFUSED: list[tuple[dict[str, Any], int, str | None]] = [
         400,
         "speculative_config.num_speculative_tokens",
     ),
+    (
+        {"speculative_config": {"max_speculative_tokens": 65}},
+        400,
+        "speculative_config.max_speculative_tokens",
+    ),
+    (
+        {"speculative_config": {"num_speculative_tokens": 2, "max_speculative_tokens": 3}},
+        400,
+        "speculative_config.max_speculative_tokens",
+    ),
+    ({"user": 5}, 400, "user"),
+    ({"user": "x" * 513}, 400, "user"),
 ]
 
 

@@ -37,6 +37,18 @@ async def test_sampling_seed_depth_and_stops_reach_the_worker():
     assert submit.stop_tokens == [7, EOS]
 
 
+async def test_what_a_class_of_requests_has_in_common_reaches_the_worker():
+    control = ScriptedControl()
+    async with client_of(app_over(control)) as client:
+        await client.completions.create(
+            **ASK, user="ada", extra_body={"speculative_config": {"max_speculative_tokens": 3}}
+        )
+        await client.chat.completions.create(**CHAT)
+    first, second = control.submits
+    assert (first.route, first.user, first.depth, first.most_depth) == ("/v1/completions", "ada", None, 3)
+    assert (second.route, second.user, second.depth, second.most_depth) == ("/v1/chat/completions", "", None, None)
+
+
 @pytest.mark.parametrize(
     ("config", "depth"),
     [(None, None), ({"method": "auto"}, None), ({"method": "off"}, 0), ({"num_speculative_tokens": 0}, 0)],

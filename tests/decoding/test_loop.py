@@ -105,6 +105,8 @@ def test_a_request_bounds_its_own_depth_and_off_reaches_every_drafter():
         if depth == 0:
             assert sum(done.drafted for done in rounds) == 0
             assert loop.gauges(0).drafter_bytes == 0
+        _, rounds = decode(loop_over(toy(), suffix()), requests(3, most_depth=depth))
+        assert max(len(done.accepted_per_position) for done in rounds) <= depth
     _, rounds = decode(loop_over(toy(), suffix(), depth=2), requests(3, depth=9))
     assert max(len(done.accepted_per_position) for done in rounds) <= 2
 
