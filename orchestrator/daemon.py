@@ -76,7 +76,11 @@ class Daemon:
             build_cluster(self._config),
             targets,
             ControlLimits(
-                limits.max_running, limits.max_waiting, self._config.cluster.max_restarts, limits.request_timeout_s
+                limits.max_running,
+                limits.max_waiting,
+                self._config.cluster.max_restarts,
+                limits.request_timeout_s,
+                self._config.speculation.min_speculative_tokens,
             ),
             self._clock,
             drafts=drafts,

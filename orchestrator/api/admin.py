@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from orchestrator.api import errors
+from orchestrator.api import errors, speculation_admin
 from orchestrator.api.acceptance import AcceptanceBounds
-from orchestrator.control.port import Control, DraftView, ReplicaView, Totals
+from orchestrator.control.port import AdminControl, DraftView, ReplicaView, Totals
 
 
 def create_admin_app(
-    control: Control,
+    control: AdminControl,
     api_url: str,
     version: str,
     bounds: AcceptanceBounds,
@@ -25,6 +25,7 @@ def create_admin_app(
     `running_plan` the plan that runs, as plain data."""
     app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
     errors.install(app)
+    speculation_admin.install(app, control)
 
     @app.get("/admin/status")
     async def status() -> dict[str, Any]:
@@ -45,6 +46,7 @@ def create_admin_app(
             "drafts": [draft_of(draft) for draft in view.drafts],
             "replicas": [replica_of(replica) for replica in view.replicas],
             "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
+            "speculation": speculation_admin.shown(view),
         }
 
     @app.get("/admin/plan")

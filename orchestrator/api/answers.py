@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from policies.acceptance import Rule
+from policies.wishes import Scope
 
 
 class Answered(BaseModel):
@@ -78,6 +79,18 @@ class Usage(Answered):
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails(cached_tokens=0)
 
 
+class EffectiveSpeculation(Answered):
+    """What held for this request, in the words of `speculative_config`: a depth that is fixed
+    (`num_speculative_tokens`), or a bound on what the policy chooses. `by`: whose word it was; `cut`: the operator's
+    bounds changed it. Of several choices: the first's."""
+
+    method: Literal["auto", "off"]
+    num_speculative_tokens: int | None
+    max_speculative_tokens: int | None
+    by: Scope
+    cut: bool
+
+
 class SpeculativeDecoding(Answered):
     """What speculation did for this request. `acceptance` is the rule by which drafts became output; "tolerance" may
     change it. `tolerance_delta`, in nats: what drafts were judged with last; null while nothing is lost."""
@@ -89,6 +102,7 @@ class SpeculativeDecoding(Answered):
     num_accepted_draft_tokens: int
     acceptance: Rule
     tolerance_delta: float | None
+    effective: EffectiveSpeculation | None
 
 
 class RequestMetrics(Answered):

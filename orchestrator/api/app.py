@@ -163,13 +163,14 @@ class Api:
                     return follow.gone()
                 options = body.stream_options or StreamOptions()
                 events = self._events(envelope, first, pieces, choices, follow, options)
-                return EventStream(events, pieces, follow.gone, envelope.headers)
+                return EventStream(events, pieces, follow.gone, envelope.headers(choices[0].answer))
             found = await unless_gone(request.receive, _collect(pieces))
             if found is None:
                 return follow.gone()
         follow.wrote(*found)
         follow.ended(HTTPStatus.OK)
-        return json_response(envelope.whole(found, cost_of(choices)), envelope.headers)
+        cost = cost_of(choices)
+        return json_response(envelope.whole(found, cost), envelope.headers(cost))
 
     def _envelope(
         self, kind: Kind, body: CompletionRequest | ChatRequest, submit: Submit, tokenizer: TokenizerPort

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.acceptance import HEADER
 from orchestrator.api.logprobs import ScoredToken
+from orchestrator.api.speculation import headers_of, told
 from orchestrator.api.streaming import Answer, Piece
 from orchestrator.api.tool_stream import whole_calls
 from policies.acceptance import Rule
@@ -125,10 +126,9 @@ class Envelope:
         usage = {**self._usage(answer.tokens), "prompt_tokens_details": {"cached_tokens": cached}}
         return {"usage": usage, "metrics": _metrics(answer, self._rule)}
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """What the answer's headers say of it."""
-        return {HEADER: self._rule}
+    def headers(self, answer: Answer) -> dict[str, str]:
+        """Return what the answer's headers say of it, once its first piece is there."""
+        return {HEADER: self._rule, **headers_of(answer.speculation)}
 
 
 def _metrics(answer: Answer, rule: Rule) -> dict[str, Any]:
@@ -148,6 +148,7 @@ def _metrics(answer: Answer, rule: Rule) -> dict[str, Any]:
             "num_accepted_draft_tokens": stats.accepted,
             "acceptance": rule,
             "tolerance_delta": stats.tolerance_delta if stats.tolerance_delta >= 0.0 else None,
+            "effective": told(answer.speculation),
         }
     return found
 

@@ -14,6 +14,7 @@ from orchestrator.api.logprobs import Echo, ScoredToken
 from orchestrator.api.port import StreamDecoder
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import DEADLINE, Delta, RequestStats, TokenScore
+from policies.wishes import Effective
 
 
 class TextAssembler:
@@ -88,7 +89,8 @@ class TextAssembler:
 
 @dataclass(slots=True)
 class Answer:
-    """One answer while it grows. Times are seconds of the clock; `tokens` counts up to the end or the stop."""
+    """One answer while it grows. Times are seconds of the clock; `tokens` counts up to the end or the stop;
+    `speculation` holds for it (of several: for the first)."""
 
     started_s: float
     first_s: float = 0.0
@@ -97,6 +99,7 @@ class Answer:
     finish: str = ""
     stop_reason: str | int | None = None
     stats: RequestStats | None = None
+    speculation: Effective | None = None
 
     def note(self, now_s: float, tokens: int) -> None:
         """Tokens came."""
@@ -116,6 +119,7 @@ class Answer:
             tokens=sum(answer.tokens for answer in answers),
             finish=answers[0].finish,
             stats=_summed([answer.stats for answer in answers if answer.stats is not None]),
+            speculation=answers[0].speculation,
         )
 
 
@@ -172,6 +176,7 @@ async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> A
     async with aclosing(deltas) as source:  # type: ignore[type-var]  # generate() is an async generator
         async for delta in source:
             now_s = clock.monotonic_s()
+            answer.speculation = delta.speculation or answer.speculation
             if echo is not None:
                 yield Piece(choice.index, echo.text, echo.scored(delta.prompt_logprobs))
                 echo = None

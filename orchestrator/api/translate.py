@@ -11,11 +11,13 @@ from adapters.contract import AdapterError
 from adapters.grammar import problem
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.port import TokenizerPort
+from orchestrator.api.speculation import wish_of
 from orchestrator.api.tool_grammar import forced_calls, free_calls
 from orchestrator.api.tool_wire import Tool, told
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message
 from orchestrator.cluster.port import Grammar, Sampling, Submit
 from orchestrator.errors import RequestError
+from policies.wishes import Scope
 
 _MASK64 = (1 << 64) - 1
 MakeSeed = Callable[[], int]
@@ -118,6 +120,7 @@ def _submit(
         raise RequestError(f"stop token {wrong} is outside the vocabulary", param="stop_token_ids")
     if request.min_tokens > max_tokens:
         raise RequestError(f"'min_tokens' {request.min_tokens} is above the limit of {max_tokens}", param="min_tokens")
+    wish = wish_of(request.speculative_config, Scope.REQUEST)
     ends = [] if request.ignore_eos else sorted(tokenizer.eos_ids)
     return Submit(
         request_id=request_id,
@@ -125,7 +128,7 @@ def _submit(
         max_tokens=max_tokens,
         sampling=sampling,
         stop_tokens=sorted({*ends, *request.stop_token_ids}),
-        depth=_depth(request),
+        depth=wish.depth,
         timeout_s=request.timeout_s or 0.0,
         min_tokens=request.min_tokens,
         logprobs=request.wanted_logprobs,
@@ -133,7 +136,8 @@ def _submit(
         grammar=_grammar(request),
         route="/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions",
         user=request.user,
-        most_depth=request.speculative_config.max_speculative_tokens if request.speculative_config else None,
+        most_depth=wish.most,
+        policy_depth=bool(wish.enabled),
     )
 
 
@@ -196,10 +200,3 @@ def choices(submit: Submit, count: int) -> list[Submit]:
         )
         for index in range(count)
     ]
-
-
-def _depth(request: Generation) -> int | None:
-    asked = request.speculative_config
-    if asked is None:
-        return None
-    return 0 if asked.method == "off" else asked.num_speculative_tokens

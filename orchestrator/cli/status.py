@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from device_profiles.units import human_bytes
+from orchestrator.cli.wishes import speculation_rows
 from orchestrator.cluster.cores import spans
 from orchestrator.errors import OutriderError
 
@@ -16,7 +17,7 @@ _ANSWER_S = 10.0
 
 
 class StatusError(OutriderError):
-    """No daemon answers."""
+    """No daemon answers, or it refuses."""
 
 
 def status(
@@ -33,9 +34,9 @@ def status(
         _print(answer)
 
 
-def ask(path: Path, route: str = "/admin/status") -> dict[str, Any]:
-    """Return the daemon's status, or what another admin route says. Raises StatusError when none answers on the
-    socket."""
+def ask(path: Path, route: str = "/admin/status", body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the daemon's status, or what another admin route says (to `body`, where there is one). Raises StatusError
+    when none answers on the socket, or the route refuses."""
     import socket
 
     import httpx
@@ -45,7 +46,9 @@ def ask(path: Path, route: str = "/admin/status") -> dict[str, Any]:
             tried.settimeout(_ANSWER_S)
             tried.connect(str(path))
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=_ANSWER_S) as client:
-            response = client.get(f"http://outrider{route}")
+            response = client.request("GET" if body is None else "POST", f"http://outrider{route}", json=body)
+            if response.is_client_error:
+                raise StatusError(str(response.json()["error"]["message"]))
             response.raise_for_status()
             found: dict[str, Any] = response.json()
     except (httpx.HTTPError, OSError, ValueError) as error:
@@ -104,6 +107,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
         rows += [(f"replica {one['engine']}", replica_line(one)) for one in answer["replicas"]]
     if answer["plan"]:
         rows.append(("plan", plan_line(answer["plan"])))
+    rows += speculation_rows(answer["speculation"])
     rows.append(("acceptance rule", acceptance_line(answer["acceptance"], gauges)))
     if gauges:
         used = gauges["total_blocks"] - gauges["free_blocks"]

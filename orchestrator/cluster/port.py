@@ -16,6 +16,7 @@ import msgspec
 from orchestrator.cluster.draft_messages import AttachDraft, Door, DrafterState, DraftLink, DraftReady
 from policies.acceptance import Sampling as Sampling
 from policies.logprobs import TokenScore as TokenScore
+from policies.wishes import Effective
 
 DEADLINE = "deadline"
 
@@ -36,7 +37,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     asks for the log-probability of each token and of as many likeliest; `prompt_logprobs` for the prompt's too. Output
     keeps to `grammar` and ends ("stop") where that lets nothing follow. `timeout_s` bounds the whole request, its
     waiting included; 0 is no bound. Control keeps it, workers do not look at it. `route` and `user` (the request's tag)
-    are the class of which its drafts are expected to be like others'.
+    are the class of which its drafts are expected to be like others'. `policy_depth`: the policy is to choose, whatever
+    the session or the engine wishes; control makes a depth or a bound of all wishes.
     """
 
     request_id: str
@@ -54,6 +56,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     route: str = ""
     user: str = ""
     most_depth: int | None = None
+    policy_depth: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -140,7 +143,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     "deadline" from control where the request's time was over.
     `stats` counts up to and with this delta. `logprobs` has a score for each token, where they were asked for;
     `prompt_logprobs`, with the first delta, one for each token of the prompt but the first. `engine`: the replica that
-    committed them; control fills it in."""
+    committed them, `speculation`: what holds of wishes on that for the request, told when it is new. Control fills them
+    in."""
 
     request_id: str
     tokens: list[int]
@@ -149,6 +153,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenScore] | None = None
     prompt_logprobs: list[TokenScore] | None = None
     engine: int = 0
+    speculation: Effective | None = None
 
 
 class Round(msgspec.Struct, frozen=True, tag="round"):

@@ -32,6 +32,7 @@ def load_config(path: Path, *, sources: bool = True) -> ClusterConfig:
     config, lines = _parse(read_text(path), path)
     if sources:
         _check_sources(config, path, lines)
+        _check_depths(config, path, lines)
         _check_processes(config, path, lines)
         _check_replicas(config, path, lines)
         _check_cores(config, path, lines)
@@ -119,6 +120,17 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
             check(source, path.resolve().parent)
         except ModelRefused as error:
             raise ConfigError(f"{where} {error}") from error
+
+
+def _check_depths(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Refuse a least depth above the most. Raises ConfigError."""
+    least, most = config.speculation.min_speculative_tokens, config.speculation.num_speculative_tokens
+    if least > most:
+        place: Place = ("speculation", "min_speculative_tokens")
+        raise ConfigError(
+            f"{path}:{lines.get(place, 1)}: {dotted(place)}: {least} is above "
+            f"speculation.num_speculative_tokens, which is {most}"
+        )
 
 
 def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:

@@ -174,7 +174,12 @@ class Speculation(Section):
     method: Literal["auto", "off"] = "auto"
     """`off` switches every drafter off: plain decoding in the same loop."""
     num_speculative_tokens: int = Field(default=12, ge=0, le=64)
-    """The most tokens drafted for one sequence in one round (depth); 0 is plain decoding."""
+    """The most tokens drafted for one sequence in one round (depth); 0 is plain decoding. Nobody's wish goes beyond."""
+    min_speculative_tokens: int = Field(default=0, ge=0, le=64)
+    """The least depth that a request, or a wish for a session or an engine, can ask for where it does not switch
+    speculation off; at most `num_speculative_tokens`."""
+    low_acceptance_rate: float = Field(default=0.15, ge=0, lt=1)
+    """The log warns, with the likely cause, where a drafter's acceptance rate is below; 0: never."""
     acceptance: Literal["coupled", "rejection", "tolerance"] = "coupled"
     """The rule by which drafts become output, for requests that name none. `coupled`: the target's own tokens,
     whatever is drafted. `rejection`: the target's distribution; which tokens come out depends on the drafts.

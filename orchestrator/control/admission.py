@@ -14,12 +14,14 @@ _RETRY_AFTER_S = {"starting": 5, "draining": 10, "failed": 60}
 @dataclass(frozen=True, slots=True)
 class ControlLimits:
     """`max_running` live streams for each replica and `max_waiting` for all; one more is answered 429. `max_restarts`
-    of each in ten minutes. `request_timeout_s` bounds every request; 0 is no bound."""
+    of each in ten minutes. `request_timeout_s` bounds every request; 0 is no bound. `least_depth`: nobody's wish bounds
+    the depth below it, but for 0."""
 
     max_running: int
     max_waiting: int
     max_restarts: int
     request_timeout_s: float = 0.0
+    least_depth: int = 0
 
 
 def refuse_or_pass(view: StateView, limits: ControlLimits, retry_after_s: int) -> None:

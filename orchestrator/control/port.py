@@ -8,6 +8,10 @@ from typing import Protocol
 
 from orchestrator.cluster.draft_messages import DraftReady
 from orchestrator.cluster.port import Delta, Gauges, Ready, Submit
+from orchestrator.control.wishes import NO_WISHES, Standing
+from policies.wishes import Bounds, Wish
+
+_NO_BOUNDS = Bounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,8 @@ class StateView:
 
     `detail` says in one line what it waits for or why it failed. `ready` describes the current worker: None
     before the first is ready, the lost one's until the next is; of several replicas the first that serves. `gauges` and
-    `totals` add up over the replicas. `plan`: None where nothing was left to one.
+    `totals` add up over the replicas. `plan`: None where nothing was left to one. `bounds` of speculation are the
+    operator's, `wishes` those of sessions and engines.
     """
 
     phase: str
@@ -95,6 +100,8 @@ class StateView:
     drafts: tuple[DraftView, ...] = ()
     replicas: tuple[ReplicaView, ...] = ()
     plan: PlanView | None = None
+    bounds: Bounds = _NO_BOUNDS
+    wishes: Standing = NO_WISHES
 
 
 class Control(Protocol):
@@ -111,4 +118,14 @@ class Control(Protocol):
         draining or failed (with retry_after_s), 429 when the queue is full, 400 when the worker refuses the
         request, 500 when it failed on it.
         """
+        ...
+
+
+class AdminControl(Control, Protocol):
+    """Control, and what only the operator may ask of it."""
+
+    def wish(self, wish: Wish | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
+        """Let a wish on speculation stand for a session (`user`), for an engine, or for all engines where neither is
+        named. None takes it back; where neither is named, everybody's. It holds for requests that start from now on.
+        Raises RequestError."""
         ...

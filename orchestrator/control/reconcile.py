@@ -41,7 +41,9 @@ from orchestrator.control.replica import Replica
 from orchestrator.control.router import LOSSES_ARE_KNOWN_S, Router
 from orchestrator.control.state import FAILED, STARTING, added_totals, failed_drafters, unlike, whole
 from orchestrator.control.streams import Stream, Streams
+from orchestrator.control.wishes import Wishes, bounds_of
 from orchestrator.errors import RequestError, WorkerError
+from policies.wishes import Wish
 
 _LEAVING_POLL_S = 0.05
 _ALIKE = "set the precision in cluster.yaml, and use one set of library versions"
@@ -80,7 +82,8 @@ class TargetControl:
         for engine, spec in enumerate(specs):
             self._replicas.append(self._replica(spec, engine))
         self._retiring: list[Replica] = []
-        self._router = Router(self._replicas, self._retiring, self._streams, clock)
+        self._wishes = Wishes(clock)
+        self._router = Router(self._replicas, self._retiring, self._streams, clock, limits.least_depth)
         self._joining: list[Replica] = []
         self._replacing = asyncio.Lock()
         self._drafts = DraftWorkers(self._upkeep, drafts, len(specs), self._attach)
@@ -120,13 +123,18 @@ class TargetControl:
             draining=self._draining,
         )
         plan = self.plan_view() if self.plan_view is not None else None
-        return replace(view, drafts=self._drafts.views(), plan=plan)
+        bounds = bounds_of(view.ready, self._limits.least_depth)
+        return replace(view, drafts=self._drafts.views(), plan=plan, bounds=bounds, wishes=self._wishes.standing)
+
+    def wish(self, wish: Wish | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
+        """See control.port.Control."""
+        self._wishes.take(wish, asked_by, user=user, engine=engine, engines=range(len(self._replicas)))
 
     async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """See control.port.Control. A request is taken in (or refused) when its first token is asked for."""
         refuse_or_pass(self.view(), self._limits, self._streams.retry_after_s())
         deadline_s = self._deadline_s(submit)
-        stream = self._streams.open(submit)
+        stream = self._streams.open(submit, self._wishes.standing)
         try:
             self._router.feed()
             while True:

@@ -12,6 +12,7 @@ from orchestrator.control.affinity import block_keys
 from orchestrator.control.replica import Replica
 from orchestrator.control.state import FAILED, kind_of
 from orchestrator.control.streams import Stream, Streams
+from orchestrator.control.wishes import bounds_of, resolved
 from policies.replica_pace import predicted_prefill_ms, predicted_tpot_ms
 from policies.routing import ReplicaState, Route, RoutedRequest, RoutingWeights, route
 
@@ -25,13 +26,21 @@ _log = logging.getLogger(__name__)
 
 class Router:
     """Routes `streams` over `replicas`; its owner may change both lists between calls. Those that are `retiring` keep
-    the streams that only they can go on with to the bit, and take no others."""
+    the streams that only they can go on with to the bit, and take no others. `least_depth`: see ControlLimits."""
 
-    def __init__(self, replicas: list[Replica], retiring: list[Replica], streams: Streams, clock: Clock) -> None:
+    def __init__(
+        self,
+        replicas: list[Replica],
+        retiring: list[Replica],
+        streams: Streams,
+        clock: Clock,
+        least_depth: int = 0,
+    ) -> None:
         self._replicas = replicas
         self._retiring = retiring
         self._streams = streams
         self._clock = clock
+        self._least_depth = least_depth
         self._lost_s = -math.inf
 
     def feed(self) -> None:
@@ -77,7 +86,10 @@ class Router:
             found.prefixes.note(prefix)
             if not self._streams.counts[found.name]:
                 found.busy_s = self._clock.monotonic_s()
-            found.send(self._streams.send(stream, found.name, kind_of(found.state.ready)))
+            sent = self._streams.send(stream, found.name, kind_of(found.state.ready))
+            bounds = bounds_of(found.state.ready, self._least_depth)
+            sent, stream.speculation = resolved(sent, stream.wishes, found.engine, bounds)
+            found.send(sent)
             if len(self._replicas) > 1:
                 _log.debug("request %s goes to %s: %s", stream.key, found.name, told(routed))
 

@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from orchestrator.cluster.port import Delta, RequestStats, Submit
+from orchestrator.control.wishes import NO_WISHES, Standing
 from orchestrator.errors import RequestError
+from policies.wishes import Effective
 
 STRIKES_OUT = 2
 _REMEMBERED_ENDS = 8
@@ -34,7 +36,8 @@ class Stream:
     """One request. `items` holds what its reader has not taken yet: never more than `max_tokens` deltas.
 
     `at` is the replica that has it ("": none), `sent_id` its id there. `tried`: it was sent as a suspect. `kind`: of
-    the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of).
+    the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of). `wishes`
+    stood when it was opened, `speculation` holds by them where it is, and its reader was `told` of that.
     """
 
     submit: Submit
@@ -49,6 +52,9 @@ class Stream:
     strikes: int = 0
     progressed: bool = False
     last_stats: RequestStats | None = None
+    wishes: Standing = NO_WISHES
+    speculation: Effective | None = None
+    told: Effective | None = None
 
     @property
     def key(self) -> str:
@@ -86,11 +92,11 @@ class Streams:
         """How many tokens an output has, on the mean of the last ones."""
         return max(1, round(self._usual_tokens))
 
-    def open(self, submit: Submit) -> Stream:
-        """Take in a request. Raises RequestError 400 when its id is in use."""
+    def open(self, submit: Submit, wishes: Standing = NO_WISHES) -> Stream:
+        """Take in a request, under these wishes. Raises RequestError 400 when its id is in use."""
         if submit.request_id in self._live:
             raise RequestError(f"a request with the id {submit.request_id} is running", code="duplicate_request")
-        stream = self._live[submit.request_id] = Stream(submit, list(submit.committed))
+        stream = self._live[submit.request_id] = Stream(submit, list(submit.committed), wishes=wishes)
         self._readers += 1
         self._no_readers.clear()
         return stream
@@ -113,6 +119,9 @@ class Streams:
             return 0
         if delta.request_id != stream.key:
             delta = msgspec.structs.replace(delta, request_id=stream.key)
+        if stream.speculation is not stream.told:
+            stream.told = stream.speculation
+            delta = msgspec.structs.replace(delta, speculation=stream.speculation)
         stream.committed.extend(delta.tokens)
         stream.last_stats = delta.stats or stream.last_stats
         if delta.tokens:

@@ -19,6 +19,7 @@ from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Delta, Gauges, Ready, RequestStats, Submit
 from orchestrator.control.port import DraftView, ReplicaView, StateView, Totals
+from policies.wishes import Effective, Wish
 
 CONTEXT_TOKENS = 64
 EOS = 256
@@ -62,6 +63,7 @@ class ScriptedControl:
     hang_at: int | None = None
     reused: int = 0
     tolerance_delta: float = -1.0
+    speculation: Effective | None = None
     phase: str = "ready"
     ready: Ready | None = READY
     gauges: Gauges | None = None
@@ -70,6 +72,7 @@ class ScriptedControl:
     drafts: tuple[DraftView, ...] = ()
     submits: list[Submit] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    wished: list[tuple[Wish | None, str, str, int | None]] = field(default_factory=list)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> StateView:
@@ -81,6 +84,9 @@ class ScriptedControl:
         )
         view = StateView(*said, "local", self.ready, self.gauges, self.totals, streams, 1.0)
         return dataclasses.replace(view, replicas=replicas, drafts=self.drafts)
+
+    def wish(self, wish: Wish | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
+        self.wished.append((wish, asked_by, user, engine))
 
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
         self.submits.append(submit)
@@ -94,7 +100,8 @@ class ScriptedControl:
                 last = index == len(self.steps) - 1
                 counts = (len(submit.prompt), 5, 4, 2, 6, 3, 1.0, 2.0, self.reused, self.tolerance_delta)
                 stats = RequestStats(*counts) if last else None
-                yield Delta(submit.request_id, tokens, self.finish if last else "", stats)
+                told = None if index else self.speculation
+                yield Delta(submit.request_id, tokens, self.finish if last else "", stats, speculation=told)
         finally:
             self.ended.append(submit.request_id)
             if len(self.ended) == len(self.submits):

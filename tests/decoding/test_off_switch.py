@@ -97,6 +97,8 @@ def test_the_switches_of_a_request_and_of_the_operator(tmp_path):
     for switch in ("{method: 'off'}", "{num_speculative_tokens: 0}"):
         with running(configuration(tmp_path / "off", extra=f"speculation: {switch}")) as daemon:
             config = {"speculative_config": {"num_speculative_tokens": 7}}
-            assert httpx.post(f"{daemon.url}/v1/completions", json=ask | config).status_code == 200
+            answer = httpx.post(f"{daemon.url}/v1/completions", json=ask | config)
+            assert answer.status_code == 200
+            assert answer.headers["X-Outrider-Speculation"] == "off; by=operator; cut"
             assert max(counted(daemon.url).values(), default=0) == 0
             assert daemon.status()["ready"]["drafters"] == []

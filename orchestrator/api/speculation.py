@@ -1,0 +1,43 @@
+"""What is wished of speculation, and what holds by that, in the words of `speculative_config`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.api.wire import SpeculativeConfig
+from policies.wishes import Effective, Scope, Wish
+
+HEADER = "X-Outrider-Speculation"
+
+
+def wish_of(config: SpeculativeConfig | None, scope: Scope) -> Wish:
+    """Return the wish that a `speculative_config` is. One that does not name its method leaves open what it does not
+    say."""
+    if config is None:
+        return Wish(scope)
+    if config.method == "off":
+        return Wish(scope, enabled=False, depth=0)
+    depth, most = config.num_speculative_tokens, config.max_speculative_tokens
+    return Wish(scope, True if "method" in config.model_fields_set else None, depth, most)
+
+
+def told(found: Effective | None) -> dict[str, Any] | None:
+    """Return what holds as a `speculative_config`, whose word it was, and whether the operator's bounds cut it."""
+    if found is None:
+        return None
+    return {
+        "method": "auto" if found.most else "off",
+        "num_speculative_tokens": found.most if found.fixed else None,
+        "max_speculative_tokens": None if found.fixed else found.most,
+        "by": found.by.value,
+        "cut": found.cut,
+    }
+
+
+def headers_of(found: Effective | None) -> dict[str, str]:
+    """Return the same as a header."""
+    if found is None:
+        return {}
+    name = "num_speculative_tokens" if found.fixed else "max_speculative_tokens"
+    cut = "; cut" if found.cut else ""
+    return {HEADER: f"{f'{name}={found.most}' if found.most else 'off'}; by={found.by.value}{cut}"}

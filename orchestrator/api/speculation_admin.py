@@ -1,0 +1,67 @@
+"""The admin route that takes wishes on speculation, and what the status says of those that stand."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.api import errors
+from orchestrator.api.speculation import wish_of
+from orchestrator.api.wire import MAX_USER_TAG, Body, SpeculativeConfig
+from orchestrator.control.port import AdminControl, StateView
+from orchestrator.control.wishes import Wished, said
+from policies.wishes import Scope
+
+
+class WishedConfig(SpeculativeConfig):
+    """What a session or an engine can wish: the rule of acceptance is the request's or the operator's."""
+
+    method: Literal["auto", "off"] = "auto"
+    acceptance: None = None
+
+
+class WishBody(Body):
+    """`POST /admin/speculation`: a wish for all requests with a user tag, or those of an engine; for all engines where
+    neither is named. `speculative_config` null takes it back; where neither is named, everybody's."""
+
+    user: str = Field(default="", max_length=MAX_USER_TAG)
+    engine: int | None = Field(default=None, ge=0)
+    speculative_config: WishedConfig | None
+    asked_by: str = Field(min_length=1, max_length=MAX_USER_TAG)
+
+    @model_validator(mode="after")
+    def _one_scope(self) -> WishBody:
+        if self.user and self.engine is not None:
+            text = "a wish is for a 'user' or for an '{field}', not for both"
+            raise PydanticCustomError("invalid_combination", text, {"field": "engine"})
+        return self
+
+
+def install(app: FastAPI, control: AdminControl) -> None:
+    """Add the route."""
+
+    @app.post("/admin/speculation")
+    async def wish(request: Request) -> dict[str, Any]:
+        body: WishBody = errors.parse(WishBody, await request.body())
+        config, wish = body.speculative_config, None
+        if config is not None:  # it leaves nothing open: without a depth the policy chooses
+            scope = Scope.SESSION if body.user else Scope.ENGINE
+            wish = wish_of(config, scope)._replace(enabled=config.method != "off")
+        control.wish(wish, body.asked_by, user=body.user, engine=body.engine)
+        return shown(control.view())
+
+
+def shown(view: StateView) -> dict[str, Any]:
+    """Return the operator's bounds, and the wishes that stand."""
+    return {
+        "bounds": view.bounds._asdict(),
+        "engines": [{"engine": number, **_shown(wished)} for number, wished in sorted(view.wishes.engines.items())],
+        "sessions": [{"user": user, **_shown(wished)} for user, wished in sorted(view.wishes.sessions.items())],
+    }
+
+
+def _shown(wished: Wished) -> dict[str, Any]:
+    return {"wish": said(wished.wish), "asked_by": wished.asked_by, "since_s": wished.since_s}

@@ -1,0 +1,109 @@
+"""`outrider speculation`: switch, fix or bound speculation for a session or an engine while the daemon serves.
+
+What is wished holds for requests that start from then on, until it is taken back or the daemon ends. A request's own
+`speculative_config` wins over it, and nothing goes beyond the bounds of cluster.yaml.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.status import ask, socket_of
+from orchestrator.cli.wishes import speculation_rows
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Switch, fix or bound speculation for a session (--user TAG) or an engine; without either, for all engines.",
+)
+
+ROUTE = "/admin/speculation"
+
+User = Annotated[str, typer.Option(help="The session: all requests that carry this `user` tag.")]
+EngineNumber = Annotated[int | None, typer.Option(min=0, help="The engine: the number of a replica, from 0.")]
+Config = Annotated[Path | None, typer.Option(help="The daemon's cluster.yaml, to find its socket.")]
+Port = Annotated[int | None, typer.Option(help="The daemon's API port, where it is not api.port.")]
+Socket = Annotated[Path | None, typer.Option(help="The admin socket itself.")]
+Tokens = Annotated[int, typer.Argument(min=0, max=64, help="Tokens drafted in one round; 0 is plain decoding.")]
+
+
+@app.command("status")
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print what the daemon said.")] = False,
+    config: Config = None,
+    port: Port = None,
+    socket: Socket = None,
+) -> None:
+    """Show the operator's bounds, and which wishes stand, who asked for them and when."""
+    found = ask(socket or socket_of(config, port))["speculation"]
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        _print(found)
+
+
+@app.command("off")
+def off(
+    user: User = "", engine: EngineNumber = None, config: Config = None, port: Port = None, socket: Socket = None
+) -> None:
+    """Decode plainly: every drafter is left alone."""
+    _wish({"method": "off"}, user, engine, socket or socket_of(config, port))
+
+
+@app.command("auto")
+def auto(
+    user: User = "", engine: EngineNumber = None, config: Config = None, port: Port = None, socket: Socket = None
+) -> None:
+    """Leave the depth to the policy; for a session this wins over what its engine wishes."""
+    _wish({"method": "auto"}, user, engine, socket or socket_of(config, port))
+
+
+@app.command("depth")
+def depth(
+    tokens: Tokens,
+    user: User = "",
+    engine: EngineNumber = None,
+    config: Config = None,
+    port: Port = None,
+    socket: Socket = None,
+) -> None:
+    """Fix the depth: so many tokens are drafted in every round."""
+    _wish({"num_speculative_tokens": tokens}, user, engine, socket or socket_of(config, port))
+
+
+@app.command("at-most")
+def at_most(
+    tokens: Tokens,
+    user: User = "",
+    engine: EngineNumber = None,
+    config: Config = None,
+    port: Port = None,
+    socket: Socket = None,
+) -> None:
+    """Bound the depth: the policy chooses, up to so many tokens."""
+    _wish({"max_speculative_tokens": tokens}, user, engine, socket or socket_of(config, port))
+
+
+@app.command("reset")
+def reset(
+    user: User = "", engine: EngineNumber = None, config: Config = None, port: Port = None, socket: Socket = None
+) -> None:
+    """Take back the wish of a session or an engine; without either, all there are."""
+    _wish(None, user, engine, socket or socket_of(config, port))
+
+
+def _wish(config: dict[str, Any] | None, user: str, engine: int | None, socket: Path) -> None:
+    scope: dict[str, Any] = {"user": user} if user else {}
+    scope |= {} if engine is None else {"engine": engine}
+    asked_by = os.environ.get("SUDO_USER") or getpass.getuser()
+    _print(ask(socket, ROUTE, {**scope, "speculative_config": config, "asked_by": asked_by}))
+
+
+def _print(speculation: dict[str, Any]) -> None:
+    for name, value in speculation_rows(speculation):
+        print(f"{name}: {value}")

@@ -1,0 +1,126 @@
+"""What was wished of speculation for sessions and engines, and what that makes of a request when it is sent.
+
+A session is all requests with one user tag, an engine a replica. Wishes are kept for as long as the daemon lives,
+whatever becomes of its workers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import Ready, Submit
+from orchestrator.errors import RequestError
+from policies.wishes import Bounds, Effective, Scope, Wish, effective
+
+MAX_SESSIONS = 1024
+
+_K = TypeVar("_K")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wished:
+    """A wish, who asked for it, and when (seconds since 1970)."""
+
+    wish: Wish
+    asked_by: str
+    since_s: float
+
+
+class Standing(NamedTuple):
+    """All wishes that stand at one time, of sessions by user tag and of engines by number. Never changed: a request
+    keeps those of its start."""
+
+    sessions: Mapping[str, Wished] = MappingProxyType({})
+    engines: Mapping[int, Wished] = MappingProxyType({})
+
+    def of(self, submit: Submit, engine: int) -> list[Wish]:
+        """Return the wishes that concern a request on an engine."""
+        enabled = True if submit.policy_depth else None
+        own = Wish(Scope.REQUEST, enabled, submit.depth, submit.most_depth)
+        wider = (self.sessions.get(submit.user) if submit.user else None, self.engines.get(engine))
+        return [own, *(wished.wish for wished in wider if wished is not None)]
+
+
+NO_WISHES = Standing()
+
+
+def resolved(submit: Submit, standing: Standing, engine: int, bounds: Bounds) -> tuple[Submit, Effective]:
+    """Return a request as an engine is to decode it, by all wishes that concern it, and what that comes to."""
+    found = effective(standing.of(submit, engine), bounds)
+    depth, most = (found.most, None) if found.fixed else (None, found.most)
+    return msgspec.structs.replace(submit, depth=depth, most_depth=most), found
+
+
+def bounds_of(ready: Ready | None, least: int) -> Bounds:
+    """Return the operator's bounds, as they are effective in a worker: without a drafter nobody gets drafts. `least`:
+    see Bounds."""
+    if ready is None:
+        return Bounds(least=least)
+    most = ready.max_depth if ready.drafters else 0
+    return Bounds(most > 0, most, min(least, most))
+
+
+class Wishes:
+    """Takes wishes in and back. Owned by one event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.standing = NO_WISHES
+
+    def take(
+        self, wish: Wish | None, asked_by: str, *, user: str, engine: int | None, engines: Collection[int]
+    ) -> None:
+        """See control.port.Control.wish; `engines` are all there are."""
+        if engine is not None and engine not in engines:
+            raise RequestError(f"there is no engine {engine}; there are 0 to {max(engines)}", param="engine")
+        if user:
+            self._session(user, wish, asked_by)
+        elif engine is not None:
+            self._engine(engine, wish, asked_by)
+        elif wish is not None:
+            for one in engines:
+                self._engine(one, wish, asked_by)
+        else:
+            self.standing = NO_WISHES
+            _log.info("all wishes on speculation are taken back, asked by %s", asked_by)
+
+    def _session(self, user: str, wish: Wish | None, asked_by: str) -> None:
+        known = self.standing.sessions
+        if wish is not None and user not in known and len(known) >= MAX_SESSIONS:
+            raise RequestError(
+                f"{MAX_SESSIONS} sessions have wishes already; take some back with `outrider speculation reset`",
+                code="too_many_sessions",
+                param="user",
+            )
+        self.standing = self.standing._replace(sessions=self._changed(known, user, wish, asked_by))
+        _log.info("speculation of session %r: %s, asked by %s", user, said(wish), asked_by)
+
+    def _engine(self, engine: int, wish: Wish | None, asked_by: str) -> None:
+        self.standing = self.standing._replace(engines=self._changed(self.standing.engines, engine, wish, asked_by))
+        _log.info("speculation of engine %d: %s, asked by %s", engine, said(wish), asked_by)
+
+    def _changed(self, known: Mapping[_K, Wished], key: _K, wish: Wish | None, asked_by: str) -> Mapping[_K, Wished]:
+        others = {other: wished for other, wished in known.items() if other != key}
+        if wish is not None:
+            others[key] = Wished(wish, asked_by, self._clock.wall_s())
+        return MappingProxyType(others)
+
+
+def said(wish: Wish | None) -> str:
+    """Return a wish in words; None is one that was taken back."""
+    if wish is None:
+        return "not wished any more"
+    if wish.enabled is False or wish.depth == 0:
+        return "off"
+    if wish.depth is not None:
+        return f"depth {wish.depth}"
+    return f"at most {wish.most}" if wish.most is not None else "auto"
