@@ -16,15 +16,15 @@ THRESHOLD = 0.15
 _Z = 1.96
 _OVERCONFIDENT = 2.0  # promised / accepted
 _STEEP = 0.4  # the second position's chance to the first one's
-_MUCH_BETTER = 2.0  # greedy to sampled acceptance, or one class's to all others'
+_MUCH_BETTER = 2.0  # greedy to sampled acceptance, or all other classes' to one's
 
 
 class Cause(StrEnum):
     """The likely causes, in the order in which they are looked for."""
 
+    ONE_CLASS = "one_class"  # other classes fare well: this route's or user's text
     NOTHING_ACCEPTED = "nothing_accepted"  # another vocabulary, a broken cache: chance alone would accept some
     SAMPLING = "sampling"  # greedy requests fare well: temperature, not the drafter
-    ONE_CLASS = "one_class"  # other classes fare well: this route's or user's text
     TOO_DEEP = "too_deep"  # first tokens are accepted, later ones are not
     OVERCONFIDENT = "overconfident"  # the drafter is far surer than it should be
     HARD_TEXT = "hard_text"  # it promises little, and keeps it
@@ -73,7 +73,7 @@ def warning(
     upper = upper_rate(sample.all)
     if upper >= threshold:
         return None
-    return LowAcceptance(sample.all.rate, upper, threshold, _cause(sample))
+    return LowAcceptance(sample.all.rate, upper, threshold, _cause(sample, threshold))
 
 
 def upper_rate(of: Drafted) -> float:
@@ -84,16 +84,18 @@ def upper_rate(of: Drafted) -> float:
     return (rate + z2 / (2 * n) + _Z * sqrt(rate * (1 - rate) / n + z2 / (4 * n * n))) / (1 + z2 / n)
 
 
-def _cause(sample: Sample) -> Cause:
-    rate = sample.all.rate
+def _cause(sample: Sample, threshold: float) -> Cause:
+    fares_well = max(threshold, _MUCH_BETTER * sample.all.rate)
+    if sample.others.drafted >= LEAST_DRAFTED and sample.others.rate > fares_well:
+        return Cause.ONE_CLASS
     if sample.all.accepted == 0:
         return Cause.NOTHING_ACCEPTED
     if sample.greedy.drafted and sample.greedy.rate > _MUCH_BETTER * sample.sampled.rate and sample.sampled.drafted:
         return Cause.SAMPLING
-    if sample.others.drafted >= LEAST_DRAFTED and sample.others.rate > _MUCH_BETTER * rate:
-        return Cause.ONE_CLASS
-    if len(sample.positions) > 1 and sample.positions[1].rate < _STEEP * sample.positions[0].rate:
-        return Cause.TOO_DEEP
+    if len(sample.positions) > 1:
+        first, second = (position.rate for position in sample.positions[:2])
+        if first >= threshold and second < _STEEP * first:
+            return Cause.TOO_DEEP
     if sample.promised > _OVERCONFIDENT * sample.all.accepted:
         return Cause.OVERCONFIDENT
     return Cause.HARD_TEXT

@@ -126,7 +126,7 @@ class ToyModel(PooledModel):
             if first <= index < end:
                 out[index - first] = self._context[(token * 31 + last) % _CONTEXTS] + self._history[before >> 58]
             last = token
-        return out
+        return np.roll(out, self._script.shift, axis=1) if self._script.shift else out
 
     def _at(self, table: Sequence[int], position: int) -> tuple[int, int]:
         """Return (hash, token) of a cached position; the beginning has its own."""

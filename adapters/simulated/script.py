@@ -24,7 +24,8 @@ class Script:
     """`base_ms + row_ms * rows` is how long a forward takes, on devices behind the first `other_ms` longer, and on the
     first device `drift_ms` longer from forward number `drift_at` on. The fault strikes at forward number `at`, counted
     from 1 at the first forward that holds the token `arm` (-1: since loading; what measures a model when it is
-    loaded counts too). With `once`, it strikes only while that file does not exist, and creates it."""
+    loaded counts too). With `once`, it strikes only while that file does not exist, and creates it.
+    `shift`: it says the tokens that many ids behind the toy's, so it is another model."""
 
     base_ms: float = 0.0
     row_ms: float = 0.0
@@ -36,6 +37,7 @@ class Script:
     at: int = 1
     arm: int = -1
     once: str = ""
+    shift: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Script:

@@ -134,6 +134,9 @@ class _State:
         self._preemptions = PerWorker(make.counter("num_preemptions", "Requests sent back to the queue."))
         self._queries = PerWorker(make.counter("prefix_cache_queries", "Tokens looked up in the prefix cache."))
         self._hits = PerWorker(make.counter("prefix_cache_hits", "Tokens found in the prefix cache."))
+        self._low = make.gauge(
+            "low_acceptance", "Classes of requests whose drafts are accepted too seldom.", "drafter", "cause"
+        )
         self._delta = make.gauge("tolerance_delta", "Nats that tolerance allows, once it is known.", "sampling")
         self._restarts = make.counter("worker_restarts", "Restarts of the worker since the daemon started.")
         self._restarts_counted: dict[Engine, int] = {}
@@ -145,6 +148,7 @@ class _State:
 
     def refresh(self, replicas: Sequence[tuple[Engine, ReplicaView]]) -> None:
         self._delta.clear()  # a new worker knows of none
+        self._low.clear()
         for of, replica in replicas:
             restarts = replica.totals.restarts
             self._restarts.labels(*of).inc(restarts - self._restarts_counted.get(of, 0))
@@ -156,6 +160,8 @@ class _State:
                 self._kv_usage.labels(*of).set(used / max(1, replica.gauges.total_blocks))
                 for sampling, delta in replica.gauges.tolerance_deltas.items():
                     self._delta.labels(*of, sampling).set(delta)
+                for warning in replica.gauges.low_acceptance:
+                    self._low.labels(*of, warning.drafter, warning.cause.value).inc()
 
 
 class _Drafters:

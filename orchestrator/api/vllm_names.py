@@ -27,6 +27,7 @@ ONLY_OURS = frozenset(
         "outrider_acceptance_draft_tokens",
         "outrider_acceptance_accepted_tokens",
         "outrider_tolerance_delta",
+        "outrider_low_acceptance",
         "outrider_drafter_up",
         "outrider_drafter_draft_tokens",
         "outrider_drafter_accepted_tokens",

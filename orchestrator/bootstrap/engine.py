@@ -56,6 +56,7 @@ def build_loop(
         prefix_reuse=options.prefix_reuse,
         tolerance=options.tolerance,
         grammars=build_grammars(target),
+        low_acceptance_rate=options.low_acceptance_rate,
     )
 
 

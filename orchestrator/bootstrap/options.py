@@ -90,6 +90,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     max_depth: int
     tolerance: ToleranceGoal
     drafters: list[DraftOptions]
+    low_acceptance_rate: float
 
     def with_model(self, **changes: object) -> EngineOptions:
         """Return the options with some of the model's changed."""
@@ -130,6 +131,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
             config.speculation.tolerance_max_delta,
         ),
         drafters=[] if off else _drafters(config, base),
+        low_acceptance_rate=config.speculation.low_acceptance_rate,
     )
 
 

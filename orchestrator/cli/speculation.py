@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli.speculation_rows import speculation_rows
 from orchestrator.cli.status import ask, socket_of
-from orchestrator.cli.wishes import speculation_rows
 
 app = typer.Typer(
     no_args_is_help=True,

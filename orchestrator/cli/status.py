@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from device_profiles.units import human_bytes
-from orchestrator.cli.wishes import speculation_rows
+from orchestrator.cli.speculation_rows import speculation_rows, warning_rows
 from orchestrator.cluster.cores import spans
 from orchestrator.errors import OutriderError
 
@@ -118,6 +118,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
             ),
             ("KV cache", f"{used} of {gauges['total_blocks']} blocks, {gauges['preemptions']} preemptions"),
             *_drafters(answer["replicas"]),
+            *warning_rows(answer["replicas"]),
             (
                 "memory",
                 f"worker{'s' * (len(answer['replicas']) > 1)} {human_bytes(gauges['rss_bytes'])}, peak "

@@ -16,6 +16,7 @@ import msgspec
 from orchestrator.cluster.draft_messages import AttachDraft, Door, DrafterState, DraftLink, DraftReady
 from policies.acceptance import Sampling as Sampling
 from policies.logprobs import TokenScore as TokenScore
+from policies.low_acceptance import Cause
 from policies.wishes import Effective
 
 DEADLINE = "deadline"
@@ -178,12 +179,27 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
     engine: int = 0
 
 
+class AcceptanceWarning(msgspec.Struct, frozen=True):
+    """A drafter's drafts are accepted too seldom in one class of requests (`route`, and the `user` tag where they have
+    one). `rate`: accepted / drafted tokens, of the last `drafted`; `upper`: the upper end of its 95 % interval when the
+    warning fell due, below the `threshold`. `cause`: the likely one, of policies.low_acceptance."""
+
+    drafter: str
+    route: str
+    user: str
+    rate: float
+    upper: float
+    threshold: float
+    drafted: int
+    cause: Cause
+
+
 class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     """State after a round, sent at most a few times a second and whenever the worker becomes idle.
 
     `drafters` are in order of cost. `preemptions`, `rounds`, `prefix_queries` and `prefix_hits` (tokens looked up and
     found in the prefix cache) are counts since the worker started. `tolerance_deltas`, in nats, by the kind of sampling
-    ("greedy", "sampled"): those that are known.
+    ("greedy", "sampled"): those that are known. `low_acceptance`: the warnings that stand.
     """
 
     running: int
@@ -199,6 +215,7 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     drafters: list[DrafterState] = []
     peak_rss_bytes: int = 0
     tolerance_deltas: dict[str, float] = {}
+    low_acceptance: list[AcceptanceWarning] = []
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -32,6 +32,7 @@ from orchestrator.cluster.port import (
     Submit,
     WorkerSpec,
 )
+from orchestrator.control import low_acceptance
 from orchestrator.control.admission import ControlLimits as ControlLimits
 from orchestrator.control.admission import refuse_or_pass
 from orchestrator.control.drafts import DraftWorkers
@@ -262,6 +263,7 @@ class TargetControl:
             case Gauges():
                 for drafter in failed_drafters(gauges, event):
                     _log.warning("drafter %s failed and is not used any more: %s", drafter.name, drafter.reason)
+                low_acceptance.tell_begun(replica.name, gauges, event)
             case Progress():
                 _notify(self.on_progress, event)
             case Ready():

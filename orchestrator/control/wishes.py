@@ -6,7 +6,6 @@ whatever becomes of its workers.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,13 +16,14 @@ import msgspec
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Ready, Submit
 from orchestrator.errors import RequestError
+from orchestrator.telemetry import get_logger
 from policies.wishes import Bounds, Effective, Scope, Wish, effective
 
 MAX_SESSIONS = 1024
 
 _K = TypeVar("_K")
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,11 @@ NO_WISHES = Standing()
 
 
 def resolved(submit: Submit, standing: Standing, engine: int, bounds: Bounds) -> tuple[Submit, Effective]:
-    """Return a request as an engine is to decode it, by all wishes that concern it, and what that comes to."""
+    """Return a request as an engine is to decode it, by all wishes that concern it, and what that comes to. One that
+    nobody wishes anything of stays as it is."""
     found = effective(standing.of(submit, engine), bounds)
+    if found.by is Scope.DEFAULT:
+        return submit, found
     depth, most = (found.most, None) if found.fixed else (None, found.most)
     return msgspec.structs.replace(submit, depth=depth, most_depth=most), found
 
@@ -91,7 +94,7 @@ class Wishes:
                 self._engine(one, wish, asked_by)
         else:
             self.standing = NO_WISHES
-            _log.info("all wishes on speculation are taken back, asked by %s", asked_by)
+            _log.info("speculation wished", everybody=True, wish=said(None), asked_by=asked_by)
 
     def _session(self, user: str, wish: Wish | None, asked_by: str) -> None:
         known = self.standing.sessions
@@ -102,11 +105,11 @@ class Wishes:
                 param="user",
             )
         self.standing = self.standing._replace(sessions=self._changed(known, user, wish, asked_by))
-        _log.info("speculation of session %r: %s, asked by %s", user, said(wish), asked_by)
+        _log.info("speculation wished", session=user, wish=said(wish), asked_by=asked_by)
 
     def _engine(self, engine: int, wish: Wish | None, asked_by: str) -> None:
         self.standing = self.standing._replace(engines=self._changed(self.standing.engines, engine, wish, asked_by))
-        _log.info("speculation of engine %d: %s, asked by %s", engine, said(wish), asked_by)
+        _log.info("speculation wished", engine=engine, wish=said(wish), asked_by=asked_by)
 
     def _changed(self, known: Mapping[_K, Wished], key: _K, wish: Wish | None, asked_by: str) -> Mapping[_K, Wished]:
         others = {other: wished for other, wished in known.items() if other != key}

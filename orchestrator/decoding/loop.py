@@ -9,6 +9,7 @@ from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, LoadedMo
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Delta, Gauges, Refused, Round, Submit
+from orchestrator.decoding.acceptance_watch import AcceptanceWatch
 from orchestrator.decoding.batch import Part, rows_of
 from orchestrator.decoding.checks import problem_with
 from orchestrator.decoding.grammar import Grammars
@@ -22,6 +23,7 @@ from orchestrator.decoding.tally import ByDrafter, Tally
 from orchestrator.drafting.port import Drafter
 from policies.acceptance import NotFinite, Row, ToleranceGoal, Verdict
 from policies.depth_policy import DepthPolicy
+from policies.low_acceptance import THRESHOLD
 
 
 class DecodeLoop:
@@ -30,6 +32,7 @@ class DecodeLoop:
     `policy` chooses depths; `max_depth` bounds every request's, and a request may ask for less. `max_itl_ms` bounds a
     forward that decodes and prefills. `prefix_reuse`: requests begin with what earlier ones computed.
     `grammars` starts the grammars that requests ask for. `tolerance` is what the rule of that name is to reach.
+    `low_acceptance_rate`: drafters below it are warned of.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class DecodeLoop:
         prefix_reuse: bool,
         tolerance: ToleranceGoal,
         grammars: Grammars | None = None,
+        low_acceptance_rate: float = THRESHOLD,
     ) -> None:
         self._target = target
         self._grammars = grammars
@@ -53,6 +57,7 @@ class DecodeLoop:
         self._prefixes = Prefixes(target, enabled=prefix_reuse)
         self._schedule = Schedule(target, self._prefixes, clock, max_running=max_running, max_itl_ms=max_itl_ms)
         self._by_drafter = ByDrafter()
+        self._watch = AcceptanceWatch(low_acceptance_rate)
         self._judging = Judging(tolerance)
         self._failed: list[Refused] = []
         self._rounds = 0
@@ -213,6 +218,7 @@ class DecodeLoop:
         session.accepted += accepted
         tally.add(drafted, accepted, session.submit.sampling.rule)
         self._by_drafter.add(session.draft, accepted)
+        self._watch.add(session.submit, session.draft, accepted)
 
     def gauges(self, rss_bytes: int, peak_rss_bytes: int = 0) -> Gauges:
         """Return the state between rounds."""
@@ -229,6 +235,7 @@ class DecodeLoop:
             prefix_queries=self._prefixes.queries,
             prefix_hits=self._prefixes.hits,
             tolerance_deltas=self._judging.deltas,
+            low_acceptance=self._watch.standing(),
             drafters=self._by_drafter.states(self._proposing.states()) if self._proposing is not None else [],
         )
 

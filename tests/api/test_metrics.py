@@ -12,9 +12,10 @@ from orchestrator.api.measured import Recent
 from orchestrator.api.metrics import WINDOW_S, Metrics
 from orchestrator.api.vllm_names import ONLY_OURS
 from orchestrator.cluster.draft_messages import Door, DrafterState, DraftReady, RemoteState
-from orchestrator.cluster.port import Delta, Gauges, RequestStats, Round
+from orchestrator.cluster.port import AcceptanceWarning, Delta, Gauges, RequestStats, Round
 from orchestrator.control.port import DraftView
 from orchestrator.errors import RequestError
+from policies.low_acceptance import Cause
 from tests.api.support import READY, ScriptedControl, app_over, serving
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "four"}
@@ -75,6 +76,16 @@ def test_the_tolerance_is_told_while_it_is_known():
     assert value(metrics.render(), "tolerance_delta", sampling="greedy") is None
     control.gauges = Gauges(0, 0, 1, 1, 0, 0, 0, 0)
     assert value(metrics.render(), "tolerance_delta", sampling="sampled") is None
+
+
+def test_warnings_of_low_acceptance_are_told_while_they_stand():
+    warned = [AcceptanceWarning("d", "/r", user, 0.1, 0.12, 0.15, 300, Cause.HARD_TEXT) for user in ("", "ada")]
+    control = ScriptedControl(gauges=Gauges(0, 0, 1, 1, 0, 0, 0, 0, low_acceptance=warned))
+    metrics = Metrics(control, HandClock())
+    for _ in range(2):
+        assert value(metrics.render(), "low_acceptance", drafter="d", cause="hard_text") == 2
+    control.gauges = Gauges(0, 0, 1, 1, 0, 0, 0, 0)
+    assert value(metrics.render(), "low_acceptance", drafter="d", cause="hard_text") is None
 
 
 def test_planned_and_peak_memory_are_told_by_worker_and_device():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -109,6 +110,8 @@ def test_a_sessions_wish_is_its_own_and_outlives_the_workers(daemon, outrider):
     assert found == (3, None, "request", False)
     assert drafted > 0
     assert outrider("speculation", "reset", "--user", "ada", "--socket", daemon.admin)[0] == 0
+    lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if "speculation wished" in line]
+    assert [line["wish"] for line in lines if line.get("session") == "ada"][-2:] == ["off", "not wished any more"]
     assert asked(daemon, user="ada")[0] == (None, 6, "default", False)
 
 

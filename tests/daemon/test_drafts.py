@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -62,6 +63,27 @@ def test_a_chain_serves_and_goes_on_without_the_one_that_fails(tmp_path):
         assert daemon.status()["totals"]["restarts"] == 0
         assert "FAILED" in outrider("status", "--socket", str(daemon.admin)).stdout
         assert "drafter model failed and is not used any more" in daemon.log.read_text()
+
+
+def test_a_draft_that_says_other_tokens_is_warned_of_once_and_a_good_one_is_not(tmp_path):
+    with running(configuration(tmp_path, extra=drafts(model("shift=1")))) as daemon:
+        for _ in range(2):
+            daemon.client.completions.create(**DRAFTED)
+        daemon.wait_for("gauges", running=0)
+        (warned,) = daemon.status()["gauges"]["low_acceptance"]
+        assert (warned["drafter"], warned["route"], warned["user"]) == ("model", "/v1/completions", "")
+        assert warned["cause"] in ("nothing_accepted", "overconfident")  # by chance a token may be right
+        assert "LOW ACCEPTANCE of model" in outrider("status", "--socket", str(daemon.admin)).stdout
+        assert counted(daemon.url, "model")["outrider_low_acceptance"] == 1
+        lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if "low acceptance" in line]
+        assert [(line["level"], line["cause"]) for line in lines] == [("warning", warned["cause"])]
+        assert "draft" in lines[0]["advice"]
+    with running(configuration(tmp_path, extra=drafts(model()))) as daemon:
+        for _ in range(2):
+            daemon.client.completions.create(**DRAFTED)
+        daemon.wait_for("gauges", running=0)
+        assert daemon.status()["gauges"]["drafters"][0]["drafted"] > 200
+        assert daemon.status()["gauges"]["low_acceptance"] == []
 
 
 def test_a_draft_of_another_vocabulary_serves_where_it_is_translated(tmp_path):

@@ -1,4 +1,4 @@
-"""Wishes on speculation as rows for people."""
+"""Wishes on speculation, and warnings of it, as rows for people."""
 
 from __future__ import annotations
 
@@ -23,3 +23,24 @@ def bounds_line(bounds: dict[str, Any]) -> str:
 def _line(wished: dict[str, Any]) -> str:
     since = datetime.fromtimestamp(wished["since_s"]).astimezone().isoformat(sep=" ", timespec="seconds")
     return f"{wished['wish']}; asked by {wished['asked_by']}, {since}"
+
+
+def warning_rows(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return the warnings of low acceptance that stand, and what can be done about each."""
+    return [
+        (f"LOW ACCEPTANCE of {one['drafter']}" + f" of {replica['name']}" * (len(replicas) > 1), _warning(one))
+        for replica in replicas
+        if replica["gauges"]
+        for one in replica["gauges"]["low_acceptance"]
+    ]
+
+
+def _warning(one: dict[str, Any]) -> str:
+    from orchestrator.control.low_acceptance import ADVICE  # loads the log's library
+    from policies.low_acceptance import Cause
+
+    of = ", ".join(filter(None, [one["route"], f"user {one['user']}" if one["user"] else ""]))
+    return (
+        f"{one['rate']:.2f} of {one['drafted']} drafted tokens accepted{f' ({of})' if of else ''}, below "
+        f"{one['threshold']:g}: {one['cause']}; {ADVICE[Cause(one['cause'])]}"
+    )
