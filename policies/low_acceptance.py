@@ -15,6 +15,7 @@ THRESHOLD = 0.15
 """Below it a warning is due, unless configured otherwise (vllm-project/vllm#44164 asks for the same)."""
 _Z = 1.96
 _OVERCONFIDENT = 2.0  # promised / accepted
+_SOME = 5.0  # where so many are promised, chance leaves none in less than 1 of 100 cases
 _STEEP = 0.4  # the second position's chance to the first one's
 _MUCH_BETTER = 2.0  # greedy to sampled acceptance, or all other classes' to one's
 
@@ -88,14 +89,14 @@ def _cause(sample: Sample, threshold: float) -> Cause:
     fares_well = max(threshold, _MUCH_BETTER * sample.all.rate)
     if sample.others.drafted >= LEAST_DRAFTED and sample.others.rate > fares_well:
         return Cause.ONE_CLASS
-    if sample.all.accepted == 0:
+    if sample.all.accepted == 0 and not 0.0 <= sample.promised < _SOME:
         return Cause.NOTHING_ACCEPTED
-    if sample.greedy.drafted and sample.greedy.rate > _MUCH_BETTER * sample.sampled.rate and sample.sampled.drafted:
+    if sample.sampled.drafted and sample.greedy.rate > max(threshold, _MUCH_BETTER * sample.sampled.rate):
         return Cause.SAMPLING
     if len(sample.positions) > 1:
         first, second = (position.rate for position in sample.positions[:2])
         if first >= threshold and second < _STEEP * first:
             return Cause.TOO_DEEP
-    if sample.promised > _OVERCONFIDENT * sample.all.accepted:
+    if sample.promised > max(_SOME, _OVERCONFIDENT * sample.all.accepted):
         return Cause.OVERCONFIDENT
     return Cause.HARD_TEXT

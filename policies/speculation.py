@@ -152,7 +152,7 @@ def ended(state: Speculation, key: str) -> Speculation:
         return state
     left = {other: known for other, known in state.requests.items() if other != key}
     seed = seeds.ended(state.seeds.get(request.of, Seed()), _course(request))
-    return state._replace(requests=left, seeds={**state.seeds, request.of: seed})
+    return state._replace(requests=left, seeds=seeds.remembered(state.seeds, request.of, seed))
 
 
 def asked(state: Speculation, now: Round) -> list[int]:
@@ -287,7 +287,9 @@ def observed(
         request = requests[place.key]
         if not proposals[index].confidences:
             before = usual.get(request.of, Positions())
-            usual = {**usual, request.of: positions.judged(before, accepted, compared)}
+            judged_now = positions.judged(before, accepted, compared)
+            known = request.of in usual  # then nothing has to give way, which is quicker
+            usual = {**usual, request.of: judged_now} if known else seeds.remembered(usual, request.of, judged_now)
         judged = max(decision.depths[index], compared)
         requests[place.key] = _moved(request, state.gains, chances[:judged], accepted, compared)
     if times is None:

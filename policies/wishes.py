@@ -55,9 +55,9 @@ def effective(wishes: Sequence[Wish], bounds: Bounds) -> Effective:
         return Effective(0, True, Scope.OPERATOR, any(_wants(wish) for wish in wishes))
     order = list(Scope)
     for wish in sorted(wishes, key=lambda wish: order.index(wish.scope)):
-        if wish.enabled is False or wish.depth == 0:
-            return Effective(0, True, wish.scope, cut=False)
         wanted = wish.depth if wish.depth is not None else wish.most
+        if wish.enabled is False or wanted == 0:
+            return Effective(0, True, wish.scope, cut=False)
         if wanted is not None:
             most = min(max(wanted, bounds.least), bounds.most)
             return Effective(most, wish.depth is not None, wish.scope, most != wanted)

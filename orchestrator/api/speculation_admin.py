@@ -57,7 +57,7 @@ def install(app: FastAPI, control: AdminControl) -> None:
 def shown(view: StateView) -> dict[str, Any]:
     """Return the operator's bounds, and the wishes that stand."""
     return {
-        "bounds": view.bounds._asdict(),
+        "bounds": view.bounds._asdict() if view.bounds is not None else None,
         "engines": [{"engine": number, **_shown(wished)} for number, wished in sorted(view.wishes.engines.items())],
         "sessions": [{"user": user, **_shown(wished)} for user, wished in sorted(view.wishes.sessions.items())],
     }

@@ -13,8 +13,10 @@ def speculation_rows(speculation: dict[str, Any]) -> list[tuple[str, str]]:
     return rows + [(f"wish of session {one['user']}", _line(one)) for one in speculation["sessions"]]
 
 
-def bounds_line(bounds: dict[str, Any]) -> str:
+def bounds_line(bounds: dict[str, Any] | None) -> str:
     """Return what nobody's wish goes beyond."""
+    if bounds is None:
+        return "the model is not ready yet"
     if not bounds["enabled"]:
         return "off for everybody: there is no drafter, or cluster.yaml switches it off"
     return f"wishes are bounded to {bounds['least'] or 1} to {bounds['most']} tokens, or off"

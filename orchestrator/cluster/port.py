@@ -181,8 +181,8 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
 
 class AcceptanceWarning(msgspec.Struct, frozen=True):
     """A drafter's drafts are accepted too seldom in one class of requests (`route`, and the `user` tag where they have
-    one). `rate`: accepted / drafted tokens, of the last `drafted`; `upper`: the upper end of its 95 % interval when the
-    warning fell due, below the `threshold`. `cause`: the likely one, of policies.low_acceptance."""
+    one). `rate`: accepted / drafted tokens, of the last `drafted`; `upper`: the upper end of its 95 % interval when it
+    was below the `threshold` last. `cause`: the likely one, of policies.low_acceptance."""
 
     drafter: str
     route: str

@@ -11,8 +11,6 @@ from orchestrator.cluster.port import Delta, Gauges, Ready, Submit
 from orchestrator.control.wishes import NO_WISHES, Standing
 from policies.wishes import Bounds, Wish
 
-_NO_BOUNDS = Bounds()
-
 
 @dataclass(frozen=True, slots=True)
 class Totals:
@@ -85,7 +83,7 @@ class StateView:
     `detail` says in one line what it waits for or why it failed. `ready` describes the current worker: None
     before the first is ready, the lost one's until the next is; of several replicas the first that serves. `gauges` and
     `totals` add up over the replicas. `plan`: None where nothing was left to one. `bounds` of speculation are the
-    operator's, `wishes` those of sessions and engines.
+    operator's (None before the first worker is ready), `wishes` those of sessions and engines.
     """
 
     phase: str
@@ -100,7 +98,7 @@ class StateView:
     drafts: tuple[DraftView, ...] = ()
     replicas: tuple[ReplicaView, ...] = ()
     plan: PlanView | None = None
-    bounds: Bounds = _NO_BOUNDS
+    bounds: Bounds | None = None
     wishes: Standing = NO_WISHES
 
 

@@ -124,7 +124,7 @@ class TargetControl:
             draining=self._draining,
         )
         plan = self.plan_view() if self.plan_view is not None else None
-        bounds = bounds_of(view.ready, self._limits.least_depth)
+        bounds = bounds_of(view.ready, self._limits.least_depth) if view.ready is not None else None
         return replace(view, drafts=self._drafts.views(), plan=plan, bounds=bounds, wishes=self._wishes.standing)
 
     def wish(self, wish: Wish | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:

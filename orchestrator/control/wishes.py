@@ -122,7 +122,7 @@ def said(wish: Wish | None) -> str:
     """Return a wish in words; None is one that was taken back."""
     if wish is None:
         return "not wished any more"
-    if wish.enabled is False or wish.depth == 0:
+    if wish.enabled is False or 0 in (wish.depth, wish.most):
         return "off"
     if wish.depth is not None:
         return f"depth {wish.depth}"

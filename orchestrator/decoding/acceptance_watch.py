@@ -1,5 +1,8 @@
 """Watches how many drafts are accepted, by drafter and class of requests, and says where that is too few.
 
+Drafts that were not verified count as far as they could be compared with what the target chose without them: else
+nobody would hear of a drafter that is always wrong, for the guard soon leaves its drafts alone.
+
 An episode begins where a warning is due (policies.low_acceptance), and ends where the rate is at the threshold again.
 What is old counts less: where a class has RECENT drafted tokens, all its counts are halved.
 """
@@ -12,7 +15,7 @@ from typing import NamedTuple
 
 from orchestrator.cluster.port import AcceptanceWarning, Submit
 from orchestrator.drafting.port import Draft
-from policies.low_acceptance import Drafted, Sample, warning
+from policies.low_acceptance import Cause, Drafted, Sample, warning
 
 RECENT = 2000.0
 _MOST_CLASSES = 256
@@ -27,9 +30,11 @@ class _Key(NamedTuple):
 
 @dataclass(slots=True)
 class _Seen:
-    """Counts of a class; `reached`, `held`: drafts whose first i tokens were accepted, and that had one more, which was
-    accepted. `confident`: the drafter says how sure it is."""
+    """Counts of a class, (drafted, accepted) tokens: `verified` ones, and all that were judged. `reached`, `held`:
+    drafts whose first i tokens were accepted and that had one more judged, and where that was accepted. `confident`:
+    the drafter says how sure it is."""
 
+    verified: list[float] = field(default_factory=lambda: [0.0, 0.0])
     greedy: list[float] = field(default_factory=lambda: [0.0, 0.0])
     sampled: list[float] = field(default_factory=lambda: [0.0, 0.0])
     reached: list[float] = field(default_factory=lambda: [0.0] * _POSITIONS)
@@ -43,71 +48,94 @@ class _Seen:
         return Drafted(int(self.greedy[0] + self.sampled[0]), int(self.greedy[1] + self.sampled[1]))
 
     def halve(self) -> None:
-        for counts in (self.greedy, self.sampled, self.reached, self.held):
+        for counts in (self.verified, self.greedy, self.sampled, self.reached, self.held):
             counts[:] = [0.5 * count for count in counts]
         self.promised *= 0.5
 
 
 class AcceptanceWatch:
-    """Counts verified drafts. Not thread-safe: the decode loop's. `threshold` 0: no warning is ever due."""
+    """Counts judged drafts. Not thread-safe: the decode loop's. `threshold` 0: no warning is ever due."""
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
         self._classes: OrderedDict[_Key, _Seen] = OrderedDict()
         self._changed: set[_Key] = set()
 
-    def add(self, submit: Submit, draft: Draft, accepted: int) -> None:
-        """A draft of a request was verified, and so many of its leading tokens were accepted. What a grammar added is
-        no drafter's."""
-        drafted = draft.own
-        if not drafted or not self._threshold:
+    def add(self, submit: Submit, draft: Draft, verified: int, right: int, compared: int) -> None:
+        """`verified` tokens of a request's draft were verified, its first `compared` could be compared with what the
+        target chose, and `right` of them were equal. What a grammar added is no drafter's."""
+        own = draft.own
+        judged = min(own, max(verified, compared))
+        if not judged or not self._threshold:
             return
         key = _Key(draft.drafter, submit.route, submit.user)
-        seen = self._classes.get(key)
-        if seen is None:
-            seen = self._classes[key] = _Seen()
-            while len(self._classes) > _MOST_CLASSES:
-                self._changed.discard(self._classes.popitem(last=False)[0])
-        self._classes.move_to_end(key)
-        self._changed.add(key)
-        accepted = min(accepted, drafted)
+        seen = self._seen(key)
+        right = min(right, judged)
+        verified = min(verified, own)
+        seen.verified[0] += verified
+        seen.verified[1] += min(right, verified)
         counts = seen.sampled if submit.sampling.temperature else seen.greedy
-        counts[0] += drafted
-        counts[1] += accepted
-        for position in range(min(accepted + 1, drafted, _POSITIONS)):
+        counts[0] += judged
+        counts[1] += right
+        for position in range(min(right + 1, judged, _POSITIONS)):
             seen.reached[position] += 1
-            seen.held[position] += position < accepted
+            seen.held[position] += position < right
         reach = 1.0
-        for confidence in draft.confidences[:drafted]:
+        for confidence in draft.confidences[:judged]:
             reach *= confidence
             seen.promised += reach
         seen.confident = seen.confident or bool(draft.confidences)
         if seen.greedy[0] + seen.sampled[0] >= RECENT:
             seen.halve()
 
+    def _seen(self, key: _Key) -> _Seen:
+        self._changed.add(key)
+        seen = self._classes.get(key)
+        if seen is None:
+            seen = self._classes[key] = _Seen()
+            while len(self._classes) > _MOST_CLASSES:
+                self._changed.discard(self._classes.popitem(last=False)[0])
+        self._classes.move_to_end(key)
+        return seen
+
     def standing(self) -> list[AcceptanceWarning]:
         """Return the episodes that go on."""
         changed, self._changed = self._changed, set()
+        totals = self._totals() if changed else {}
         for key in changed:
             seen = self._classes[key]
-            due = warning(self._sample(key, seen), threshold=self._threshold)
+            due = warning(_sample(seen, totals[key.drafter]), threshold=self._threshold)
             rate, drafted = seen.all.rate, seen.all.drafted
-            if due is not None:
+            if due is not None and (due.cause is not Cause.HARD_TEXT or self._costly(seen)):
                 seen.episode = AcceptanceWarning(*key, rate, due.upper, due.threshold, drafted, due.cause)
             elif rate >= self._threshold:
                 seen.episode = None
         return [seen.episode for seen in self._classes.values() if seen.episode is not None]
 
-    def _sample(self, key: _Key, seen: _Seen) -> Sample:
-        others = [one.all for other, one in self._classes.items() if other != key and other.drafter == key.drafter]
-        return Sample(
-            seen.all,
-            seen.promised if seen.confident else -1.0,
-            tuple(Drafted(int(r), int(h)) for r, h in zip(seen.reached, seen.held, strict=True) if r >= 1.0),
-            _drafted(seen.greedy),
-            _drafted(seen.sampled),
-            Drafted(sum(one.drafted for one in others), sum(one.accepted for one in others)),
-        )
+    def _costly(self, seen: _Seen) -> bool:
+        """Return whether verified drafts fare badly too: where they do not, a drafter that is unsure and says so is
+        left alone, and costs nothing."""
+        return warning(Sample(_drafted(seen.verified)), threshold=self._threshold) is not None
+
+    def _totals(self) -> dict[str, Drafted]:
+        found: dict[str, Drafted] = {}
+        for key, seen in self._classes.items():
+            before, own = found.get(key.drafter, Drafted()), seen.all
+            found[key.drafter] = Drafted(before.drafted + own.drafted, before.accepted + own.accepted)
+        return found
+
+
+def _sample(seen: _Seen, total: Drafted) -> Sample:
+    """Return what was seen of a class; `total`: of all of its drafter's."""
+    own = seen.all
+    return Sample(
+        own,
+        seen.promised if seen.confident else -1.0,
+        tuple(Drafted(int(r), int(h)) for r, h in zip(seen.reached, seen.held, strict=True) if r >= 1.0),
+        _drafted(seen.greedy),
+        _drafted(seen.sampled),
+        Drafted(total.drafted - own.drafted, total.accepted - own.accepted),
+    )
 
 
 def _drafted(counts: list[float]) -> Drafted:

@@ -52,12 +52,14 @@ class DecodeLoop:
     ) -> None:
         self._target = target
         self._grammars = grammars
-        self._proposing = None if drafter is None else Proposing(target, drafter, policy, max_depth=max_depth)
+        self._watch = AcceptanceWatch(low_acceptance_rate)
+        self._proposing = (
+            None if drafter is None else Proposing(target, drafter, policy, max_depth=max_depth, watch=self._watch)
+        )
         self._clock = clock
         self._prefixes = Prefixes(target, enabled=prefix_reuse)
         self._schedule = Schedule(target, self._prefixes, clock, max_running=max_running, max_itl_ms=max_itl_ms)
         self._by_drafter = ByDrafter()
-        self._watch = AcceptanceWatch(low_acceptance_rate)
         self._judging = Judging(tolerance)
         self._failed: list[Refused] = []
         self._rounds = 0
@@ -218,7 +220,6 @@ class DecodeLoop:
         session.accepted += accepted
         tally.add(drafted, accepted, session.submit.sampling.rule)
         self._by_drafter.add(session.draft, accepted)
-        self._watch.add(session.submit, session.draft, accepted)
 
     def gauges(self, rss_bytes: int, peak_rss_bytes: int = 0) -> Gauges:
         """Return the state between rounds."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from adapters.contract import LoadedModel
 from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.decoding.acceptance_watch import AcceptanceWatch
 from orchestrator.decoding.batch import Part, paid, rows_of
 from orchestrator.decoding.session import Session
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
@@ -18,6 +19,9 @@ from policies.seeds import ClassKey
 from policies.speculation import Place, Proposal, Round, Times, Verdict
 
 _LOOK_EVERY = 16  # rounds, for drafters that came or came back
+
+_WATCHED = 4
+"""So many drafts a round are shown to the watch, in turn: it takes about 4 us each."""
 
 
 class _Outcome(NamedTuple):
@@ -41,13 +45,16 @@ class _Open:
 
 
 class Proposing:
-    """Drafts for one decode loop. `max_depth` bounds every request's depth."""
+    """Drafts for one decode loop. `max_depth` bounds every request's depth; `watch` hears what became of drafts."""
 
-    def __init__(self, target: LoadedModel, drafter: Drafter, policy: DepthPolicy, *, max_depth: int) -> None:
+    def __init__(
+        self, target: LoadedModel, drafter: Drafter, policy: DepthPolicy, *, max_depth: int, watch: AcceptanceWatch
+    ) -> None:
         self._target = target
         self._drafter = drafter
         self._policy = policy
         self._max_depth = max_depth
+        self._watch = watch
         self._open: _Open | None = None
         self._rounds = self._usable = 0
 
@@ -158,6 +165,10 @@ class Proposing:
             index = next(at for at, place in enumerate(self._open.now.places) if place.key == session.key)
             verdict = _compared(session, self._open.drafts[index], accepted, taken)
             self._open.outcomes[session.key] = _Outcome(accepted, len(taken), verdict)
+            every = 1 + (len(self._open.now.places) - 1) // _WATCHED
+            if index % every == self._rounds % every:
+                right, verified = max(accepted, verdict.accepted), len(session.draft.tokens)
+                self._watch.add(session.submit, self._open.drafts[index], verified, right, verdict.compared)
 
     def settle(self, verify_ms: float, draft_ms: float) -> None:
         """The round is over, after so long for drafting and for all the rest of it: the policy learns from it."""

@@ -19,10 +19,10 @@ from tests.support.loops import alone, decode, loop_over, requests, toy
 
 
 class Random(KnowingDrafter):
-    """Right in one of eight first tokens and never behind; sure of everything."""
+    """One draft of sixteen is right; sure of everything."""
 
     name = "random"
-    right_every = 8
+    right_every = 16
 
     def __init__(self, texts: Any) -> None:
         super().__init__(texts)
@@ -53,12 +53,18 @@ class Named(KnowingDrafter):
 
 @pytest.fixture(scope="module")
 def submits() -> list[Submit]:
-    return requests(6, depth=8, max_tokens=80, route="/v1/completions")
+    return requests(6, depth=12, max_tokens=80, route="/v1/completions")
 
 
 @pytest.fixture(scope="module")
 def texts(submits: list[Submit]) -> list[list[int]]:
     return texts_of(submits, alone(submits))
+
+
+@pytest.fixture(scope="module")
+def submits_of_the_policy(submits: list[Submit]) -> list[Submit]:
+    """The same requests where the policy chooses the depth."""
+    return [msgspec.structs.replace(submit, depth=None) for submit in submits]
 
 
 def warnings(drafter: KnowingDrafter, submits: list[Submit]) -> list[AcceptanceWarning]:
@@ -84,7 +90,31 @@ def test_a_good_drafter_is_not_warned_of(submits, texts):
 def test_a_bad_drafter_is_warned_of_with_the_likely_cause(submits, texts, bad, cause):
     drafter = bad(texts)
     (found,) = warnings(drafter, submits)
-    assert (found.drafter, found.route, found.user, found.cause) == (drafter.name, "/v1/completions", "", cause)
+    assert_due(found, drafter.name, cause)
+
+
+@pytest.mark.parametrize("bad", [lambda texts: Named(texts, wrong_every=1), Random], ids=["wrong", "random"])
+def test_a_bad_drafter_is_warned_of_where_the_guard_leaves_it_alone(submits_of_the_policy, texts, bad):
+    drafter = bad(texts)
+    loop = loop_over(toy(), drafter)
+    decode(loop, submits_of_the_policy)
+    assert loop.gauges(0).drafters[0].drafted < 200  # that many were verified at most
+    (found,) = loop.gauges(0).low_acceptance
+    assert_due(found, drafter.name, found.cause)
+
+
+def test_an_unsure_drafter_that_is_left_alone_is_no_fault():
+    watch = AcceptanceWatch(0.15)
+    for index in range(2000):  # nothing is verified, and what it promises it keeps
+        watch.add(_submit(), Draft((1, 2), (0.05, 0.05), "d"), 0, int(index % 20 == 0), 1 + int(index % 20 == 0))
+    assert watch.standing() == []
+    for index in range(2000):
+        watch.add(_submit(), Draft((1, 2), (0.05, 0.05), "d"), 2, int(index % 20 == 0), 2)
+    assert [one.cause for one in watch.standing()] == [Cause.HARD_TEXT]
+
+
+def assert_due(found: AcceptanceWarning, drafter: str, cause: Cause) -> None:
+    assert (found.drafter, found.route, found.user, found.cause) == (drafter, "/v1/completions", "", cause)
     assert found.rate <= found.upper < found.threshold == 0.15
     assert found.drafted >= 200
 
@@ -107,13 +137,18 @@ def _submit(temperature: float = 0.0, user: str = "") -> Submit:
     return Submit("x", [1], 5, Sampling(temperature), route="r", user=user)
 
 
+def verified(watch: AcceptanceWatch, submit: Submit, draft: Draft, accepted: int) -> None:
+    """A draft all of whose tokens were verified."""
+    watch.add(submit, draft, len(draft.tokens), accepted, accepted + 1)
+
+
 def test_sampling_is_the_cause_where_greedy_requests_fare_well():
     watch = AcceptanceWatch(0.15)
     draft = Draft((1, 2, 3, 4), (0.2, 0.2, 0.2, 0.2), "d")
     for _ in range(5):
-        watch.add(_submit(), draft, 2)
+        verified(watch, _submit(), draft, 2)
     for index in range(300):
-        watch.add(_submit(1.0), draft, int(index % 10 == 0))
+        verified(watch, _submit(1.0), draft, int(index % 10 == 0))
     assert [one.cause for one in watch.standing()] == [Cause.SAMPLING]
 
 
@@ -121,19 +156,19 @@ def test_an_episode_ends_when_the_rate_is_back_and_the_next_one_is_another():
     watch = AcceptanceWatch(0.15)
     draft = Draft((1, 2, 3, 4), (), "d")
     for _ in range(49):
-        watch.add(_submit(), draft, 0)
+        verified(watch, _submit(), draft, 0)
     assert watch.standing() == []  # 196 tokens are no evidence yet
-    watch.add(_submit(), draft, 0)
+    verified(watch, _submit(), draft, 0)
     assert [one.drafted for one in watch.standing()] == [200]
     seen = []
     for _ in range(40):
-        watch.add(_submit(), draft, 4)
+        verified(watch, _submit(), draft, 4)
         seen.append(bool(watch.standing()))
     assert seen[0]
     assert not seen[-1]
     assert seen == sorted(seen, reverse=True)  # it ends once
     for _ in range(1000):
-        watch.add(_submit(), draft, 0)
+        verified(watch, _submit(), draft, 0)
     assert len(watch.standing()) == 1
 
 
@@ -141,25 +176,25 @@ def test_what_is_old_counts_less_and_classes_are_bounded():
     watch = AcceptanceWatch(0.15)
     draft = Draft((1, 2, 3, 4), (), "d")
     for _ in range(5000):
-        watch.add(_submit(), draft, 4)
+        verified(watch, _submit(), draft, 4)
     for _ in range(1500):
-        watch.add(_submit(), draft, 0)
+        verified(watch, _submit(), draft, 0)
     (found,) = watch.standing()
     assert found.drafted <= 2000
     for index in range(1000):
-        watch.add(_submit(user=str(index)), draft, 0)
+        verified(watch, _submit(user=str(index)), draft, 0)
     assert watch.standing() == []  # forgotten for newer classes, of none of which enough is known
 
 
 def test_a_threshold_of_0_switches_it_off():
     watch = AcceptanceWatch(0.0)
     for _ in range(1000):
-        watch.add(_submit(), Draft((1,), (), "d"), 0)
+        verified(watch, _submit(), Draft((1,), (), "d"), 0)
     assert watch.standing() == []
 
 
 def test_what_a_grammar_adds_is_no_drafters():
     watch = AcceptanceWatch(0.15)
     for _ in range(1000):
-        watch.add(_submit(), Draft((1, 2), (), "d", forced=2), 0)
+        verified(watch, _submit(), Draft((1, 2), (), "d", forced=2), 0)
     assert watch.standing() == []

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from device_profiles.cost import StepCost
 from policies.measured_cost import measured
 from policies.same_rows import SameRows
-from policies.seeds import COLD_DEPTH, NO_CLASS, ClassKey
+from policies.seeds import COLD_DEPTH, MOST_CLASSES, NO_CLASS, ClassKey, remembered
 from policies.speculation import (
     Place,
     Proposal,
@@ -191,3 +191,14 @@ def test_the_last_tokens_of_a_request_do_not_teach_its_class_to_be_shallow():
         state, _ = one_round(state, now, [Proposal(left, (0.8,) * left)], [left])
     assert ended(state, "0").seeds[NO_CLASS].depth > COLD_DEPTH
     assert state.requests["0"].pid.integral > 6
+
+
+def test_of_many_classes_the_latest_are_known():
+    known: dict[ClassKey, int] = {}
+    for number in range(3 * MOST_CLASSES):
+        known = remembered(known, ClassKey(user=str(number)), number)
+        known = remembered(known, NO_CLASS, -1)
+        assert len(known) <= MOST_CLASSES
+    assert known[NO_CLASS] == -1
+    assert known[ClassKey(user=str(3 * MOST_CLASSES - 1))] == 3 * MOST_CLASSES - 1
+    assert ClassKey(user="0") not in known

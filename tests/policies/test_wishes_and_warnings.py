@@ -48,6 +48,8 @@ def test_what_a_scope_leaves_open_is_taken_from_the_next():
     assert effective([Wish(Scope.SESSION, enabled=False), Wish(Scope.REQUEST, depth=4)], Bounds()).most == 4
     assert effective([], Bounds(most=9)) == (9, False, Scope.DEFAULT, False)
     assert effective([Wish(Scope.REQUEST, most=1)], Bounds(least=2)).most == 2
+    for off in (Wish(Scope.REQUEST, depth=0), Wish(Scope.REQUEST, most=0), Wish(Scope.REQUEST, enabled=False, most=3)):
+        assert effective([off], Bounds(least=2)) == (0, True, Scope.REQUEST, False)
 
 
 @given(st.integers(0, 5000), st.data())
@@ -77,6 +79,8 @@ def test_more_evidence_narrows_the_interval(drafted, data):
         (Sample(Drafted(1000, 60), greedy=Drafted(50, 20), sampled=Drafted(950, 40)), Cause.SAMPLING),
         (Sample(Drafted(1000, 60), others=Drafted(1000, 500)), Cause.ONE_CLASS),
         (Sample(Drafted(1000, 0), others=Drafted(1000, 500)), Cause.ONE_CLASS),
+        (Sample(Drafted(1000, 0)), Cause.NOTHING_ACCEPTED),
+        (Sample(Drafted(300, 0), promised=2.0), Cause.HARD_TEXT),
         (Sample(Drafted(1000, 0), others=Drafted(1000, 100)), Cause.NOTHING_ACCEPTED),
         (Sample(Drafted(1000, 60), positions=(Drafted(200, 50), Drafted(50, 3))), Cause.TOO_DEEP),
         (Sample(Drafted(1000, 10), 90.0, positions=(Drafted(200, 10), Drafted(10, 0))), Cause.OVERCONFIDENT),
