@@ -52,6 +52,7 @@ def test_a_chain_serves_and_goes_on_without_the_one_that_fails(tmp_path):
         assert good["seconds_total"] > 0
         shown = outrider("status", "--socket", str(daemon.admin)).stdout
         assert "drafter model-2" in shown
+        assert daemon.status()["gauges"]["low_acceptance"] == []
     only = drafts(model("fault=device_lost&at=9"))
     with running(configuration(tmp_path, extra=only)) as daemon:
         assert daemon.client.completions.create(**DRAFTED).choices[0].text == expected
@@ -65,7 +66,7 @@ def test_a_chain_serves_and_goes_on_without_the_one_that_fails(tmp_path):
         assert "drafter model failed and is not used any more" in daemon.log.read_text()
 
 
-def test_a_draft_that_says_other_tokens_is_warned_of_once_and_a_good_one_is_not(tmp_path):
+def test_a_draft_that_says_other_tokens_is_warned_of_once(tmp_path):
     with running(configuration(tmp_path, extra=drafts(model("shift=1")))) as daemon:
         for _ in range(2):
             daemon.client.completions.create(**DRAFTED)
@@ -78,12 +79,6 @@ def test_a_draft_that_says_other_tokens_is_warned_of_once_and_a_good_one_is_not(
         lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if "low acceptance" in line]
         assert [(line["level"], line["cause"]) for line in lines] == [("warning", warned["cause"])]
         assert "draft" in lines[0]["advice"]
-    with running(configuration(tmp_path, extra=drafts(model()))) as daemon:
-        for _ in range(2):
-            daemon.client.completions.create(**DRAFTED)
-        daemon.wait_for("gauges", running=0)
-        assert daemon.status()["gauges"]["drafters"][0]["drafted"] > 200
-        assert daemon.status()["gauges"]["low_acceptance"] == []
 
 
 def test_a_draft_of_another_vocabulary_serves_where_it_is_translated(tmp_path):
