@@ -28,7 +28,7 @@ from policies.measured_cost import TYPICAL, measured
 
 Emit = Callable[[Event], None]
 
-_MEASURING_S = 0.4
+_MEASURING_S = 0.6
 
 
 def build_engine(options: dict[str, Any]) -> DecodeEngine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from statistics import median
 
 from adapters.contract import LoadedModel
@@ -12,51 +13,59 @@ from orchestrator.clock import Clock
 from orchestrator.measuring.steps import forward_ms, segment
 
 _HELD = 16  # positions of each sequence
-_SHAPES = ((1, 1), (1, 9), (4, 1), (4, 3), (1, 3), (1, 5), (1, 2), (16, 1), (1, 17), (16, 3))
+_SHAPES = ((1, 1), (1, 9), (4, 1), (4, 3), (1, 3), (1, 5), (16, 1), (16, 3))
 """Sequences and the rows of each, those that tell most first."""
-_PASSES = 3
-"""The first one finds nothing in the processor's caches, and counts only where there is time for no other."""
+_TURNS = ((1, 5), (1, 1)) * 3
+"""Run in turn, to see what a forward takes longer whose rows are not those of the one before."""
 
 
 def quick_cost(model: LoadedModel, clock: Clock, *, budget_s: float) -> StepCost | None:
-    """Measure a model with nothing in its slots for `budget_s` seconds at most, one forward more excepted, and leave it
-    so. None where not even two forwards of one sequence fit in. Raises what `LoadedModel.forward` raises."""
-    caps = model.capabilities
+    """Measure a model with nothing in its slots for `budget_s` seconds at most, two forwards more excepted, and leave
+    it so. None where not even two shapes of one sequence fit in. Raises what `LoadedModel.forward` raises."""
     until_s = clock.monotonic_s() + budget_s
-    taken: dict[tuple[int, int], list[float]] = {}
-    changed: list[float] = []
+    taken: dict[tuple[int, int], float] = {}
     held = 0
-    for number in range(_PASSES):
-        for shape in _SHAPES:
-            sequences, rows = shape
-            if clock.monotonic_s() > until_s:
-                break
-            if sequences > caps.slots or sequences * max(rows, caps.paid_rows, _HELD) > caps.max_batch_rows:
-                continue
-            filling = [segment(model, slot, 0, _HELD, prompt=True) for slot in range(held, sequences)]
-            batch = [segment(model, slot, _HELD, rows, prompt=False) for slot in range(sequences)]
-            if model.blocks_needed([*filling, *batch[:held]]) > model.free_blocks():
-                continue
-            if filling:
-                model.forward(filling)
-                held = sequences
-            first_ms, ms = forward_ms(model, batch, clock), forward_ms(model, batch, clock)
-            taken.setdefault(shape, []).append(ms)
-            if number and sequences == 1:
-                changed.append(first_ms / ms)
+    for shape in (one for one in _SHAPES if _fits(model, one)):
+        filling = [segment(model, slot, 0, _HELD, prompt=True) for slot in range(held, shape[0])]
+        if clock.monotonic_s() > until_s or model.blocks_needed(filling) > model.free_blocks() - shape[0]:
+            break
+        if filling:
+            model.forward(filling)
+            held = shape[0]
+        taken[shape] = _run(model, shape, clock, times=2)[1]  # the first finds nothing in the processor's caches
+    longer = [
+        _run(model, shape, clock, times=1)[0] / taken[shape]
+        for shape in _TURNS
+        if shape in taken and clock.monotonic_s() <= until_s
+    ]
     for slot in range(held):
         model.release(slot)
-    cost = _fitted(model, taken)
-    return None if cost is None else replace(cost, varying=max(1.0, median(changed or [1.0])))
+    return _fitted(model, taken, longer)
 
 
-def _fitted(model: LoadedModel, taken: dict[tuple[int, int], list[float]]) -> StepCost | None:
-    if sum(sequences == 1 for sequences, _ in taken) < 2:
+def _fits(model: LoadedModel, shape: tuple[int, int]) -> bool:
+    sequences, rows = shape
+    caps = model.capabilities
+    return sequences <= caps.slots and sequences * max(rows, caps.paid_rows, _HELD) <= caps.max_batch_rows
+
+
+def _run(model: LoadedModel, shape: tuple[int, int], clock: Clock, *, times: int) -> list[float]:
+    batch = [segment(model, slot, _HELD, shape[1], prompt=False) for slot in range(shape[0])]
+    return [forward_ms(model, batch, clock) for _ in range(times)]
+
+
+def _fitted(model: LoadedModel, taken: dict[tuple[int, int], float], longer: list[float]) -> StepCost | None:
+    alone = sorted((rows, ms) for (sequences, rows), ms in taken.items() if sequences == 1)
+    if len(alone) < 2:
         return None
-    samples = [
-        StepSample((rows,) * sequences, (_HELD,) * sequences, min(times[1:] or times))
-        for (sequences, rows), times in taken.items()
-    ]
     caps = model.capabilities
     apart = caps.apart_tokens > 0  # then only a forward of a single row is padded
-    return fit_steps(samples, 1 if apart else caps.paid_rows, caps.paid_rows if apart else 1).cost
+    least_rows, least_forward_rows = (1, caps.paid_rows) if apart else (caps.paid_rows, 1)
+    if len(taken) == len(_SHAPES):
+        samples = [StepSample((rows,) * sequences, (0,) * sequences, ms) for (sequences, rows), ms in taken.items()]
+        cost = fit_steps(samples, least_rows, least_forward_rows).cost
+    else:  # too few to tell rows from sequences
+        times = tuple(accumulate((ms for _, ms in alone), max))
+        knots = tuple(float(rows) for rows, _ in alone)
+        cost = StepCost(knots, times, least_rows=least_rows, least_forward_rows=least_forward_rows)
+    return replace(cost, varying=max(1.0, median(longer))) if len(longer) > 2 else cost

@@ -18,6 +18,7 @@ from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.drafting.wire import LinkLost
 from orchestrator.measuring.links import EchoEngine, measure_link
 from orchestrator.measuring.pairs import DEPTHS, compare_choices, replay
+from orchestrator.measuring.quick import quick_cost
 from orchestrator.measuring.rounds import RoundSample, disturbance, fit_overhead, varying_in
 from orchestrator.measuring.steps import measure_steps
 
@@ -38,6 +39,17 @@ def test_forwards_are_measured_in_whatever_room_there_is(room):
     assert steps.cost.ms(1) > 0.0
     assert steps.cost.prefill is not None
     assert model.free_blocks() == model.capabilities.total_blocks, "slots are empty again"
+    quick_cost(model, SystemClock(), budget_s=1.0)
+    assert model.free_blocks() == model.capabilities.total_blocks, "and again"
+
+
+def test_a_few_forwards_tell_roughly_what_rows_cost():
+    found = quick_cost(toy("base_ms=4&row_ms=1"), SystemClock(), budget_s=1.0)
+    assert found is not None
+    assert found.ms(9) == pytest.approx(13.0, rel=0.5)
+    assert found.ms(1) < found.ms(5) < found.ms(9)
+    assert found.varying == pytest.approx(1.0, abs=0.5)
+    assert quick_cost(toy("base_ms=4"), SystemClock(), budget_s=0.0) is None, "no time, no figures"
 
 
 def test_rounds_are_explained_by_what_they_are_of():
