@@ -1,23 +1,35 @@
-"""What gives way when a service level objective is at risk, and how many sequences share a round.
+"""What gives way when a service level objective is at risk, and how many sequences share a round (ADR 0031).
 
 TTFT is late where requests wait, or prefills get too few rows beside decoding. TPOT is late where rounds are long for
 the tokens that they bring each sequence: too many sequences, too much prefill in them, or drafts that bring fewer
 tokens than they take time; but where drafts bring more, speculating is what helps. So the answer is not "less
 speculation" but whatever moves the objective that is at risk, and the other one's slack pays for it.
+
+What was moved comes back in steps, and only with slack: else a bound that keeps an objective is given up as soon as it
+does.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from enum import StrEnum
+from math import ceil, inf
 from typing import NamedTuple
+
+from device_profiles.units import MS_PER_S, ceil_div
 
 AT_RISK = 0.9
 """An objective is at risk from this share of it on."""
 SLACK = 0.7
 """Below this share of an objective something may be asked of it."""
+LEAST_GROUP = 8
+"""Smaller groups read the weights again for few rows."""
 _MOST_STRESS = 2.0
 _PRICE_STEP = 0.5
+_LEAST_PRICE = 0.25
+_RELEASED = 0.8  # what was moved stays so until the objective is below this share
+_BACK = 4  # what may run grows by a fourth at each step back
 
 
 class Objective(NamedTuple):
@@ -27,10 +39,19 @@ class Objective(NamedTuple):
     percentile: float = 95.0
 
 
+class Objectives(NamedTuple):
+    """What requests are to have. `max_round_ms`: the longest that a round may be planned to take (0: no bound)."""
+
+    ttft: Objective = Objective()
+    tpot: Objective = Objective()
+    max_round_ms: float = 0.0
+
+
 class Seen(NamedTuple):
     """What requests of late had, at the percentile of their objective; None: too few. `waiting` and `running`
     requests. `gain`: tokens that rounds with speculation bring to those of plain rounds in the same time.
-    `sequence_gain`: the same for one sequence's TPOT: 1 + accepted drafts a round, over how much longer it takes."""
+    `sequence_gain`: the same for one sequence's TPOT: 1 + accepted drafts a round, over how much longer it takes; at
+    the percentile, so that it is a slow sequence's. `prefill_time`: the share of the time that goes to prompts."""
 
     ttft_ms: float | None
     tpot_ms: float | None
@@ -38,6 +59,7 @@ class Seen(NamedTuple):
     running: int
     gain: float = 1.0
     sequence_gain: float = 1.0
+    prefill_time: float = 0.0
 
 
 class Lever(StrEnum):
@@ -60,6 +82,21 @@ class Answer(NamedTuple):
     running: int
     levers: tuple[Lever, ...]
 
+    @property
+    def explained(self) -> str:
+        """What is moved, in one line."""
+        if self.levers == (Lever.NOTHING,):
+            return "nothing is moved"
+        moved = [f"a draft's row is priced {self.row_price:.2f} times"] * (self.row_price != 1.0)
+        moved += [f"prompts get {self.prefill_share:g} times their time"] * (self.prefill_share != 1.0)
+        moved += [f"{self.running} may run"] * (Lever.ADMISSION_GIVES_WAY in self.levers)
+        return "; ".join([", ".join(lever.replace("_", " ") for lever in self.levers), *moved])
+
+
+def at_rest(max_running: int) -> Answer:
+    """Return the answer where no objective is at risk."""
+    return Answer(1.0, 1.0, max_running, (Lever.NOTHING,))
+
 
 def stress(seen_ms: float | None, objective: Objective) -> float:
     """Return what is seen over what is wanted, at most 2; 0 where there is no objective or nothing seen."""
@@ -77,7 +114,27 @@ def answer(seen: Seen, ttft: Objective, tpot: Objective, *, max_running: int) ->
         return _first_token(seen, late_ttft, max_running, tpot_slack=late_tpot <= SLACK)
     if late_tpot >= AT_RISK:
         return _each_token(seen, late_tpot, max_running, ttft_slack=late_ttft <= SLACK)
-    return Answer(1.0, 1.0, max_running, (Lever.NOTHING,))
+    return at_rest(max_running)
+
+
+def moved(before: Answer, seen: Seen, objectives: Objectives, *, max_running: int) -> Answer:
+    """Return what is to be done after `before`: prices and shares follow the answer at once and stay until there is
+    some slack; how many may run is at most halved, and comes back by steps."""
+    late_ttft, late_tpot = stress(seen.ttft_ms, objectives.ttft), stress(seen.tpot_ms, objectives.tpot)
+    wanted = answer(seen, objectives.ttft, objectives.tpot, max_running=max_running)
+    if wanted.levers == (Lever.NOTHING,) and max(late_ttft, late_tpot) > _RELEASED:
+        wanted = before._replace(running=max_running)
+    running = before.running
+    if wanted.running < running:
+        running = max(wanted.running, running // 2, 1)
+    elif late_tpot <= SLACK or late_ttft >= AT_RISK:
+        running = min(wanted.running, running + max(1, running // _BACK))
+    return wanted._replace(running=running, levers=_in_force(wanted.levers, fewer=running < max_running))
+
+
+def _in_force(levers: tuple[Lever, ...], *, fewer: bool) -> tuple[Lever, ...]:
+    others = tuple(lever for lever in levers if lever not in (Lever.NOTHING, Lever.ADMISSION_GIVES_WAY))
+    return (*others, *[Lever.ADMISSION_GIVES_WAY] * fewer) or (Lever.NOTHING,)
 
 
 def _first_token(seen: Seen, late: float, max_running: int, *, tpot_slack: bool) -> Answer:
@@ -89,10 +146,18 @@ def _first_token(seen: Seen, late: float, max_running: int, *, tpot_slack: bool)
 
 
 def _each_token(seen: Seen, late: float, max_running: int, *, ttft_slack: bool) -> Answer:
-    """Tokens come too slowly: drafts where they bring them sooner, then less prefill, then fewer at a time."""
-    gains = seen.sequence_gain > 1.0
-    price = 1.0 / (1.0 + _PRICE_STEP * late) if gains else 1.0 + _PRICE_STEP * (1.0 + late - AT_RISK)
-    levers = [Lever.DRAFTS_GAIN if gains else Lever.DRAFTS_GIVE_WAY]
+    """Tokens come too slowly: drafts where they bring them sooner, then less prefill, then fewer at a time.
+
+    The guard takes the drafts that make the most of the time of rounds that only decode. Where prompts take a share of
+    the time, a sequence's time is worth less than that, and more drafts pay for it.
+    """
+    levers: list[Lever] = []
+    if seen.sequence_gain > 1.0:
+        price = max(_LEAST_PRICE, 1.0 - seen.prefill_time)
+        levers += [Lever.DRAFTS_GAIN] * (price < 1.0)
+    else:
+        price = 1.0 + _PRICE_STEP * (1.0 + late - AT_RISK)
+        levers.append(Lever.DRAFTS_GIVE_WAY)
     share, running = 1.0, max_running
     if ttft_slack:
         share = 0.5
@@ -100,7 +165,7 @@ def _each_token(seen: Seen, late: float, max_running: int, *, ttft_slack: bool) 
         if late > 1.0:
             running = max(1, min(max_running, int(seen.running / late)))
             levers.append(Lever.ADMISSION_GIVES_WAY)
-    return Answer(price, share, running, tuple(levers))
+    return Answer(price, share, running, tuple(levers) or (Lever.NOTHING_HELPS,))
 
 
 def _both(seen: Seen, late_tpot: float, max_running: int) -> Answer:
@@ -110,24 +175,54 @@ def _both(seen: Seen, late_tpot: float, max_running: int) -> Answer:
     return Answer(1.0 + _PRICE_STEP * late_tpot, 1.0, max_running, (Lever.DRAFTS_GIVE_WAY, Lever.NOTHING_HELPS))
 
 
-def group_size(round_ms: Callable[[int], float], ready: int, *, bound_ms: float, least: int = 8, most: int = 16) -> int:
-    """Return how many of `ready` sequences share the next round: as many as keep it within `bound_ms`, up to `most`,
-    but `least` (or all there are) in any case: smaller groups read the weights again for few rows.
+def group_size(
+    round_ms: Callable[[int], float],
+    ready: int,
+    *,
+    bound_ms: float,
+    turns_ms: float = inf,
+    least: int = LEAST_GROUP,
+) -> int:
+    """Return how many of `ready` sequences share the next round: all of them where it keeps within `bound_ms`, else
+    the same number in each of as few turns as keep within it. Groups are never smaller than `least`, and where a turn
+    of all would take longer than `turns_ms`, there are none: every group reads the weights anew.
 
     `round_ms(sequences)` is the time of such a round, never falling.
     """
-    size = min(ready, least)
-    while size < min(ready, most) and round_ms(size + 1) <= bound_ms:
-        size += 1
-    return size
+    if ready <= least or round_ms(ready) <= bound_ms:
+        return ready
+    fitting = bisect_right(range(1, ready + 1), bound_ms, key=round_ms)
+    turns = ceil_div(ready, max(fitting, least))
+    size = max(least, ceil_div(ready, turns))
+    return size if turns * round_ms(size) <= turns_ms else ready
 
 
-def waits_for_more(ready: int, running: int, *, waited_ms: float, budget_ms: float, saved_ms: float) -> bool:
-    """Return whether a round waits for sequences that are about to be ready (their drafts are on the way): not beyond
-    the latency budget, nor longer than one round instead of two saves (`saved_ms`)."""
-    return ready < running and waited_ms < min(budget_ms, saved_ms)
+def rows_that_fit(round_ms: Callable[[int], float], base_rows: int, most: int, *, bound_ms: float) -> int:
+    """Return how many rows of drafts, at most `most`, keep a round of `base_rows` within `bound_ms`.
+
+    `round_ms(rows)` is the time of such a round, never falling.
+    """
+    return bisect_right(range(base_rows + 1, base_rows + most + 1), bound_ms, key=round_ms)
 
 
-def goodput(met: int, elapsed_s: float) -> float:
-    """Return requests that met every objective per second (DistServe); 0 before any time has passed."""
-    return met / elapsed_s if elapsed_s > 0.0 else 0.0
+def round_bound_ms(seen_tpot_ms: float | None, objectives: Objectives, plain_ms: float) -> float:
+    """Return the latency budget of a round: the operator's, and where TPOT is at risk, its objective: then a sequence
+    meets it even if none of its drafts is accepted. Where rounds without drafts (`plain_ms`) are longer than that, only
+    drafts can help, and there is no such bound."""
+    bound_ms = objectives.max_round_ms or inf
+    tpot = objectives.tpot
+    if tpot.ms is not None and stress(seen_tpot_ms, tpot) >= AT_RISK and plain_ms <= tpot.ms:
+        bound_ms = min(bound_ms, tpot.ms)
+    return bound_ms
+
+
+def expected_ttft_ms(ahead: int, gap_ms: float, alone_ms: float) -> float:
+    """Return when a request that comes now can expect its first token. `ahead`: requests that must end before it may
+    start; one ends every `gap_ms`. `alone_ms`: from its start to its first token."""
+    return max(0, ahead) * gap_ms + alone_ms
+
+
+def retry_s(expected_ms: float, objective: Objective) -> int:
+    """Return after how many seconds a request can expect to meet its TTFT, as things are: when as much of the queue is
+    gone as is too much; 0 where it can now."""
+    return max(0, ceil((expected_ms - objective.ms) / MS_PER_S)) if objective.ms is not None else 0

@@ -15,4 +15,5 @@ from orchestrator.bootstrap.models import load_tokenizer as load_tokenizer
 from orchestrator.bootstrap.options import EngineOptions as EngineOptions
 from orchestrator.bootstrap.options import draft_specs as draft_specs
 from orchestrator.bootstrap.options import engine_options as engine_options
+from orchestrator.bootstrap.options import objectives_of as objectives_of
 from orchestrator.bootstrap.options import worker_specs as worker_specs

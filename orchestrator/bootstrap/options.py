@@ -13,7 +13,9 @@ from device_profiles.profile import Exactness
 from orchestrator.cluster.port import WorkerSpec
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig, ModelDraft, Placement, SuffixDraft, Target, draft_names
+from orchestrator.config.slo import SloSection
 from policies.acceptance import ToleranceGoal
+from policies.slo import Objective, Objectives
 
 ENGINE_ENTRY = "orchestrator.bootstrap.engine:build_engine"
 DRAFT_ENTRY = "orchestrator.bootstrap.draft_worker:build_draft_engine"
@@ -91,6 +93,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     tolerance: ToleranceGoal
     drafters: list[DraftOptions]
     low_acceptance_rate: float
+    objectives: Objectives = Objectives()
 
     def with_model(self, **changes: object) -> EngineOptions:
         """Return the options with some of the model's changed."""
@@ -132,6 +135,16 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         ),
         drafters=[] if off else _drafters(config, base),
         low_acceptance_rate=config.speculation.low_acceptance_rate,
+        objectives=objectives_of(config.slo),
+    )
+
+
+def objectives_of(slo: SloSection) -> Objectives:
+    """Return what requests are to have."""
+    return Objectives(
+        Objective(slo.ttft_ms or None, slo.ttft_percentile),
+        Objective(slo.tpot_ms or None, slo.tpot_percentile),
+        slo.max_round_ms,
     )
 
 

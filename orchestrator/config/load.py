@@ -36,6 +36,7 @@ def load_config(path: Path, *, sources: bool = True) -> ClusterConfig:
         _check_processes(config, path, lines)
         _check_replicas(config, path, lines)
         _check_cores(config, path, lines)
+        _check_objectives(config, path, lines)
         _check_vocabularies(config, path, lines)
         _check_keys(config, path, lines)
     return config
@@ -183,6 +184,15 @@ def _check_cores(config: ClusterConfig, path: Path, lines: Lines) -> None:
                 f"{where} this machine has no core {missing[0]} for workers; it has "
                 f"{', '.join(map(str, sorted(usable)))}"
             )
+
+
+def _check_objectives(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Refuse keys that would change nothing: those of an objective that is not set. Raises ConfigError."""
+    needs = {"ttft_percentile": "ttft_ms", "late": "ttft_ms", "tpot_percentile": "tpot_ms"}
+    for key, needed in needs.items():
+        if key in config.slo.model_fields_set and not getattr(config.slo, needed):
+            where = f"{path}:{lines.get(('slo', key), 1)}: slo.{key}:"
+            raise ConfigError(f"{where} goes with slo.{needed}; set that, or leave the key out")
 
 
 def _check_vocabularies(config: ClusterConfig, path: Path, lines: Lines) -> None:

@@ -10,6 +10,7 @@ from pydantic import ByteSize, Discriminator, Field, Tag
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.section import Section, Size
+from orchestrator.config.slo import SloSection
 
 MAX_REPLICAS = 64
 
@@ -219,7 +220,8 @@ class Limits(Section):
     max_itl_ms: float = Field(default=200.0, ge=1, le=60_000)
     """The longest forward that decodes and prefills, so the longest wait for a next token that a new prompt may
     cause to running streams: longer is sooner for the prompt. What a row of prefill costs is measured. Where decoding
-    alone takes longer than half of it, prefill gets as much time as decoding."""
+    alone takes longer than half of it, prefill gets as much time as decoding. While an objective of `slo` is at risk,
+    the bound is half or twice that."""
     prefix_reuse: bool = True
     """Keep the KV cache of prompts while there is room, and begin later requests with it where they begin alike."""
     request_timeout_s: float = Field(default=0.0, ge=0, le=86_400)
@@ -294,6 +296,8 @@ class ClusterConfig(Section):
     """What a plan is for, and what it may do."""
     limits: Limits = Limits()
     """Bounds on memory, concurrency and time."""
+    slo: SloSection = SloSection()
+    """Service level objectives, and what is done for them."""
     api: Api = Api()
     """The HTTP endpoint."""
     cluster: ClusterSection = ClusterSection()

@@ -7,14 +7,16 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.bootstrap import draft_specs, engine_options, worker_specs
+from orchestrator.bootstrap import EngineOptions, draft_specs, engine_options, worker_specs
 from orchestrator.config.load import default_config_path, load_config, parse_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import ConfigError
+from policies.slo import Objective, Objectives
 
 SHIPPED = Path(__file__).parents[2] / "cluster.yaml"
 HEAD = "model:\n  source: simulated:toy\n  adapter: simulated\n"
@@ -72,6 +74,9 @@ WRONG = [
     ("api: {port: " + "9" * 5000 + "}\n", 4, ["not YAML", "cannot be read as int"]),
     ("api: {port: !!int ''}\n", 4, ["not YAML", "'' cannot be read as int"]),
     ("api: {port: !!timestamp x}\n", 4, ["not YAML", "cannot be read as timestamp"]),
+    ("slo:\n  ttft_ms: -1\n", 5, ["slo.ttft_ms: must be 0 to 3600000, not -1"]),
+    ("slo:\n  tpot_ms: 50\n  tpot_percentile: 100\n", 6, ["slo.tpot_percentile: must be 50 to 99.9, not 100"]),
+    ("slo:\n  ttft_ms: 9\n  late: shed\n", 6, ["slo.late: must be 'queue' or 'refuse', not 'shed'"]),
     ("api: *nothing\n", 4, ["not YAML", "undefined alias"]),
     ("api: !!python/object:os.system {}\n", 4, ["not YAML"]),
 ]
@@ -257,3 +262,26 @@ def test_unreadable_files_are_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="--config"):
         default_config_path()
+
+
+@pytest.mark.parametrize(
+    ("keys", "line", "words"),
+    [
+        ("  tpot_ms: 50\n  ttft_percentile: 99\n", 6, "slo.ttft_percentile: goes with slo.ttft_ms"),
+        ("  tpot_percentile: 99\n", 5, "slo.tpot_percentile: goes with slo.tpot_ms"),
+        ("  late: refuse\n", 5, "slo.late: goes with slo.ttft_ms"),
+    ],
+)
+def test_what_belongs_to_an_objective_needs_one(tmp_path, keys, line, words):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"{HEAD}slo:\n{keys}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f":{line}: {words}"):
+        load_config(file)
+
+
+def test_the_worker_is_told_the_objectives():
+    text = f"{HEAD}slo: {{ttft_ms: 500, tpot_ms: 40, tpot_percentile: 99, max_round_ms: 80}}\n"
+    for written, expected in ((HEAD, Objectives()), (text, Objectives(Objective(500), Objective(40, 99), 80))):
+        options = engine_options(parse_config(written, Path("c.yaml")), Path())
+        assert options.objectives == expected
+        assert msgspec.convert(msgspec.to_builtins(options), EngineOptions) == options

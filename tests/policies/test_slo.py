@@ -3,11 +3,29 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.slo import Lever, Objective, Seen, answer, goodput, group_size, stress, waits_for_more
+from policies.slo import (
+    LEAST_GROUP,
+    Lever,
+    Objective,
+    Objectives,
+    Seen,
+    answer,
+    at_rest,
+    expected_ttft_ms,
+    group_size,
+    moved,
+    retry_s,
+    round_bound_ms,
+    rows_that_fit,
+    stress,
+)
 
 MS = st.none() | st.floats(1.0, 5000.0)
 OBJECTIVES = st.builds(Objective, MS)
-SEEN = st.builds(Seen, MS, MS, st.integers(0, 50), st.integers(0, 32), st.floats(0.5, 3.0), st.floats(0.5, 3.0))
+SEEN = st.builds(
+    Seen,
+    *(MS, MS, st.integers(0, 50), st.integers(0, 32), st.floats(0.5, 3.0), st.floats(0.5, 3.0), st.floats(0.0, 1.0)),
+)
 COUNTS = st.integers(1, 32)
 
 
@@ -30,7 +48,9 @@ def test_without_objectives_nothing_is_moved(seen, max_running):
 def test_late_tokens_ask_for_drafts_only_where_these_bring_them_sooner(seen, tpot_ms, max_running):
     late = seen._replace(ttft_ms=None, tpot_ms=2.0 * tpot_ms)
     found = answer(late, Objective(1000.0), Objective(tpot_ms), max_running=max_running)
-    assert (found.row_price < 1.0) == (seen.sequence_gain > 1.0)
+    assert (found.row_price > 1.0) == (seen.sequence_gain <= 1.0)
+    assert (found.row_price < 1.0) == (Lever.DRAFTS_GAIN in found.levers)
+    assert (found.row_price < 1.0) == (seen.sequence_gain > 1.0 and 1.0 - seen.prefill_time < 1.0)
     assert found.running <= max(1, seen.running)
     assert found.prefill_share < 1.0  # TTFT has slack
 
@@ -57,27 +77,82 @@ def test_stress_is_a_share(seen_ms, objective):
     assert 0.0 <= stress(seen_ms, objective) <= 2.0
 
 
-@given(st.integers(1, 64), st.floats(0.1, 10.0), st.floats(1.0, 300.0))
-def test_groups_fit_the_bound_unless_they_are_small_already(ready, each_ms, bound_ms):
+@given(SEEN, st.lists(SEEN, max_size=30), OBJECTIVES, OBJECTIVES, COUNTS)
+def test_steps_stay_possible_and_all_that_was_moved_comes_back(last, course, ttft, tpot, max_running):
+    objectives, found = Objectives(ttft, tpot), at_rest(max_running)
+    for seen in course:
+        before, found = found, moved(found, seen, objectives, max_running=max_running)
+        assert 1 <= found.running <= max_running
+        assert found.running >= before.running // 2
+        assert (Lever.ADMISSION_GIVES_WAY in found.levers) == (found.running < max_running)
+        assert found.explained
+    for _ in range(40):
+        found = moved(found, last._replace(ttft_ms=None, tpot_ms=None), objectives, max_running=max_running)
+    assert found == at_rest(max_running)
+
+
+def test_what_keeps_an_objective_is_not_given_up_as_soon_as_it_does():
+    objectives = Objectives(tpot=Objective(100.0))
+    late = Seen(None, 150.0, 4, 12, sequence_gain=0.9)
+    found = moved(at_rest(16), late, objectives, max_running=16)
+    assert found.running == 8
+    assert found.row_price > 1.0
+    for tpot_ms in (95.0, 85.0):
+        found = moved(found, late._replace(tpot_ms=tpot_ms, running=8), objectives, max_running=16)
+        assert found.running == 8
+        assert found.row_price > 1.0
+    found = moved(found, late._replace(tpot_ms=75.0, running=8), objectives, max_running=16)
+    assert (found.running, found.row_price) == (8, 1.0)
+    found = moved(found, late._replace(tpot_ms=60.0, running=8), objectives, max_running=16)
+    assert found.running == 10
+
+
+def test_fewer_run_no_longer_where_first_tokens_are_late_too():
+    objectives = Objectives(Objective(100.0), Objective(100.0))
+    fewer = at_rest(16)._replace(running=4)
+    found = moved(fewer, Seen(150.0, 150.0, 4, 4), objectives, max_running=16)
+    assert found.running == 5
+
+
+@given(st.integers(1, 200), st.floats(0.0, 50.0), st.floats(0.1, 10.0), st.floats(1.0, 300.0), st.floats(1.0, 3000.0))
+def test_groups_fit_the_bound_unless_they_are_small_or_their_turns_take_too_long(
+    ready, base_ms, each_ms, bound_ms, turns_ms
+):
     def round_ms(sequences):
-        return 5.0 + each_ms * sequences
+        return base_ms + each_ms * sequences
 
-    size = group_size(round_ms, ready, bound_ms=bound_ms)
-    assert min(ready, 8) <= size <= min(ready, 16)
-    if size > 8:
-        assert round_ms(size) <= bound_ms
-    if size < min(ready, 16):
-        assert round_ms(size + 1) > bound_ms
-
-
-@given(st.integers(0, 16), st.integers(0, 16), st.floats(0.0, 50.0), st.floats(0.0, 50.0), st.floats(0.0, 50.0))
-def test_a_round_waits_no_longer_than_waiting_saves(ready, running, waited_ms, budget_ms, saved_ms):
-    if waits_for_more(ready, running, waited_ms=waited_ms, budget_ms=budget_ms, saved_ms=saved_ms):
-        assert ready < running
-        assert waited_ms < budget_ms
-        assert waited_ms < saved_ms
+    size = group_size(round_ms, ready, bound_ms=bound_ms, turns_ms=turns_ms)
+    assert min(ready, LEAST_GROUP) <= size <= ready
+    if size < ready:
+        turns = -(-ready // size)
+        assert round_ms(ready) > bound_ms
+        assert round_ms(size) <= bound_ms or size == LEAST_GROUP
+        assert turns * round_ms(size) <= turns_ms
 
 
-def test_goodput_is_requests_that_met_their_objectives_a_second():
-    assert goodput(30, 10.0) == 3.0
-    assert goodput(3, 0.0) == 0.0
+@given(st.integers(0, 64), st.integers(0, 64), st.floats(0.1, 10.0), st.floats(1.0, 300.0))
+def test_rows_of_drafts_fit_the_bound(base_rows, most, each_ms, bound_ms):
+    def round_ms(rows):
+        return 5.0 + each_ms * rows
+
+    rows = rows_that_fit(round_ms, base_rows, most, bound_ms=bound_ms)
+    assert 0 <= rows <= most
+    assert rows == 0 or round_ms(base_rows + rows) <= bound_ms
+    assert rows == most or round_ms(base_rows + rows + 1) > bound_ms
+
+
+def test_a_round_is_as_long_as_tpot_allows_only_where_that_is_at_risk_and_can_be_kept():
+    objectives = Objectives(tpot=Objective(50.0), max_round_ms=80.0)
+    assert round_bound_ms(None, objectives, 20.0) == 80.0
+    assert round_bound_ms(30.0, objectives, 20.0) == 80.0
+    assert round_bound_ms(48.0, objectives, 20.0) == 50.0
+    assert round_bound_ms(48.0, objectives, 60.0) == 80.0
+    assert round_bound_ms(48.0, Objectives(), 20.0) == float("inf")
+
+
+def test_a_request_is_told_to_come_back_when_it_can_be_in_time():
+    assert expected_ttft_ms(-3, 500.0, 40.0) == 40.0
+    assert expected_ttft_ms(6, 500.0, 40.0) == 3040.0
+    assert retry_s(3040.0, Objective(1000.0)) == 3
+    assert retry_s(900.0, Objective(1000.0)) == 0
+    assert retry_s(9000.0, Objective()) == 0
