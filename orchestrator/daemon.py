@@ -22,7 +22,7 @@ from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.keys import Keys
-from orchestrator.bootstrap import build_cluster, load_tokenizer
+from orchestrator.bootstrap import build_cluster, load_tokenizer, objectives_of
 from orchestrator.bootstrap.planning import planned, planned_again, profiled, started
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Progress, WorkerSpec
@@ -81,6 +81,8 @@ class Daemon:
                 self._config.cluster.max_restarts,
                 limits.request_timeout_s,
                 self._config.speculation.min_speculative_tokens,
+                ttft=objectives_of(self._config.slo).ttft,
+                refuse_late=self._config.slo.late == "refuse",
             ),
             self._clock,
             drafts=drafts,
@@ -109,9 +111,8 @@ class Daemon:
                     settings,
                     self._clock,
                 )
-                admin = create_admin_app(
-                    self._control, f"{url}/v1", version("outrider"), settings.acceptance, self._running_plan
-                )
+                known = (f"{url}/v1", version("outrider"), settings.acceptance, self._running_plan, api.state.slo)
+                admin = create_admin_app(self._control, *known)
                 self._control.on_round.extend(api.state.on_round)
                 async with _serving(api, tcp), _serving(admin, unix):
                     await self._serve(url, admin_path)
@@ -163,6 +164,7 @@ class Daemon:
             stalled_after_s=self._config.api.stalled_after_s,
             vllm_metric_names=self._config.api.vllm_metric_names,
             acceptance=AcceptanceBounds(self._config.speculation.acceptance, self._config.speculation.allow_tolerance),
+            objectives=objectives_of(self._config.slo),
         )
 
     def _reread_keys(self) -> None:

@@ -35,17 +35,17 @@ def observed(cost: PrefillCost, *, prefill_rows: int, decoding: bool, forward_ms
     return replace(cost, row_ms=_mean(cost.row_ms, found_ms, weight))
 
 
-def rows_within(cost: PrefillCost, *, bound_ms: float, most: int, least: int) -> int:
-    """Return how many rows keep the forward within `bound_ms`, from `least` to `most`; `least` where nothing was
-    measured.
+def rows_within(cost: PrefillCost, *, bound_ms: float, most: int, least: int, share: float = 1.0) -> int:
+    """Return how many rows keep the forward within `share` (above 0) of `bound_ms`, from `least` to `most`; `least`
+    where nothing was measured.
 
-    Where decoding alone takes more than half of the bound, prefill gets as much time as decoding: on a device too
-    slow for the bound, prompts still get on and streams at most halve their pace.
+    Where decoding alone takes more than half of the bound, prefill gets as much time as decoding, or `share` of that
+    where it is below 1: on a device too slow for the bound, prompts still get on and streams at most halve their pace.
     """
     if cost.row_ms is None:
         return least
     decode_ms = cost.decode_ms or 0.0
-    room_ms = max(bound_ms - decode_ms, decode_ms)
+    room_ms = max(share * bound_ms - decode_ms, min(share, 1.0) * decode_ms)
     if room_ms >= most * cost.row_ms * _MARGIN:
         return most
     return max(least, int(room_ms / (cost.row_ms * _MARGIN)))

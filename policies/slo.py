@@ -39,12 +39,19 @@ class Objective(NamedTuple):
     percentile: float = 95.0
 
 
+ANY = Objective()
+"""No objective."""
+
+
 class Objectives(NamedTuple):
     """What requests are to have. `max_round_ms`: the longest that a round may be planned to take (0: no bound)."""
 
-    ttft: Objective = Objective()
-    tpot: Objective = Objective()
+    ttft: Objective = ANY
+    tpot: Objective = ANY
     max_round_ms: float = 0.0
+
+
+NO_OBJECTIVES = Objectives()
 
 
 class Seen(NamedTuple):

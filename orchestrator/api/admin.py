@@ -20,9 +20,10 @@ def create_admin_app(
     version: str,
     bounds: AcceptanceBounds,
     running_plan: Callable[[], dict[str, Any] | None] = lambda: None,
+    slo: Callable[[], dict[str, Any] | None] = lambda: None,
 ) -> FastAPI:
     """Return the app; `api_url` is where the public API listens, `bounds` the rules that its requests may ask for,
-    `running_plan` the plan that runs, as plain data."""
+    `running_plan` the plan that runs, as plain data, `slo` how requests meet their objectives."""
     app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
     errors.install(app)
     speculation_admin.install(app, control)
@@ -45,6 +46,7 @@ def create_admin_app(
             "totals": totals_of(view.totals),
             "drafts": [draft_of(draft) for draft in view.drafts],
             "replicas": [replica_of(replica) for replica in view.replicas],
+            "slo": slo(),
             "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
             "speculation": speculation_admin.shown(view),
         }

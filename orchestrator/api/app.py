@@ -34,13 +34,14 @@ from orchestrator.clock import Clock
 from orchestrator.cluster.port import Submit
 from orchestrator.control.port import Control
 from orchestrator.errors import RequestError
+from policies.slo import NO_OBJECTIVES, Objectives
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
     """Bounds of the API. `log_words`: the log has requests' and answers' text, and what bugs say. `keys`: None asks
     for none. `stalled_after_s`: see liveness. `vllm_metric_names`: see metrics. `acceptance`: the rules that requests
-    may ask for."""
+    may ask for. `objectives`: what they are to have."""
 
     max_body_bytes: int
     log_words: bool = False
@@ -48,6 +49,7 @@ class ApiSettings:
     stalled_after_s: float = 30.0
     vllm_metric_names: bool = False
     acceptance: AcceptanceBounds = field(default_factory=AcceptanceBounds)
+    objectives: Objectives = NO_OBJECTIVES
 
 
 class Api:
@@ -63,7 +65,7 @@ class Api:
     ) -> None:
         self.control = control
         self.model_name = model_name
-        self.metrics = Metrics(control, clock, vllm_names=settings.vllm_metric_names)
+        self.metrics = Metrics(control, clock, vllm_names=settings.vllm_metric_names, objectives=settings.objectives)
         self.liveness = Liveness(control, clock, settings.stalled_after_s)
         self.tokenizer = tokenizer
         self._settings = settings
@@ -227,6 +229,7 @@ def create_app(
     """Return the app. `tokenizer` gives None, and `model_name` may give "", until the worker is ready."""
     app = FastAPI(title="Outrider", version=version("outrider"), docs_url="/docs", redoc_url=None)
     api = Api(control, tokenizer, model_name, settings, clock)
+    app.state.slo = api.metrics.slo.view
     app.state.on_round = [api.metrics.observe_round, api.liveness.observe_round]
     errors.install(app)
     if settings.keys is not None:

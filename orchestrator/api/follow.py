@@ -12,6 +12,7 @@ from starlette.responses import Response
 from orchestrator.api.errors import CLIENT_CLOSED, unforeseen
 from orchestrator.api.measured import Measured
 from orchestrator.api.metrics import Metrics
+from orchestrator.api.slo_series import Served
 from orchestrator.api.streaming import Piece
 from orchestrator.api.wire import Generation
 from orchestrator.clock import Clock
@@ -106,11 +107,29 @@ class Follow:
             sequence.finish = sequence.finish or _cut(status)
             if sequence.tokens or sequence.finish != "error":  # what was never begun is no request that ended
                 self._metrics.observe_end(sequence, self._started_s)
+        self._judge(status)
         write = _log.warning if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _log.info
         more = {} if reason is None else {"reason": reason}
         if self._keep_words:
             more["output"] = "".join(self._written)
         write("request ended", **self._head, status=int(status), **self._figures(), **more)
+
+    def _judge(self, status: int) -> None:
+        """Let the request be judged by its objectives, if the decode loop has, or should have, served it."""
+        begun = [sequence for sequence in self._sequences if sequence.tokens]
+        failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.SERVICE_UNAVAILABLE
+        if not (begun or failed or status == CLIENT_CLOSED):
+            return  # it was refused
+        ttfts = [sequence.first_s - self._started_s for sequence in begun]
+        tpots = [sequence.tpot_s for sequence in begun if sequence.tpot_s is not None]
+        served = Served(
+            ttft_ms=max(ttfts) * _MS_PER_S if ttfts else None,
+            tpot_ms=max(tpots) * _MS_PER_S if tpots else None,
+            latency_ms=(self._clock.monotonic_s() - self._started_s) * _MS_PER_S,
+            failed=failed,
+            left=status == CLIENT_CLOSED,
+        )
+        self._metrics.observe_request(served, self._sequences[-1].engine if self._sequences else 0)
 
     def _figures(self) -> dict[str, Any]:
         begun = [sequence for sequence in self._sequences if sequence.tokens]

@@ -11,11 +11,13 @@ from orchestrator.api.measured import Measured, Recent
 from orchestrator.api.memory_metrics import MemoryMetrics
 from orchestrator.api.plan_series import PlanSeries
 from orchestrator.api.series import Engine, PerWorker, Registered
+from orchestrator.api.slo_series import Served, SloSeries
 from orchestrator.api.vllm_names import VllmNames
 from orchestrator.clock import Clock
 from orchestrator.cluster.draft_messages import DrafterState, RemoteState
 from orchestrator.cluster.port import Gauges, Round
 from orchestrator.control.port import Control, DraftView, ReplicaView
+from policies.slo import NO_OBJECTIVES, Objectives
 
 WINDOW_S = 30.0
 """The time that `acceptance_rate` and `tokens_per_second` look back."""
@@ -218,10 +220,12 @@ class _Remotes:
 class Metrics:
     """One registry a daemon. Until the first worker is ready nothing is counted: no series could be named.
 
-    `vllm_names`: what vLLM has too is told a second time, under its names.
+    `vllm_names`: what vLLM has too is told a second time, under its names. `slo`: which requests met `objectives`.
     """
 
-    def __init__(self, control: Control, clock: Clock, *, vllm_names: bool = False) -> None:
+    def __init__(
+        self, control: Control, clock: Clock, *, vllm_names: bool = False, objectives: Objectives = NO_OBJECTIVES
+    ) -> None:
         make = Registered()
         self.registry = make.registry
         self._aliases = CollectorRegistry()
@@ -234,6 +238,7 @@ class Metrics:
         self._drafters = _Drafters(make)
         self._memory = MemoryMetrics(make.gauge)
         self._plan = PlanSeries(make)
+        self.slo = SloSeries(make, objectives, clock)
 
     def _of(self, engine: int) -> Engine:
         ready = self._control.view().ready
@@ -260,6 +265,10 @@ class Metrics:
         that had it last."""
         self._requests.end(self._of(done.engine), done, started_s)
 
+    def observe_request(self, served: Served, engine: int) -> None:
+        """A request has ended, all its sequences with it; it counts for the replica that had the last of them."""
+        self.slo.observe(self._of(engine), served)
+
     def render(self) -> bytes:
         """Return the exposition text, with control's own figures as they are now."""
         view = self._control.view()
@@ -269,6 +278,7 @@ class Metrics:
             replicas = [((model, str(replica.engine)), replica) for replica in view.replicas]
             self._rounds.refresh([of for of, _ in replicas])
             self._state.refresh(replicas)
+            self.slo.refresh(replicas)
             for draft in view.drafts:
                 self._drafters.remotes.refresh(model, draft)
             self._memory.refresh(model, view)

@@ -15,7 +15,7 @@ from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig, ModelDraft, Placement, SuffixDraft, Target, draft_names
 from orchestrator.config.slo import SloSection
 from policies.acceptance import ToleranceGoal
-from policies.slo import Objective, Objectives
+from policies.slo import NO_OBJECTIVES, Objective, Objectives
 
 ENGINE_ENTRY = "orchestrator.bootstrap.engine:build_engine"
 DRAFT_ENTRY = "orchestrator.bootstrap.draft_worker:build_draft_engine"
@@ -93,7 +93,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     tolerance: ToleranceGoal
     drafters: list[DraftOptions]
     low_acceptance_rate: float
-    objectives: Objectives = Objectives()
+    objectives: Objectives = NO_OBJECTIVES
 
     def with_model(self, **changes: object) -> EngineOptions:
         """Return the options with some of the model's changed."""

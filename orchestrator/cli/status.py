@@ -108,6 +108,9 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     if answer["plan"]:
         rows.append(("plan", plan_line(answer["plan"])))
     rows += speculation_rows(answer["speculation"])
+    if answer["slo"]:
+        rows += [("objectives", objectives_line(answer["slo"])), ("goodput", goodput_line(answer["slo"]))]
+        rows += _levers(answer["replicas"])
     rows.append(("acceptance rule", acceptance_line(answer["acceptance"], gauges)))
     if gauges:
         used = gauges["total_blocks"] - gauges["free_blocks"]
@@ -147,6 +150,33 @@ def plan_line(plan: dict[str, Any]) -> str:
     if plan["plans"]:
         line += f"; planned again {plan['plans']} times, workers replaced {plan['moves']} times; {plan['last']}"
     return line
+
+
+def objectives_line(slo: dict[str, Any]) -> str:
+    """Return what requests are to have, and what they had of late."""
+    return ", ".join(
+        f"{name.upper()} p{one['percentile']:g} {'-' if one['seen_ms'] is None else format(one['seen_ms'], '.0f')} of "
+        f"{one['ms']:g} ms"
+        for name, one in slo["objectives"].items()
+    )
+
+
+def goodput_line(slo: dict[str, Any]) -> str:
+    """Return how many requests met all their objectives, of late and ever."""
+    ended = slo["met"] + slo["missed"]
+    return (
+        f"{slo['goodput_per_s']:.2f} requests/s met every objective in the last {slo['window_s']:g} s; "
+        f"{slo['met']} of {ended} did since the start"
+    )
+
+
+def _levers(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return what each replica moves for the objectives, and why."""
+    return [
+        ("levers" + f" of {replica['name']}" * (len(replicas) > 1), replica["gauges"]["slo"]["why"])
+        for replica in replicas
+        if replica["gauges"] and replica["gauges"]["slo"]
+    ]
 
 
 def acceptance_line(acceptance: dict[str, Any], gauges: dict[str, Any] | None) -> str:

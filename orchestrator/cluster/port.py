@@ -194,12 +194,27 @@ class AcceptanceWarning(msgspec.Struct, frozen=True):
     cause: Cause
 
 
+class SloState(msgspec.Struct, frozen=True):
+    """What the decode loop's requests of late had at the percentiles of their objectives (None: too few, or no such
+    objective), and what is moved for that (policies.slo): `row_price` of a draft's row, `prefill_share` of the usual
+    bound of prefills, `max_running` from now on. `levers` name what gives way or gains; `why` is one line."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    row_price: float
+    prefill_share: float
+    max_running: int
+    levers: list[str]
+    why: str
+
+
 class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     """State after a round, sent at most a few times a second and whenever the worker becomes idle.
 
     `drafters` are in order of cost. `preemptions`, `rounds`, `prefix_queries` and `prefix_hits` (tokens looked up and
     found in the prefix cache) are counts since the worker started. `tolerance_deltas`, in nats, by the kind of sampling
-    ("greedy", "sampled"): those that are known. `low_acceptance`: the warnings that stand.
+    ("greedy", "sampled"): those that are known. `low_acceptance`: the warnings that stand. `slo`: None where there are
+    no objectives.
     """
 
     running: int
@@ -216,6 +231,7 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     peak_rss_bytes: int = 0
     tolerance_deltas: dict[str, float] = {}
     low_acceptance: list[AcceptanceWarning] = []
+    slo: SloState | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

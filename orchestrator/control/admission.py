@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.control.port import StateView
-from orchestrator.control.state import FAILED
+from orchestrator.control.port import ReplicaView, StateView
+from orchestrator.control.state import FAILED, effective_places
+from orchestrator.control.streams import MAX_RETRY_AFTER_S, Streams
 from orchestrator.errors import RequestError
+from policies.slo import ANY, Objective, retry_s
 
 _RETRY_AFTER_S = {"starting": 5, "draining": 10, "failed": 60}
 
@@ -15,16 +17,18 @@ _RETRY_AFTER_S = {"starting": 5, "draining": 10, "failed": 60}
 class ControlLimits:
     """`max_running` live streams for each replica and `max_waiting` for all; one more is answered 429. `max_restarts`
     of each in ten minutes. `request_timeout_s` bounds every request; 0 is no bound. `least_depth`: nobody's wish bounds
-    the depth below it, but for 0."""
+    the depth below it, but for 0. `refuse_late`: a request that cannot be expected to meet `ttft` is answered 429."""
 
     max_running: int
     max_waiting: int
     max_restarts: int
     request_timeout_s: float = 0.0
     least_depth: int = 0
+    ttft: Objective = ANY
+    refuse_late: bool = False
 
 
-def refuse_or_pass(view: StateView, limits: ControlLimits, retry_after_s: int) -> None:
+def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams) -> None:
     """Raise RequestError where a request cannot be taken in now. A replica that is started again keeps its places."""
     phase = view.phase
     if phase in _RETRY_AFTER_S:
@@ -36,12 +40,30 @@ def refuse_or_pass(view: StateView, limits: ControlLimits, retry_after_s: int) -
             code=f"model_{phase}",
             retry_after_s=_RETRY_AFTER_S[phase],
         )
-    places = sum(replica.phase != FAILED for replica in view.replicas)
-    if view.streams >= places * limits.max_running + limits.max_waiting:
-        raise RequestError(
+    expected_ms = streams.usual.ttft_ms(view.streams, max(1, sum(places_of(replica) for replica in view.replicas)))
+    late_s = min(MAX_RETRY_AFTER_S, retry_s(expected_ms, limits.ttft))
+    started = sum(replica.phase != FAILED for replica in view.replicas)
+    if view.streams >= started * limits.max_running + limits.max_waiting:
+        raise _busy(
             f"the queue is full: {view.streams} requests run or wait",
-            status=429,
-            kind="rate_limit_error",
-            code="queue_full",
-            retry_after_s=retry_after_s,
+            "queue_full",
+            max(streams.retry_after_s(), late_s),
         )
+    if limits.refuse_late and late_s:
+        raise _busy(
+            f"the first token can be expected in {expected_ms / 1000.0:.1f} s, later than slo.ttft_ms "
+            f"({limits.ttft.ms:g} ms): {view.streams} requests run or wait",
+            "slo_ttft",
+            late_s,
+        )
+
+
+def _busy(message: str, code: str, retry_after_s: int) -> RequestError:
+    return RequestError(message, status=429, kind="rate_limit_error", code=code, retry_after_s=retry_after_s)
+
+
+def places_of(replica: ReplicaView) -> int:
+    """Return how many streams a replica decodes at a time, as things are; 0 where it serves none."""
+    if replica.ready is None or replica.phase == FAILED:
+        return 0
+    return effective_places(replica.ready, replica.gauges)

@@ -40,7 +40,7 @@ from orchestrator.control.keeping import Upkeep
 from orchestrator.control.port import PlanView, StateView
 from orchestrator.control.replica import Replica
 from orchestrator.control.router import LOSSES_ARE_KNOWN_S, Router
-from orchestrator.control.state import FAILED, STARTING, added_totals, failed_drafters, unlike, whole
+from orchestrator.control.state import FAILED, STARTING, added_totals, failed_drafters, moved_levers, unlike, whole
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.control.wishes import Wishes, bounds_of
 from orchestrator.errors import RequestError, WorkerError
@@ -133,7 +133,7 @@ class TargetControl:
 
     async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """See control.port.Control. A request is taken in (or refused) when its first token is asked for."""
-        refuse_or_pass(self.view(), self._limits, self._streams.retry_after_s())
+        refuse_or_pass(self.view(), self._limits, self._streams)
         deadline_s = self._deadline_s(submit)
         stream = self._streams.open(submit, self._wishes.standing)
         try:
@@ -261,9 +261,8 @@ class TargetControl:
                 self._router.feed()
                 _notify(self.on_round, event)
             case Gauges():
-                for drafter in failed_drafters(gauges, event):
-                    _log.warning("drafter %s failed and is not used any more: %s", drafter.name, drafter.reason)
                 low_acceptance.tell_begun(replica.name, gauges, event)
+                _tell_changes(replica.name, gauges, event)
             case Progress():
                 _notify(self.on_progress, event)
             case Ready():
@@ -355,6 +354,13 @@ def _refusal(event: Refused) -> RequestError:
 
 def _broken(message: str) -> RequestError:
     return RequestError(message, status=500, kind="server_error", code="failed")
+
+
+def _tell_changes(name: str, before: Gauges | None, now: Gauges) -> None:
+    for drafter in failed_drafters(before, now):
+        _log.warning("drafter %s failed and is not used any more: %s", drafter.name, drafter.reason)
+    if why := moved_levers(before, now):
+        _log.info("objectives of %s: %s", name, why)
 
 
 def _notify(observers: list[Callable[[_T], None]], event: _T) -> None:

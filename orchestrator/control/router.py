@@ -10,7 +10,7 @@ from orchestrator.clock import Clock
 from orchestrator.cluster.port import Cancel
 from orchestrator.control.affinity import block_keys
 from orchestrator.control.replica import Replica
-from orchestrator.control.state import FAILED, kind_of
+from orchestrator.control.state import FAILED, effective_places, kind_of
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.control.wishes import bounds_of, resolved
 from policies.replica_pace import predicted_prefill_ms, predicted_tpot_ms
@@ -174,9 +174,8 @@ def told(route: Route) -> str:
 
 def _state(replica: Replica, out: str, live: int, cached_tokens: int, replicas: Sequence[Replica]) -> ReplicaState:
     ready, gauges = replica.state.ready, replica.state.gauges
-    places, block_tokens, blocks = (
-        (ready.slots, ready.block_tokens, ready.kv_blocks) if ready is not None else (1, 0, 0)
-    )
+    block_tokens, blocks = (ready.block_tokens, ready.kv_blocks) if ready is not None else (0, 0)
+    places = _places(replica)
     running = min(live, places)
     paces = [one.pace for one in replicas]
     return ReplicaState(
@@ -196,4 +195,4 @@ def _state(replica: Replica, out: str, live: int, cached_tokens: int, replicas: 
 
 def _places(replica: Replica) -> int:
     ready = replica.state.ready
-    return ready.slots if ready is not None else 1
+    return effective_places(ready, replica.state.gauges) if ready is not None else 1

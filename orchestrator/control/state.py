@@ -61,6 +61,18 @@ def unlike(ready: Ready, other: Ready) -> str:
     return ", ".join(f"{name} {getattr(ready, name)} instead of {getattr(other, name)}" for name in differs)
 
 
+def effective_places(ready: Ready, gauges: Gauges | None) -> int:
+    """Return how many streams a worker decodes at a time: fewer than it has slots where an objective asks for it."""
+    slo = gauges.slo if gauges is not None else None
+    return ready.slots if slo is None else min(ready.slots, slo.max_running)
+
+
+def moved_levers(before: Gauges | None, now: Gauges) -> str:
+    """Return what is moved for objectives, and why, where it is not what it was; "" else."""
+    levers = before.slo.levers if before is not None and before.slo is not None else ["nothing"]
+    return now.slo.why if now.slo is not None and now.slo.levers != levers else ""
+
+
 @dataclass(slots=True)
 class RestartBudget:
     """How often and how soon a lost worker is started again: `limit` restarts within RESTART_WINDOW_S."""
@@ -189,14 +201,14 @@ def added_totals(totals: Sequence[Totals]) -> Totals:
 
 
 def added_gauges(gauges: Sequence[Gauges]) -> Gauges | None:
-    """Return the sums; drafters, tolerances and warnings one replica after the other; None
-    where no replica says anything."""
+    """Return the sums; drafters, tolerances and warnings one replica after the other; objectives are each replica's
+    own. None where no replica says anything."""
     if len(gauges) < 2:
         return gauges[0] if gauges else None
     counts = {
         name: sum(getattr(one, name) for one in gauges)
         for name in Gauges.__struct_fields__
-        if name not in ("drafters", "tolerance_deltas", "low_acceptance")
+        if name not in ("drafters", "tolerance_deltas", "low_acceptance", "slo")
     }
     drafters = [drafter for one in gauges for drafter in one.drafters]
     deltas = {kind: delta for one in gauges for kind, delta in one.tolerance_deltas.items()}

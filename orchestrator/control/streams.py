@@ -15,20 +15,22 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from device_profiles.units import MS_PER_S
 from orchestrator.cluster.port import Delta, RequestStats, Submit
 from orchestrator.control.wishes import NO_WISHES, Standing
 from orchestrator.errors import RequestError
+from policies.slo import expected_ttft_ms
 from policies.wishes import Effective
 
 STRIKES_OUT = 2
 _REMEMBERED_ENDS = 8
-_MAX_RETRY_AFTER_S = 30
+MAX_RETRY_AFTER_S = 30
 _FIRST_USUAL_TOKENS = 128.0
-_NEWEST = 0.1  # weight of the newest end in the mean length
+_NEWEST = 0.1  # weight of the newest end in running means
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +39,8 @@ class Stream:
 
     `at` is the replica that has it ("": none), `sent_id` its id there. `tried`: it was sent as a suspect. `kind`: of
     the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of). `wishes`
-    stood when it was opened, `speculation` holds by them where it is, and its reader was `told` of that.
+    stood when it was opened, `speculation` holds by them where it is, and its reader was `told` of that. `first_s`:
+    when its first token came, by the clock.
     """
 
     submit: Submit
@@ -51,6 +54,7 @@ class Stream:
     sent_kind: tuple[str, ...] = ()
     strikes: int = 0
     progressed: bool = False
+    first_s: float | None = None
     last_stats: RequestStats | None = None
     wishes: Standing = NO_WISHES
     speculation: Effective | None = None
@@ -71,6 +75,35 @@ class Stream:
         return msgspec.structs.replace(self.submit, request_id=self.sent_id or self.key, committed=list(self.committed))
 
 
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What requests take once they run, running means: to their first token, and from there to their end. None before
+    the first."""
+
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
+
+    def began(self, stats: RequestStats | None) -> Usual:
+        """A request got its first token."""
+        return self if stats is None else replace(self, prefill_ms=_mean(self.prefill_ms, stats.prefill_ms))
+
+    def ended(self, decode_ms: float) -> Usual:
+        """A request ended, so long after its first token."""
+        return replace(self, decode_ms=_mean(self.decode_ms, decode_ms))
+
+    def ttft_ms(self, live: int, places: int) -> float:
+        """Return when the first token of a request can be expected that comes now, where `live` ones have `places`
+        (1 or more) to run in; 0 where that is not known."""
+        if self.decode_ms is None or self.prefill_ms is None:
+            return 0.0
+        gap_ms = (self.prefill_ms + self.decode_ms) / places
+        return expected_ttft_ms(live + 1 - places, gap_ms, self.prefill_ms)
+
+
+def _mean(before: float | None, now: float) -> float:
+    return now if before is None else before + _NEWEST * (now - before)
+
+
 class Streams:
     """All live streams, in the order of their arrival. Owned by one event loop; does no I/O."""
 
@@ -79,6 +112,7 @@ class Streams:
         self._sent: dict[str, Stream] = {}  # by the id that its worker knows, in the order of sending
         self.counts: Counter[str] = Counter()  # live streams by the replica that has them
         self._usual_tokens = _FIRST_USUAL_TOKENS
+        self.usual = Usual()
         self._readers = 0
         self._no_readers = asyncio.Event()
         self._no_readers.set()
@@ -122,6 +156,9 @@ class Streams:
         if stream.speculation is not stream.told:
             stream.told = stream.speculation
             delta = msgspec.structs.replace(delta, speculation=stream.speculation)
+        if delta.tokens and not stream.committed:
+            stream.first_s = now_s
+            self.usual = self.usual.began(delta.stats)
         stream.committed.extend(delta.tokens)
         stream.last_stats = delta.stats or stream.last_stats
         if delta.tokens:
@@ -130,6 +167,8 @@ class Streams:
         if delta.finish:
             self._drop(stream)
             self._ends_s.append(now_s)
+            if stream.first_s is not None:
+                self.usual = self.usual.ended((now_s - stream.first_s) * MS_PER_S)
             self._usual_tokens += _NEWEST * (len(stream.committed) - self._usual_tokens)
             if delta.stats is not None:  # a resumed request was prompted once, whatever its last worker saw
                 counts = {"prompt_tokens": len(stream.submit.prompt), "generated": len(stream.committed)}
@@ -200,7 +239,7 @@ class Streams:
         if len(self._ends_s) < 2:
             return 1
         mean = (self._ends_s[-1] - self._ends_s[0]) / (len(self._ends_s) - 1)
-        return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(mean)))
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(mean)))
 
     def _drop(self, stream: Stream) -> bool:
         if self._live.get(stream.key) is not stream:

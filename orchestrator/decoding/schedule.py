@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
@@ -9,13 +10,17 @@ from itertools import islice
 from adapters.contract import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
-from orchestrator.decoding.batch import Part, paid, plan
+from orchestrator.decoding.batch import Part, paid, plan, rows_of
 from orchestrator.decoding.prefixes import Prefixes
+from orchestrator.decoding.service_levels import ServiceLevels
 from orchestrator.decoding.session import NO_SLOT, Session
 from orchestrator.drafting.port import NOTHING
+from policies import measured_cost
 from policies.admission import admitted, victims
 from policies.gain import RoundCost, seen
+from policies.measured_cost import TYPICAL, measured
 from policies.prefill import PrefillCost, observed, rows_within
+from policies.slo import NO_OBJECTIVES, Objectives, group_size, rows_that_fit
 
 _LEAST_PREFILL_ROWS = 16
 
@@ -23,15 +28,26 @@ _LEAST_PREFILL_ROWS = 16
 class Schedule:
     """First come, first admitted; the youngest gives way where KV blocks run out.
 
-    `max_itl_ms` bounds a forward that decodes and prefills. `preemptions` counts since the beginning.
+    `max_itl_ms` bounds a forward that decodes and prefills. `preemptions` counts since the beginning. `levels` says
+    what is moved for `objectives`: it has to be told what requests get.
     """
 
     def __init__(
-        self, target: LoadedModel, prefixes: Prefixes, clock: Clock, *, max_running: int, max_itl_ms: float
+        self,
+        target: LoadedModel,
+        prefixes: Prefixes,
+        clock: Clock,
+        *,
+        max_running: int,
+        max_itl_ms: float,
+        objectives: Objectives = NO_OBJECTIVES,
     ) -> None:
         caps = target.capabilities
         self.max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.paid_rows)
         self.preemptions = 0
+        self.levels = ServiceLevels(objectives, clock, max_running=self.max_running)
+        self._steps = measured(TYPICAL)
+        self._turn = 0
         self._target = target
         self._prefixes = prefixes
         self._clock = clock
@@ -77,6 +93,7 @@ class Schedule:
 
     def admit(self) -> list[Session]:
         """Give slots to those who can start now, and return them."""
+        self.levels.look(self._running, self._waiting)
         caps = self._target.capabilities
         blocks = [
             ceil_div(len(session.tokens) + caps.paid_rows, caps.block_tokens)
@@ -86,7 +103,7 @@ class Schedule:
             blocks,
             free_blocks=self._target.free_blocks() - self._promised_blocks(),
             running=len(self._running),
-            max_running=self.max_running,
+            max_running=min(self.max_running, self.levels.answer.running),
             spare_blocks=len(self._running) + 1,
         )
         now = self._clock.monotonic_s()
@@ -112,19 +129,65 @@ class Schedule:
             for session in self._running:
                 session.draft = NOTHING
                 self._prefixes.attach(session)
+            prefill_rows = rows_within(
+                self._cost,
+                bound_ms=self._max_itl_ms,
+                most=caps.max_batch_rows,
+                least=_LEAST_PREFILL_ROWS,
+                share=self.levels.answer.prefill_share,
+            )
             parts = plan(
-                self._running,
-                max_rows=caps.max_batch_rows,
-                prefill_rows=rows_within(
-                    self._cost, bound_ms=self._max_itl_ms, most=caps.max_batch_rows, least=_LEAST_PREFILL_ROWS
-                ),
-                paid_rows=caps.paid_rows,
+                self._in_turn(), max_rows=caps.max_batch_rows, prefill_rows=prefill_rows, paid_rows=caps.paid_rows
             )
             batch = [part.segment() for part in parts]
             missing = self._target.blocks_needed(batch) - self._target.free_blocks()
             if missing <= 0:
                 return parts, preempted
             preempted += self._preempt(missing)
+
+    def _in_turn(self) -> list[Session]:
+        """Return who takes part in the next round: where not all who decode fit its latency budget, those of them who
+        waited longest, and all who prefill."""
+        ready = [session for session in self._running if session.uncached == 1]
+        if not self.levels.follows or not ready:
+            return self._running
+        context_tokens = sum(session.cached for session in ready) / len(ready)
+
+        def round_ms(sequences: int) -> float:
+            rows = sequences * self._target.capabilities.paid_rows
+            return self._steps.ms(rows, sequences, context_tokens)
+
+        bound_ms = self.levels.bound_ms(round_ms(len(ready)))
+        size = group_size(round_ms, len(ready), bound_ms=bound_ms, turns_ms=self.levels.turns_ms)
+        waits = sorted(ready, key=lambda session: session.turn)[size:]
+        return [session for session in self._running if session not in waits] if waits else self._running
+
+    def room(self, parts: Sequence[Part]) -> int:
+        """Return the rows that drafts may add to a forward: those that it has left, and that keep what decodes in it
+        within the round's latency budget."""
+        caps = self._target.capabilities
+        left = max(0, caps.max_batch_rows - rows_of(parts, caps.paid_rows))
+        deciding = [part for part in parts if part.samples]
+        if not self.levels.follows or not deciding:
+            return left
+        rows, sequences, context_tokens = self._size(deciding)
+        bound_ms = self.levels.bound_ms(self._steps.ms(rows, sequences, context_tokens))
+        if bound_ms == math.inf:
+            return left
+        return rows_that_fit(
+            lambda more: self._steps.ms(more, sequences, context_tokens), rows, left, bound_ms=bound_ms
+        )
+
+    def plain_ms(self, parts: Sequence[Part]) -> float:
+        """Return what the parts that decode would take alone and without drafts."""
+        rows, sequences, context_tokens = self._size([part for part in parts if not part.fills])
+        return self._steps.ms(rows, sequences, context_tokens) if sequences else 0.0
+
+    def _size(self, parts: Sequence[Part]) -> tuple[int, int, float]:
+        """Return the rows, without drafts, the sequences, and the mean of the positions that they hold."""
+        alone, paid_rows = len(parts) == 1, self._target.capabilities.paid_rows
+        rows = sum(paid(part, alone, paid_rows) for part in parts)
+        return rows, len(parts), sum(part.session.cached for part in parts) / max(1, len(parts))
 
     def _preempt(self, missing: int) -> list[Session]:
         """Send the youngest back to the head of the queue: their tokens are kept, their cache is computed again."""
@@ -151,6 +214,16 @@ class Schedule:
         """Learn from a forward, after so much drafting, what prefill and drafts cost. To be called before its verdicts
         are committed."""
         decodes = not any(part.fills for part in parts)
+        self._turn += 1
+        for part in parts:
+            if part.samples:
+                part.session.turn = self._turn
+        if self.levels.follows and decodes and forward_ms > 0.0:
+            _, sequences, context_tokens = self._size(parts)
+            rows = rows_of(parts, self._target.capabilities.paid_rows)
+            self._steps = measured_cost.observed(
+                self._steps, forward_ms, rows=rows, sequences=sequences, context_tokens=context_tokens
+            )
         self._last_ms = forward_ms if decodes else 0.0
         if decodes:
             alone, paid_rows = len(parts) == 1, self._target.capabilities.paid_rows

@@ -18,7 +18,8 @@ class Session:
     """`tokens` is the prompt and all committed tokens. `cached` counts the leading positions whose KV the slot
     holds and may be trusted; the rest is (re)computed. `apart`: rows behind the prompt are of a numerical class of
     their own (see adapters.contract.Capabilities.apart_tokens). Times are seconds of the loop's clock.
-    `tolerance_delta`: see RequestStats."""
+    `tolerance_delta`: see RequestStats. `pace_s`, `pace_tokens`: since when its pace is measured, and how many tokens
+    it had then (0: it is not yet). `turn`: the last round that it decoded in."""
 
     submit: Submit
     tokens: list[int]
@@ -32,6 +33,9 @@ class Session:
     begun: bool = False
     admitted_s: float = 0.0
     first_token_s: float = 0.0
+    pace_s: float = 0.0
+    pace_tokens: int = 0
+    turn: int = 0
     steps: int = 0
     draft_steps: int = 0
     drafted: int = 0

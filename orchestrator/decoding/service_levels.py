@@ -1,0 +1,187 @@
+"""What requests of late had, beside what they are to have, and what is moved for it (policies.slo)."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from device_profiles.units import MS_PER_S
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import SloState
+from orchestrator.decoding.session import Session
+from policies.slo import Objective, Objectives, Seen, at_rest, moved, round_bound_ms
+
+WINDOW_S = 30.0
+"""What is older is forgotten."""
+_LOOK_EVERY_S = 0.25
+_MOST_SAMPLES = 256
+_LEAST_TTFTS = 4
+_LEAST_TOKENS = 8  # that a running request got: its TPOT so far is about what it will be
+_LEAST_STEPS = 4
+_NEWEST = 0.05  # weight of the newest round in running means
+
+
+@dataclass(slots=True)
+class _Recent:
+    """Figures of the last WINDOW_S seconds."""
+
+    _of: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
+
+    def add(self, now_s: float, value: float) -> None:
+        self._of.append((now_s, value))
+
+    def values(self, now_s: float) -> list[float]:
+        while self._of and now_s - self._of[0][0] > WINDOW_S:
+            self._of.popleft()
+        return [value for _, value in self._of]
+
+    def clear(self) -> None:
+        self._of.clear()
+
+
+class ServiceLevels:
+    """Follows requests and rounds of one decode loop; `answer` says what is moved now. `max_running`: the most that may
+    ever run. Where there are no objectives nothing is followed, and nothing ever moves."""
+
+    def __init__(self, objectives: Objectives, clock: Clock, *, max_running: int) -> None:
+        self.answer = at_rest(max_running)
+        self._objectives = objectives
+        self._watches = any(one.ms is not None for one in (objectives.ttft, objectives.tpot))
+        self._clock = clock
+        self._max_running = max_running
+        self._ttfts_ms, self._tpots_ms, self._tokens_a_step = _Recent(), _Recent(), _Recent()
+        self._tokens_a_round = self._stretch = 1.0
+        self._round_ms = self._prompts_ms = 0.0
+        self._looked_s = -math.inf
+        self._settling = False
+        self._seen = Seen(None, None, 0, 0)
+
+    @property
+    def follows(self) -> bool:
+        """True where rounds are of interest: there are objectives, or a bound of rounds."""
+        return self._watches or self._objectives.max_round_ms > 0.0
+
+    def committed(self, session: Session, *, ended: bool) -> None:
+        """A session got tokens."""
+        if not self._watches:
+            return
+        now_s = self._clock.monotonic_s()
+        if session.pace_tokens == 0:
+            session.pace_s, session.pace_tokens = session.first_token_s, len(session.submit.committed) + 1
+            if not session.submit.committed:  # else its first token came from a worker that was lost
+                self._ttfts_ms.add(now_s, (session.first_token_s - session.submitted_s) * MS_PER_S)
+        if ended:
+            tokens = session.generated - session.pace_tokens
+            if tokens >= _LEAST_TOKENS or (tokens > 0 and session.pace_s == session.first_token_s):
+                self._tpots_ms.add(now_s, (now_s - session.pace_s) * MS_PER_S / tokens)
+            if session.steps >= _LEAST_STEPS:
+                self._tokens_a_step.add(now_s, 1.0 + session.accepted / session.steps)
+
+    def ran(self, *, sequences: int, tokens: int, round_ms: float, plain_ms: float, prompts: bool) -> None:
+        """A round took so long; `plain_ms`: what its `sequences` that decode would have taken alone and without drafts.
+        `prompts`: it had a prefill, too."""
+        if not self.follows:
+            return
+        self._round_ms += _NEWEST * (round_ms - self._round_ms)
+        self._prompts_ms += _NEWEST * (max(0.0, round_ms - plain_ms) * prompts - self._prompts_ms)
+        if not prompts and sequences and plain_ms > 0.0:
+            self._stretch += _NEWEST * (round_ms / plain_ms - self._stretch)
+            self._tokens_a_round += _NEWEST * (tokens / sequences - self._tokens_a_round)
+
+    def look(self, running: Sequence[Session], waiting: Sequence[Session]) -> None:
+        """Move what is to be moved, a few times a second."""
+        now_s = self._clock.monotonic_s()
+        if not self._watches or now_s - self._looked_s < _LOOK_EVERY_S:
+            return
+        self._looked_s = now_s
+        self._seen = seen = self._see(running, waiting, now_s)
+        if self._settling and seen.tpot_ms is None and running:
+            return  # what is known is from before the last step
+        before, self._settling = self.answer, False
+        self.answer = moved(before, seen, self._objectives, max_running=self._max_running)
+        if self.answer.running != before.running and self._objectives.tpot.ms is not None:
+            self._settling = True
+            self._tpots_ms.clear()
+            for session in running:
+                if session.pace_tokens:
+                    session.pace_s, session.pace_tokens = now_s, session.generated
+
+    def bound_ms(self, plain_ms: float) -> float:
+        """Return the longest that a round may be planned to take, where it takes `plain_ms` without drafts."""
+        return round_bound_ms(self._seen.tpot_ms, self._objectives, plain_ms)
+
+    @property
+    def turns_ms(self) -> float:
+        """The longest that turns of all sequences may take, so that TPOT is kept."""
+        tpot_ms = self._objectives.tpot.ms
+        return math.inf if tpot_ms is None else tpot_ms * max(1.0, self._tokens_a_round)
+
+    def state(self) -> SloState | None:
+        """Return what is seen and moved, for people; None where there are no objectives."""
+        if not self._watches:
+            return None
+        seen, answer = self._seen, self.answer
+        whys = [
+            _why(name, seen_ms, objective)
+            for name, seen_ms, objective in (
+                ("TTFT", seen.ttft_ms, self._objectives.ttft),
+                ("TPOT", seen.tpot_ms, self._objectives.tpot),
+            )
+            if objective.ms is not None
+        ]
+        return SloState(
+            ttft_ms=seen.ttft_ms,
+            tpot_ms=seen.tpot_ms,
+            row_price=answer.row_price,
+            prefill_share=answer.prefill_share,
+            max_running=answer.running,
+            levers=[lever.value for lever in answer.levers],
+            why=f"{', '.join(whys)}: {answer.explained}",
+        )
+
+    def _see(self, running: Sequence[Session], waiting: Sequence[Session], now_s: float) -> Seen:
+        ttft, tpot = self._objectives.ttft, self._objectives.tpot
+        ttfts_ms = self._ttfts_ms.values(now_s)
+        if ttft.ms is not None:  # who waits longer than that is known to be late
+            ages_ms = [
+                (now_s - session.submitted_s) * MS_PER_S
+                for session in (*running, *waiting)
+                if session.first_token_s == 0.0 and not session.submit.committed
+            ]
+            ttfts_ms += [age_ms for age_ms in ages_ms if age_ms > ttft.ms]
+        tpots_ms = self._tpots_ms.values(now_s)
+        tpots_ms += [pace_ms for session in running if (pace_ms := self._pace_ms(session, now_s)) is not None]
+        slow = 100.0 - tpot.percentile
+        steps = self._tokens_a_step.values(now_s)
+        steps += [1.0 + one.accepted / one.steps for one in running if one.steps >= _LEAST_STEPS]
+        return Seen(
+            ttft_ms=_percentile(ttfts_ms, ttft.percentile) if len(ttfts_ms) >= _LEAST_TTFTS else None,
+            tpot_ms=_percentile(tpots_ms, tpot.percentile),
+            waiting=len(waiting),
+            running=len(running),
+            gain=self._tokens_a_round / self._stretch,
+            sequence_gain=(_percentile(steps, slow) or 1.0) / self._stretch,
+            prefill_time=self._prompts_ms / self._round_ms if self._round_ms > 0.0 else 0.0,
+        )
+
+    def _pace_ms(self, session: Session, now_s: float) -> float | None:
+        """Return a running request's TPOT so far, since it was last begun to be counted; None: too early to say."""
+        if session.pace_tokens == 0:
+            return None
+        tokens, spent_ms = session.generated - session.pace_tokens, (now_s - session.pace_s) * MS_PER_S
+        if tokens < _LEAST_TOKENS and spent_ms < _LEAST_TOKENS * (self._objectives.tpot.ms or math.inf):
+            return None
+        return spent_ms / max(1, tokens)
+
+
+def _percentile(values: Sequence[float], rank: float) -> float | None:
+    return float(np.percentile(values, rank)) if values else None
+
+
+def _why(name: str, seen_ms: float | None, objective: Objective) -> str:
+    found = "not known yet" if seen_ms is None else f"{seen_ms:.0f} ms"
+    return f"{name} p{objective.percentile:g} {found} of {objective.ms:g} ms"
