@@ -76,25 +76,29 @@ class Lever(StrEnum):
     DRAFTS_GIVE_WAY = "drafts_give_way"  # their rows and time go to prefill, or rounds get shorter
     DRAFTS_GAIN = "drafts_gain"  # they bring tokens sooner than rounds without them
     PREFILL_GIVES_WAY = "prefill_gives_way"
+    PREFILL_GAINS = "prefill_gains"
     ADMISSION_GIVES_WAY = "admission_gives_way"  # fewer at a time
     NOTHING_HELPS = "nothing_helps"  # both are missed: more machines, or fewer requests
 
 
 class Answer(NamedTuple):
     """`row_price`: the guard's price of a draft row, times that. `prefill_share`: of the usual bound of prefill rows
-    beside decoding. `running`: how many may run from now on. `levers`: what was moved, most important first."""
+    beside decoding. `running`: how many may run from now on. `levers`: what was moved, most important first.
+    `beside_prompts`: the price is for rounds with a prefill, for whose sake it is raised."""
 
     row_price: float
     prefill_share: float
     running: int
     levers: tuple[Lever, ...]
+    beside_prompts: bool = False
 
     @property
     def explained(self) -> str:
         """What is moved, in one line."""
         if self.levers == (Lever.NOTHING,):
             return "nothing is moved"
-        moved = [f"a draft's row is priced {self.row_price:.2f} times"] * (self.row_price != 1.0)
+        beside = "beside prompts " * self.beside_prompts
+        moved = [f"{beside}a draft's row is priced {self.row_price:.2f} times"] * (self.row_price != 1.0)
         moved += [f"prompts get {self.prefill_share:g} times their time"] * (self.prefill_share != 1.0)
         moved += [f"{self.running} may run"] * (Lever.ADMISSION_GIVES_WAY in self.levers)
         return "; ".join([", ".join(lever.replace("_", " ") for lever in self.levers), *moved])
@@ -118,15 +122,15 @@ def answer(seen: Seen, ttft: Objective, tpot: Objective, *, max_running: int) ->
     if late_ttft >= AT_RISK and late_tpot >= AT_RISK:
         return _both(seen, late_tpot, max_running)
     if late_ttft >= AT_RISK:
-        return _first_token(seen, late_ttft, max_running, tpot_slack=late_tpot <= SLACK)
+        return _first_token(seen, late_ttft, max_running, tpot_slack=tpot.ms is not None and late_tpot <= SLACK)
     if late_tpot >= AT_RISK:
         return _each_token(seen, late_tpot, max_running, ttft_slack=late_ttft <= SLACK)
     return at_rest(max_running)
 
 
-def moved(before: Answer, seen: Seen, objectives: Objectives, *, max_running: int) -> Answer:
+def moved(before: Answer, seen: Seen, objectives: Objectives, *, max_running: int, drafts: bool = True) -> Answer:
     """Return what is to be done after `before`: prices and shares follow the answer at once and stay until there is
-    some slack; how many may run is at most halved, and comes back by steps."""
+    some slack; how many may run is at most halved, and comes back by steps. `drafts` False: there is no drafter."""
     late_ttft, late_tpot = stress(seen.ttft_ms, objectives.ttft), stress(seen.tpot_ms, objectives.tpot)
     wanted = answer(seen, objectives.ttft, objectives.tpot, max_running=max_running)
     if wanted.levers == (Lever.NOTHING,) and max(late_ttft, late_tpot) > _RELEASED:
@@ -136,7 +140,8 @@ def moved(before: Answer, seen: Seen, objectives: Objectives, *, max_running: in
         running = max(wanted.running, running // 2, 1)
     elif late_tpot <= SLACK or late_ttft >= AT_RISK:
         running = min(wanted.running, running + max(1, running // _BACK))
-    return wanted._replace(running=running, levers=_in_force(wanted.levers, fewer=running < max_running))
+    found = wanted._replace(running=running, levers=_in_force(wanted.levers, fewer=running < max_running))
+    return found if drafts else _without_drafts(found)
 
 
 def _in_force(levers: tuple[Lever, ...], *, fewer: bool) -> tuple[Lever, ...]:
@@ -144,12 +149,19 @@ def _in_force(levers: tuple[Lever, ...], *, fewer: bool) -> tuple[Lever, ...]:
     return (*others, *[Lever.ADMISSION_GIVES_WAY] * fewer) or (Lever.NOTHING,)
 
 
+def _without_drafts(found: Answer) -> Answer:
+    levers = tuple(lever for lever in found.levers if lever not in (Lever.DRAFTS_GIVE_WAY, Lever.DRAFTS_GAIN))
+    return found._replace(row_price=1.0, levers=levers or (Lever.NOTHING_HELPS,), beside_prompts=False)
+
+
 def _first_token(seen: Seen, late: float, max_running: int, *, tpot_slack: bool) -> Answer:
     """Requests wait too long: the time and the rows of drafts go to prefill, unless drafts free slots sooner."""
     if seen.waiting and seen.running >= max_running and seen.gain > 1.0:
         return Answer(1.0, 1.0, max_running, (Lever.DRAFTS_GAIN,))  # only what runs sooner to its end makes room
     price = 1.0 + _PRICE_STEP * (1.0 + late - AT_RISK)
-    return Answer(price, 2.0 if tpot_slack else 1.0, max_running, (Lever.DRAFTS_GIVE_WAY,))
+    if not tpot_slack:
+        return Answer(price, 1.0, max_running, (Lever.DRAFTS_GIVE_WAY,), beside_prompts=True)
+    return Answer(price, 2.0, max_running, (Lever.DRAFTS_GIVE_WAY, Lever.PREFILL_GAINS), beside_prompts=True)
 
 
 def _each_token(seen: Seen, late: float, max_running: int, *, ttft_slack: bool) -> Answer:

@@ -60,7 +60,8 @@ class Place(NamedTuple):
 class Round(NamedTuple):
     """A round before its drafts. `base_rows`: what is charged without any. `room`: rows that may be added.
     `context_tokens`: positions held, on the average of the sequences. `widths`: see Capabilities.static_widths.
-    `filling_rows`: what prefills run in the same forward."""
+    `filling_rows`: what prefills run in the same forward. `row_price`: what a row of a draft is to be worth, in what
+    it costs: above 1 drafts give way to something else, below 1 they are wanted (policies.slo)."""
 
     places: Sequence[Place]
     base_rows: int
@@ -68,6 +69,7 @@ class Round(NamedTuple):
     context_tokens: float = 0.0
     widths: Sequence[int] = ()
     filling_rows: int = 0
+    row_price: float = 1.0
 
 
 class Proposal(NamedTuple):
@@ -175,9 +177,12 @@ def _worth_asking(state: Speculation, place: Place, least: float) -> int:
 
 
 def worth_per_ms(state: Speculation, now: Round) -> float:
-    """Return the tokens per ms that decoding makes on the average, at this round's load."""
+    """Return what a row of a draft has to bring: the tokens per ms that decoding makes on the average, at this round's
+    load and price."""
     sequences = len(now.places)
-    return max(1.0, state.gain) * sequences / state.cost.ms(now.base_rows, sequences, now.context_tokens)
+    return (
+        now.row_price * max(1.0, state.gain) * sequences / state.cost.ms(now.base_rows, sequences, now.context_tokens)
+    )
 
 
 def least_chance(state: Speculation, now: Round) -> float:

@@ -57,6 +57,7 @@ def build_loop(
         tolerance=options.tolerance,
         grammars=build_grammars(target),
         low_acceptance_rate=options.low_acceptance_rate,
+        objectives=options.objectives,
     )
 
 

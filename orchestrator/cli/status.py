@@ -110,7 +110,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     rows += speculation_rows(answer["speculation"])
     if answer["slo"]:
         rows += [("objectives", objectives_line(answer["slo"])), ("goodput", goodput_line(answer["slo"]))]
-        rows += _levers(answer["replicas"])
+    rows += _levers(answer["replicas"])
     rows.append(("acceptance rule", acceptance_line(answer["acceptance"], gauges)))
     if gauges:
         used = gauges["total_blocks"] - gauges["free_blocks"]

@@ -37,7 +37,7 @@ class DecodeEngine:
     def __init__(self, load: Callable[[Emit], Loaded], clock: Clock) -> None:
         self._load = load
         self._clock = clock
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[Command, float]] = queue.SimpleQueue()
         self._loop: DecodeLoop | None = None
         self._attach: Callable[[AttachDraft], None] | None = None
         self._process = psutil.Process()
@@ -45,9 +45,10 @@ class DecodeEngine:
 
     def submit(self, command: Command) -> None:
         """See cluster.port.Engine. What a request needs compiled is compiled here, while others decode."""
+        arrived_s = self._clock.monotonic_s()
         if isinstance(command, Submit) and self._loop is not None:
             self._loop.prepare(command)
-        self._commands.put(command)
+        self._commands.put((command, arrived_s))
 
     def run(self, emit: Emit) -> None:
         """See cluster.port.Engine. What an adapter raises becomes a Failed event with one line."""
@@ -84,7 +85,7 @@ class DecodeEngine:
         wait = loop.idle
         while True:
             try:
-                command = self._commands.get(block=wait)
+                command, arrived_s = self._commands.get(block=wait)
             except queue.Empty:
                 return True
             wait = False
@@ -95,7 +96,7 @@ class DecodeEngine:
                 if loop.idle:
                     emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
             elif isinstance(command, Submit):
-                refused = loop.submit(command)
+                refused = loop.submit(command, arrived_s)
                 if refused is not None:
                     emit(refused)
             elif isinstance(command, AttachDraft) and self._attach is not None:

@@ -24,6 +24,7 @@ from orchestrator.drafting.port import Drafter
 from policies.acceptance import NotFinite, Row, ToleranceGoal, Verdict
 from policies.depth_policy import DepthPolicy
 from policies.low_acceptance import THRESHOLD
+from policies.slo import NO_OBJECTIVES, Objectives
 
 
 class DecodeLoop:
@@ -33,6 +34,7 @@ class DecodeLoop:
     forward that decodes and prefills. `prefix_reuse`: requests begin with what earlier ones computed.
     `grammars` starts the grammars that requests ask for. `tolerance` is what the rule of that name is to reach.
     `low_acceptance_rate`: drafters below it are warned of.
+    `objectives`: what requests are to have.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class DecodeLoop:
         tolerance: ToleranceGoal,
         grammars: Grammars | None = None,
         low_acceptance_rate: float = THRESHOLD,
+        objectives: Objectives = NO_OBJECTIVES,
     ) -> None:
         self._target = target
         self._grammars = grammars
@@ -58,7 +61,14 @@ class DecodeLoop:
         )
         self._clock = clock
         self._prefixes = Prefixes(target, enabled=prefix_reuse)
-        self._schedule = Schedule(target, self._prefixes, clock, max_running=max_running, max_itl_ms=max_itl_ms)
+        self._schedule = Schedule(
+            *(target, self._prefixes, clock),
+            max_running=max_running,
+            max_itl_ms=max_itl_ms,
+            objectives=objectives,
+            drafts=self._proposing is not None and max_depth > 0,
+        )
+        self._levels = self._schedule.levels
         self._by_drafter = ByDrafter()
         self._judging = Judging(tolerance)
         self._failed: list[Refused] = []
@@ -80,8 +90,9 @@ class DecodeLoop:
             with suppress(GrammarFailed):  # `submit` says why
                 self._grammars.prepare(request.grammar)
 
-    def submit(self, request: Submit) -> Refused | None:
-        """Queue a request; returns why not, where it can never be served."""
+    def submit(self, request: Submit, arrived_s: float | None = None) -> Refused | None:
+        """Queue a request; returns why not, where it can never be served. `arrived_s`: when it came, by the clock,
+        where that was not now."""
         problem = problem_with(request, self._target)
         if problem:
             return Refused(request.request_id, problem, "invalid")
@@ -89,7 +100,8 @@ class DecodeLoop:
             rules = Rules.of(request, self._grammars)
         except GrammarFailed as error:
             return Refused(request.request_id, f"the grammar cannot be used: {error}", "invalid")
-        self._schedule.add(Session.open(request, self._clock.monotonic_s(), self._target.capabilities, rules))
+        came_s = self._clock.monotonic_s() if arrived_s is None else arrived_s
+        self._schedule.add(Session.open(request, came_s, self._target.capabilities, rules))
         return None
 
     def failures(self) -> list[Refused]:
@@ -114,7 +126,9 @@ class DecodeLoop:
         parts = self._scheduled()
         proposed = self._clock.monotonic_s()
         if self._proposing is not None:
-            self._proposing.propose(parts, self._schedule.round_cost, self._schedule.last_ms)
+            room, row_price = self._schedule.room(parts), self._levels.row_price(prompts=any(p.fills for p in parts))
+            cost, last_ms = self._schedule.round_cost, self._schedule.last_ms
+            self._proposing.propose(parts, cost, last_ms, room=room, row_price=row_price)
         draft_ms = (self._clock.monotonic_s() - proposed) * MS_PER_S
         result = self._target.forward([part.segment() for part in parts])
         self._schedule.observe(parts, result.device_ms, draft_ms)
@@ -125,6 +139,7 @@ class DecodeLoop:
         round_ms = (self._clock.monotonic_s() - started) * MS_PER_S
         if self._proposing is not None:
             self._proposing.settle(round_ms - draft_ms, draft_ms)
+        self._schedule.ran(parts, sum(len(delta.tokens) for delta in deltas), round_ms)
         return Round(
             deltas=deltas,
             sequences=len(parts),
@@ -197,6 +212,8 @@ class DecodeLoop:
             except GrammarFailed as error:
                 self._fail(session, error)
                 continue
+            if taken:
+                self._levels.committed(session, ended=bool(finish))
             deltas.append(_delta(session, taken, finish, own[len(own) - len(session.draft.tokens) - 1 :]))
             if self._proposing is not None:
                 self._proposing.judged(session, judged.accepted, taken)
@@ -237,6 +254,7 @@ class DecodeLoop:
             prefix_hits=self._prefixes.hits,
             tolerance_deltas=self._judging.deltas,
             low_acceptance=self._watch.standing(),
+            slo=self._levels.state(),
             drafters=self._by_drafter.states(self._proposing.states()) if self._proposing is not None else [],
         )
 

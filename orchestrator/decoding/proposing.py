@@ -10,7 +10,7 @@ from typing import NamedTuple
 from adapters.contract import LoadedModel
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.decoding.acceptance_watch import AcceptanceWatch
-from orchestrator.decoding.batch import Part, paid, rows_of
+from orchestrator.decoding.batch import Part, paid
 from orchestrator.decoding.session import Session
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from policies.depth_policy import Asked, DepthPolicy, Done
@@ -78,15 +78,18 @@ class Proposing:
         asked = submit.most_depth if submit.depth is None else submit.depth
         return self._max_depth if asked is None else min(asked, self._max_depth)
 
-    def propose(self, parts: Sequence[Part], cost: RoundCost, last_ms: float) -> None:
-        """Give every sampling part its draft, within the rows and blocks that are left. `cost`: what rounds take
-        without drafts; `last_ms`: what the target's part of the last round took (0: not known)."""
+    def propose(
+        self, parts: Sequence[Part], cost: RoundCost, last_ms: float, *, room: int, row_price: float = 1.0
+    ) -> None:
+        """Give every sampling part its draft, within `room` rows and the blocks that are left. `cost`: what rounds take
+        without drafts; `last_ms`: what the target's part of the last round took (0: not known). `row_price`: see
+        policies.speculation.Round."""
         self._open = None
         deciding = [part for part in parts if part.samples]
         if not deciding:
             self._drafter.propose([])  # it hears that a round begins
             return
-        now = self._round_of(parts, deciding)
+        now = self._round_of(parts, deciding, room)._replace(row_price=row_price)
         asked = self._policy.asked(now)
         drafts = self._drafts(parts, deciding, now, self._asks(now, asked, cost, last_ms))
         proposals = [Proposal(len(draft.tokens), draft.confidences, any(draft.proposals)) for draft in drafts]
@@ -99,9 +102,8 @@ class Proposing:
                 part.session.draft = NOTHING
         self._open = _Open(now, drafts, proposals, depths)
 
-    def _round_of(self, parts: Sequence[Part], deciding: Sequence[Part]) -> Round:
+    def _round_of(self, parts: Sequence[Part], deciding: Sequence[Part], room: int) -> Round:
         caps, alone = self._target.capabilities, len(parts) == 1
-        room = max(0, caps.max_batch_rows - rows_of(parts, caps.paid_rows))
         places, base_rows = [], 0
         for part in deciding:
             session = part.session

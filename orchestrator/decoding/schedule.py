@@ -29,7 +29,7 @@ class Schedule:
     """First come, first admitted; the youngest gives way where KV blocks run out.
 
     `max_itl_ms` bounds a forward that decodes and prefills. `preemptions` counts since the beginning. `levels` says
-    what is moved for `objectives`: it has to be told what requests get.
+    what is moved for `objectives`: it has to be told what requests get. `drafts`: there is a drafter.
     """
 
     def __init__(
@@ -41,11 +41,12 @@ class Schedule:
         max_running: int,
         max_itl_ms: float,
         objectives: Objectives = NO_OBJECTIVES,
+        drafts: bool = True,
     ) -> None:
         caps = target.capabilities
         self.max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.paid_rows)
         self.preemptions = 0
-        self.levels = ServiceLevels(objectives, clock, max_running=self.max_running)
+        self.levels = ServiceLevels(objectives, clock, max_running=self.max_running, drafts=drafts)
         self._steps = measured(TYPICAL)
         self._turn = 0
         self._target = target
@@ -93,7 +94,6 @@ class Schedule:
 
     def admit(self) -> list[Session]:
         """Give slots to those who can start now, and return them."""
-        self.levels.look(self._running, self._waiting)
         caps = self._target.capabilities
         blocks = [
             ceil_div(len(session.tokens) + caps.paid_rows, caps.block_tokens)
@@ -112,6 +112,7 @@ class Schedule:
             session.slot = self._free_slots.pop()
             session.admitted_s = session.admitted_s or now
         self._running += started
+        self.levels.look(self._running, self._waiting)
         return started
 
     def _promised_blocks(self) -> int:
@@ -178,10 +179,13 @@ class Schedule:
             lambda more: self._steps.ms(more, sequences, context_tokens), rows, left, bound_ms=bound_ms
         )
 
-    def plain_ms(self, parts: Sequence[Part]) -> float:
-        """Return what the parts that decode would take alone and without drafts."""
-        rows, sequences, context_tokens = self._size([part for part in parts if not part.fills])
-        return self._steps.ms(rows, sequences, context_tokens) if sequences else 0.0
+    def ran(self, parts: Sequence[Part], tokens: int, round_ms: float) -> None:
+        """A round of these parts took so long, and made so many tokens."""
+        if self.levels.follows:
+            decoding = [part for part in parts if not part.fills]
+            plain_ms = self._steps.ms(*self._size(decoding)) if decoding else 0.0
+            sequences, prompts = len(decoding), len(decoding) < len(parts)
+            self.levels.ran(sequences=sequences, tokens=tokens, round_ms=round_ms, plain_ms=plain_ms, prompts=prompts)
 
     def _size(self, parts: Sequence[Part]) -> tuple[int, int, float]:
         """Return the rows, without drafts, the sequences, and the mean of the positions that they hold."""

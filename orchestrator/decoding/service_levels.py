@@ -45,14 +45,16 @@ class _Recent:
 
 class ServiceLevels:
     """Follows requests and rounds of one decode loop; `answer` says what is moved now. `max_running`: the most that may
-    ever run. Where there are no objectives nothing is followed, and nothing ever moves."""
+    ever run. `drafts`: there is a drafter. Where there are no objectives nothing is followed, and nothing moves."""
 
-    def __init__(self, objectives: Objectives, clock: Clock, *, max_running: int) -> None:
+    def __init__(self, objectives: Objectives, clock: Clock, *, max_running: int, drafts: bool) -> None:
         self.answer = at_rest(max_running)
         self._objectives = objectives
         self._watches = any(one.ms is not None for one in (objectives.ttft, objectives.tpot))
         self._clock = clock
         self._max_running = max_running
+        self._drafts = drafts
+        self._bound_ms = objectives.max_round_ms or math.inf
         self._ttfts_ms, self._tpots_ms, self._tokens_a_step = _Recent(), _Recent(), _Recent()
         self._tokens_a_round = self._stretch = 1.0
         self._round_ms = self._prompts_ms = 0.0
@@ -102,7 +104,7 @@ class ServiceLevels:
         if self._settling and seen.tpot_ms is None and running:
             return  # what is known is from before the last step
         before, self._settling = self.answer, False
-        self.answer = moved(before, seen, self._objectives, max_running=self._max_running)
+        self.answer = moved(before, seen, self._objectives, max_running=self._max_running, drafts=self._drafts)
         if self.answer.running != before.running and self._objectives.tpot.ms is not None:
             self._settling = True
             self._tpots_ms.clear()
@@ -112,7 +114,12 @@ class ServiceLevels:
 
     def bound_ms(self, plain_ms: float) -> float:
         """Return the longest that a round may be planned to take, where it takes `plain_ms` without drafts."""
-        return round_bound_ms(self._seen.tpot_ms, self._objectives, plain_ms)
+        self._bound_ms = round_bound_ms(self._seen.tpot_ms, self._objectives, plain_ms)
+        return self._bound_ms
+
+    def row_price(self, *, prompts: bool) -> float:
+        """Return the price of a draft's row in a round; `prompts`: it has a prefill, too."""
+        return self.answer.row_price if prompts or not self.answer.beside_prompts else 1.0
 
     @property
     def turns_ms(self) -> float:
@@ -121,8 +128,8 @@ class ServiceLevels:
         return math.inf if tpot_ms is None else tpot_ms * max(1.0, self._tokens_a_round)
 
     def state(self) -> SloState | None:
-        """Return what is seen and moved, for people; None where there are no objectives."""
-        if not self._watches:
+        """Return what is seen and moved, for people; None where there is nothing to follow."""
+        if not self.follows:
             return None
         seen, answer = self._seen, self.answer
         whys = [
@@ -133,6 +140,7 @@ class ServiceLevels:
             )
             if objective.ms is not None
         ]
+        within = f"; rounds within {self._bound_ms:g} ms" if self._bound_ms < math.inf else ""
         return SloState(
             ttft_ms=seen.ttft_ms,
             tpot_ms=seen.tpot_ms,
@@ -140,7 +148,7 @@ class ServiceLevels:
             prefill_share=answer.prefill_share,
             max_running=answer.running,
             levers=[lever.value for lever in answer.levers],
-            why=f"{', '.join(whys)}: {answer.explained}",
+            why=f"{', '.join(whys) or 'no objective'}: {answer.explained}{within}",
         )
 
     def _see(self, running: Sequence[Session], waiting: Sequence[Session], now_s: float) -> Seen:

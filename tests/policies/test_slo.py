@@ -41,7 +41,8 @@ def test_an_answer_is_always_possible(seen, ttft, tpot, max_running):
 @given(SEEN, COUNTS)
 def test_without_objectives_nothing_is_moved(seen, max_running):
     found = answer(seen, Objective(), Objective(), max_running=max_running)
-    assert found == (1.0, 1.0, max_running, (Lever.NOTHING,))
+    assert found == at_rest(max_running)
+    assert (found.row_price, found.prefill_share, found.running) == (1.0, 1.0, max_running)
 
 
 @given(SEEN, st.floats(1.0, 1000.0), COUNTS)
@@ -62,7 +63,7 @@ def test_late_first_tokens_never_make_fewer_run(seen, ttft_ms, max_running):
     assert found.running == max_running
     full = seen.waiting > 0 and seen.running >= max_running
     assert (Lever.DRAFTS_GAIN in found.levers) == (full and seen.gain > 1.0)
-    assert (found.row_price > 1.0) == (Lever.DRAFTS_GIVE_WAY in found.levers)
+    assert (found.row_price > 1.0) == (Lever.DRAFTS_GIVE_WAY in found.levers) == found.beside_prompts
 
 
 @given(st.floats(1.0, 100.0), st.floats(1.0, 100.0))
@@ -85,6 +86,8 @@ def test_steps_stay_possible_and_all_that_was_moved_comes_back(last, course, ttf
         assert 1 <= found.running <= max_running
         assert found.running >= before.running // 2
         assert (Lever.ADMISSION_GIVES_WAY in found.levers) == (found.running < max_running)
+        assert (Lever.PREFILL_GAINS in found.levers) == (found.prefill_share > 1.0)
+        assert (Lever.PREFILL_GIVES_WAY in found.levers) == (found.prefill_share < 1.0)
         assert found.explained
     for _ in range(40):
         found = moved(found, last._replace(ttft_ms=None, tpot_ms=None), objectives, max_running=max_running)
@@ -105,6 +108,14 @@ def test_what_keeps_an_objective_is_not_given_up_as_soon_as_it_does():
     assert (found.running, found.row_price) == (8, 1.0)
     found = moved(found, late._replace(tpot_ms=60.0, running=8), objectives, max_running=16)
     assert found.running == 10
+
+
+def test_without_a_drafter_none_is_said_to_give_way():
+    late = Seen(150.0, 50.0, 4, 12)
+    found = moved(at_rest(16), late, Objectives(Objective(100.0), Objective(100.0)), max_running=16, drafts=False)
+    assert (found.row_price, found.levers) == (1.0, (Lever.PREFILL_GAINS,))
+    found = moved(at_rest(16), late, Objectives(Objective(100.0), Objective(60.0)), max_running=16, drafts=False)
+    assert (found.row_price, found.levers) == (1.0, (Lever.NOTHING_HELPS,))
 
 
 def test_fewer_run_no_longer_where_first_tokens_are_late_too():

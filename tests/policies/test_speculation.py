@@ -70,6 +70,21 @@ def test_depths_keep_to_bounds_drafts_and_room(drafts, room, free, rounds):
         assert sum(max(0, depth - free) for depth in depths) <= room
 
 
+@given(
+    st.lists(CONFIDENCES, min_size=1, max_size=16),
+    st.floats(0.25, 2.0),
+    st.floats(1.0, 3.0),
+    st.integers(0, 60),
+)
+def test_dearer_rows_are_never_more(drafts, price, factor, filling):
+    state = opened(len(drafts))
+    now = Round([Place(str(index), 12) for index in range(len(drafts))], len(drafts), 200, filling_rows=filling)
+    proposals = [Proposal(len(confidences), confidences) for confidences in drafts]
+    cheap = decided(state, now._replace(row_price=price), proposals).depths
+    dear = decided(state, now._replace(row_price=price * factor), proposals).depths
+    assert all(few <= many for few, many in zip(dear, cheap, strict=True))
+
+
 @given(st.integers(1, 16), st.integers(0, 12))
 def test_a_fixed_depth_is_not_second_guessed(sequences, depth):
     state = opened(sequences)

@@ -20,6 +20,7 @@ from policies.acceptance import ToleranceGoal
 from policies.adaptive import Adaptive
 from policies.depth_policy import DepthPolicy
 from policies.measured_cost import TYPICAL, measured
+from policies.slo import NO_OBJECTIVES, Objectives
 
 GOAL = ToleranceGoal(acceptance_rate=0.9, warmup_tokens=64, max_delta=2.0)
 
@@ -55,6 +56,7 @@ def loop_over(
     tolerance: ToleranceGoal = GOAL,
     policy: DepthPolicy | None = None,
     clock: Clock | None = None,
+    objectives: Objectives = NO_OBJECTIVES,
 ) -> DecodeLoop:
     """A decode loop."""
     return DecodeLoop(
@@ -68,6 +70,7 @@ def loop_over(
         prefix_reuse=prefix_reuse,
         tolerance=tolerance,
         grammars=grammars,
+        objectives=objectives,
     )
 
 
