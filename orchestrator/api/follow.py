@@ -117,9 +117,10 @@ class Follow:
     def _judge(self, status: int) -> None:
         """Let the request be judged by its objectives, if the decode loop has, or should have, served it."""
         begun = [sequence for sequence in self._sequences if sequence.tokens]
-        failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.SERVICE_UNAVAILABLE
+        refused = status == HTTPStatus.SERVICE_UNAVAILABLE and not begun
+        failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR and not refused
         if not (begun or failed or status == CLIENT_CLOSED):
-            return  # it was refused
+            return  # it was refused, or is the client's mistake
         ttfts = [sequence.first_s - self._started_s for sequence in begun]
         tpots = [sequence.tpot_s for sequence in begun if sequence.tpot_s is not None]
         served = Served(

@@ -116,6 +116,9 @@ async def test_a_failed_request_misses_and_a_refused_one_is_not_judged():
     refused = RequestError("full", status=429, kind="rate_limit_error", code="queue_full", retry_after_s=3)
     assert await counted(ScriptedControl(error=failed)) == {"met": None, "missed": 1.0}
     assert await counted(ScriptedControl(error=refused)) == {"met": None, "missed": None}
+    away = RequestError("shutting down", status=503, kind="server_error", code="interrupted", retry_after_s=10)
+    assert await counted(ScriptedControl(error=away)) == {"met": None, "missed": None}
+    assert await counted(ScriptedControl(error=away, error_at=1)) == {"met": None, "missed": 1.0}
 
 
 async def test_the_status_has_it():
