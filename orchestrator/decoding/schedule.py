@@ -20,7 +20,7 @@ from policies.admission import admitted, victims
 from policies.gain import RoundCost, seen
 from policies.measured_cost import TYPICAL, measured
 from policies.prefill import PrefillCost, observed, rows_within
-from policies.slo import NO_OBJECTIVES, Objectives, group_size, rows_that_fit
+from policies.slo import LEAST_GROUP, NO_OBJECTIVES, Objectives, group_size, rows_that_fit
 
 _LEAST_PREFILL_ROWS = 16
 
@@ -149,8 +149,10 @@ class Schedule:
     def _in_turn(self) -> list[Session]:
         """Return who takes part in the next round: where not all who decode fit its latency budget, those of them who
         waited longest, and all who prefill."""
+        if not self.levels.may_take_turns:
+            return self._running
         ready = [session for session in self._running if session.uncached == 1]
-        if not self.levels.follows or not ready:
+        if len(ready) <= LEAST_GROUP:
             return self._running
         context_tokens = sum(session.cached for session in ready) / len(ready)
 

@@ -67,6 +67,11 @@ class ServiceLevels:
         """True where rounds are of interest: there are objectives, or a bound of rounds."""
         return self._watches or self._objectives.max_round_ms > 0.0
 
+    @property
+    def may_take_turns(self) -> bool:
+        """True where rounds are bounded even if nobody drafts."""
+        return self._objectives.max_round_ms > 0.0
+
     def committed(self, session: Session, *, ended: bool) -> None:
         """A session got tokens."""
         if not self._watches:
