@@ -19,7 +19,7 @@ from orchestrator.cli.status import goodput_line, objectives_line
 from orchestrator.cluster.port import Gauges, SloState
 from orchestrator.errors import RequestError
 from policies.slo import Objective, Objectives
-from tests.api.support import ScriptedControl, app_over, client_of, serving
+from tests.api.support import ScriptedControl, app_over, client_of
 from tests.api.test_metrics import HandClock, value
 
 BOTH = Objectives(Objective(500.0), Objective(50.0, 90.0))
@@ -102,7 +102,7 @@ async def counted(control: ScriptedControl, **fields: Any) -> dict[str, float | 
     async with client_of(app) as client:
         with nullcontext() if control.error is None else pytest.raises(APIStatusError):
             await client.completions.create(model="toy", prompt="four", **fields)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url) as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as http:
         text = (await http.get("/metrics")).text
     return {kind: value(text, f"slo_requests_{kind}_total", objective="all") for kind in ("met", "missed")}
 

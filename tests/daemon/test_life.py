@@ -18,7 +18,7 @@ import openai
 import psutil
 import pytest
 
-from tests.support.daemon import configuration, running
+from tests.support.daemon import Daemon, configuration, running
 
 LONG: dict[str, Any] = {
     "model": "toy",
@@ -174,10 +174,36 @@ def test_two_daemons_do_not_share_an_admin_socket(tmp_path):
         assert "admin socket" in done.stderr
 
 
+def late_tokens_are_followed(daemon: Daemon) -> None:
+    """Requests that meet their TTFT and miss their TPOT: judged at the API, followed in the worker, and logged."""
+    for _ in range(3):
+        daemon.client.completions.create(model="toy", prompt="the sea", max_tokens=20, extra_body={"ignore_eos": True})
+    found = daemon.status()["slo"]
+    assert (found["met"], found["missed"]) == (0, 3)
+    text = httpx.get(f"{daemon.url}/metrics").text
+    assert 'outrider_slo_requests_met_total{engine="0",model_name="toy",objective="ttft"} 3.0' in text
+    assert 'outrider_slo_requests_missed_total{engine="0",model_name="toy",objective="all"} 3.0' in text
+    deadline = time.monotonic() + 10.0
+    while "prefill_gives_way" not in daemon.status()["replicas"][0]["gauges"]["slo"]["levers"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert "objectives of target: TTFT p95" in daemon.log.read_text()
+
+
 def test_status_for_people_and_without_a_daemon(tmp_path):
-    with running(configuration(tmp_path)) as daemon:
+    objectives = "slo: {ttft_ms: 60000, tpot_ms: 1, tpot_percentile: 90}"
+    with running(configuration(tmp_path, script="base_ms=8", extra=objectives)) as daemon:
+        late_tokens_are_followed(daemon)
         shown = outrider("status", "--socket", str(daemon.admin)).stdout
-        for word in ("ready", "simulated", "row-invariant: yes", "suffix", "depth 0 to 12"):
+        for word in (
+            "ready",
+            "simulated",
+            "row-invariant: yes",
+            "suffix",
+            "depth 0 to 12",
+            "TPOT p90",
+            "prefill gives way",
+        ):
             assert word in shown
     gone = outrider("status", "--socket", str(tmp_path / "admin.sock"))
     assert gone.returncode == 1
