@@ -46,7 +46,7 @@ class PairAcceptance:
     `rule`: who chose the depth: "policy" (drafts that seem worth a row) or "fixed" (all that there are, up to the
     depth). `sequences`: so many shared a forward, on which the policy's price of a row depends. `by_depth`: in
     ascending order, at least one. `draft_ms`: what the drafter took for a sequence in a round, where it is no model (a
-    model's time follows from its own costs).
+    model's time follows from its own costs). `drafter_digest`: of a draft model's files.
     """
 
     target: str
@@ -58,6 +58,7 @@ class PairAcceptance:
     by_depth: tuple[DepthYield, ...]
     draft_ms: float = 0.0
     measured_at: str = ""
+    drafter_digest: str = ""
 
     def at(self, depth: int) -> DepthYield:
         """Return what was measured at this depth, else at the next smaller one."""

@@ -21,7 +21,7 @@ from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.link import LinkProfile
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 
-SCHEMA = 1
+SCHEMA = 2
 """Grows with every change of what files hold; an older file is measured again."""
 
 Stored = MeasuredDevice | MeasuredModel | PairAcceptance | TargetTexts | LinkProfile
@@ -34,7 +34,10 @@ _ROOMS: dict[type, tuple[str, tuple[str, ...]]] = {
         "models",
         ("adapter", "device", "role", "model", "model_digest", "formats", "exactness", "threads", "fingerprint"),
     ),
-    PairAcceptance: ("pairs", ("drafter", "target", "target_digest", "workload", "rule", "sequences")),
+    PairAcceptance: (
+        "pairs",
+        ("drafter", "drafter_digest", "target", "target_digest", "workload", "rule", "sequences"),
+    ),
     TargetTexts: ("texts", ("target", "target_digest", "workload")),
     LinkProfile: ("links", ("left", "right")),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from device_profiles.memory import MemoryPlan
 from orchestrator.bootstrap.memory import announced
 from orchestrator.bootstrap.options import EngineOptions, ModelOptions
 from orchestrator.bootstrap.precision import choose
+from orchestrator.planning.digests import simulated_digest, simulated_script
 from policies.quantization import PrecisionChoice
 
 SIMULATED_PREFIX = "simulated:toy"
@@ -139,20 +139,11 @@ def device_name(adapter: str, device: str) -> str:
     return names.get(device, device)
 
 
-def simulated_key(source: str) -> str:
-    """Return what stands for the digest of a simulated model: its script's."""
-    return f"simulated-{zlib.crc32(_script(source).encode()):08x}"
-
-
-def _script(source: str) -> str:
-    return source.removeprefix(SIMULATED_PREFIX).removeprefix("?")
-
-
 def _simulated_source(options: ModelOptions, root: Path) -> Path:
     """Write the script behind `simulated:toy?` where the adapter loads it from."""
     adapter = registry.get("simulated")
-    script = _script(options.source)
-    prepared = root / simulated_key(options.source)
+    script = simulated_script(options.source)
+    prepared = root / simulated_digest(options.source)
     prepared.mkdir(parents=True, exist_ok=True)
     source = prepared / "source.txt"
     source.write_text(script, encoding="utf-8")

@@ -12,19 +12,18 @@ import msgspec
 from adapters import registry
 from adapters.contract import AdapterUnavailable, Unsupported
 from adapters.hardware import hardware, runtime_version
-from adapters.model_source import resolve
-from adapters.model_store import ModelStore
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import MeasuredDevice, MeasuredModel, fingerprint
 from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.models import SIMULATED_PREFIX, effective_device, simulated_key
+from orchestrator.bootstrap.models import SIMULATED_PREFIX, effective_device
 from orchestrator.bootstrap.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
 from orchestrator.bootstrap.profiling import STEPS_S, ProfileJob, formats_of, job_spec, threads_of
 from orchestrator.cluster.port import WorkerSpec
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import AUTO, ClusterConfig
 from orchestrator.measuring.texts import WORKLOAD
+from orchestrator.planning.digests import digest_at_hand
 
 MEASURING_LOCK = ".measuring.lock"
 """In the store: whoever measures holds it."""
@@ -81,8 +80,11 @@ class Work:
 
     def pair(self, store: ProfileStore) -> PairAcceptance | None:
         """Return what is stored of the draft on the configured target."""
-        mine = (digest_of(self.job.engine.model), self.job.drafter, WORKLOAD)
-        return next((one for one in store.pairs() if mine == (one.target_digest, one.drafter, one.workload)), None)
+        mine = (digest_of(self.job.engine.model), self.job.drafter, self.digest, WORKLOAD)
+        for one in store.pairs():
+            if mine == (one.target_digest, one.drafter, one.drafter_digest, one.workload):
+                return one
+        return None
 
 
 def profile_store(config: ClusterConfig) -> ProfileStore:
@@ -136,9 +138,7 @@ def remote_work(
 
 def digest_of(options: ModelOptions) -> str:
     """Return the digest of a model's files; the simulated one has its script's. Raises ModelRefused."""
-    if options.source.startswith(SIMULATED_PREFIX):
-        return simulated_key(options.source)
-    return ModelStore(Path(options.store)).digest(resolve(options.source, Path(options.base)))
+    return digest_at_hand(options.source, Path(options.base), Path(options.store))
 
 
 def _work(job: ProfileJob, device: DeviceProfile) -> Work:

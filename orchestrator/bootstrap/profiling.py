@@ -290,6 +290,7 @@ def _draft_pair(bench: _Bench, loaded: Loaded) -> PairAcceptance:
         1,
         compare_choices(loaded.model, texts),
         measured_at=_now(),
+        drafter_digest=digest_of(loaded),
     )
 
 

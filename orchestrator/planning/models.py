@@ -11,6 +11,7 @@ from device_profiles.profile import Precision
 from device_profiles.workload import DecoderShape
 from orchestrator.config.load import SIMULATED_PREFIX
 from orchestrator.config.sketch import Shape, SketchedModel
+from orchestrator.planning.digests import digest_at_hand
 from policies.plan import ModelFacts
 from policies.quantization import AS_FILE, BITS_PER_WEIGHT
 
@@ -22,12 +23,13 @@ _FILE_BITS = 16.0  # of a weight of a model that is not there and is to be taken
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
     """A model to place. `weights`: the number formats to choose from, empty where the device decides. `file_bits`: of
-    a weight as the model's file has it."""
+    a weight as the model's file has it. `digest` of its files, "" where they are not there."""
 
     name: str
     shape: DecoderShape
     weights: tuple[str, ...] = ()
     file_bits: float = _FILE_BITS
+    digest: str = ""
 
     @property
     def facts(self) -> ModelFacts:
@@ -66,13 +68,15 @@ def shape_of(shape: Shape) -> DecoderShape:
     )
 
 
-def model_at_hand(source: str, name: str, base: Path, weights: str) -> PlannedModel:
-    """Return a model whose files are there, or can be downloaded; `weights` as cluster.yaml has it.
+def model_at_hand(source: str, name: str, base: Path, weights: str, store: Path) -> PlannedModel:
+    """Return a model whose files are there, or can be downloaded; `weights` as cluster.yaml has it. `store` remembers
+    digests.
 
     Raises ModelRefused or DownloadFailed.
     """
+    digest = digest_at_hand(source, base, store)
     if source.startswith(SIMULATED_PREFIX):
-        return PlannedModel(name or "simulated-toy", _TOY)
+        return PlannedModel(name or "simulated-toy", _TOY, digest=digest)
     file = resolve(source, base)
     spec = open_source(file.path).spec
     shape = DecoderShape(
@@ -88,4 +92,4 @@ def model_at_hand(source: str, name: str, base: Path, weights: str) -> PlannedMo
     )
     size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
     formats = () if weights == "auto" else (weights,)
-    return PlannedModel(name or file.name, shape, formats, 8.0 * size / shape.elements)
+    return PlannedModel(name or file.name, shape, formats, 8.0 * size / shape.elements, digest)

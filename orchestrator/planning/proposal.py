@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.known_devices import known_devices
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
+from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig, ModelDraft, draft_names
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
@@ -19,7 +20,7 @@ from orchestrator.planning.here import Allowed, cluster_here
 from orchestrator.planning.models import PlannedModel, model_at_hand, sketched_model
 from orchestrator.planning.sketched import sketched_cluster
 from orchestrator.planning.source import DeviceSource
-from orchestrator.planning.stored import measured_hardware
+from orchestrator.planning.stored import MeasuredHardware, measured_hardware
 from orchestrator.planning.wanted import SUFFIX, Draft, measured_drafter, model_drafter, wanted
 from policies.placement import plan
 from policies.plan import Cluster, NoPlan, Plan, Role, Wanted
@@ -88,12 +89,28 @@ def propose_here(
         allowed=allowed,
     )
     if not any(option.role is Role.TARGET for option in cluster.options):
-        where = ", ".join(sorted({one.hardware.name for one in found})) or "any device"
-        raise PlanError(
-            f"no profile of {asked.target.name} (exactness {asked.exactness.value}) on {where} in {store.directory}: "
-            "run `outrider profile`, or pass --profiles DIR"
-        )
-    return proposal(cluster, asked, behind, store.pairs())
+        raise PlanError(_no_profile(asked, store, found))
+    return proposal(cluster, asked, behind, _of_these_files(store.pairs(), asked))
+
+
+def _of_these_files(pairs: Sequence[PairAcceptance], asked: Asked) -> list[PairAcceptance]:
+    """Return what was measured with the files of these models, whatever they were called then."""
+    drafts = {draft.name: draft.model.digest for draft in asked.drafts}
+    return [
+        replace(one, target=asked.target.name)
+        for one in pairs
+        if one.target_digest == asked.target.digest and drafts.get(one.drafter, "") == one.drafter_digest
+    ]
+
+
+def _no_profile(asked: Asked, store: ProfileStore, found: Sequence[MeasuredHardware]) -> str:
+    where = ", ".join(sorted({one.hardware.name for one in found})) or "any device"
+    named = {one.model_digest for one in store.models() if one.model == asked.target.name}
+    others = f" ({', '.join(sorted(named))} has this name, and other files)" if named - {asked.target.digest} else ""
+    return (
+        f"no profile of {asked.target.name} (exactness {asked.exactness.value}) on {where} in {store.directory}"
+        f"{others}: run `outrider profile`, or pass --profiles DIR"
+    )
 
 
 def asked_by_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> Asked:
@@ -121,11 +138,11 @@ def asked_by_config(config: ClusterConfig, base: Path, placement: PlacementSecti
     """Return what cluster.yaml asks for. Raises ModelRefused or DownloadFailed."""
     placement = placement or config.placement
     off = config.speculation.method == "off"
-    model = config.model
+    model, store = config.model, store_directory(config)
     return Asked(
-        model_at_hand(model.source, model.name, base, model.weights),
+        model_at_hand(model.source, model.name, base, model.weights, store),
         tuple(
-            Draft(model_at_hand(one.source, "", base, one.weights), (placement.draft_acceptance,), index, name)
+            Draft(model_at_hand(one.source, "", base, one.weights, store), (placement.draft_acceptance,), index, name)
             for index, (one, name) in enumerate(zip(config.drafts, draft_names(config.drafts), strict=True))
             if isinstance(one, ModelDraft)
         ),

@@ -72,18 +72,16 @@ class MeasuredHardware:
     ) -> list[Option]:
         """See planning.source.DeviceSource. What was measured with more threads than there are `cores` is left out."""
         found = [
-            _option(one, Role.TARGET)
+            _option(one, Role.TARGET, target)
             for one in self.models
-            if one.role == Role.TARGET
-            and one.model == target.name
-            and one.exactness == exactness
-            and _wanted(one, target, cores)
+            if one.role == Role.TARGET and one.exactness == exactness and _wanted(one, target, cores)
         ]
-        names = {draft.name: draft for draft in drafts}
+        alike = {(draft.name, draft.digest): draft for draft in drafts}  # one model may be named under several drafts
         found += [
-            _option(one, Role.DRAFT)
+            _option(one, Role.DRAFT, draft)
+            for draft in alike.values()
             for one in self.models
-            if one.role == Role.DRAFT and one.model in names and _wanted(one, names[one.model], cores)
+            if one.role == Role.DRAFT and _wanted(one, draft, cores)
         ]
         return found
 
@@ -106,11 +104,15 @@ def measured_hardware(store: ProfileStore) -> list[MeasuredHardware]:
 
 
 def _wanted(one: MeasuredModel, model: PlannedModel, cores: int) -> bool:
+    """Return whether this was measured with a model's files (with its name, where its files are not there), in a format
+    that is asked for."""
+    if (one.model_digest != model.digest) if model.digest else (one.model != model.name):
+        return False
     asked = one.formats.partition(" ")[0]
     return asked in (model.weights or ("auto",)) and (not cores or one.threads <= cores)
 
 
-def _option(one: MeasuredModel, role: Role) -> Option:
+def _option(one: MeasuredModel, role: Role, model: PlannedModel) -> Option:
     parts = one.planned_parts or {}
     fixed = parts.get("process", 0) + max(0, parts.get("weights", 0) - one.weights_bytes)
     if not parts:
@@ -118,7 +120,7 @@ def _option(one: MeasuredModel, role: Role) -> Option:
     return Option(
         profile="",
         role=role,
-        model=one.model,
+        model=model.name,
         runtime=one.adapter,
         weights=one.weights,
         cost=with_row_ms(replace(one.cost, error=max(one.cost.error, one.decode_error)), one.overhead.row_ms),

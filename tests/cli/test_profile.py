@@ -88,7 +88,7 @@ def test_what_is_damaged_or_old_or_asked_for_is_measured_again(tmp_path):
     first = profile(config)["models"][0]
     store = ProfileStore(tmp_path / "store" / "profiles")
     (path,) = (store.directory / "models").iterdir()
-    path.write_text(path.read_text().replace('"schema": 1', '"schema": 0'))
+    path.write_text(path.read_text().replace('"schema": 2', '"schema": 0'))
     assert store.models() == []
     second = profile(config)["models"][0]
     assert second["took_s"] != first["took_s"]

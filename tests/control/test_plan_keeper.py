@@ -61,7 +61,7 @@ class Planned:
 
 
 def first_plan(directory, row_ms) -> Proposal:
-    toy = model_at_hand("simulated:toy", "toy", directory, "auto")
+    toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
     asked = Asked(toy, (), True, Exactness.BIT, 8, 1, PlacementSection())
     return propose_here(asked, simulated_profiles(directory, row_ms), {})
 

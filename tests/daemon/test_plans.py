@@ -39,8 +39,8 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
         expected = daemon.client.completions.create(**ASK).choices[0].text
         assert ask(daemon.admin, "/admin/plan") == {"plan": None}
         assert daemon.status()["plan"] is None
-    simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0})
     script = "base_ms=2&other_ms=3&drift_at=60&drift_ms=20"
+    simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0}, script=script)
     config = planned(tmp_path, script, "placement: {profile: never}")
     with running(config) as daemon:
         status = daemon.status()

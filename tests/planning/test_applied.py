@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from device_profiles.store import ProfileStore
 from orchestrator.config.load import parse_config
 from orchestrator.config.model import ModelDraft
 from orchestrator.config.sketch import load_sketch
@@ -87,6 +88,13 @@ def test_a_sketch_may_name_what_was_measured(tmp_path):
 def test_without_a_profile_the_error_says_what_to_do(tmp_path):
     config = parse_config(HEAD.format(adapter="auto", device="auto"), Path("c.yaml"))
     asked = asked_by_config(config, tmp_path)
-    store = simulated_profiles(tmp_path, {"SIM": 20.0}, model="other")
-    with pytest.raises(PlanError, match=r"no profile of toy .* run `outrider profile`, or pass --profiles DIR"):
+    way_out = r"run `outrider profile`, or pass --profiles DIR"
+    with pytest.raises(PlanError, match=rf"no profile of toy .* {way_out}"):
+        propose_here(asked, ProfileStore(tmp_path / "none"), {})
+    store = simulated_profiles(tmp_path, {"SIM": 20.0}, script="base_ms=9")
+    with pytest.raises(
+        PlanError, match=rf"no profile of toy .*simulated-\w+ has this name, and other files.*{way_out}"
+    ):
         propose_here(asked, store, {})
+    renamed = simulated_profiles(tmp_path, {"SIM.1": 50.0}, model="as it was called before")
+    assert plan_of(propose_here(asked, renamed, {})) == "here/SIM.1", "what has other files is not believed"

@@ -7,14 +7,16 @@ from pathlib import Path
 from device_profiles.cost import StepCost
 from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel, RoundOverhead, fingerprint
 from device_profiles.store import ProfileStore
+from orchestrator.planning.digests import simulated_digest
 
 GIB = 1 << 30
 
 
 def simulated_profiles(
-    directory: Path, row_ms: dict[str, float], model: str = "toy", role: str = "target"
+    directory: Path, row_ms: dict[str, float], model: str = "toy", role: str = "target", script: str = ""
 ) -> ProfileStore:
     """Store what a forward of one row takes on each of these devices; eight rows take the same."""
+    digest = simulated_digest(f"simulated:toy?{script}")
     store = ProfileStore(directory)
     for device, ms in row_ms.items():
         hardware = Hardware("simulated", f"simulated device {device}", GIB)
@@ -27,7 +29,7 @@ def simulated_profiles(
                 device=device,
                 role=role,
                 model=model,
-                model_digest="toy",
+                model_digest=digest,
                 weights="fp32",
                 activations="fp32",
                 kv_cache="fp32",

@@ -1,0 +1,32 @@
+"""What tells a model's files from all others: profiles are known by it, and not by the model's name."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+from adapters.model_source import resolve
+from adapters.model_store import ModelStore
+from orchestrator.config.load import SIMULATED_PREFIX
+
+_SIMULATED = f"{SIMULATED_PREFIX}toy"
+
+
+def digest_at_hand(source: str, base: Path, store: Path) -> str:
+    """Return the digest of a model's files, which `store` remembers; the simulated one has its script's.
+
+    Raises ModelRefused or DownloadFailed.
+    """
+    if source.startswith(SIMULATED_PREFIX):
+        return simulated_digest(source)
+    return ModelStore(store).digest(resolve(source, base))
+
+
+def simulated_digest(source: str) -> str:
+    """Return what stands for the digest of a simulated model."""
+    return f"simulated-{zlib.crc32(simulated_script(source).encode()):08x}"
+
+
+def simulated_script(source: str) -> str:
+    """Return the script of a simulated model ("simulated:toy?SCRIPT")."""
+    return source.removeprefix(_SIMULATED).removeprefix("?")
