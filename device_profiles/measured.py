@@ -11,9 +11,6 @@ from device_profiles.curve_fit import StepSample
 from device_profiles.profile import Precision
 from device_profiles.units import GIB
 
-DRIFT = 0.2
-"""How far a prediction may be from what is measured, as a share of it, before a profile is measured again."""
-
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -103,7 +100,8 @@ class MeasuredModel:
     came to.
     `matrix_elements`: elements that a row is multiplied with (0: not known); `weights_bytes`: as they are read in a
     forward. `planned_bytes`: what it was announced to hold (0: costs not known); `peak_bytes`: what its process held at
-    most. `energy_j_per_token`: None where the device tells nothing. `samples`: what `cost` was fitted to.
+    most. `energy_j_per_token`: None where the device tells nothing. `samples`: what `cost` was fitted to. `drifted`:
+    how rounds differed from it while serving, so that it is to be measured again; "" where they did not.
     """
 
     fingerprint: str
@@ -137,6 +135,7 @@ class MeasuredModel:
     samples: tuple[StepSample, ...] = ()
     measured_at: str = ""
     took_s: float = 0.0
+    drifted: str = ""
 
 
 def fingerprint(hardware: Hardware, runtime_version: str) -> str:
@@ -144,9 +143,3 @@ def fingerprint(hardware: Hardware, runtime_version: str) -> str:
     a machine says of it differs a little from start to start."""
     facts = {**asdict(hardware), "memory_bytes": round(hardware.memory_bytes / GIB), "runtime": runtime_version}
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=6).hexdigest()
-
-
-def drifted(predicted: float, measured: float, tolerance: float = DRIFT) -> bool:
-    """Return whether a prediction is further from what was measured than `tolerance`, as a share of it: the profile
-    behind it is to be measured again. What is no time or rate (zero or less) says nothing."""
-    return predicted > 0.0 and measured > 0.0 and abs(predicted - measured) > tolerance * measured

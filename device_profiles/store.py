@@ -69,6 +69,18 @@ class ProfileStore:
             raise
         return path
 
+    def mark_drifted(self, seen: MeasuredModel, how: str) -> bool:
+        """Note how rounds differ from a model's profile, so that it is measured again; nothing is done where another
+        one is stored by now. Returns whether it was noted. Raises OSError."""
+        try:
+            now = read(self._path(seen), MeasuredModel)
+        except ValueError:
+            return False
+        if now.measured_at != seen.measured_at:
+            return False
+        self.save(dataclasses.replace(now, drifted=how))
+        return True
+
     def devices(self) -> list[MeasuredDevice]:
         """Return the devices that can be read."""
         return self._all(MeasuredDevice)

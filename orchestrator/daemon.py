@@ -23,13 +23,13 @@ from orchestrator.api.admin import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.keys import Keys
 from orchestrator.bootstrap import build_cluster, load_tokenizer, objectives_of
-from orchestrator.bootstrap.planning import planned, planned_again, profiled, started
+from orchestrator.bootstrap.planning import PlanMaking, planned, profiled, started
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Progress, WorkerSpec
 from orchestrator.config.keys_file import keys_path
 from orchestrator.config.load import admin_socket_path
 from orchestrator.config.model import ClusterConfig
-from orchestrator.control.plan_keeper import PlanKeeper
+from orchestrator.control.plan_keeper import Patience, PlanKeeper
 from orchestrator.control.reconcile import ControlLimits, TargetControl
 from orchestrator.errors import ConfigError, OutriderError
 from orchestrator.planning.basis import plain
@@ -67,10 +67,10 @@ class Daemon:
         self._keys = Keys(keys_path(keys_file, base)) if keys_file else None
         self._base = base
         self._keeper: PlanKeeper | None = None
-        if not config.planned:
-            self._control = self._controlled(*started(config, base))
+        self._control = self._controlled(*(((), ()) if config.planned else started(config, base)))
 
     def _controlled(self, targets: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec]) -> TargetControl:
+        """Return control over these workers; without any it waits for the plan to name them."""
         limits = self._config.limits
         control = TargetControl(
             build_cluster(self._config),
@@ -96,8 +96,6 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reread_keys)
-        if self._config.planned and not await self._plan():
-            return
         with _listen(self._config.api.host, self._config.api.port) as tcp:
             host, port = tcp.getsockname()[:2]
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -118,8 +116,8 @@ class Daemon:
                     await self._serve(url, admin_path)
 
     async def _plan(self) -> bool:
-        """Measure what has no profile, and plan; False when told to stop before. Raises DaemonError."""
-        task = asyncio.ensure_future(profiled(self._config, self._base, lambda *told: self._say(Progress(*told))))
+        """Measure what has no profile, and plan; False when told to stop before. Raises OutriderError."""
+        task = asyncio.ensure_future(profiled(self._config, self._base, self._prepares))
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -141,14 +139,11 @@ class Daemon:
             predicted_tokens_per_s=round(replica.prediction.goodput_tokens_per_s, 1),
             others_rejected=len(found.proposal.plan.rejected),
         )
-        self._control = self._controlled(found.targets, found.drafts)
-        self._keeper = PlanKeeper(
-            found,
-            self._control,
-            lambda before, corrections: planned_again(self._config, self._base, before, corrections),
-            self._config.placement.drift_tolerance,
-            self._clock,
-        )
+        self._control.named(found.targets, found.drafts)
+        placement = self._config.placement
+        patience = Patience(placement.drift_tolerance, placement.drift_after_s)
+        making = PlanMaking(self._config, self._base)
+        self._keeper = PlanKeeper(found, self._control, making, patience, self._clock)
         self._control.plan_view = self._keeper.view
         self._control.on_round.append(self._keeper.observe)
         return True
@@ -184,8 +179,7 @@ class Daemon:
 
     async def _serve(self, url: str, admin_path: Path) -> None:
         try:
-            await self._control.start()
-            if await self._first_ready():
+            if await self._started():
                 ready = self._control.view().ready
                 assert ready is not None  # noqa: S101  # the phase was "ready" a line ago
                 _log.info(
@@ -213,6 +207,13 @@ class Daemon:
             await self._control.close()
         _log.info("stopped")
 
+    async def _started(self) -> bool:
+        """Plan where that is asked for, and start the workers; False when told to stop before one serves."""
+        if self._config.planned and not await self._plan():
+            return False
+        await self._control.start()
+        return await self._first_ready()
+
     async def _first_ready(self) -> bool:
         """Wait for the model; False when told to stop before. Raises DaemonError when it failed for good."""
         settled = asyncio.ensure_future(self._control.settled())
@@ -230,6 +231,12 @@ class Daemon:
         except AdapterError as error:
             raise DaemonError(str(error)) from error
         return True
+
+    def _prepares(self, stage: str, fraction: float) -> None:
+        """Something goes on before there are workers."""
+        progress = Progress(stage, fraction)
+        self._control.prepares(progress)
+        self._say(progress)
 
     def _say(self, progress: Progress) -> None:
         """Log each stage once, and tell systemd."""

@@ -2,13 +2,16 @@
 
 A round's ratio is measured / predicted time, for the rows and sequences that it had. The running mean is of its
 logarithm, so that twice as slow and twice as fast weigh alike, and a single stall does not count for more than a factor
-of ten. A drift is a mean beyond the tolerance for PATIENCE rounds on end.
+of ten. A drift is a mean beyond the tolerance for PATIENCE rounds on end. It passes where something else ran for
+a while; one that lasts tells that the profile does not hold any more.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from device_profiles.units import MS_PER_S
 
 PATIENCE = 48
 """Rounds that the mean must be beyond the tolerance before it counts."""
@@ -23,11 +26,12 @@ _MOST = math.log(10.0)
 @dataclass(frozen=True, slots=True)
 class Drift:
     """`log_ratio`: running mean of log(measured / predicted). `rounds` that it is made of; `off`: the last of them, on
-    end, in which it was beyond the tolerance."""
+    end, in which it was beyond the tolerance, and `off_ms`, what these took."""
 
     log_ratio: float = 0.0
     rounds: int = 0
     off: int = 0
+    off_ms: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -43,12 +47,19 @@ def observed(drift: Drift, predicted_ms: float, measured_ms: float, tolerance: f
     weight = max(_NEWEST, 1.0 / (drift.rounds + 1))
     mean = drift.log_ratio + weight * (now - drift.log_ratio)
     beyond = abs(mean) > math.log1p(tolerance)
-    return Drift(mean, drift.rounds + 1, drift.off + 1 if beyond else 0)
+    if not beyond:
+        return Drift(mean, drift.rounds + 1)
+    return Drift(mean, drift.rounds + 1, drift.off + 1, drift.off_ms + measured_ms)
 
 
 def drifted(drift: Drift) -> bool:
     """Return whether prediction and measurement have parted."""
     return drift.off >= PATIENCE
+
+
+def lasts(drift: Drift, after_s: float) -> bool:
+    """Return whether they have parted for so long, in time of rounds, that the profile is to be measured again."""
+    return drifted(drift) and drift.off_ms >= after_s * MS_PER_S
 
 
 def worth_moving(current_tokens_per_s: float, proposed_tokens_per_s: float) -> bool:

@@ -81,6 +81,7 @@ class _Rounds:
     def refresh(self, engines: Sequence[Engine]) -> None:
         now_s = self._clock.monotonic_s()
         self._rate.clear()  # where nothing was drafted there is no rate, and the last one would be a lie
+        self._speed.clear()
         for of in engines:
             recent = self._recent.setdefault(of, Recent(WINDOW_S))
             self._speed.labels(*of).set(recent.rate(now_s, 2))
@@ -149,11 +150,11 @@ class _State:
         self._hits.update(pid, gauges.prefix_hits, *of)
 
     def refresh(self, replicas: Sequence[tuple[Engine, ReplicaView]]) -> None:
-        self._delta.clear()  # a new worker knows of none
-        self._low.clear()
+        for gauge in (self._delta, self._low, self._running, self._waiting, self._kv_usage):
+            gauge.clear()  # a new worker knows of none, and a replica may be gone
         for of, replica in replicas:
             restarts = replica.totals.restarts
-            self._restarts.labels(*of).inc(restarts - self._restarts_counted.get(of, 0))
+            self._restarts.labels(*of).inc(max(0, restarts - self._restarts_counted.get(of, 0)))
             self._restarts_counted[of] = restarts
             if replica.gauges is not None:
                 used = replica.gauges.total_blocks - replica.gauges.free_blocks
@@ -213,7 +214,7 @@ class _Remotes:
         """Draft workers are counted under the number that they have among those of one draft."""
         of = (draft.name, draft.number)
         counted = self._restarts_counted.get(of, 0)
-        self._restarts.labels(model, str(draft.number), draft.name).inc(draft.restarts - counted)
+        self._restarts.labels(model, str(draft.number), draft.name).inc(max(0, draft.restarts - counted))
         self._restarts_counted[of] = draft.restarts
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -19,7 +21,8 @@ from orchestrator.config.model import AUTO, ClusterConfig
 from orchestrator.errors import WorkerError
 from orchestrator.measuring.run import Watch, measure
 from orchestrator.planning.applied import allowed, applied, whole_targets
-from orchestrator.planning.correction import Corrections, corrected
+from orchestrator.planning.basis import profiles_behind
+from orchestrator.planning.correction import Corrections, Key, corrected
 from orchestrator.planning.proposal import PlanError, Proposal, asked_by_config, proposal, propose_here
 
 OnProgress = Callable[[str, float], None]
@@ -29,11 +32,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, and how its workers are started."""
+    """A plan, and how its workers are started: the target of each replica, and its drafts in workers of their own."""
 
     proposal: Proposal
     targets: tuple[WorkerSpec, ...]
-    drafts: tuple[WorkerSpec, ...]
+    drafts: tuple[tuple[WorkerSpec, ...], ...]
 
 
 def started(config: ClusterConfig, base: Path) -> tuple[list[WorkerSpec], list[WorkerSpec]]:
@@ -68,14 +71,22 @@ async def _measure(todo: Sequence[Work], store: ProfileStore, cluster: Cluster, 
     await cluster.open()
     try:
         for number, one in enumerate(todo, 1):
-            progress(f"profile {one.title} ({number} of {len(todo)})", -1.0)
+            drifted = one.drifted(store)
+            if drifted:
+                _log.info("%s: the profile has drifted (%s) and is measured again", one.title, drifted)
+            title = f"profile {one.title} ({number} of {len(todo)})"
+            progress(title, -1.0)
             try:
                 spec = one.spec(store, refresh=False)
-                await measure(cluster, spec, Watch(lambda stage, fraction: None, store.save))
+                await measure(cluster, spec, Watch(partial(_within, progress, title), store.save))
             except WorkerError as error:
                 _log.warning("%s cannot be measured and is not planned with: %s", one.title, error)
     finally:
         await cluster.close()
+
+
+def _within(progress: OnProgress, title: str, stage: str, fraction: float) -> None:
+    progress(f"{title}: {stage}", fraction)
 
 
 def planned(config: ClusterConfig, base: Path) -> Planned:
@@ -88,20 +99,36 @@ def planned(config: ClusterConfig, base: Path) -> Planned:
     return _planned(config, base, propose_here(asked, profile_store(config), free, allowed(config, asked)))
 
 
-def planned_again(config: ClusterConfig, base: Path, before: Proposal, corrections: Corrections) -> Planned:
-    """Return the plan with costs as they turned out to be. Raises PlanError."""
-    cluster = corrected(before.cluster, corrections)
-    return _planned(config, base, proposal(cluster, before.asked, before.behind, before.pairs))
+@dataclass(frozen=True, slots=True)
+class PlanMaking:
+    """Implements control.plan_keeper.Making for one configuration."""
+
+    config: ClusterConfig
+    base: Path
+
+    def again(self, first: Proposal, corrections: Corrections) -> Planned:
+        """Return the plan with costs as they turned out to be. Raises PlanError."""
+        cluster = corrected(first.cluster, corrections)
+        return _planned(self.config, self.base, proposal(cluster, first.asked, first.behind, first.pairs))
+
+    def mark_drifted(self, first: Proposal, key: Key, ratio: float) -> str:
+        """See control.plan_keeper.Making: it is noted in the store. Raises OSError."""
+        store, today = profile_store(self.config), datetime.now(UTC).date().isoformat()
+        how = f"rounds took {ratio:.2f} times what it predicts, {today}"
+        for one in profiles_behind(first, key):
+            store.mark_drifted(one, how)
+        never = self.config.placement.profile == "never"
+        again = "run `outrider profile`" if never else "it is measured again at the next start"
+        return f"the profile of {first.asked.target.name} on {key[0]}, {key[1]}, has drifted: {how}; {again}"
 
 
 def _planned(config: ClusterConfig, base: Path, found: Proposal) -> Planned:
-    """Return how each replica's workers are started. Drafts in workers of their own are those of the first: each is
-    started as often as there are targets."""
-    targets = []
+    """Return how each replica's workers are started."""
+    targets, drafts = [], []
     for number in range(len(found.plan.replicas)):
-        specs, _ = started(applied(config, found, number), base)
+        specs, mine = started(applied(config, found, number), base)
         targets.append(specs[number])
-    _, drafts = started(applied(config, found), base)
+        drafts.append(tuple(mine))
     return Planned(found, tuple(targets), tuple(drafts))
 
 

@@ -54,9 +54,15 @@ class Work:
         return job_spec(msgspec.structs.replace(self.job, known_device=known, texts=plain, steps_s=steps_s), self.node)
 
     def done(self, store: ProfileStore) -> bool:
-        """Return whether all of it is stored."""
+        """Return whether all of it is stored, and holds."""
         paired = self.job.role == "target" or self.texts(store) is None or self.pair(store) is not None
-        return self.stored(store) is not None and self.stored_device(store) is not None and paired
+        model = self.stored(store)
+        return model is not None and not model.drifted and self.stored_device(store) is not None and paired
+
+    def drifted(self, store: ProfileStore) -> str:
+        """Return how rounds differed from what is stored, "" where they did not."""
+        model = self.stored(store)
+        return model.drifted if model is not None else ""
 
     def stored(self, store: ProfileStore) -> MeasuredModel | None:
         """Return what is stored of the model."""

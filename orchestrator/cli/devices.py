@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from device_profiles.units import human_bytes
+
+if TYPE_CHECKING:
+    from device_profiles.measured import MeasuredModel
 
 
 def devices(
@@ -22,7 +25,7 @@ def devices(
 
     store = profile_store(load_config(config or default_config_path(), sources=False))
     known = {(one.adapter, one.device, one.fingerprint): one.measured_at for one in store.devices()}
-    found = [_with_profile(one, known) for one in _found()]
+    found = [_with_profile(one, known, store.models()) for one in _found()]
     if as_json:
         print(json.dumps(found, indent=1))
     else:
@@ -63,10 +66,19 @@ def _found() -> list[dict[str, Any]]:
     return rows
 
 
-def _with_profile(row: dict[str, Any], known: dict[tuple[str, str, str], str]) -> dict[str, Any]:
+def _with_profile(
+    row: dict[str, Any], known: dict[tuple[str, str, str], str], models: list[MeasuredModel]
+) -> dict[str, Any]:
+    """Return a device with when it was measured, and which models' profiles on it do not hold any more."""
     if "unavailable" in row:
         return row
-    return {**row, "measured_at": known.get((row["runtime"], row["device"], row["fingerprint"]), "")}
+    me = (row["runtime"], row["device"], row["fingerprint"])
+    drifted = [
+        f"{one.model} ({one.role}): {one.drifted}"
+        for one in models
+        if one.drifted and (one.adapter, one.device, one.fingerprint) == me
+    ]
+    return {**row, "measured_at": known.get(me, ""), "drifted": drifted}
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
@@ -80,7 +92,9 @@ def _print(rows: list[dict[str, Any]]) -> None:
             add_row(table, row["runtime"], "", row["unavailable"], "", "")
             continue
         runtime, formats = f"{row['runtime']} ({row['runtime_version']})", ", ".join(row["precisions"])
-        profile = row["measured_at"] or "none: run outrider profile"
+        profile = "; ".join(
+            [row["measured_at"] or "none: run outrider profile", *(f"drifted: {one}" for one in row["drifted"])]
+        )
         add_row(table, runtime, row["device"], _hardware(row["hardware"]), formats, profile)
     wide_console().print(table)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from device_profiles.units import human_bytes
 from orchestrator.cli.plain_table import add_row, wide_console
-from orchestrator.planning.basis import basis
+from orchestrator.planning.basis import basis, drifted_profiles
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -194,5 +194,6 @@ def _next_steps(proposal: Proposal, *, explain: bool) -> Iterator[str]:
             f"{', '.join(estimated)}: estimated from datasheets, not measured. Run `outrider profile` on such a "
             "machine, and plan again with its profiles (--profiles DIR)."
         )
+    yield from (f"{line}: run `outrider profile` to measure it again." for line in drifted_profiles(proposal))
     if not explain:
         yield f"{len(proposal.plan.rejected)} others lost: --explain says why."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -67,9 +68,12 @@ def profile(
     todo = [one for one in work if refresh or not one.done(store)]
     across = bool(loaded.cluster.address)  # which nodes there are is known only there
     started, done = time.perf_counter(), _Done()
+    drifted = [f"{one.title}: drifted ({why}): measured again" for one in todo if (why := one.drifted(store))]
     if todo or across or refresh or not store.links():
         if not force:
             _refuse_while_serving(loaded)
+        for line in drifted:
+            print(f"outrider: {line}", file=sys.stderr)
         with _alone(store):
             asyncio.run(_measure(loaded, todo, store, _How(refresh, seconds), done))
     took_s = time.perf_counter() - started if done.found or done.failures else 0.0

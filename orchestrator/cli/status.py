@@ -149,7 +149,7 @@ def plan_line(plan: dict[str, Any]) -> str:
         )
     if plan["plans"]:
         line += f"; planned again {plan['plans']} times, workers replaced {plan['moves']} times; {plan['last']}"
-    return line
+    return "; ".join([line, *plan["drifted"]])
 
 
 def objectives_line(slo: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Keeps draft workers running beside the target's replicas, and each replica told where its own are.
 
-A draft worker serves one replica at a time, so of each draft there are as many as there are replicas. They are
+A draft worker serves one replica at a time, so of each draft there are as many as there are replicas with it. They are
 interchangeable: a replica without one gets any that no other has. No replica waits for them: it serves before they are
 ready, while they are started again, and when that is given up.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Final
 
 from orchestrator.cluster.draft_messages import AttachDraft, DraftLink, DraftReady
@@ -26,30 +27,58 @@ Attach = Callable[[str, AttachDraft], None]
 
 
 class DraftWorkers:
-    """All draft workers: `replicas` of each spec. `attach` passes a command on to a replica's worker, if there is one.
+    """All draft workers. `attach` passes a command on to a replica's worker, if there is one.
 
     Where one is given up, the replica goes on without it, or with another one that is free.
     """
 
-    def __init__(self, upkeep: Upkeep, specs: Sequence[WorkerSpec], replicas: int, attach: Attach) -> None:
-        self._workers = [
-            _DraftWorker(upkeep, spec, number, attach, self._match) for spec in specs for number in range(replicas)
-        ]
-        self._targets: list[str] = []
+    def __init__(self, upkeep: Upkeep, attach: Attach) -> None:
+        self._upkeep = upkeep
+        self._attach = attach
+        self._workers: list[_DraftWorker] = []
+        self._targets: dict[str, Sequence[str]] = {}  # by replica, the drafts that it knows
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._begun = False
 
-    def target_ready(self, replica: str) -> None:
-        """A replica serves: start what is not started yet, and attach what is ready."""
-        if replica not in self._targets:
-            self._targets.append(replica)
+    def run_these(self, specs: Sequence[WorkerSpec]) -> None:
+        """Have one worker of each of these specs, from when a replica serves. What runs one of them goes on, before
+        others where it has a replica; what is left over is stopped."""
+        wanted = list(specs)
+        kept: list[_DraftWorker] = []
+        for worker in sorted(self._workers, key=lambda one: not one.target):
+            if worker.spec in wanted and not worker.out_of_use:
+                wanted.remove(worker.spec)
+                kept.append(worker)
+            else:
+                ending = asyncio.create_task(worker.keeper.close(), name=f"end draft {worker.name}")
+                self._leaving.add(ending)
+                ending.add_done_callback(self._leaving.discard)
+        self._workers = [worker for worker in self._workers if worker in kept]
+        for spec in wanted:
+            taken = {worker.number for worker in self._workers if worker.name == spec.name}
+            number = next(number for number in count() if number not in taken)
+            self._workers.append(_DraftWorker(self._upkeep, spec, number, self._attach, self._match))
+        if self._begun:
+            self._start()
+        self._match()
+
+    def _start(self) -> None:
+        self._begun = True
         for worker in self._workers:
             worker.keeper.start()
+
+    def target_ready(self, replica: str, drafts: Sequence[str]) -> None:
+        """A replica that knows these drafts serves: start what is not started yet, and attach what is ready."""
+        self._start()
+        self._targets[replica] = drafts
+        for worker in self._workers:
             if worker.target == replica:
                 worker.attach()
         self._match()
 
     def target_gone(self, replica: str) -> None:
         """A replica does not come back: what it had is free."""
-        self._targets = [target for target in self._targets if target != replica]
+        self._targets.pop(replica, None)
         for worker in self._workers:
             if worker.target == replica:
                 worker.target = ""
@@ -72,7 +101,7 @@ class DraftWorkers:
 
     async def close(self) -> None:
         """End every draft worker. Idempotent."""
-        await asyncio.gather(*(worker.keeper.close() for worker in self._workers))
+        await asyncio.gather(*(worker.keeper.close() for worker in self._workers), *self._leaving)
 
     def _match(self) -> None:
         """Give each replica that lacks a draft one that is free; those that are ready go first."""
@@ -82,7 +111,9 @@ class DraftWorkers:
         free = [worker for worker in self._workers if not worker.target and not worker.out_of_use]
         for worker in sorted(free, key=lambda worker: not worker.serving):
             served = {other.target for other in self._workers if other.name == worker.name}
-            lacking = [target for target in self._targets if target not in served]
+            lacking = [
+                target for target, known in self._targets.items() if target not in served and worker.name in known
+            ]
             if lacking:
                 worker.target = lacking[0]
                 worker.attach()
@@ -94,6 +125,7 @@ class _DraftWorker:
     def __init__(
         self, upkeep: Upkeep, spec: WorkerSpec, number: int, attach: Attach, changed: Callable[[], None]
     ) -> None:
+        self.spec = spec
         self.name = spec.name
         self.number = number
         self.target = ""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from device_profiles.units import MS_PER_S
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Planned(Protocol):
-    """A plan, and how its workers are started: one target a replica, and the draft workers."""
+    """A plan, and how its workers are started: one target a replica, and the draft workers of each."""
 
     @property
     def proposal(self) -> Proposal: ...
@@ -35,45 +36,59 @@ class Planned(Protocol):
     def targets(self) -> Sequence[WorkerSpec]: ...
 
     @property
-    def drafts(self) -> Sequence[WorkerSpec]: ...
+    def drafts(self) -> Sequence[Sequence[WorkerSpec]]: ...
 
 
-class Replacing(Protocol):
+class Changing(Protocol):
     """What executes a plan's changes: control.reconcile.TargetControl."""
 
-    async def replace(self, engine: int, spec: WorkerSpec) -> None: ...
+    async def change(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> list[int]: ...
+
+
+class Making(Protocol):
+    """How plans are made; both calls may take their time, and run in a thread."""
+
+    def again(self, first: Proposal, corrections: Corrections) -> Planned:
+        """Return another plan, by the factors by which costs turned out to differ from the first one's."""
+        ...
+
+    def mark_drifted(self, first: Proposal, key: Key, ratio: float) -> str:
+        """Note that a target's profile does not hold: rounds take `ratio` times what it predicts. Returns that in a
+        line, with when it is measured again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How far rounds may be from what is predicted, as a share of it, and for how long, in time of rounds, before a
+    profile is marked as drifted."""
+
+    tolerance: float
+    marked_after_s: float
 
 
 class PlanKeeper:
-    """One running plan. `observe` is to be called with each round, in the event loop.
+    """One running plan. `observe` is to be called with each round, in the event loop."""
 
-    `plan_again` takes the first proposal and the factors by which costs turned out to differ from it, and returns
-    another plan.
-    """
-
-    def __init__(
-        self,
-        running: Planned,
-        control: Replacing,
-        plan_again: Callable[[Proposal, Corrections], Planned],
-        tolerance: float,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, running: Planned, control: Changing, making: Making, patience: Patience, clock: Clock) -> None:
         self._first = running.proposal
         self._running = running
         self._control = control
-        self._plan_again = plan_again
-        self._tolerance = tolerance
+        self._making = making
+        self._patience = patience
         self._clock = clock
         self._options = _options(running.proposal)
+        self._places = {number: number for number in range(len(self._options))}  # in the plan, by replica
         self._corrections: dict[Key, float] = {}
         self._drifts = [Drift() for _ in self._options]
+        self._profiles = _Profiles(running.proposal, patience)
         self._tokens_per_s = [0.0 for _ in self._options]
         self._plans = 0
         self._moves = 0
         self._planned_s = clock.monotonic_s()
         self._last = ""
         self._task: asyncio.Task[None] | None = None
+        self._marking: asyncio.Task[None] | None = None
 
     @property
     def proposal(self) -> Proposal:
@@ -91,13 +106,15 @@ class PlanKeeper:
             plans=self._plans,
             moves=self._moves,
             last=self._last,
+            drifted=tuple(told for told in self._profiles.marked.values() if told),
         )
 
     def observe(self, done: Round) -> None:
         """Compare a round with its prediction. Rounds that read prompts say nothing: nobody knows their share."""
-        engine, sequences, workload = done.engine, len(done.deltas), self.proposal.wanted.workload
-        if not sequences or sequences != done.sequences or engine >= len(self._options):
+        engine, sequences = self._places.get(done.engine), len(done.deltas)
+        if not sequences or sequences != done.sequences or engine is None:
             return
+        workload = self.proposal.wanted.workload
         option = self._options[engine]
         if done.rows > sequences * (workload.depth_bound + 1 + option.paid_rows):
             return
@@ -105,7 +122,10 @@ class PlanKeeper:
         context = sum(held) / len(held) if held else context_tokens(workload)
         predicted_ms = Part(option).ms(done.rows, sequences, context)
         measured_ms = done.round_ms - done.draft_ms
-        self._drifts[engine] = drift.observed(self._drifts[engine], predicted_ms, measured_ms, self._tolerance)
+        tolerance = self._patience.tolerance
+        self._drifts[engine] = drift.observed(self._drifts[engine], predicted_ms, measured_ms, tolerance)
+        if self._profiles.observe(key_of(option), (done.rows, sequences, context), measured_ms):
+            self._begin_marking(key_of(option))
         self._count(engine, sum(len(one.tokens) for one in done.deltas), done.round_ms)
         due = self._clock.monotonic_s() - self._planned_s >= drift.pause_s(self._plans)
         if due and self._task is None and drift.drifted(self._drifts[engine]):
@@ -117,12 +137,24 @@ class PlanKeeper:
             weight = _NEWEST if self._tokens_per_s[engine] else 1.0
             self._tokens_per_s[engine] += weight * (tokens / round_ms * MS_PER_S - self._tokens_per_s[engine])
 
+    def _begin_marking(self, key: Key) -> None:
+        self._marking = asyncio.get_running_loop().create_task(self._mark(key), name="mark a drifted profile")
+
+    async def _mark(self, key: Key) -> None:
+        try:
+            told = await asyncio.to_thread(self._making.mark_drifted, self._first, key, self._profiles.ratio(key))
+        except OSError as error:
+            told = f"{key[0]} {key[1]}: its profile has drifted, and that cannot be kept: {error}"
+        self._profiles.marked[key] = told
+        _log.warning("%s", told)
+
     async def close(self) -> None:
         """End a change that is under way."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        for task in (self._task, self._marking):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = None
@@ -138,7 +170,7 @@ class PlanKeeper:
         self._planned_s = self._clock.monotonic_s()
         _log.warning(
             "rounds on %s take %.2f times what was predicted (tolerance %g): planning again",
-            *(shard.device, ratio, self._tolerance),
+            *(shard.device, ratio, self._patience.tolerance),
         )
         # What the running plan reaches, as far as it is known: replicas that run alike have drifted alike.
         reached = sum(
@@ -146,7 +178,7 @@ class PlanKeeper:
             for one in before.replicas
         )
         try:
-            found = await asyncio.to_thread(self._plan_again, self._first, dict(self._corrections))
+            found = await asyncio.to_thread(self._making.again, self._first, dict(self._corrections))
             await self._take(found, reached)
         except OutriderError as error:  # go on as before, and compare with costs as they turned out to be
             self._options = [scaled(one, ratio) if key_of(one) == key else one for one in self._options]
@@ -168,13 +200,10 @@ class PlanKeeper:
             return
         if not drift.worth_moving(reached, promised):
             raise PlanError(f"{now}, and the best other is predicted to reach {promised:.1f} only")
-        if len(found.targets) != len(self._running.targets) or found.drafts != self._running.drafts:
-            raise PlanError(f"{now}; {promised:.1f} need a restart of the daemon, for other workers: {changes}")
-        for engine, (old, new) in enumerate(zip(self._running.targets, found.targets, strict=True)):
-            if old != new:
-                await self._control.replace(engine, new)
+        engines = await self._control.change(found.targets, found.drafts)
         self._moves += 1
-        self._tokens_per_s = [0.0 for _ in self._options]
+        self._places = {engine: number for number, engine in enumerate(engines)}
+        self._tokens_per_s = [0.0 for _ in engines]
         self._adopt(found, f"changed, {reached:.1f} -> {promised:.1f} tokens/s predicted: {changes}")
 
     def _adopt(self, found: Planned, told: str) -> None:
@@ -185,6 +214,29 @@ class PlanKeeper:
         self._drifts = [Drift() for _ in self._options]
         self._last = told
         _log.info("the plan is %s", told)
+
+
+class _Profiles:
+    """What rounds take beside what the profiles themselves predict, corrections left out: by target's option."""
+
+    def __init__(self, first: Proposal, patience: Patience) -> None:
+        self.marked: dict[Key, str] = {}
+        self._patience = patience
+        self._measured = {key_of(one): one for one in first.cluster.options if one.role is Role.TARGET}
+        self._drifts = dict.fromkeys(self._measured, Drift())
+
+    def ratio(self, key: Key) -> float:
+        """Return measured over predicted time."""
+        return self._drifts[key].ratio
+
+    def observe(self, key: Key, shape: tuple[int, int, float], measured_ms: float) -> bool:
+        """Take in a round of so many rows and sequences over such a context; True when the profile is to be marked."""
+        predicted_ms = Part(self._measured[key]).ms(*shape)
+        self._drifts[key] = drift.observed(self._drifts[key], predicted_ms, measured_ms, self._patience.tolerance)
+        if key in self.marked or not drift.lasts(self._drifts[key], self._patience.marked_after_s):
+            return False
+        self.marked[key] = ""
+        return True
 
 
 def _options(proposal: Proposal) -> list[Option]:

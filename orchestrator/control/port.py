@@ -64,7 +64,8 @@ class PlanView:
     `predicted` is for the planned load, prompts included, `measured` a running mean over rounds that
     only decode. `ratio`: measured / predicted time of the last `rounds` rounds, for the rows that they had, of the
     replica where it is furthest from 1. `plans`:
-    how often it was made anew; `moves`: how often workers were replaced for that; `last`: what came of it last."""
+    how often it was made anew; `moves`: how often workers were replaced for that; `last`: what came of it last.
+    `drifted`: profiles that do not hold any more, and when they are measured again."""
 
     predicted_tokens_per_s: float
     measured_tokens_per_s: float
@@ -73,6 +74,7 @@ class PlanView:
     plans: int
     moves: int
     last: str
+    drifted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

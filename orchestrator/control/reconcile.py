@@ -35,12 +35,24 @@ from orchestrator.cluster.port import (
 from orchestrator.control import low_acceptance
 from orchestrator.control.admission import ControlLimits as ControlLimits
 from orchestrator.control.admission import refuse_or_pass
+from orchestrator.control.arrangement import arranged
 from orchestrator.control.drafts import DraftWorkers
 from orchestrator.control.keeping import Upkeep
-from orchestrator.control.port import PlanView, StateView
+from orchestrator.control.port import PlanView, StateView, Totals
 from orchestrator.control.replica import Replica
 from orchestrator.control.router import LOSSES_ARE_KNOWN_S, Router
-from orchestrator.control.state import FAILED, STARTING, added_totals, failed_drafters, moved_levers, unlike, whole
+from orchestrator.control.state import (
+    DRAINING,
+    FAILED,
+    STARTING,
+    added_totals,
+    failed_drafters,
+    fold_round,
+    moved_levers,
+    told,
+    unlike,
+    whole,
+)
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.control.wishes import Wishes, bounds_of
 from orchestrator.errors import RequestError, WorkerError
@@ -55,7 +67,7 @@ _T = TypeVar("_T")
 
 class TargetControl:
     """Implements control.port.Control over workers of `cluster`, which it opens and closes: one replica a spec. All
-    must serve the same model in the same way.
+    must serve the same model in the same way. Without specs it has nothing to start until `named` was called.
 
     `drafts` are started beside them once one is ready, each as often as there are replicas; nothing waits for them.
     `plan_view` says what a plan predicts, where there is one. `on_round` and `on_progress` are called with each event,
@@ -80,22 +92,33 @@ class TargetControl:
         self._upkeep = Upkeep(cluster, limits.max_restarts, clock, sleep)
         self._streams = Streams()
         self._replicas: list[Replica] = []
-        for engine, spec in enumerate(specs):
-            self._replicas.append(self._replica(spec, engine))
         self._retiring: list[Replica] = []
         self._wishes = Wishes(clock)
-        self._router = Router(self._replicas, self._retiring, self._streams, clock, limits.least_depth)
         self._joining: list[Replica] = []
-        self._replacing = asyncio.Lock()
-        self._drafts = DraftWorkers(self._upkeep, drafts, len(specs), self._attach)
+        self._router = Router(self._replicas, self._retiring, self._streams, clock, limits.least_depth)
+        self._changing = asyncio.Lock()
+        self._drafts = DraftWorkers(self._upkeep, self._attach)
+        self._gone = Totals()  # of replicas that have no heir
+        self._preparing = "the workers are being planned"
+        self.named(specs, [drafts] * len(specs))
         self._task: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         self._draining = False
         self._closed = False
         self._started_s = clock.monotonic_s()
 
+    def named(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> None:
+        """Say what to start: replicas, and the draft workers of each. To be called before `start`."""
+        for engine, spec in enumerate(specs):
+            self._replicas.append(self._replica(spec, engine))
+        self._drafts.run_these(list(chain.from_iterable(drafts)))
+
+    def prepares(self, progress: Progress) -> None:
+        """Something goes on before there is anything to start."""
+        self._preparing = told(progress)
+
     def _replica(self, spec: WorkerSpec, engine: int) -> Replica:
-        taken = {replica.name for replica in self._replicas}
+        taken = {replica.name for replica in (*self._replicas, *self._joining, *self._retiring)}
         name = next(name for name in chain([spec.name], map(f"{spec.name}.{{}}".format, count(2))) if name not in taken)
         return Replica(self._upkeep, spec, name, engine, self)
 
@@ -112,6 +135,9 @@ class TargetControl:
     def view(self) -> StateView:
         """See control.port.Control."""
         now_s = self._clock.monotonic_s()
+        if not self._replicas:
+            uptime_s, phase = now_s - self._started_s, DRAINING if self._draining else STARTING
+            return StateView(phase, self._preparing, "", self._cluster.runtime, None, None, uptime_s=uptime_s)
         live = self._streams.counts
         replicas = [
             one.state.view(one.engine, live[one.name], now_s - max(one.heard_s, one.busy_s)) for one in self._replicas
@@ -125,11 +151,13 @@ class TargetControl:
         )
         plan = self.plan_view() if self.plan_view is not None else None
         bounds = bounds_of(view.ready, self._limits.least_depth) if view.ready is not None else None
-        return replace(view, drafts=self._drafts.views(), plan=plan, bounds=bounds, wishes=self._wishes.standing)
+        shown = replace(view, totals=added_totals([self._gone, view.totals]), plan=plan)
+        return replace(shown, drafts=self._drafts.views(), bounds=bounds, wishes=self._wishes.standing)
 
     def wish(self, wish: Wish | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
         """See control.port.Control."""
-        self._wishes.take(wish, asked_by, user=user, engine=engine, engines=range(len(self._replicas)))
+        engines = [replica.engine for replica in self._replicas]
+        self._wishes.take(wish, asked_by, user=user, engine=engine, engines=engines)
 
     async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """See control.port.Control. A request is taken in (or refused) when its first token is asked for."""
@@ -168,43 +196,76 @@ class TargetControl:
             message = "the request's time was over before its first token came; give it longer, or try again later"
             return RequestError(message, status=504, kind="server_error", code="deadline_exceeded", param="timeout_s")
 
-    async def replace(self, engine: int, spec: WorkerSpec) -> None:
-        """Let a worker from another spec take a replica's place while streams go on.
+    async def change(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> list[int]:
+        """Let these be the replicas, with the draft workers of each, while streams go on; returns their numbers.
 
-        The new one is started beside the old one, gets its streams when it is ready, and the old one is stopped. Where
-        their tokens could differ (another runtime or precision) the old one keeps the streams that have a token, and is
-        stopped when the last has ended; this returns then. Raises WorkerError where the new one does not become ready;
-        then the old one goes on.
+        What runs one of these specs stays, whatever it is called. New ones are started beside the old ones. When all
+        are ready, those that are left over give their streams to the others and are stopped; where their tokens could
+        differ (another runtime or precision) they keep the streams that have a token, and are stopped when the last has
+        ended; this returns then. Raises WorkerError where a new one does not become ready, or would say other tokens
+        than one that stays; then everything goes on as it was.
         """
-        async with self._replacing:
-            old = next(replica for replica in self._replicas if replica.engine == engine)
-            new = self._replica(spec, engine)
-            self._joining.append(new)
-            try:
-                new.start()
-                await new.settled.wait()
-                if not new.serving or self._closed:
-                    raise WorkerError(f"worker {new.name} cannot take the place of {old.name}: {new.state.detail}")
-            except BaseException:
-                await new.close()
-                raise
-            finally:
-                self._joining.remove(new)
-            self._switch(old, new)
-            while not (self._closed or old.state.phase == FAILED or self._router.left(old)):  # noqa: ASYNC110 -- rare
-                await asyncio.sleep(_LEAVING_POLL_S)
-            self._retiring.remove(old)
-            await old.close()
+        async with self._changing:
+            made = arranged(self._replicas, specs)
+            stay = [replica for replica in self._replicas if replica.engine in made.kept]
+            leaving = [replica for replica in self._replicas if replica not in stay]
+            new = await self._all_ready(made.coming, stay)
+            self._switch(leaving, new)
+            self._drafts.run_these(list(chain.from_iterable(drafts)))
+            await asyncio.gather(*(self._ended(old) for old in leaving))
+            return list(made.engines)
 
-    def _switch(self, old: Replica, new: Replica) -> None:
-        """Route to the new replica and move the old one's streams, without waiting for anything."""
-        new.state.totals = added_totals([old.state.totals, new.state.totals])
-        self._replicas[self._replicas.index(old)] = new
-        moved = self._router.retire(old)
-        _log.info("worker %s takes the place of %s: %d streams move", new.name, old.name, moved)
+    async def _all_ready(self, coming: Sequence[tuple[int, WorkerSpec]], stay: Sequence[Replica]) -> list[Replica]:
+        """Return new replicas when all serve, alike and like those that stay. Raises WorkerError."""
+        new: list[Replica] = []
+        for engine, spec in coming:
+            new.append(self._replica(spec, engine))
+            self._joining.append(new[-1])
+        try:
+            for one in new:
+                one.start()
+            for one in new:
+                await one.settled.wait()
+                if not one.serving or self._closed:
+                    raise WorkerError(f"worker {one.name} cannot serve: {one.state.detail}")
+                if one.state.ready is not None and (why := self._unlike(one, one.state.ready, (*stay, *new))):
+                    raise WorkerError(f"worker {one.name} cannot serve beside the others, with {why}; {_ALIKE}")
+        except BaseException:
+            await asyncio.gather(*(one.close() for one in new))
+            raise
+        finally:
+            self._joining = [one for one in self._joining if one not in new]
+        return new
+
+    def _switch(self, leaving: Sequence[Replica], coming: Sequence[Replica]) -> None:
+        """Route to the new replicas and move the streams of those that leave, without waiting for anything."""
+        stay = [replica for replica in self._replicas if replica not in leaving]
+        self._replicas[:] = sorted((*stay, *coming), key=lambda replica: replica.engine)
+        for old in leaving:
+            heir, moved = self._heir(old), self._router.retire(old)
+            if heir is not None:
+                heir.state.totals = added_totals([old.state.totals, heir.state.totals])
+                _log.info("worker %s takes the place of %s: %d streams move", heir.name, old.name, moved)
+            else:
+                self._gone = added_totals([self._gone, old.state.totals])
+                _log.info("worker %s is not needed any more: %d streams move", old.name, moved)
         self._router.feed()
-        self._drafts.target_gone(old.name)
-        self._drafts.target_ready(new.name)
+        for old in leaving:
+            self._drafts.target_gone(old.name)
+        for one in coming:
+            if one.state.ready is not None:
+                self._drafts.target_ready(one.name, one.state.ready.drafters)
+
+    def _heir(self, old: Replica) -> Replica | None:
+        """Return the replica that is in the place of one that leaves; None where there is none."""
+        return next((one for one in self._replicas if one.engine == old.engine), None)
+
+    async def _ended(self, old: Replica) -> None:
+        """Stop a replica that is retiring when no stream needs it any more."""
+        while not (self._closed or old.state.phase == FAILED or self._router.left(old)):  # noqa: ASYNC110 -- rare
+            await asyncio.sleep(_LEAVING_POLL_S)
+        self._retiring.remove(old)
+        await old.close()
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the live streams end for up to `timeout_s`, then end the rest with 503."""
@@ -242,7 +303,7 @@ class TargetControl:
 
     def observed(self, replica: Replica, event: Event) -> None:
         """See control.replica.Owner: fold one event into the state and pass it on."""
-        if isinstance(event, Ready) and replica in self._replicas and (why := self._unlike(replica, event)):
+        if isinstance(event, Ready) and replica in self._replicas and (why := self._unlike_before(replica, event)):
             replica.refuse(
                 f"{replica.name} serves with {why}: its tokens would differ from the other replicas'; {_ALIKE}"
             )
@@ -273,18 +334,20 @@ class TargetControl:
                 )
                 self._router.feed()
                 if replica in self._replicas:
-                    self._drafts.target_ready(replica.name)
+                    self._drafts.target_ready(replica.name, event.drafters)
             case DraftLink():
                 self._drafts.observe(replica.name, event)
             case Refused():
                 self._streams.fail(self._streams.known_as(event.request_id), _refusal(event))
                 self._router.feed()
 
-    def _unlike(self, replica: Replica, ready: Ready) -> str:
+    def _unlike_before(self, replica: Replica, ready: Ready) -> str:
         """Return in what a worker that is ready for the first time differs from those whose tokens streams have."""
-        if replica.state.ready is not None:
-            return ""
-        for other in self._replicas:
+        return "" if replica.state.ready is not None else self._unlike(replica, ready, self._replicas)
+
+    def _unlike(self, replica: Replica, ready: Ready, others: Sequence[Replica]) -> str:
+        """Return in what a replica differs from the first of others that is known."""
+        for other in others:
             known = other.state.ready
             if other is replica or known is None or other.state.phase == FAILED:
                 continue
@@ -303,8 +366,12 @@ class TargetControl:
             done = msgspec.structs.replace(done, deltas=deltas, engine=replica.engine)
         now_s = self._clock.monotonic_s()
         delivered = sum(self._streams.deliver(delta, now_s) for delta in done.deltas)
-        if replica in self._retiring:  # it counts for the one in its place
-            next(one for one in self._replicas if one.engine == replica.engine).state.observe(done, delivered)
+        if replica in self._retiring:  # it counts for the one in its place, where there is one
+            heir = self._heir(replica)
+            if heir is not None:
+                heir.state.observe(done, delivered)
+            else:
+                self._gone = fold_round(self._gone, done, delivered)
         return done, delivered
 
     def lost(self, replica: Replica, cause: str) -> None:

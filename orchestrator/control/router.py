@@ -111,8 +111,9 @@ class Router:
     def left(self, replica: Replica) -> bool:
         """True when no stream needs a retiring replica any more."""
         kind = kind_of(replica.state.ready)
+        heirs = any(kind_of(other.state.ready) == kind for other in self._replicas)
         return not self._streams.counts[replica.name] and not any(
-            stream.kind == kind and not stream.at for stream in self._streams.live()
+            stream.kind == kind and not stream.at and not heirs for stream in self._streams.live()
         )
 
     def _chosen(self, stream: Stream, prefix: Sequence[int]) -> Route:

@@ -122,8 +122,8 @@ class TargetState:
             case Ready():
                 self.ready, self.serving = event, True
                 self.phase, self.detail = READY, ""
-            case Progress(stage, fraction):
-                self.detail = stage if fraction < 0 else f"{stage} {fraction:.0%}"
+            case Progress():
+                self.detail = told(event)
             case _:
                 pass
 
@@ -153,6 +153,11 @@ class TargetState:
             streams=streams,
             silent_s=silent_s if streams else 0.0,
         )
+
+
+def told(progress: Progress) -> str:
+    """Return how far a preparation is, in a line."""
+    return progress.stage if progress.fraction < 0 else f"{progress.stage} {progress.fraction:.0%}"
 
 
 def whole(replicas: Sequence[ReplicaView], runtime: str, *, streams: int, uptime_s: float, draining: bool) -> StateView:

@@ -25,7 +25,7 @@ def allowed(config: ClusterConfig, asked: Asked) -> Allowed:
     return fits
 
 
-def applied(config: ClusterConfig, proposal: Proposal, number: int = 0) -> ClusterConfig:
+def applied(config: ClusterConfig, proposal: Proposal, number: int) -> ClusterConfig:
     """Return the configuration that runs the plan's replica of this number.
 
     A plan in layer shards has no such configuration: it must have been made without (`whole_targets`).

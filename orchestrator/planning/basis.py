@@ -6,7 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from device_profiles.datasheet import EFFICIENCY
+from device_profiles.measured import MeasuredModel
+from orchestrator.planning.correction import Key, key_of
 from orchestrator.planning.proposal import Proposal
+from orchestrator.planning.stored import MeasuredHardware
+from policies.plan import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,5 +61,33 @@ def basis(proposal: Proposal) -> list[Basis]:
             == (shard.profile, shard.runtime, shard.weights, shard.threads)
         ]
         error = max((one.cost.error for one in options), default=0.0)
-        found[shard.device] = Basis(shard.device, "measured", error, (f"stored profile of {shard.profile}",))
+        drifted = [f"drifted: {one.drifted}" for one in profiles_behind(proposal, key_of(shard)) if one.drifted]
+        lines = [f"stored profile of {shard.profile}", *drifted]
+        found[shard.device] = Basis(shard.device, "measured", error, tuple(lines))
     return list(found.values())
+
+
+def profiles_behind(proposal: Proposal, key: Key) -> list[MeasuredModel]:
+    """Return the stored profiles behind a target's costs."""
+    profile, runtime, weights, threads = key
+    source, target = proposal.behind[profile], proposal.asked.target
+    return [
+        one
+        for one in (source.models if isinstance(source, MeasuredHardware) else ())
+        if (one.adapter, one.weights, one.threads) == (runtime, weights, threads)
+        and one.role == Role.TARGET
+        and one.exactness == proposal.asked.exactness
+        and one.model_digest == target.digest
+    ]
+
+
+def drifted_profiles(proposal: Proposal) -> list[str]:
+    """Return in a line each which of the profiles that a plan's targets rest on do not hold any more."""
+    found = {
+        f"{shard.device}: the profile of {proposal.asked.target.name} in {shard.runtime} has drifted ({one.drifted})"
+        for replica in proposal.plan.replicas
+        for shard in replica.shards
+        for one in profiles_behind(proposal, key_of(shard))
+        if one.drifted
+    }
+    return sorted(found)

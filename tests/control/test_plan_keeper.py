@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from device_profiles.profile import Exactness
 from orchestrator.cluster.port import Delta, RequestStats, Round, WorkerSpec
 from orchestrator.config.placement import PlacementSection
-from orchestrator.control.plan_keeper import PlanKeeper
+from orchestrator.control.plan_keeper import Patience, PlanKeeper
 from orchestrator.errors import WorkerError
-from orchestrator.planning.correction import corrected
+from orchestrator.planning.correction import Corrections, Key, corrected
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import Asked, Proposal, proposal, propose_here
 from policies.drift import FIRST_PAUSE_S, PATIENCE
@@ -34,15 +36,17 @@ class Clock:
 
 @dataclass
 class Workers:
-    """Takes note of what is replaced."""
+    """Takes note of what is to run; `numbers` are those of its replicas."""
 
-    replaced: list[WorkerSpec] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
     refuses: bool = False
+    numbers: list[int] = field(default_factory=lambda: [0])
 
-    async def replace(self, engine: int, spec: WorkerSpec) -> None:
+    async def change(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> list[int]:
         if self.refuses:
             raise WorkerError("the new worker does not start")
-        self.replaced.append(spec)
+        self.replaced.append(" ".join(spec.name for spec in specs))
+        return self.numbers
 
 
 @dataclass(frozen=True)
@@ -53,30 +57,43 @@ class Planned:
 
     @property
     def targets(self) -> tuple[WorkerSpec, ...]:
-        return (WorkerSpec(self.proposal.plan.replicas[0].shards[0].device, "", {}),)
+        return tuple(WorkerSpec(one.shards[0].device, "", {}) for one in self.proposal.plan.replicas)
 
     @property
-    def drafts(self) -> tuple[WorkerSpec, ...]:
+    def drafts(self) -> tuple[tuple[WorkerSpec, ...], ...]:
         return ()
 
 
-def first_plan(directory, row_ms) -> Proposal:
+def first_plan(directory, row_ms, replicas=1) -> Proposal:
     toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
-    asked = Asked(toy, (), True, Exactness.BIT, 8, 1, PlacementSection())
+    asked = Asked(toy, (), True, Exactness.BIT, 8, replicas, PlacementSection(concurrency=replicas))
     return propose_here(asked, simulated_profiles(directory, row_ms), {})
 
 
-def keeper(directory, row_ms, clock, workers) -> PlanKeeper:
-    def again(before: Proposal, corrections) -> Planned:
-        return Planned(proposal(corrected(before.cluster, corrections), before.asked, before.behind))
+@dataclass
+class Making:
+    """Makes plans, and takes note of what is marked."""
 
-    return PlanKeeper(Planned(first_plan(directory, row_ms)), workers, again, 0.2, clock)
+    marked: list[tuple[str, float]] = field(default_factory=list)
+
+    def again(self, first: Proposal, corrections: Corrections) -> Planned:
+        return Planned(proposal(corrected(first.cluster, corrections), first.asked, first.behind))
+
+    def mark_drifted(self, first: Proposal, key: Key, ratio: float) -> str:
+        self.marked.append((key[0], ratio))
+        return f"{key[0]} has drifted"
 
 
-def rounds(found: PlanKeeper, count: int, ms: float) -> None:
+def keeper(directory, row_ms, clock, workers, making=None, replicas=1) -> PlanKeeper:
+    running = Planned(first_plan(directory, row_ms, replicas))
+    return PlanKeeper(running, workers, making or Making(), Patience(0.2, 3.0), clock)
+
+
+def rounds(found: PlanKeeper, count: int, ms: float, engine: int = 0) -> None:
     stats = RequestStats(20, 30, 5, 5, 5, 5, 0.0, 0.0)
     for _ in range(count):
-        found.observe(Round([Delta("r", [1, 2], "", stats)], 1, 4, 1, 3, 1, [1, 0, 0], ms + 0.5, ms, 0.5))
+        done = Round([Delta("r", [1, 2], "", stats)], 1, 4, 1, 3, 1, [1, 0, 0], ms + 0.5, ms, 0.5)
+        found.observe(msgspec.structs.replace(done, engine=engine))
 
 
 async def until(found: PlanKeeper, plans: int) -> None:
@@ -103,7 +120,7 @@ async def test_a_worker_is_replaced_when_its_device_turns_out_to_be_the_slower_o
     predicted = found.view().predicted_tokens_per_s
     rounds(found, 2 * PATIENCE, 20.0)
     await until(found, 1)
-    assert [spec.name for spec in workers.replaced] == ["here/SIM.1"]
+    assert workers.replaced == ["here/SIM.1"]
     view = found.view()
     assert view.moves == 1
     assert view.predicted_tokens_per_s < predicted
@@ -136,7 +153,34 @@ async def test_plans_do_not_follow_each_other_at_once(tmp_path):
     clock.now_s += FIRST_PAUSE_S
     rounds(found, 1, 60.0)
     await until(found, 2)
-    assert [spec.name for spec in workers.replaced] == ["here/SIM.1", "here/SIM"]
+    assert workers.replaced == ["here/SIM.1", "here/SIM"]
+
+
+async def test_a_plan_may_need_another_number_of_replicas_which_are_told_apart(tmp_path):
+    workers, clock = Workers(numbers=[3, 1]), Clock()
+    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers, replicas=2)
+    assert len(found.proposal.plan.replicas) == 1, "two rows in one forward cost no more than one"
+    rounds(found, 2 * PATIENCE, 9.0)
+    await until(found, 1)
+    rounds(found, 2 * PATIENCE, 5.2, engine=1 if len(found.proposal.plan.replicas) == 2 else 3)
+    assert found.view().rounds == 2 * PATIENCE
+    rounds(found, 5, 5.2, engine=0)
+    assert found.view().rounds == 2 * PATIENCE, "nobody's any more"
+
+
+async def test_a_profile_that_does_not_hold_for_long_is_marked_once_against_what_it_said_itself(tmp_path):
+    making = Making()
+    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 50.0}, Clock(), Workers(), making)
+    rounds(found, 2 * PATIENCE, 6.6)
+    await until(found, 1)
+    assert making.marked == [], "3 s of rounds are not over"
+    rounds(found, 10 * PATIENCE, 6.6)
+    await asyncio.sleep(0.1)
+    assert found.view().ratio == pytest.approx(1.0, abs=0.1), "corrected costs hold"
+    ((profile, ratio),) = making.marked
+    assert profile == "simulated device SIM SIM"
+    assert ratio == pytest.approx(6.6 / 2.2, rel=0.05)
+    assert found.view().drifted == ("simulated device SIM SIM has drifted",)
 
 
 async def test_a_new_worker_that_does_not_start_leaves_the_old_one(tmp_path):

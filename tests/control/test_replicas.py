@@ -15,7 +15,7 @@ import pytest
 from orchestrator.api.liveness import Liveness
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.local import LocalCluster
-from orchestrator.cluster.port import Submit
+from orchestrator.cluster.port import Submit, WorkerSpec
 from orchestrator.control.port import ReplicaView
 from orchestrator.control.reconcile import ControlLimits, TargetControl
 from orchestrator.errors import RequestError, WorkerError
@@ -202,6 +202,46 @@ async def test_cancelling_reaches_the_replica_that_has_the_request_now() -> None
         assert await asyncio.gather(*tasks) == [engines.tokens([n], 5) for n in range(2)]
 
 
+def some(*names: str, **options: Any) -> list[WorkerSpec]:
+    """Specs as `running` starts them, by other names."""
+    return [msgspec.structs.replace(engines.spec(**options), name=name) for name in names]
+
+
+async def test_replicas_become_more_and_fewer_while_streams_go_on() -> None:
+    async with running(1, step_s=0.003) as control:
+        tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 500)) for n in range(6)]
+        await until(lambda: sum(generated(control)) > 10)
+        assert await control.change(some("a", "b", step_s=0.003), []) == [0, 1]
+        assert [one.name for one in replicas(control)] == ["target-0", "b"], "what runs as it should stays"
+        await until(lambda: generated(control)[1] > 20)
+        assert sum(one.streams for one in replicas(control)) == 6
+        kill(replicas(control)[1])
+        await until(lambda: replicas(control)[1].totals.restarts == 1 and replicas(control)[1].phase == "ready")
+        await until(lambda: replicas(control)[1].streams > 0)
+        assert await control.change(some("c", step_s=0.003), []) == [0]
+        assert [(one.name, one.phase) for one in replicas(control)] == [("target-0", "ready")]
+        assert len(workers()) == 1
+        assert await control.change(some("d", "e", step_s=0.003), []) == [0, 1]
+        assert await asyncio.gather(*tasks) == [engines.tokens([n], 500) for n in range(6)]
+        view = control.view()
+        assert (view.totals.generated, view.totals.restarts) == (6 * 500, 1), "what the one that went did counts"
+
+
+async def test_what_cannot_serve_beside_the_others_changes_nothing() -> None:
+    async with running(2, step_s=0.002, activations="bf16") as control:
+        task = asyncio.create_task(decode(control, "a", PROMPT, 200))
+        stays = some("stays", step_s=0.002, activations="bf16")
+        with pytest.raises(WorkerError, match="activations fp32 instead of bf16"):
+            await control.change([*stays, *some("other", activations="fp32")], [])
+        with pytest.raises(WorkerError, match="no such device"):
+            await control.change(
+                [*stays, *some("good", step_s=0.001, activations="bf16"), *some("bad", fail_start="final")], []
+            )
+        assert [one.name for one in replicas(control)] == ["target-0", "target-1"]
+        assert len(workers()) == 2
+        assert await task == engines.tokens(PROMPT, 200)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 async def test_a_replica_is_replaced_while_streams_go_on(count: int) -> None:
     async with running(count, step_s=0.003) as control:
@@ -209,7 +249,7 @@ async def test_a_replica_is_replaced_while_streams_go_on(count: int) -> None:
         await until(lambda: min(generated(control)) > 10)
         before = replicas(control)[0]
         spec = msgspec.structs.replace(engines.spec(slots=7), name="target-0", environment={"SCRIPTED_DEVICE": "new"})
-        await control.replace(0, spec)
+        await control.change([spec, *some("target-1", step_s=0.003)][:count], [])
         after = replicas(control)[0]
         assert before.ready is not None
         assert after.ready is not None
@@ -223,8 +263,8 @@ async def test_a_replica_is_replaced_while_streams_go_on(count: int) -> None:
 async def test_a_replacement_that_does_not_start_leaves_the_old_one() -> None:
     async with running(1, step_s=0.002) as control:
         task = asyncio.create_task(decode(control, "a", PROMPT, 100))
-        with pytest.raises(WorkerError, match="cannot take the place of target-0: no such device"):
-            await control.replace(0, engines.spec(fail_start="final"))
+        with pytest.raises(WorkerError, match="cannot serve: no such device"):
+            await control.change([engines.spec(fail_start="final")], [])
         assert await task == engines.tokens(PROMPT, 100)
         assert len(workers()) == 1
 
@@ -251,7 +291,7 @@ async def test_streams_stay_with_a_replica_of_another_kind_that_is_replaced_unti
         old = replicas(control)[0].ready
         task = asyncio.create_task(decode(control, "long", PROMPT, 400))
         await until(lambda: generated(control)[0] > 5)
-        replaced = asyncio.create_task(control.replace(0, engines.spec(activations="fp32")))
+        replaced = asyncio.create_task(control.change([engines.spec(activations="fp32")], []))
         await until(lambda: (ready := replicas(control)[0].ready) is not None and ready.activations == "fp32")
         assert await decode(control, "new", [4], 5) == engines.tokens([4], 5)
         assert replicas(control)[0].totals.generated < 400

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from device_profiles.store import ProfileStore
 from orchestrator.cli.status import ask
 from tests.daemon.test_life import outrider
 from tests.support.daemon import configuration, running
@@ -41,7 +43,7 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
         assert daemon.status()["plan"] is None
     script = "base_ms=2&other_ms=3&drift_at=60&drift_ms=20"
     simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0}, script=script)
-    config = planned(tmp_path, script, "placement: {profile: never}")
+    config = planned(tmp_path, script, "placement: {profile: never, drift_after_s: 0.5}")
     with running(config) as daemon:
         status = daemon.status()
         assert status["ready"]["device"] == "SIM", "predicted to be the faster one"
@@ -57,13 +59,19 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
         assert status["plan"]["moves"] == 1
         assert "here/SIM.1" in status["plan"]["last"]
         assert status["totals"]["restarts"] == 0
-        shown = outrider("status", "--socket", str(daemon.admin)).stdout
+        drifted = "the profile of toy on simulated device SIM SIM, simulated, has drifted: rounds took"
+        assert any(drifted in one for one in status["plan"]["drifted"])
+        shown = " ".join(outrider("status", "--socket", str(daemon.admin)).stdout.split())
         assert "tokens/s predicted" in shown
+        assert "has drifted" in shown
         found = metrics(daemon.url)
         assert found["moves_total"] == 1
         assert found["predicted_tokens_per_second"] == pytest.approx(status["plan"]["predicted_tokens_per_s"])
         changed = json.loads(outrider("plan", "diff", "--config", str(config), "--json").stdout)
         assert any("here/SIM.1" in change["before"] for change in changed["changes"]), "stored profiles are as before"
+    shown = " ".join(outrider("plan", "--config", str(config)).stdout.split())
+    assert "here/SIM: the profile of toy in simulated has drifted (rounds took" in shown
+    assert "run `outrider profile` to measure it again" in shown
     log = config.with_suffix(".log").read_text()
     assert "times what was predicted" in log
     assert "takes the place of target: 1 streams move" in log, "the stream was moved while it ran"
@@ -80,12 +88,39 @@ def test_a_plan_without_profiles_is_told_in_one_line(tmp_path):
     assert "no profile of toy" in shown.stderr
 
 
-def test_what_has_no_profile_is_measured_once(tmp_path, monkeypatch):
+def probed_until_ready(admin: Path) -> list[tuple[dict[str, Any], httpx.Response]]:
+    """What /health and /ready say from the first moment on."""
+    seen: list[tuple[dict[str, Any], httpx.Response]] = []
+    while not admin.exists():
+        time.sleep(0.02)
+    url = str(ask(admin)["api"]).removesuffix("/v1")
+    while not seen or seen[-1][1].status_code != httpx.codes.OK:
+        time.sleep(0.05)
+        seen.append((httpx.get(f"{url}/health").json(), httpx.get(f"{url}/ready")))
+    return seen
+
+
+def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "1")
     config = planned(tmp_path, "")
-    with running(config) as daemon:
-        assert daemon.status()["ready"]["device"] == "SIM"
-        assert "profile simulated SIM, target (1 of 1)" in config.with_suffix(".log").read_text()
+    with ThreadPoolExecutor(1) as pool:
+        probing = pool.submit(probed_until_ready, tmp_path / "admin.sock")
+        with running(config) as daemon:
+            assert daemon.status()["ready"]["device"] == "SIM"
+            assert "profile simulated SIM, target (1 of 1)" in config.with_suffix(".log").read_text()
+        measuring = [one for one in probing.result() if "profile simulated SIM, target (1 of 1): " in one[0]["detail"]]
+    assert len({health["detail"] for health, _ in measuring}) > 2, "it says how far it is"
+    for health, ready in measuring:
+        assert health["phase"] == "starting"
+        assert ready.status_code == httpx.codes.SERVICE_UNAVAILABLE
+        assert "the model is starting: profile simulated SIM" in ready.json()["error"]["message"]
+    store = ProfileStore(tmp_path / "store" / "profiles")
+    (before,) = store.models()
+    assert store.mark_drifted(before, "rounds took 2.00 times what it predicts")
+    profile = ("profile", "--config", str(config), "--seconds", "0.2")
+    said = outrider(*profile).stderr
+    assert "simulated SIM, target: drifted (rounds took 2.00 times what it predicts): measured again" in said
+    assert [one.drifted for one in store.models()] == [""]
     started = time.monotonic()
     with running(config) as daemon:
         assert "profile simulated" not in config.with_suffix(".log").read_text()

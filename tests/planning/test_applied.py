@@ -45,7 +45,7 @@ def test_what_is_auto_is_chosen_and_what_is_written_stays(tmp_path, adapter, dev
     config, found = proposed(tmp_path, HEAD.format(adapter=adapter, device=device))
     assert config.planned
     assert plan_of(found) == f"here/{where}"
-    effective = applied(config, found)
+    effective = applied(config, found, 0)
     assert (effective.model.adapter, effective.model.device) == ("simulated", where)
     assert not effective.planned
     assert effective.limits == config.limits
@@ -54,14 +54,14 @@ def test_what_is_auto_is_chosen_and_what_is_written_stays(tmp_path, adapter, dev
 def test_a_draft_runs_where_the_plan_puts_it_or_not_at_all(tmp_path):
     good = HEAD.format(adapter="auto", device="auto") + DRAFTS + "placement: {draft_acceptance: 0.95}\n"
     config, found = proposed(tmp_path, good)
-    suffix, draft = applied(config, found).drafts
+    suffix, draft = applied(config, found, 0).drafts
     assert suffix.method == "suffix"
     assert isinstance(draft, ModelDraft)
     assert (draft.adapter, draft.device, draft.process) == ("simulated", "SIM.1", "own")
     assert any("accepted with 0.95" in line for line in found.assumed)
     poor = HEAD.format(adapter="auto", device="auto") + DRAFTS + "placement: {draft_acceptance: 0.01}\n"
     config, found = proposed(tmp_path, poor)
-    assert [draft.method for draft in applied(config, found).drafts] == ["suffix"]
+    assert [draft.method for draft in applied(config, found, 0).drafts] == ["suffix"]
 
 
 def test_where_everything_is_written_nothing_is_planned(tmp_path):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.drift import LEAST_GAIN, PATIENCE, Drift, drifted, observed, pause_s, worth_moving
+from policies.drift import LEAST_GAIN, PATIENCE, Drift, drifted, lasts, observed, pause_s, worth_moving
 
 
 def after(ratio: float, rounds: int, drift: Drift | None = None, tolerance: float = 0.2) -> Drift:
@@ -33,6 +33,14 @@ def test_a_drift_that_comes_late_is_seen_and_its_size_is_learned():
     drift = after(3.0, 150, after(1.0, 500))
     assert drifted(drift)
     assert 2.8 < drift.ratio < 3.01
+
+
+@given(st.one_of(st.floats(1.25, 8.0), st.floats(0.2, 0.8)), st.floats(0.0, 60.0))
+def test_a_drift_lasts_when_its_rounds_took_so_long_on_end(ratio, after_s):
+    rounds = max(PATIENCE, int(after_s * 1e3 / (10.0 * ratio)) + 2)
+    assert lasts(after(ratio, rounds), after_s)
+    assert not lasts(after(ratio, rounds - PATIENCE), after_s + 1e-6)
+    assert not lasts(after(1.0, 60, after(ratio, rounds)), after_s), "it has passed"
 
 
 def test_what_took_no_time_says_nothing():

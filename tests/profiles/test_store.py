@@ -17,7 +17,6 @@ from device_profiles.measured import (
     MeasuredDevice,
     MeasuredModel,
     RoundOverhead,
-    drifted,
     fingerprint,
 )
 from device_profiles.profile import Precision
@@ -142,15 +141,14 @@ def test_the_fingerprint_follows_hardware_driver_and_runtime():
     assert len(others | {mark}) == 7
 
 
-def test_drift_is_a_share_of_what_was_measured():
-    assert not drifted(10.0, 10.0)
-    assert not drifted(11.9, 10.0)
-    assert not drifted(8.1, 10.0)
-    assert drifted(12.1, 10.0)
-    assert drifted(7.9, 10.0)
-    assert drifted(10.6, 10.0, tolerance=0.05)
-    assert not drifted(0.0, 10.0)
-    assert not drifted(10.0, 0.0)
+def test_only_what_was_seen_is_marked_as_drifted(store):
+    store.save(MODEL)
+    assert store.mark_drifted(MODEL, "rounds took twice as long")
+    assert store.models() == [dataclasses.replace(MODEL, drifted="rounds took twice as long")]
+    anew = dataclasses.replace(MODEL, measured_at="2027-01-01")
+    store.save(anew)
+    assert not store.mark_drifted(MODEL, "rounds took twice as long"), "it was measured anew meanwhile"
+    assert store.models() == [anew]
 
 
 def test_a_yield_is_what_its_positions_say():
