@@ -11,14 +11,14 @@ import msgspec
 
 from adapters import registry
 from adapters.contract import AdapterUnavailable, Unsupported
-from adapters.hardware import hardware, runtime_version
 from device_profiles.acceptance import PairAcceptance, TargetTexts
-from device_profiles.measured import MeasuredDevice, MeasuredModel, fingerprint
+from device_profiles.measured import MeasuredDevice, MeasuredModel
 from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.models import SIMULATED_PREFIX, effective_device
 from orchestrator.bootstrap.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
-from orchestrator.bootstrap.profiling import STEPS_S, ProfileJob, formats_of, job_spec, threads_of
+from orchestrator.bootstrap.profile_keys import key_of, mark_of, stored_profile, threads_of
+from orchestrator.bootstrap.profiling import STEPS_S, ProfileJob, job_spec
 from orchestrator.cluster.port import WorkerSpec
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import AUTO, ClusterConfig
@@ -66,12 +66,8 @@ class Work:
 
     def stored(self, store: ProfileStore) -> MeasuredModel | None:
         """Return what is stored of the model."""
-        wanted = self.job.model
-        mine = (wanted.adapter, self.job.role, wanted.exactness, self.threads, self.digest, formats_of(wanted))
-        for one in store.models(self.fingerprint):
-            if mine == (one.adapter, one.role, one.exactness, one.threads, one.model_digest, one.formats):
-                return one
-        return None
+        mine = (self.fingerprint, self.threads, self.digest)
+        return stored_profile(store, key_of(self.job.model, self.job.role, *mine))
 
     def stored_device(self, store: ProfileStore) -> MeasuredDevice | None:
         """Return what is stored of the device."""
@@ -148,8 +144,7 @@ def digest_of(options: ModelOptions) -> str:
 
 
 def _work(job: ProfileJob, device: DeviceProfile) -> Work:
-    mark = fingerprint(hardware(device), runtime_version(device.adapter))
-    return Work(job, mark, threads_of(job.model, device), digest_of(job.model))
+    return Work(job, mark_of(device), threads_of(job.model, device), digest_of(job.model))
 
 
 def _moved(engine: EngineOptions, device: DeviceProfile, threads: int) -> tuple[EngineOptions, ModelOptions]:

@@ -13,22 +13,22 @@ from typing import Any, Literal
 import msgspec
 
 from adapters import registry
-from adapters.contract import Unsupported
 from adapters.decoder.source import open_source
 from adapters.energy import EnergyMeter, energy_meter
-from adapters.hardware import cores, hardware, kind_of, runtime_version
+from adapters.hardware import hardware, kind_of, runtime_version
 from adapters.invariance import measure_row_invariance
 from adapters.model_source import resolve
 from adapters.rates import MeasuresRates
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.cost import StepCost
-from device_profiles.measured import DeviceRates, Energy, MeasuredDevice, MeasuredModel, RoundOverhead, fingerprint
+from device_profiles.measured import DeviceRates, Energy, MeasuredDevice, MeasuredModel, RoundOverhead
 from device_profiles.memory import MemoryPlan
 from device_profiles.profile import DeviceProfile
 from orchestrator.bootstrap.drafters import build_drafter
 from orchestrator.bootstrap.engine import build_loop
-from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded, Target, effective_device, load_model, load_tokenizer
+from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded, Target, load_model, load_tokenizer
 from orchestrator.bootstrap.options import EngineOptions, ModelOptions, SuffixOptions
+from orchestrator.bootstrap.profile_keys import device_of, digest_of, formats_of, mark_of, threads_of
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Submit, WorkerSpec
 from orchestrator.cluster.process_memory import peak_rss_bytes
@@ -74,21 +74,6 @@ def build_measuring_engine(options: dict[str, Any]) -> MeasuringEngine:
     return MeasuringEngine(lambda progress: _measure(job, progress))
 
 
-def device_of(adapter: str, device: str) -> DeviceProfile:
-    """Return a runtime's device by its name. Raises AdapterUnavailable, Unsupported."""
-    wanted = effective_device(adapter, device)
-    there = registry.get(adapter).devices()
-    for found in there:
-        if found.name == wanted:
-            return found
-    raise Unsupported(f"{adapter} sees no device {device!r} here; there is {', '.join(one.name for one in there)}")
-
-
-def threads_of(options: ModelOptions, device: DeviceProfile) -> int:
-    """Return how many threads a runtime takes: all physical cores where none are named, 0 off the processor."""
-    return (options.threads or cores()) if kind_of(device) == "cpu" else 0
-
-
 @dataclass(frozen=True, slots=True)
 class _Bench:
     """What all measurements of a worker share."""
@@ -106,7 +91,7 @@ class _Bench:
 
     @property
     def mark(self) -> str:
-        return fingerprint(hardware(self.device), runtime_version(self.device.adapter))
+        return mark_of(self.device)
 
 
 def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
@@ -337,18 +322,6 @@ def _described(
         measured_at=_now(),
         took_s=time.perf_counter() - bench.started_s,
     )
-
-
-def digest_of(loaded: Loaded) -> str:
-    """Return the digest of a model's files: the store keeps what is prepared from them in a directory of that name."""
-    simulated = loaded.source.startswith(SIMULATED_PREFIX)
-    return loaded.prepared.name if simulated else loaded.prepared.parent.name
-
-
-def formats_of(options: ModelOptions) -> str:
-    """Return the number formats that were asked for, as in "auto auto auto": what they come to is known when the model
-    is loaded."""
-    return f"{options.weights} {options.activations} {options.kv_cache_precision}"
 
 
 def _elements(options: ModelOptions) -> int:

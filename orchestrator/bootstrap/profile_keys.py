@@ -1,0 +1,73 @@
+"""What a model's profile is known by: whatever changes a cost, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adapters import registry
+from adapters.contract import Unsupported
+from adapters.hardware import cores, hardware, kind_of, runtime_version
+from device_profiles.measured import MeasuredModel, fingerprint
+from device_profiles.profile import DeviceProfile
+from device_profiles.store import ProfileStore
+from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded, effective_device
+from orchestrator.bootstrap.options import ModelOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileKey:
+    """`fingerprint` of hardware, driver and runtime; `digest` of the model's files; `formats` as they are asked for."""
+
+    fingerprint: str
+    adapter: str
+    role: str
+    exactness: str
+    threads: int
+    digest: str
+    formats: str
+
+
+def key_of(options: ModelOptions, role: str, mark: str, threads: int, digest: str) -> ProfileKey:
+    """Return what the profile of a model that is to be loaded so is known by."""
+    return ProfileKey(mark, options.adapter, role, options.exactness, threads, digest, formats_of(options))
+
+
+def stored_profile(store: ProfileStore, key: ProfileKey) -> MeasuredModel | None:
+    """Return the profile of this key; None where there is none."""
+    for one in store.models(key.fingerprint):
+        known = (one.adapter, one.role, one.exactness, one.threads, one.model_digest, one.formats)
+        if ProfileKey(one.fingerprint, *known) == key:
+            return one
+    return None
+
+
+def device_of(adapter: str, device: str) -> DeviceProfile:
+    """Return a runtime's device by its name. Raises AdapterUnavailable, Unsupported."""
+    wanted = effective_device(adapter, device)
+    there = registry.get(adapter).devices()
+    for found in there:
+        if found.name == wanted:
+            return found
+    raise Unsupported(f"{adapter} sees no device {device!r} here; there is {', '.join(one.name for one in there)}")
+
+
+def mark_of(device: DeviceProfile) -> str:
+    """Return the fingerprint of a device as its runtime drives it."""
+    return fingerprint(hardware(device), runtime_version(device.adapter))
+
+
+def threads_of(options: ModelOptions, device: DeviceProfile) -> int:
+    """Return how many threads a runtime takes: all physical cores where none are named, 0 off the processor."""
+    return (options.threads or cores()) if kind_of(device) == "cpu" else 0
+
+
+def digest_of(loaded: Loaded) -> str:
+    """Return the digest of a model's files: the store keeps what is prepared from them in a directory of that name."""
+    simulated = loaded.source.startswith(SIMULATED_PREFIX)
+    return loaded.prepared.name if simulated else loaded.prepared.parent.name
+
+
+def formats_of(options: ModelOptions) -> str:
+    """Return the number formats that were asked for, as in "auto auto auto": what they come to is known when the model
+    is loaded."""
+    return f"{options.weights} {options.activations} {options.kv_cache_precision}"
