@@ -8,7 +8,7 @@ from policies.depth import GAINS, Gains
 from policies.depth_policy import Asked, Done
 from policies.measured_cost import MeasuredCost
 from policies.same_rows import SameRows
-from policies.seeds import ClassKey
+from policies.seeds import COLD, ClassKey, Seed
 from policies.speculation import (
     Decision,
     Proposal,
@@ -27,13 +27,13 @@ _USUAL_ROWS = 4
 
 
 class Adaptive:
-    """See policies.speculation. `cost`: what is known of rounds before the first."""
+    """See policies.speculation. `cost`: what is known of rounds before the first; `cold`: of requests."""
 
     name = "adaptive"
 
-    def __init__(self, cost: MeasuredCost, gains: Gains = GAINS) -> None:
+    def __init__(self, cost: MeasuredCost, gains: Gains = GAINS, cold: Seed = COLD) -> None:
         change_ms = (cost.fit.varying - 1.0) * cost.ms(_USUAL_ROWS)
-        self.state = Speculation(cost, gains, same=SameRows(change_ms=change_ms))
+        self.state = Speculation(cost, gains, cold=cold, same=SameRows(change_ms=change_ms))
         self._decision = Decision([], [])
 
     def begin(self, key: str, of: ClassKey, most: int) -> None:

@@ -36,6 +36,9 @@ class Seed(NamedTuple):
     log_factor: float = 0.0
 
 
+COLD = Seed()
+
+
 class Course(NamedTuple):
     """How one request has gone so far. `evidence`: its judged draft tokens."""
 

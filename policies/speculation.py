@@ -32,7 +32,7 @@ from policies.odds import Odds
 from policies.positions import Positions
 from policies.rows import filled
 from policies.same_rows import SameRows
-from policies.seeds import ClassKey, Course, Seed
+from policies.seeds import COLD, ClassKey, Course, Seed
 from policies.switching import ON, Switch
 
 USUAL_DRAFT = 4.0
@@ -119,14 +119,15 @@ class Request(NamedTuple):
 
 
 class Speculation(NamedTuple):
-    """All that is known. `gain`: tokens that a round makes to those of plain decoding in the same time, on the
-    average: the worth of time. `draft_ms`, `step_ms`: what drafting takes in a round, and each token of its longest
-    draft."""
+    """All that is known. `cold`: what is taken to be usual in a class of which nothing is. `gain`: tokens that a round
+    makes to those of plain decoding in the same time, on the average: the worth of time. `draft_ms`, `step_ms`: what
+    drafting takes in a round, and each token of its longest draft."""
 
     cost: MeasuredCost
     gains: Gains = GAINS
     requests: Mapping[str, Request] = MappingProxyType({})
     seeds: Mapping[ClassKey, Seed] = MappingProxyType({})
+    cold: Seed = COLD
     usual: Mapping[ClassKey, Positions] = MappingProxyType({})
     switch: Switch = ON  # of drafters that take time
     gain: float = 1.0
@@ -141,7 +142,7 @@ def begun(state: Speculation, key: str, of: ClassKey, most: int) -> Speculation:
     if key in state.requests:
         return state
     running = [_course(known) for known in state.requests.values() if known.of == of]
-    seed = seeds.with_running(state.seeds.get(of, Seed()), running)
+    seed = seeds.with_running(state.seeds.get(of, state.cold), running)
     limits = Limits(min(1, most), most)
     request = Request(of, limits, pid.begun(seed.depth, limits), odds.begun(seed.log_factor))
     return state._replace(requests={**state.requests, key: request})
@@ -153,7 +154,7 @@ def ended(state: Speculation, key: str) -> Speculation:
     if request is None:
         return state
     left = {other: known for other, known in state.requests.items() if other != key}
-    seed = seeds.ended(state.seeds.get(request.of, Seed()), _course(request))
+    seed = seeds.ended(state.seeds.get(request.of, state.cold), _course(request))
     return state._replace(requests=left, seeds=seeds.remembered(state.seeds, request.of, seed))
 
 
@@ -369,7 +370,9 @@ def _timed(
     elif not decision.forced and (switch.trial or times.draft_ms > _NOTICED * times.forward_ms):
         switch = switching.speculated(switch, gain, spent_ms)
     return Speculation(
-        cost, state.gains, requests, state.seeds, usual, switch, mean, draft_ms, step_ms, state.rounds + 1, same
+        *(cost, state.gains, requests, state.seeds, state.cold, usual, switch, mean, draft_ms, step_ms),
+        rounds=state.rounds + 1,
+        same=same,
     )
 
 

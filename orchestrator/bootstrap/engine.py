@@ -12,6 +12,7 @@ import msgspec
 from adapters.grammar import GrammarCompiler
 from device_profiles.memory import MemoryPlan
 from orchestrator.bootstrap.drafters import Remotes, build_drafter
+from orchestrator.bootstrap.first_cost import FirstCost, stored_cost
 from orchestrator.bootstrap.models import Target, device_name, load_target, load_tokenizer
 from orchestrator.bootstrap.options import EngineOptions, SuffixOptions
 from orchestrator.clock import SystemClock
@@ -25,6 +26,7 @@ from orchestrator.measuring.quick import quick_cost
 from policies.adaptive import Adaptive
 from policies.depth_policy import DepthPolicy
 from policies.measured_cost import TYPICAL, measured
+from policies.seeds import Seed
 
 Emit = Callable[[Event], None]
 
@@ -41,10 +43,9 @@ def build_loop(
     target: Target, options: EngineOptions, drafter: Drafter | None, policy: DepthPolicy | None = None
 ) -> DecodeLoop:
     """Return a decode loop over a loaded target. `policy`: where it is not to be the adaptive one, which begins with
-    what a few forwards take. Raises what forwards raise."""
+    `first_cost`. Raises what forwards raise."""
     if policy is None:
-        known = quick_cost(target.model, SystemClock(), budget_s=_MEASURING_S) if drafter is not None else None
-        policy = Adaptive(measured(known or TYPICAL))
+        policy = adaptive(first_cost(target, options, drafter), options)
     return DecodeLoop(
         target.model,
         drafter,
@@ -59,6 +60,25 @@ def build_loop(
         low_acceptance_rate=options.low_acceptance_rate,
         objectives=options.objectives,
     )
+
+
+def first_cost(target: Target, options: EngineOptions, drafter: Drafter | None) -> FirstCost:
+    """Return what is known of rounds before the first: the stored profile, else what a few forwards take. Raises what
+    forwards raise."""
+    if drafter is None:
+        return FirstCost(TYPICAL, "nothing: no depth is chosen")
+    known = stored_cost(target, options.model)
+    if known is not None:
+        return known
+    found = quick_cost(target.model, SystemClock(), budget_s=_MEASURING_S)
+    if found is not None:
+        return FirstCost(found, "a few forwards: no stored profile")
+    return FirstCost(TYPICAL, "a usual model's shape: no stored profile, and no room for forwards")
+
+
+def adaptive(first: FirstCost, options: EngineOptions) -> Adaptive:
+    """Return the policy that chooses depths."""
+    return Adaptive(measured(first.cost), cold=Seed(options.starting_depth))
 
 
 def build_grammars(target: Target) -> Grammars:
@@ -77,7 +97,8 @@ def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
     except BaseException:
         target.model.close()
         raise
-    loop = build_loop(target, options, drafter)
+    first = first_cost(target, options, drafter)
+    loop = build_loop(target, options, drafter, adaptive(first, options))
     planned = planned_bytes(target, options, drafter)
 
     def close() -> None:
@@ -85,7 +106,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
             drafter.close()
         target.model.close()
 
-    return Loaded(loop, _ready(target, options, loop.max_running, planned), close, remotes.attach)
+    return Loaded(loop, _ready(target, options, loop.max_running, planned, first.source), close, remotes.attach)
 
 
 def planned_bytes(target: Target, options: EngineOptions, drafter: Drafter | None) -> int:
@@ -98,7 +119,7 @@ def planned_bytes(target: Target, options: EngineOptions, drafter: Drafter | Non
     return target.plan.total + suffix + sum(state.planned_memory_bytes for state in states if state.remote is None)
 
 
-def _ready(target: Target, options: EngineOptions, slots: int, planned: int) -> Ready:
+def _ready(target: Target, options: EngineOptions, slots: int, planned: int, costs_from: str) -> Ready:
     caps, spec, chosen = target.model.capabilities, target.model.spec, options.model
     return Ready(
         model=target.name,
@@ -118,6 +139,8 @@ def _ready(target: Target, options: EngineOptions, slots: int, planned: int) -> 
         block_tokens=caps.block_tokens,
         drafters=[draft.name for draft in options.drafters],
         max_depth=options.max_depth,
+        starting_depth=options.starting_depth,
+        costs_from=costs_from,
         tokenizer_dir=target.tokenizer_dir,
         pid=os.getpid(),
         load_s=target.load_s,

@@ -15,6 +15,7 @@ from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig, ModelDraft, Placement, SuffixDraft, Target, draft_names
 from orchestrator.config.slo import SloSection
 from policies.acceptance import ToleranceGoal
+from policies.seeds import COLD_DEPTH
 from policies.slo import NO_OBJECTIVES, Objective, Objectives
 
 ENGINE_ENTRY = "orchestrator.bootstrap.engine:build_engine"
@@ -83,7 +84,8 @@ DraftOptions = SuffixOptions | ModelDraftOptions
 
 
 class EngineOptions(msgspec.Struct, frozen=True):
-    """The target's worker: its model, its limits and its drafters, in order of cost."""
+    """The target's worker: its model, its limits and its drafters, in order of cost. `starting_depth`: of requests of
+    which nothing is known."""
 
     model: ModelOptions
     max_running: int
@@ -94,6 +96,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     drafters: list[DraftOptions]
     low_acceptance_rate: float
     objectives: Objectives = NO_OBJECTIVES
+    starting_depth: float = COLD_DEPTH
 
     def with_model(self, **changes: object) -> EngineOptions:
         """Return the options with some of the model's changed."""

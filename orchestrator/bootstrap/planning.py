@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import psutil
 from filelock import FileLock, Timeout
 
@@ -24,6 +25,7 @@ from orchestrator.planning.applied import allowed, applied, whole_targets
 from orchestrator.planning.basis import profiles_behind
 from orchestrator.planning.correction import Corrections, Key, corrected
 from orchestrator.planning.proposal import PlanError, Proposal, asked_by_config, proposal, propose_here
+from policies.seeds import COLD_DEPTH
 
 OnProgress = Callable[[str, float], None]
 
@@ -39,9 +41,11 @@ class Planned:
     drafts: tuple[tuple[WorkerSpec, ...], ...]
 
 
-def started(config: ClusterConfig, base: Path) -> tuple[list[WorkerSpec], list[WorkerSpec]]:
+def started(
+    config: ClusterConfig, base: Path, starting_depth: float = COLD_DEPTH
+) -> tuple[list[WorkerSpec], list[WorkerSpec]]:
     """Return how the target's and the drafts' workers are started where nothing is left to a plan."""
-    options = engine_options(config, base)
+    options = msgspec.structs.replace(engine_options(config, base), starting_depth=starting_depth)
     return worker_specs(options, config), draft_specs(options, config)
 
 
@@ -106,10 +110,11 @@ class PlanMaking:
     config: ClusterConfig
     base: Path
 
-    def again(self, first: Proposal, corrections: Corrections) -> Planned:
+    def again(self, first: Proposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> Planned:
         """Return the plan with costs as they turned out to be. Raises PlanError."""
         cluster = corrected(first.cluster, corrections)
-        return _planned(self.config, self.base, proposal(cluster, first.asked, first.behind, first.pairs))
+        found = _planned(self.config, self.base, proposal(cluster, first.asked, first.behind, first.pairs))
+        return replace(found, targets=tuple(_as_it_runs(one, running) for one in found.targets))
 
     def mark_drifted(self, first: Proposal, key: Key, ratio: float) -> str:
         """See control.plan_keeper.Making: it is noted in the store. Raises OSError."""
@@ -126,10 +131,20 @@ def _planned(config: ClusterConfig, base: Path, found: Proposal) -> Planned:
     """Return how each replica's workers are started."""
     targets, drafts = [], []
     for number in range(len(found.plan.replicas)):
-        specs, mine = started(applied(config, found, number), base)
+        depth = found.plan.replicas[number].depth
+        specs, mine = started(applied(config, found, number), base, float(depth) or COLD_DEPTH)
         targets.append(specs[number])
         drafts.append(tuple(mine))
     return Planned(found, tuple(targets), tuple(drafts))
+
+
+def _as_it_runs(spec: WorkerSpec, running: Sequence[WorkerSpec]) -> WorkerSpec:
+    """Return the spec of a running worker that differs in its name and its starting depth only: that is behind it."""
+    return next((one for one in running if _lasting(one) == _lasting(spec)), spec)
+
+
+def _lasting(spec: WorkerSpec) -> WorkerSpec:
+    return msgspec.structs.replace(spec, name="", options={**spec.options, "starting_depth": COLD_DEPTH})
 
 
 def _asked_for(work: Work, config: ClusterConfig) -> bool:

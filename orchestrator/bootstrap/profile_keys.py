@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from adapters import registry
 from adapters.contract import Unsupported
@@ -39,6 +40,11 @@ def stored_profile(store: ProfileStore, key: ProfileKey) -> MeasuredModel | None
         if ProfileKey(one.fingerprint, *known) == key:
             return one
     return None
+
+
+def profiles_in(store: Path) -> ProfileStore:
+    """Return the profiles that a store's directory keeps."""
+    return ProfileStore(store / "profiles")
 
 
 def device_of(adapter: str, device: str) -> DeviceProfile:

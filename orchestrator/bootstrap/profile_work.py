@@ -17,7 +17,7 @@ from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.models import SIMULATED_PREFIX, effective_device
 from orchestrator.bootstrap.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
-from orchestrator.bootstrap.profile_keys import key_of, mark_of, stored_profile, threads_of
+from orchestrator.bootstrap.profile_keys import key_of, mark_of, profiles_in, stored_profile, threads_of
 from orchestrator.bootstrap.profiling import STEPS_S, ProfileJob, job_spec
 from orchestrator.cluster.port import WorkerSpec
 from orchestrator.config.load import store_directory
@@ -91,7 +91,7 @@ class Work:
 
 def profile_store(config: ClusterConfig) -> ProfileStore:
     """Return where profiles are kept."""
-    return ProfileStore(store_directory(config) / "profiles")
+    return profiles_in(store_directory(config))
 
 
 def planned_work(

@@ -100,6 +100,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
             ("why", ready["precision_reason"] or "the simulated model has one precision"),
             ("exactness", f"{ready['exactness']} (row-invariant: {invariant})"),
             ("drafters", f"{', '.join(ready['drafters']) or 'none'}; depth 0 to {ready['max_depth']}"),
+            ("depth", f"begins at {ready['starting_depth']:g}; costs of rounds begin with {ready['costs_from']}"),
         ]
     if ready and len(answer["replicas"]) == 1:
         rows.append(("cores", _cores(ready["cores"])))

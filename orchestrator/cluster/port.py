@@ -86,7 +86,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     the forwards that there are graphs for. `precision_reason` says why the number formats are what they are,
     `precision_rejected` what else was possible and why not ("int8: not measured on this device").
     `planned_memory_bytes`: what the worker was announced to hold at its peak before it loaded (0: its costs on this
-    device are not known), `planned_memory` its parts."""
+    device are not known), `planned_memory` its parts. `costs_from`: what the depth policy knew of rounds before the
+    first; requests of which nothing is known begin at `starting_depth`."""
 
     model: str
     vocabulary_size: int
@@ -116,6 +117,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     planned_memory_bytes: int = 0
     planned_memory: dict[str, int] = {}
     cores: list[int] = []
+    costs_from: str = ""
+    starting_depth: float = 0.0
 
 
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):

@@ -48,8 +48,9 @@ class Changing(Protocol):
 class Making(Protocol):
     """How plans are made; both calls may take their time, and run in a thread."""
 
-    def again(self, first: Proposal, corrections: Corrections) -> Planned:
-        """Return another plan, by the factors by which costs turned out to differ from the first one's."""
+    def again(self, first: Proposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> Planned:
+        """Return another plan, by the factors by which costs turned out to differ from the first one's. What it needs
+        of the `running` targets has their very specs."""
         ...
 
     def mark_drifted(self, first: Proposal, key: Key, ratio: float) -> str:
@@ -178,7 +179,8 @@ class PlanKeeper:
             for one in before.replicas
         )
         try:
-            found = await asyncio.to_thread(self._making.again, self._first, dict(self._corrections))
+            known = (self._first, dict(self._corrections), self._running.targets)
+            found = await asyncio.to_thread(self._making.again, *known)
             await self._take(found, reached)
         except OutriderError as error:  # go on as before, and compare with costs as they turned out to be
             self._options = [scaled(one, ratio) if key_of(one) == key else one for one in self._options]

@@ -76,7 +76,7 @@ class Making:
 
     marked: list[tuple[str, float]] = field(default_factory=list)
 
-    def again(self, first: Proposal, corrections: Corrections) -> Planned:
+    def again(self, first: Proposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> Planned:
         return Planned(proposal(corrected(first.cluster, corrections), first.asked, first.behind))
 
     def mark_drifted(self, first: Proposal, key: Key, ratio: float) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from device_profiles.store import ProfileStore
 from orchestrator.cli.status import ask
+from policies.seeds import COLD_DEPTH
 from tests.daemon.test_life import outrider
 from tests.support.daemon import configuration, running
 from tests.support.profiles import simulated_profiles
@@ -124,5 +125,9 @@ def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_
     started = time.monotonic()
     with running(config) as daemon:
         assert "profile simulated" not in config.with_suffix(".log").read_text()
-        assert daemon.status()["plan"]["predicted_tokens_per_s"] > 0
+        status = daemon.status()
+        assert status["plan"]["predicted_tokens_per_s"] > 0
+        assert status["ready"]["costs_from"].startswith("stored profile of 20")
+        planned_depth = ask(daemon.admin, "/admin/plan")["plan"]["replicas"][0]["depth"]
+        assert status["ready"]["starting_depth"] == (planned_depth or COLD_DEPTH)
     assert time.monotonic() - started < 30

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from device_profiles.cost import StepCost
 from policies.measured_cost import measured
 from policies.same_rows import SameRows
-from policies.seeds import COLD_DEPTH, MOST_CLASSES, NO_CLASS, ClassKey, remembered
+from policies.seeds import COLD_DEPTH, MOST_CLASSES, NO_CLASS, ClassKey, Seed, remembered
 from policies.speculation import (
     Place,
     Proposal,
@@ -137,6 +137,16 @@ def test_a_short_request_does_not_start_cold(rounds, good):
     assert strange.odds.log_factor == 0.0
     assert (new.odds.log_factor > 0.0) == good
     assert (new.pid.integral > COLD_DEPTH) == good or not good
+
+
+def test_where_nothing_is_known_of_a_class_its_first_request_begins_as_told():
+    now = Round([Place("0", 4)], 1, 100)
+    state, _ = one_round(opened(1)._replace(cold=Seed(7.0)), now, [Proposal(4, (0.8,) * 4)], [4])
+    state = begun(state, "new", ClassKey("chat"), 12)
+    assert state.requests["new"].pid.depth == 7
+    assert ended(state, "new").seeds[ClassKey("chat")].depth == pytest.approx(7.0, abs=0.5)
+    state = begun(state, "short", ClassKey("completion"), 3)
+    assert state.requests["short"].pid.depth == 3
 
 
 def test_a_request_that_goes_on_is_as_it_was_and_one_that_is_unknown_is_ignored():

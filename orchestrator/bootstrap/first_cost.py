@@ -1,0 +1,47 @@
+"""What a worker knows of its rounds' costs before the first: what is stored for this very model, device and way of
+loading. Rounds correct it, but they tell little of shapes that they do not have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.contract import AdapterUnavailable, Unsupported
+from device_profiles.cost import StepCost
+from orchestrator.bootstrap.models import Loaded
+from orchestrator.bootstrap.options import ModelOptions
+from orchestrator.bootstrap.profile_keys import (
+    device_of,
+    digest_of,
+    key_of,
+    mark_of,
+    profiles_in,
+    stored_profile,
+    threads_of,
+)
+from orchestrator.planning.stored import with_row_ms
+
+
+@dataclass(frozen=True, slots=True)
+class FirstCost:
+    """`source`: where it is from, for people."""
+
+    cost: StepCost
+    source: str
+
+
+def stored_cost(target: Loaded, options: ModelOptions) -> FirstCost | None:
+    """Return the cost by the stored profile of a target; None where there is none.
+
+    One that has drifted is taken too: how long all rounds take is learned from the first of them, and the shape counts.
+    """
+    try:
+        device = device_of(options.adapter, options.device)
+    except (AdapterUnavailable, Unsupported):  # a name that the runtime takes and does not list
+        return None
+    known = (mark_of(device), threads_of(options, device), digest_of(target))
+    found = stored_profile(profiles_in(Path(options.store)), key_of(options, "target", *known))
+    if found is None:
+        return None
+    drifted = f", drifted ({found.drifted})" if found.drifted else ""
+    return FirstCost(with_row_ms(found.cost, found.overhead.row_ms), f"stored profile of {found.measured_at}{drifted}")
