@@ -111,10 +111,9 @@ def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_
             assert "profile simulated SIM, target (1 of 1)" in config.with_suffix(".log").read_text()
         measuring = [one for one in probing.result() if "profile simulated SIM, target (1 of 1): " in one[0]["detail"]]
     assert len({health["detail"] for health, _ in measuring}) > 2, "it says how far it is"
-    for health, ready in measuring:
-        assert health["phase"] == "starting"
-        assert ready.status_code == httpx.codes.SERVICE_UNAVAILABLE
-        assert "the model is starting: profile simulated SIM" in ready.json()["error"]["message"]
+    assert {health["phase"] for health, _ in measuring} == {"starting"}
+    assert {ready.status_code for _, ready in measuring} == {httpx.codes.SERVICE_UNAVAILABLE}
+    assert "the model is starting: profile simulated SIM" in measuring[0][1].json()["error"]["message"]
     store = ProfileStore(tmp_path / "store" / "profiles")
     (before,) = store.models()
     assert store.mark_drifted(before, "rounds took 2.00 times what it predicts")
