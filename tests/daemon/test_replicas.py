@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon.test_life import outrider
 from tests.support import tiny_models
 from tests.support.daemon import Daemon, configuration, running
 
@@ -37,10 +36,9 @@ def text_of(daemon: Daemon, number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+def expected(plain: Daemon) -> dict[int, str]:
     """The texts of one worker that nothing happens to."""
-    with running(configuration(tmp_path_factory.mktemp("one"))) as daemon:
-        return {number: text_of(daemon, number) for number in range(8)}
+    return {number: text_of(plain, number) for number in range(8)}
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +150,9 @@ def test_a_prompt_goes_where_its_beginning_is_cached(daemon):
     assert cached(long + "but now") > len(long) // 2
 
 
-def test_status_has_a_row_for_each_replica_and_metrics_a_label(daemon):
+def test_status_has_a_row_for_each_replica_and_metrics_a_label(daemon, outrider):
     text_of(daemon, 1)
-    shown = " ".join(outrider("status", "--socket", str(daemon.admin)).stdout.split())
+    shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].split())
     for one in replicas(daemon):
         assert f"replica {one['engine']}" in shown
         assert f"local pid {one['ready']['pid']}" in shown

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.status import drafter_line
-from tests.daemon.test_life import outrider
 from tests.support import tiny_models
-from tests.support.daemon import running
+from tests.support.daemon import outrider_process, running
 
 ASK: dict[str, Any] = {"model": "tiny", "prompt": "hello the hello the hello", "max_tokens": 24, "temperature": 0.0}
 STATIC = "static_shapes: 'on', static_context_tokens: 128, static_prefill_rows: 16"
@@ -25,7 +24,7 @@ def written(directory: Path, model: str) -> Path:
     return path
 
 
-def test_a_target_and_a_draft_of_fixed_shape_serve_and_status_says_so(tmp_path):
+def test_a_target_and_a_draft_of_fixed_shape_serve_and_status_says_so(tmp_path, outrider):
     tiny_models.write_model(tmp_path / "tiny", "qwen3", kind="BF16")
     with running(written(tmp_path, f"{STATIC}, static_verify_rows: [1, 4]")) as daemon:
         ready = daemon.status()["ready"]
@@ -39,13 +38,13 @@ def test_a_target_and_a_draft_of_fixed_shape_serve_and_status_says_so(tmp_path):
         (draft,) = daemon.status()["gauges"]["drafters"]
         assert (draft["static_widths"], draft["state"]) == ([1, 16], "ok")
         assert draft["accepted"] > 0  # it is the target's own twin
-        shown = outrider("status", "--socket", str(daemon.admin)).stdout
+        shown = outrider("status", "--socket", str(daemon.admin))[1]
         assert "static: forwards of 1, 4, 16 rows over 128" in shown
         assert "static forwards of 1, 16 rows" in drafter_line(draft)
 
 
 def test_a_device_that_is_not_there_is_named_beside_those_that_are(tmp_path):
     tiny_models.write_model(tmp_path / "tiny", "qwen3", kind="BF16")
-    found = outrider("serve", "--config", str(written(tmp_path, "device: NPU")))
+    found = outrider_process("serve", "--config", str(written(tmp_path, "device: NPU")))
     assert found.returncode == 1
     assert "no device 'NPU' here; there is CPU" in found.stderr

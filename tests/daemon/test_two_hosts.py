@@ -19,10 +19,9 @@ CUT_S = 1.0
 
 
 @pytest.mark.ray
-def test_a_cable_cut_or_a_draft_hung_in_a_stream_costs_no_token(tmp_path: Path):
+def test_a_cable_cut_or_a_draft_hung_in_a_stream_costs_no_token(tmp_path: Path, plain):
+    expected = plain.client.completions.create(**ASK).choices[0].text
     with two_hosts() as hosts, ray_over(hosts):
-        with running(configuration(tmp_path, extra="drafts: []")) as daemon:  # while Ray starts
-            expected = daemon.client.completions.create(**ASK).choices[0].text
         hosts.on_near(lambda: draft_over_the_cable(tmp_path, hosts, expected))
 
 

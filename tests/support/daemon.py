@@ -68,6 +68,17 @@ def configuration(
     return path
 
 
+def outrider_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own, as a person does."""
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
 @contextmanager
 def running(config: Path, *arguments: str) -> Iterator[Daemon]:
     """Start `outrider serve`, wait until it is ready, and see that it is gone at the end."""
