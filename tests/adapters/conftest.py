@@ -13,7 +13,7 @@ from tests.support.conformance import ADAPTERS, DEVICES, Prepared, load, prepare
 
 
 @pytest.fixture(scope="session", params=ADAPTERS)
-def prepared(request, tmp_path_factory) -> Prepared:
+def prepared(request, tmp_path_factory, shared_store) -> Prepared:
     """A prepared model and its adapter."""
     rest, _, weights = request.param.partition("@")
     name, tiny, static = [*rest.split("/"), "", ""][:3]
@@ -27,7 +27,7 @@ def prepared(request, tmp_path_factory) -> Prepared:
         source.write_text("")
     else:
         source = request.getfixturevalue("default_model_path")
-    return prepared_by(adapter, source, root, shapes, weights)
+    return prepared_by(adapter, source, shared_store, shapes, weights)
 
 
 @pytest.fixture(scope="session")

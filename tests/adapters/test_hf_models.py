@@ -31,10 +31,10 @@ def silent(stage: str, fraction: float) -> None:
 
 
 def load(
-    directory: Path, store_root: Path, activations: Precision = Precision.FP32, name: str = "openvino_rt"
+    directory: Path, shared_store: Path, activations: Precision = Precision.FP32, name: str = "openvino_rt"
 ) -> LoadedModel:
     adapter = registry.get(name)
-    prepared = ModelStore(store_root).prepare(resolve(str(directory), Path()), adapter, silent)
+    prepared = ModelStore(shared_store).prepare(resolve(str(directory), Path()), adapter, silent)
     options = LoadOptions(activations=activations, kv_cache_bytes=32 << 20, slots=4, max_batch_rows=128)
     return adapter.load(prepared, options, silent)
 
@@ -46,10 +46,10 @@ def tokens(count: int = LENGTH) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "kind"), [*((name, kind) for name in FAMILIES for kind in ("F32", "BF16")), ("llama3", "F16")]
 )
-def test_logits_are_those_of_the_formulas(tmp_path: Path, store_root: Path, name: str, kind: str) -> None:
+def test_logits_are_those_of_the_formulas(tmp_path: Path, shared_store: Path, name: str, kind: str) -> None:
     directory = tiny_models.write_model(tmp_path / name, name, kind=kind, shards=2 if kind == "BF16" else 1)
     expected = reference_decoder.logits(open_weights(directory), tokens())
-    model = load(directory, store_root)
+    model = load(directory, shared_store)
     first = model.forward([Segment(0, 0, tokens()[:70], (0, 70))]).logits.copy()
     rest = model.forward([Segment(1, 0, tokens(9), (0, 0)), Segment(0, 70, tokens()[70:], (0, 20))]).logits.copy()
     found = np.concatenate([first, rest])
@@ -67,11 +67,11 @@ def test_logits_are_those_of_the_formulas(tmp_path: Path, store_root: Path, name
         *[("mistral", "F16"), ("gemma", "BF16"), ("gemma3", "F32"), ("gemma3", "BF16")],
     ],
 )
-def test_onnx_runtime_computes_the_same(tmp_path: Path, store_root: Path, name: str, kind: str) -> None:
+def test_onnx_runtime_computes_the_same(tmp_path: Path, shared_store: Path, name: str, kind: str) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'outrider[onnx]'")
     directory = tiny_models.write_model(tmp_path / name, name, kind=kind)
     expected = reference_decoder.logits(open_weights(directory), tokens())
-    model = load(directory, store_root, name="onnx_rt")
+    model = load(directory, shared_store, name="onnx_rt")
     first = model.forward([Segment(0, 0, tokens()[:70], (0, 70))]).logits.copy()
     rest = model.forward([Segment(0, 70, tokens()[70:], (0, 20))]).logits
     found = np.concatenate([first, rest])
@@ -80,18 +80,18 @@ def test_onnx_runtime_computes_the_same(tmp_path: Path, store_root: Path, name: 
     model.close()
 
 
-def test_onnx_runtime_refuses_what_it_cannot_compute(tmp_path: Path, store_root: Path) -> None:
+def test_onnx_runtime_refuses_what_it_cannot_compute(tmp_path: Path, shared_store: Path) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'outrider[onnx]'")
     with pytest.raises(ModelRefused, match="soft-capped attention"):
-        load(tiny_models.write_model(tmp_path / "gemma2", "gemma2"), store_root, name="onnx_rt")
+        load(tiny_models.write_model(tmp_path / "gemma2", "gemma2"), shared_store, name="onnx_rt")
 
 
-def test_bfloat16_activations_stay_near(tmp_path: Path, store_root: Path) -> None:
+def test_bfloat16_activations_stay_near(tmp_path: Path, shared_store: Path) -> None:
     """Angles are computed in float32 even then: at position 400, bfloat16 would not know one position from the next."""
     directory = tiny_models.write_model(tmp_path / "qwen3", "qwen3", kind="BF16")
     many = tokens(440)
     expected = reference_decoder.logits(open_weights(directory), many)
-    model = load(directory, store_root, Precision.BF16)
+    model = load(directory, shared_store, Precision.BF16)
     for start in range(0, 440, 110):
         rows = model.forward([Segment(0, start, many[start : start + 110], (0, 110))]).logits
         error = np.sqrt(np.mean((rows - expected[start : start + 110]) ** 2))
@@ -99,10 +99,10 @@ def test_bfloat16_activations_stay_near(tmp_path: Path, store_root: Path) -> Non
     model.close()
 
 
-def test_16_bit_weights_are_not_widened_when_a_model_is_loaded(tmp_path: Path, store_root: Path) -> None:
+def test_16_bit_weights_are_not_widened_when_a_model_is_loaded(tmp_path: Path, shared_store: Path) -> None:
     directory = tiny_models.write_model(tmp_path / "gemma3", "gemma3", kind="BF16")
     adapter = registry.get("openvino_rt")
-    prepared = ModelStore(store_root).prepare(resolve(str(directory), Path()), adapter, silent)
+    prepared = ModelStore(shared_store).prepare(resolve(str(directory), Path()), adapter, silent)
     compiled = openvino.Core().compile_model(read_paged(prepared / MODEL_FILE), "CPU", {"KV_CACHE_PRECISION": "bf16"})
     elements = [
         int(np.prod(list(node.get_output_shape(0))))
@@ -141,7 +141,7 @@ def test_quantised_tensors_are_computed_as_they_are_written(tmp_path: Path, bits
         constants.weight([parts[0], Dense(values)])
 
 
-def test_a_soft_cap_on_attention_is_refused_and_not_left_out(tmp_path: Path, store_root: Path) -> None:
+def test_a_soft_cap_on_attention_is_refused_and_not_left_out(tmp_path: Path, shared_store: Path) -> None:
     directory = tiny_models.write_model(tmp_path / "gemma2", "gemma2")
     with pytest.raises(ModelRefused, match="attn_logit_softcapping 5"):
-        load(directory, store_root)
+        load(directory, shared_store)

@@ -45,11 +45,11 @@ print(json.dumps({"planned": planned_bytes(target, options, drafter), "peak": pe
 """
 
 
-def model_options(adapter: str, source: Path, work: Path, kv_cache_mib: int = 96) -> dict[str, object]:
+def model_options(adapter: str, source: Path, store: Path, kv_cache_mib: int = 96) -> dict[str, object]:
     return {
         "source": str(source),
-        "base": str(work),
-        "store": str(work / "store"),
+        "base": str(store.parent),
+        "store": str(store),
         "name": "",
         "adapter": adapter,
         "device": "CPU",
@@ -70,12 +70,12 @@ def model_options(adapter: str, source: Path, work: Path, kv_cache_mib: int = 96
     ids=["openvino_rt", "onnx_rt", "openvino_rt-onnx_rt", "static"],
 )
 def test_the_peak_stays_within_the_plan(
-    default_model_path: Path, tmp_path: Path, adapter: str, draft: str, static: bool
+    default_model_path: Path, shared_store: Path, adapter: str, draft: str, static: bool
 ):
     drafts = [{"method": "model", "name": "draft", "place": "", "prefill_ms": 50.0}] if draft else []
     options = {
         "model": {
-            **model_options(adapter, default_model_path, tmp_path),
+            **model_options(adapter, default_model_path, shared_store),
             "static": {"on": static, "context_tokens": 512, "prefill_rows": 32, "verify_rows": [2]},
         },
         "max_running": 8,
@@ -83,7 +83,7 @@ def test_the_peak_stays_within_the_plan(
         "prefix_reuse": True,
         "max_depth": 8 if draft else 0,
         "tolerance": {"acceptance_rate": 0.9, "warmup_tokens": 100, "max_delta": 2.0},
-        "drafters": [{**one, "model": model_options(draft, default_model_path, tmp_path, 48)} for one in drafts],
+        "drafters": [{**one, "model": model_options(draft, default_model_path, shared_store, 48)} for one in drafts],
     }
     command = [sys.executable, "-c", WORK, json.dumps(options)]
     subprocess.run([*command, "prepare"], check=True, capture_output=True, timeout=200)

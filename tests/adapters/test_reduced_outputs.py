@@ -32,11 +32,11 @@ def reduced(directory: Path, **changes: object) -> Path:
     return tiny_models.write_reduced(directory / "draft", whole(directory), KEPT, "0123456789abcdef", **changes)
 
 
-def load(directory: Path, store_root: Path, adapter: str, shapes: StaticShapes) -> LoadedModel:
+def load(directory: Path, shared_store: Path, adapter: str, shapes: StaticShapes) -> LoadedModel:
     runtime = registry.get_for(adapter, "CPU", shapes)
     options = LoadOptions(kv_cache_bytes=16 << 20, slots=2, max_batch_rows=32, static=shapes)
     try:
-        prepared = ModelStore(store_root).prepare(resolve(str(directory), Path()), runtime, silent)
+        prepared = ModelStore(shared_store).prepare(resolve(str(directory), Path()), runtime, silent)
         return runtime.load(prepared, options, silent)
     except AdapterUnavailable as missing:
         pytest.skip(str(missing))
@@ -51,11 +51,11 @@ def load(directory: Path, store_root: Path, adapter: str, shapes: StaticShapes) 
     ids=lambda value: value if isinstance(value, str) else "static" if value.on else "dynamic",
 )
 def test_rows_are_columns_of_the_whole_models(
-    tmp_path: Path, store_root: Path, adapter: str, shapes: StaticShapes
+    tmp_path: Path, shared_store: Path, adapter: str, shapes: StaticShapes
 ) -> None:
     rows = []
     for directory in (whole(tmp_path), reduced(tmp_path)):
-        model = load(directory, store_root, adapter, shapes)
+        model = load(directory, shared_store, adapter, shapes)
         rows.append(model.forward([Segment(0, 0, TOKENS, (0, len(TOKENS)))]).logits.copy())
         spec = model.spec
         model.close()

@@ -124,7 +124,7 @@ def far(prepared: Prepared, model: LoadedModel, tmp_path: Path) -> Iterator[Load
     heads = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64}
     changes = heads | {"num_hidden_layers": 2, "max_position_embeddings": context}
     source = tiny_models.write_model(tmp_path / "far", "llama", kind="BF16", **changes)
-    small = load(prepared_by(prepared.adapter, source, tmp_path, prepared.static))
+    small = load(prepared_by(prepared.adapter, source, tmp_path / "store", prepared.static))
     assert small.capabilities.max_context_tokens == context
     yield small
     small.close()

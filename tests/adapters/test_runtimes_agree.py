@@ -31,8 +31,8 @@ def silent(stage: str, fraction: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def prepared(default_model_path, tmp_path_factory) -> dict[str, Path]:
-    store = ModelStore(tmp_path_factory.mktemp("store"))
+def prepared(default_model_path, shared_store) -> dict[str, Path]:
+    store = ModelStore(shared_store)
     file = ModelSource(default_model_path, "default", str(default_model_path))
     made = {name: store.prepare(file, registry.get(name), silent) for name in RUNTIMES}
     return made | {"tokenizer": store.prepare(file, TokenizerRecipe(), silent)}

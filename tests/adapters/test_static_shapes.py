@@ -57,10 +57,10 @@ def tokens(count: int, most: int = 260) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"])
-def test_logits_are_those_of_the_formulas(tmp_path, store_root, name):
+def test_logits_are_those_of_the_formulas(tmp_path, shared_store, name):
     directory = tiny_models.write_model(tmp_path / name, name, kind="BF16")
     expected = reference_decoder.logits(open_source(directory), tokens(90))
-    model = load(directory, store_root)
+    model = load(directory, shared_store)
     first = model.forward([Segment(0, 0, tokens(90)[:70], (0, 70))]).logits.copy()
     rest = model.forward([Segment(1, 0, tokens(9), (0, 0)), Segment(0, 70, tokens(90)[70:], (0, 20))]).logits
     assert np.sqrt(np.mean((np.concatenate([first, rest]) - expected) ** 2)) < 0.001 * expected.std()
@@ -71,11 +71,11 @@ def test_logits_are_those_of_the_formulas(tmp_path, store_root, name):
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0, Kind.F32])
-def test_weights_that_are_prepared_for_an_npu_compute_the_same_in_8_bits(tmp_path, store_root, kind):
+def test_weights_that_are_prepared_for_an_npu_compute_the_same_in_8_bits(tmp_path, shared_store, kind):
     source = tmp_path / "tiny.gguf"
     tiny_gguf.write(source, tiny_gguf.Tiny("llama", kind=kind))
-    own = load(source, store_root)
-    eight = load(source, store_root, prepared_for="NPU")
+    own = load(source, shared_store)
+    eight = load(source, shared_store, prepared_for="NPU")
     rows = [model.forward([Segment(0, 0, tokens(40, 64), (0, 40))]).logits for model in (own, eight)]
     error = np.sqrt(np.mean((rows[0] - rows[1]) ** 2)) / rows[0].std()
     # Products with quantised weights quantise their input to 8 bits as well; float32 weights do not.
@@ -102,10 +102,10 @@ def test_4_bit_groups_are_the_same_numbers_in_8_bits():
     assert eight_bits(vector) is vector
 
 
-def test_a_graph_for_an_npu_has_fixed_shapes_signed_weights_and_plain_operations(tmp_path, store_root, monkeypatch):
+def test_a_graph_for_an_npu_has_fixed_shapes_signed_weights_and_plain_operations(tmp_path, shared_store, monkeypatch):
     source = tiny_models.write_model(tmp_path / "gemma3", "gemma3", kind="BF16")
     adapter = StaticOpenVinoAdapter("NPU")
-    prepared = ModelStore(store_root).prepare(resolve(str(source), Path()), adapter, silent)
+    prepared = ModelStore(shared_store).prepare(resolve(str(source), Path()), adapter, silent)
     plan = planned(LoadOptions(static=ON, slots=1), FACTS, Precision.FP16)
     compiler = Compiler(openvino.Core(), prepared, "CPU", {"INFERENCE_PRECISION_HINT": "f16"}, plan.cache)
     seen: list[openvino.Model] = []
@@ -180,10 +180,10 @@ def test_what_cannot_be_planned_is_refused_with_the_way_out(static, kv_tokens, m
         planned(LoadOptions(static=static, kv_cache_bytes=kv_tokens * POSITION_BYTES), FACTS, Precision.BF16)
 
 
-def test_kernel_exactness_keeps_every_width_and_says_so(tmp_path, store_root):
+def test_kernel_exactness_keeps_every_width_and_says_so(tmp_path, shared_store):
     source = tiny_models.write_model(tmp_path / "llama", "llama", kind="BF16")
     static = StaticShapes(on=True, prefill_rows=16, verify_rows=(5, 2))
-    model = load(source, store_root, static=static, exactness=Exactness.KERNEL)
+    model = load(source, shared_store, static=static, exactness=Exactness.KERNEL)
     assert model.capabilities.static_widths == (2, 5, 16)
     assert model.capabilities.paid_rows == 2
     assert not model.capabilities.row_invariant

@@ -86,9 +86,9 @@ def test_a_four_bit_file_keeps_its_four_bits_and_gives_all_formats(tmp_path: Pat
         assert weights.label == f"{precision} (from Q4_1)"
 
 
-def loaded(adapter: Adapter, directory: Path, store_root: Path, weights: Precision | None) -> LoadedModel:
+def loaded(adapter: Adapter, directory: Path, shared_store: Path, weights: Precision | None) -> LoadedModel:
     file = resolve(str(directory), Path())
-    prepared = ModelStore(store_root).prepare(file, Variant(adapter, weights), silent)
+    prepared = ModelStore(shared_store).prepare(file, Variant(adapter, weights), silent)
     options = LoadOptions(
         activations=Precision.FP32, kv_cache_bytes=32 << 20, slots=4, max_batch_rows=128, device="CPU"
     )
@@ -112,12 +112,12 @@ def loaded(adapter: Adapter, directory: Path, store_root: Path, weights: Precisi
     ],
 )
 def test_every_variant_computes_the_model_as_well_as_its_bits_allow(
-    tmp_path: Path, store_root: Path, name: str, weights: Precision | None, label: str, most_error: float
+    tmp_path: Path, shared_store: Path, name: str, weights: Precision | None, label: str, most_error: float
 ):
     directory = tiny_models.write_model(tmp_path / "tiny", "llama3", kind="BF16")
     tokens = [int(token) for token in np.random.default_rng(5).integers(4, 260, LENGTH)]
     expected = reference_decoder.logits(open_weights(directory), tokens)
-    model = loaded(registry.get(name), directory, store_root, weights)
+    model = loaded(registry.get(name), directory, shared_store, weights)
     found = model.forward([Segment(0, 0, tokens, (0, LENGTH))]).logits
     error = float(np.sqrt(np.mean((found - expected) ** 2)) / expected.std())
     assert error < most_error
@@ -128,9 +128,9 @@ def test_every_variant_computes_the_model_as_well_as_its_bits_allow(
     model.close()
 
 
-def test_variants_are_artefacts_of_their_own(tmp_path: Path, store_root: Path):
-    directory = tiny_models.write_model(tmp_path / "tiny", "llama", kind="F32")
-    store, file = ModelStore(store_root), resolve(str(directory), Path())
+def test_variants_are_artefacts_of_their_own(tmp_path: Path, shared_store: Path):
+    directory = tiny_models.write_model(tmp_path / "tiny", "llama3", kind="BF16")  # as above: they are made by now
+    store, file = ModelStore(shared_store), resolve(str(directory), Path())
     for name in ("openvino_rt", "onnx_rt", "torch_device"):
         made = {
             store.prepare(file, Variant(registry.get(name), weights), silent)
@@ -141,8 +141,8 @@ def test_variants_are_artefacts_of_their_own(tmp_path: Path, store_root: Path):
         assert sizes[0] < sizes[1] < sizes[2]
 
 
-def test_what_a_runtime_cannot_hold_is_refused_by_name(tmp_path: Path, store_root: Path):
+def test_what_a_runtime_cannot_hold_is_refused_by_name(tmp_path: Path, shared_store: Path):
     directory = tiny_models.write_model(tmp_path / "tiny", "llama", kind="F32")
     adapter = registry.get("onnx_rt")
     with pytest.raises(Unsupported, match="fp32, int8 or int4"):
-        ModelStore(store_root).prepare(resolve(str(directory), Path()), Variant(adapter, Precision.FP16), silent)
+        ModelStore(shared_store).prepare(resolve(str(directory), Path()), Variant(adapter, Precision.FP16), silent)

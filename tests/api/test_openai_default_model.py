@@ -39,18 +39,18 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEM
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory, default_model_path) -> Iterator[Daemon]:
+def daemon(tmp_path_factory, default_model_path, shared_store) -> Iterator[Daemon]:
     directory = tmp_path_factory.mktemp("default")
     config = directory / "cluster.yaml"
     config.write_text(
         f"model: {{source: '{default_model_path}', name: default}}\ncluster: {{runtime: local}}\n"
-        f"api: {{port: 0, admin_socket: '{directory}/admin.sock'}}\nstore: {{directory: '{directory}/store'}}\n"
+        f"api: {{port: 0, admin_socket: '{directory}/admin.sock'}}\nstore: {{directory: '{shared_store}'}}\n"
         "limits: {kv_cache: 256 MiB}\n",
         encoding="utf-8",
     )
     source = ModelSource(default_model_path, "default", str(default_model_path))
     # Ahead of the daemon, which is only given so long to become ready.
-    ModelStore(directory / "store").prepare(source, registry.get("openvino_rt"), lambda stage, fraction: None)
+    ModelStore(shared_store).prepare(source, registry.get("openvino_rt"), lambda stage, fraction: None)
     with running(config) as started:
         yield started
         assert started.stop() == 0

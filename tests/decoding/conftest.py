@@ -23,8 +23,8 @@ def silent(stage: str, fraction: float) -> None:
 
 
 @pytest.fixture(scope="session")
-def store(tmp_path_factory) -> ModelStore:
-    return ModelStore(tmp_path_factory.mktemp("identity"))
+def store(shared_store) -> ModelStore:
+    return ModelStore(shared_store)
 
 
 @pytest.fixture(scope="session")

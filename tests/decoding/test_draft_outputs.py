@@ -30,17 +30,17 @@ SAMPLINGS = [
 ]
 
 
-def load(directory: Path, store_root: Path) -> LoadedModel:
+def load(directory: Path, shared_store: Path) -> LoadedModel:
     adapter = registry.get("openvino_rt")
-    prepared = ModelStore(store_root).prepare(resolve(str(directory), Path()), adapter, lambda *_: None)
+    prepared = ModelStore(shared_store).prepare(resolve(str(directory), Path()), adapter, lambda *_: None)
     return adapter.load(prepared, LoadOptions(kv_cache_bytes=16 << 20, slots=8, max_batch_rows=64), lambda *_: None)
 
 
-def test_it_drafts_by_the_targets_ids_and_changes_nothing(tmp_path: Path, store_root: Path) -> None:
+def test_it_drafts_by_the_targets_ids_and_changes_nothing(tmp_path: Path, shared_store: Path) -> None:
     source = tiny_models.write_model(tmp_path / "target", "llama")
-    target = load(source, store_root)
+    target = load(source, shared_store)
     # The target's own weights: wherever its choice can be said, the draft is right but for rounding.
-    draft = load(tiny_models.write_reduced(tmp_path / "draft", source, KEPT, "any"), store_root)
+    draft = load(tiny_models.write_reduced(tmp_path / "draft", source, KEPT, "any"), shared_store)
     submits = [
         Submit(str(number), [7, 30 + number, 255, 9], 40, sampling, depth=4)
         for number, sampling in enumerate(SAMPLINGS)

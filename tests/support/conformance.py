@@ -60,12 +60,12 @@ def silent(stage: str, fraction: float) -> None:
     """Progress that nobody watches."""
 
 
-def prepared_by(adapter: Adapter, source: Path, root: Path, shapes: StaticShapes, weights: str = "") -> Prepared:
-    """Prepare a model; `weights`: in another number format than the file's."""
+def prepared_by(adapter: Adapter, source: Path, store: Path, shapes: StaticShapes, weights: str = "") -> Prepared:
+    """Prepare a model in a store; `weights`: in another number format than the file's."""
     files = model_files(source) if source.is_dir() else ()
     file = ModelSource(path=source, name="conformance", source=str(source), files=files)
     recipe = Variant(adapter, Precision(weights) if weights else None)
-    return Prepared(adapter, ModelStore(root / "store").prepare(file, recipe, silent), shapes)
+    return Prepared(adapter, ModelStore(store).prepare(file, recipe, silent), shapes)
 
 
 def load(prepared: Prepared, **options) -> LoadedModel:
