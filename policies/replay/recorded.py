@@ -38,13 +38,15 @@ class RecordedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What rounds take. Drafting takes `draft_ms` in a round that drafts, and `draft_token_ms` for each token of the
-    longest draft asked for. `paid_rows` and `widths`: see adapters.contract.Capabilities. `most_rows` of one forward.
+    """What rounds take. Drafting takes `draft_ms` in a round that drafts, `draft_sequence_ms` for each sequence that is
+    asked for, and `draft_token_ms` for each token of the longest draft asked for. `paid_rows` and `widths`: see
+    adapters.contract.Capabilities. `most_rows` of one forward.
     """
 
     forward: StepCost
     draft_ms: float = 0.0
     draft_token_ms: float = 0.0
+    draft_sequence_ms: float = 0.0
     paid_rows: int = 1
     widths: tuple[int, ...] = ()
     most_rows: int = 256
@@ -61,4 +63,5 @@ class Costs:
     def drafting_ms(self, asked: Sequence[int]) -> float:
         """Return the time that drafting takes where so many tokens are asked for."""
         longest = max(asked, default=0)
-        return self.draft_ms + self.draft_token_ms * longest if longest else 0.0
+        each_ms = self.draft_sequence_ms * sum(limit > 0 for limit in asked)
+        return self.draft_ms + each_ms + self.draft_token_ms * longest if longest else 0.0

@@ -1,0 +1,61 @@
+"""`outrider bench policy`: the adaptive depth policy against plain decoding and the policies of others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, read_texts
+
+
+def policy(
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with `turns` or `prompt`, and `category`; else six of our own.")
+    ] = None,
+    category: Annotated[list[str] | None, typer.Option(help="May be repeated; else all of the file's.")] = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(min=1, help="Requests at once; may be repeated. Else 1, 2, 4, 8 and 16.")
+    ] = None,
+    sample: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Of these, where every policy really runs; may be repeated. Else 1, 4 and 16."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Requests of a category and concurrency, at least.")] = 2,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each request.")] = 96,
+    seed: Annotated[int, typer.Option(help="Of the order of runs.")] = 0,
+    costs_s: Annotated[float, typer.Option(min=0.0, help="Seconds for measuring what forwards cost.")] = 15.0,
+    config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
+    record: Annotated[Path | None, typer.Option(help="Write what replays are played from here.")] = None,
+    replay: Annotated[Path | None, typer.Option(help="Replay such a file alone; nothing is run.")] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Write PNG plots into this directory.")] = None,
+) -> None:
+    """Run the adaptive policy beside plain decoding, then replay all policies on what was recorded."""
+    from orchestrator.cli.policy_bench.asked import check_outputs, options_of, plan_of
+    from orchestrator.cli.policy_bench.real import measured
+    from orchestrator.cli.policy_bench.recording import load, save
+    from orchestrator.cli.policy_bench.report import reported
+    from orchestrator.cli.policy_bench.table import print_policies
+
+    check_outputs(json_out, record, plots)
+    real = None
+    if replay is not None:
+        if any((prompts, category, concurrency, sample, config, record)):
+            raise BenchError("--replay plays a recording as it is: give it without prompts, loads, --config, --record")
+        recording = load(replay)
+    else:
+        texts = read_texts(prompts) if prompts is not None else list(OWN_PROMPTS)
+        plan = plan_of(texts, category, concurrency, sample, limit=limit, tokens=tokens, seed=seed)
+        real = measured(options_of(config, max(plan.concurrencies)), texts, plan, costs_s)
+        recording = real.recording
+        if record is not None:
+            save(recording, record)
+    result = reported(recording, real, plots)
+    if json_out is not None:
+        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    print_policies(result)
+    if result["mismatches"] and result["environment"]["exactness"] == "bit":
+        raise BenchError(f"{len(result['mismatches'])} outputs differ; the first: {result['mismatches'][0]}")

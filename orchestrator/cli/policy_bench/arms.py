@@ -1,0 +1,103 @@
+"""What is compared, by name, and a policy whose time is taken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from policies.adaptive import Adaptive
+from policies.depth_policy import Asked, DepthPolicy, Done
+from policies.measured_cost import TYPICAL, measured
+from policies.replay.batch_table import BatchTable, table_of
+from policies.replay.fixed import FixedDepth
+from policies.replay.hill_climber import HillClimber
+from policies.replay.recorded import Costs
+from policies.seeds import ClassKey
+from policies.speculation import Proposal, Round
+
+PLAIN, CONTROL, ADAPTIVE, CLIMBER, TABLE = "plain", "control", "adaptive", "hill-climber", "batch-table"
+FIXED_DEPTHS = tuple(range(1, 9))
+MOST_FIXED = max(FIXED_DEPTHS)
+_FIRST_DEPTH = 4  # where the hill-climber begins
+
+
+def fixed_name(depth: int) -> str:
+    """Return the name of a fixed depth's arm."""
+    return f"fixed-{depth}"
+
+
+FIXED = tuple(fixed_name(depth) for depth in FIXED_DEPTHS)
+
+
+def policy_of(arm: str, costs: Costs) -> DepthPolicy:
+    """Return a new policy of that name, which knows of costs what the daemon's worker knows as it starts: only the
+    table is made of the true ones. Raises KeyError for a name that is none."""
+    if arm == ADAPTIVE:
+        return Adaptive(measured(TYPICAL))
+    if arm == CLIMBER:
+        return HillClimber(_FIRST_DEPTH, MOST_FIXED)
+    if arm == TABLE:
+        return BatchTable(table_of(costs, most=MOST_FIXED))
+    depths = dict(zip((PLAIN, *FIXED), (0, *FIXED_DEPTHS), strict=True))
+    return FixedDepth(depths[arm])
+
+
+@dataclass(slots=True)
+class Course:
+    """What a timed policy did in one round. `end_s` by the clock."""
+
+    end_s: float
+    sequences: int
+    depths: int
+    accepted: int
+    tokens: int
+    policy_us: float
+
+
+@dataclass(slots=True)
+class Timed:
+    """A policy, the time that it takes, and what it chose: `rounds` since they were last taken."""
+
+    policy: DepthPolicy
+    rounds: list[Course] = field(default_factory=list)
+    _spent_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """See the port."""
+        return self.policy.name
+
+    def begin(self, key: str, of: ClassKey, most: int) -> None:
+        """See the port."""
+        self.policy.begin(key, of, most)
+
+    def end(self, key: str) -> None:
+        """See the port."""
+        self.policy.end(key)
+
+    def renewed(self) -> None:
+        """See the port."""
+        self.policy.renewed()
+
+    def asked(self, now: Round) -> Asked:
+        """See the port."""
+        began_s = time.perf_counter()
+        found = self.policy.asked(now)
+        self._spent_s = time.perf_counter() - began_s
+        return found
+
+    def decided(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+        """See the port."""
+        began_s = time.perf_counter()
+        found = self.policy.decided(now, proposals)
+        self._spent_s += time.perf_counter() - began_s
+        return found
+
+    def observed(self, now: Round, done: Done) -> None:
+        """See the port."""
+        began_s = time.perf_counter()
+        self.policy.observed(now, done)
+        end_s = time.perf_counter()
+        spent_us = 1e6 * (self._spent_s + end_s - began_s)
+        self.rounds.append(Course(end_s, len(now.places), sum(done.depths), sum(done.accepted), done.tokens, spent_us))

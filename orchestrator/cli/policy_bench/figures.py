@@ -1,0 +1,161 @@
+"""The figures of `outrider bench policy`, and how each of them comes about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import mean
+from typing import Any
+
+from orchestrator.cli.policy_bench.arms import ADAPTIVE, CLIMBER, CONTROL, PLAIN, TABLE
+from orchestrator.cli.policy_bench.replays import HINDSIGHT, STEPS
+from orchestrator.cli.policy_bench.requests import MIX
+from orchestrator.cli.policy_bench.session import KERNEL, Arm, Cell, Found, adaptive_cells
+from policies.replay.run import Replay
+
+Mixes = Mapping[tuple[int | str, str], Mapping[str, Replay]]
+FORMULAS = {
+    "tokens_per_s": "tokens / seconds of rounds that only decode, drafting and policy included; of several visits the "
+    "median",
+    "worst_vs_plain": "least adaptive / plain tokens/s over categories, concurrencies and kinds of drafters; cells "
+    "below 0.97 are run again, twice; of a replay alone, the replayed one",
+    "vs_hindsight": "replayed: time of the best fixed depth of each request / adaptive's, over the whole mix: all "
+    "categories, concurrencies and kinds of drafters",
+    "vs_hill_climber": "replayed: the hill-climber's time / adaptive's over all categories and kinds of drafters, at "
+    "the concurrency (or under the load that steps) where it is least",
+    "vs_batch_table": "the same for the table of depths by batch size, made of the true costs at acceptance 0.7",
+    "policy_us_per_round": "mean time of asked + decided + observed in the real loop, at most sequences; without the "
+    "slowest twentieth of rounds",
+    "identical": "all outputs of all arms are plain decoding's, token for token, greedy and seeded",
+}
+BARS = {
+    "worst_vs_plain": ">= 0.97",
+    "vs_hindsight": ">= 0.95",
+    "vs_hill_climber": "> 1",
+    "vs_batch_table": "> 1",
+    "policy_us_per_round": "< 50 at 16",
+    "identical": "yes",
+}
+
+
+def cell_rows(found: Found, replayed: Mapping[tuple[str, int, str], float]) -> list[dict[str, Any]]:
+    """Return a row for each category, concurrency and kind of drafter."""
+    return [
+        {
+            "category": cell.category,
+            "concurrency": cell.concurrency,
+            "drafter": arm.kind,
+            "plain_tokens_per_s": found.rate(cell, Arm(PLAIN)),
+            "adaptive_tokens_per_s": found.rate(cell, arm),
+            "ratio": found.ratio(cell, arm),
+            "first_ratio": found.visits[cell, arm][0].tokens_per_s / found.visits[cell, Arm(PLAIN)][0].tokens_per_s,
+            "replayed_ratio": replayed.get((cell.category, cell.concurrency, arm.kind)),
+            "visits": len(found.visits[cell, arm]),
+            "acceptance_rate": found.visits[cell, arm][0].acceptance,
+            "mean_depth": found.visits[cell, arm][0].mean_depth,
+        }
+        for cell, arm in adaptive_cells(found)
+    ]
+
+
+def control_ratios(found: Found) -> list[float]:
+    """Return second over first plain runs: what the machine alone makes of the same work."""
+    return [found.ratio(cell, arm) for cell, arm in found.visits if arm.policy == CONTROL]
+
+
+def sample_rows(found: Found) -> list[dict[str, Any]]:
+    """Return the real runs over the mix: every policy that ran, beside plain."""
+    return [
+        {
+            "concurrency": STEPS if cell.steps else cell.concurrency,
+            "policy": arm.policy,
+            "tokens_per_s": found.rate(cell, arm),
+            "vs_plain": found.ratio(cell, arm),
+            "acceptance_rate": found.visits[cell, arm][0].acceptance,
+            "mean_depth": found.visits[cell, arm][0].mean_depth,
+        }
+        for cell, arm in sorted(found.visits, key=_by_load)
+        if cell.category == MIX
+    ]
+
+
+def _by_load(place: tuple[Cell, Arm]) -> tuple[bool, int]:
+    return place[0].steps, place[0].concurrency
+
+
+def exactness_rows(found: Found) -> list[dict[str, Any]]:
+    """Return what plain decoding costs in either exactness class."""
+    return [
+        {
+            "concurrency": cell.concurrency,
+            "bit_tokens_per_s": found.rate(cell, Arm(PLAIN)),
+            "kernel_tokens_per_s": found.rate(cell, arm),
+            "bit_over_kernel": found.rate(cell, Arm(PLAIN)) / found.rate(cell, arm),
+        }
+        for cell, arm in sorted(found.visits, key=_by_load)
+        if arm.policy == KERNEL
+    ]
+
+
+def mix_rows(mixes: Mixes) -> list[dict[str, Any]]:
+    """Return a row for each replay of the mix."""
+    return [
+        {
+            "concurrency": load,
+            "drafter": kind,
+            "policy": policy,
+            "tokens": one.tokens,
+            "seconds": one.ms / 1000.0,
+            "tokens_per_s": one.tokens_per_s,
+            "vs_plain": one.tokens_per_s / found[PLAIN].tokens_per_s,
+        }
+        for (load, kind), found in mixes.items()
+        for policy, one in found.items()
+    ]
+
+
+def against(mixes: Mixes, other: str, load: int | str | None = None) -> float:
+    """Return another policy's time over adaptive's, at a load, or over all of them; all kinds of drafters."""
+    chosen = [found for (own, _), found in mixes.items() if load in (None, own)]
+    return sum(found[other].ms for found in chosen) / sum(found[ADAPTIVE].ms for found in chosen)
+
+
+def load_rows(mixes: Mixes) -> list[dict[str, Any]]:
+    """Return adaptive against the others at each load."""
+    return [
+        {
+            "concurrency": load,
+            "vs_plain": against(mixes, PLAIN, load),
+            "vs_hindsight": against(mixes, HINDSIGHT, load),
+            "vs_hill_climber": against(mixes, CLIMBER, load),
+            "vs_batch_table": against(mixes, TABLE, load),
+        }
+        for load in dict.fromkeys(load for load, _ in mixes)
+    ]
+
+
+def policy_us(found: Found) -> tuple[float | None, int]:
+    """Return what the policy takes in a round with the most sequences that were seen, and how many these are."""
+    rounds = [one for arm, timed in found.timed.items() if arm.policy == ADAPTIVE for one in timed.rounds]
+    if not rounds:
+        return None, 0
+    most = max(one.sequences for one in rounds)
+    times = sorted(one.policy_us for one in rounds if one.sequences == most)
+    return mean(times[: len(times) - len(times) // 20]), most
+
+
+def summary_of(
+    cells: Iterable[Mapping[str, Any]],
+    replayed: Mapping[tuple[str, int, str], float],
+    mixes: Mixes,
+    found: Found | None,
+) -> dict[str, Any]:
+    """Return the summary; what was not measured is None."""
+    loads = load_rows(mixes)
+    return {
+        "worst_vs_plain": min([row["ratio"] for row in cells], default=min(replayed.values())),
+        "vs_hindsight": against(mixes, HINDSIGHT),
+        "vs_hill_climber": min(row["vs_hill_climber"] for row in loads),
+        "vs_batch_table": min(row["vs_batch_table"] for row in loads),
+        "policy_us_per_round": policy_us(found)[0] if found is not None else None,
+        "identical": not found.mismatches if found is not None else None,
+    }

@@ -1,0 +1,160 @@
+"""The part that runs: the target is loaded, what forwards cost is measured, everything is visited, and recorded."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from orchestrator.bootstrap import EngineOptions, Target, load_target, load_tokenizer
+from orchestrator.cli.bench_prompts import PromptText
+from orchestrator.cli.policy_bench.arms import ADAPTIVE, PLAIN
+from orchestrator.cli.policy_bench.recorder import measured_costs, recorded, with_rounds
+from orchestrator.cli.policy_bench.recording import Recording
+from orchestrator.cli.policy_bench.requests import MIX, Requests, requests_of
+from orchestrator.cli.policy_bench.runs import RoundSeen, Runner
+from orchestrator.cli.policy_bench.session import Found, Plan, Session
+from orchestrator.clock import SystemClock
+from policies.replay.recorded import Costs
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """What was run, and what was recorded of it."""
+
+    plan: Plan
+    found: Found
+    recording: Recording
+
+
+def measured(options: EngineOptions, texts: Sequence[PromptText], plan: Plan, costs_s: float) -> Real:
+    """Load, measure, visit, record; a progress bar goes to standard error. Raises what loading and forwards raise."""
+    with ExitStack() as stack:
+        bar = stack.enter_context(_progress())
+        told = _staged(bar)
+        target = _loaded(stack, options, told)
+        kernel = None
+        if target.model.capabilities.exactness.value == "bit":
+            kernel = _loaded(stack, options.with_model(exactness="kernel"), told)
+        costs = measured_costs(target.model, SystemClock(), told, costs_s)
+        requests = requests_of(
+            texts, plan.categories, load_tokenizer(target.tokenizer_dir), count=plan.requests, max_tokens=plan.tokens
+        )
+        found = _visited(bar, plan, requests, target, kernel, options, costs)
+        costs = with_rounds(costs, _rounds(found, PLAIN), _rounds(found, ADAPTIVE))
+        return Real(plan, found, _recorded(bar, plan, requests, found, options, target, costs))
+
+
+def _progress() -> Progress:
+    columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=1)
+
+
+def _staged(bar: Progress) -> Callable[[str, float], None]:
+    """Return what hears of stages; a negative fraction is not known."""
+    task = bar.add_task("", total=None)
+
+    def told(stage: str, fraction: float) -> None:
+        bar.update(task, description=stage, total=1.0 if fraction >= 0.0 else None, completed=max(0.0, fraction))
+
+    return told
+
+
+def _loaded(stack: ExitStack, options: EngineOptions, told: Callable[[str, float], None]) -> Target:
+    target = load_target(options, told)
+    stack.callback(target.model.close)
+    return target
+
+
+def _visited(
+    bar: Progress,
+    plan: Plan,
+    requests: Requests,
+    target: Target,
+    kernel: Target | None,
+    options: EngineOptions,
+    costs: Costs,
+) -> Found:
+    task = bar.add_task("running", total=1.0)
+    done_weight, size, began_s = 0.0, 0.0, bar.get_time()
+    expected_tokens = 1
+
+    def told(what: str, weight: float, tokens: int) -> None:
+        nonlocal done_weight, size, expected_tokens
+        before, done_weight = done_weight, done_weight + size
+        size, expected_tokens = weight, tokens
+        bar.update(task, description=what, completed=done_weight)
+        shares = [int(10.0 * done / session.total) for done in (before, done_weight)]
+        if not bar.console.is_terminal and shares[0] != shares[1]:
+            left_min = (bar.get_time() - began_s) / 60.0 * (session.total / done_weight - 1.0)
+            bar.console.print(f"{shares[1]}0 %, about {left_min:.1f} minutes left: {what}", highlight=False)
+
+    def advanced(tokens: int) -> None:
+        bar.advance(task, size * tokens / expected_tokens)
+
+    session = Session(
+        plan,
+        requests,
+        Runner(target, options, advanced),
+        Runner(kernel, options, advanced) if kernel is not None else None,
+        options,
+        costs,
+        told,
+    )
+    bar.update(task, total=session.total)
+    return session.run()
+
+
+def _rounds(found: Found, policy: str) -> list[RoundSeen]:
+    return [
+        one
+        for (_, arm), visits in found.visits.items()
+        if arm.policy == policy and arm.kind in ("", "good")
+        for visit in visits
+        for one in visit.rounds
+    ]
+
+
+def _recorded(
+    bar: Progress, plan: Plan, requests: Requests, found: Found, options: EngineOptions, target: Target, costs: Costs
+) -> Recording:
+    outputs: dict[str, list[int]] = {}
+    for (cell, arm), visits in found.visits.items():
+        if arm.policy == PLAIN and cell.category != MIX:
+            outputs |= visits[0].outputs
+    submits = requests.all()
+    task = bar.add_task("recording drafts", total=len(submits))
+    kinds = recorded(submits, outputs, options, target, lambda: bar.advance(task))
+    return Recording(
+        kinds=kinds,
+        costs=costs,
+        most=options.max_depth,
+        limit=plan.limit,
+        concurrencies=list(plan.concurrencies),
+        environment=_environment(target, options, plan),
+    )
+
+
+def _environment(target: Target, options: EngineOptions, plan: Plan) -> dict[str, Any]:
+    caps = target.model.capabilities
+    return {
+        "outrider": version("outrider"),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "model": target.name,
+        "adapter": options.model.adapter,
+        "device": caps.device,
+        "exactness": caps.exactness.value,
+        "row_invariant": target.row_invariant,
+        "max_depth": options.max_depth,
+        "tokens": plan.tokens,
+        "limit": plan.limit,
+        "seed": plan.seed,
+    }

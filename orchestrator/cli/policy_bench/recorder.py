@@ -1,0 +1,93 @@
+"""Makes the recording that replays are played from: what each kind of drafter proposes behind every token of real
+outputs, and what rounds cost on this machine."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from adapters.contract import LoadedModel
+from device_profiles.cost import StepCost
+from device_profiles.measured import RoundOverhead
+from orchestrator.bootstrap import EngineOptions, Target
+from orchestrator.cli.policy_bench.drafters import KINDS, drafter_of
+from orchestrator.cli.policy_bench.runs import RoundSeen
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import Submit
+from orchestrator.drafting.port import Ask, Drafter
+from orchestrator.measuring.rounds import RoundSample, fit_overhead
+from orchestrator.measuring.steps import measure_steps
+from policies.replay.recorded import Costs, RecordedDraft, RecordedRequest
+from policies.seeds import ClassKey
+
+_DIGITS = 3
+"""Confidences are kept with so many, so that a recording that is read again is what was played."""
+
+
+def measured_costs(model: LoadedModel, clock: Clock, told: Callable[[str, float], None], budget_s: float) -> Costs:
+    """Return what forwards cost, measured. Raises what forwards raise."""
+    steps = measure_steps(model, clock, told, budget_s=budget_s)
+    caps = model.capabilities
+    paid = 1 if caps.apart_tokens else caps.paid_rows  # the least rows of a forward are in the cost
+    return Costs(steps.decode.cost, paid_rows=paid, widths=tuple(caps.static_widths), most_rows=caps.max_batch_rows)
+
+
+def with_rounds(costs: Costs, plain: Sequence[RoundSeen], drafting: Sequence[RoundSeen]) -> Costs:
+    """Return costs that hold what real rounds take beside their forwards, and what drafting takes of a sequence.
+    `plain`: rounds that drafted nothing, `drafting`: rounds with a drafter that costs microseconds."""
+    samples = [
+        RoundSample(one.sequences, one.rows, one.context_tokens, one.ms - one.draft_ms, changed=False)
+        for one in (*plain, *drafting)
+    ]
+    each_ms = [one.draft_ms / one.sequences for one in drafting]
+    return replace(
+        costs,
+        forward=_with_overhead(costs.forward, fit_overhead(samples, costs.forward)),
+        draft_sequence_ms=statistics.median(each_ms) if each_ms else 0.0,
+    )
+
+
+def _with_overhead(cost: StepCost, overhead: RoundOverhead) -> StepCost:
+    times = [overhead.ms(1, rows) + ms for rows, ms in zip(cost.row_knots, cost.row_ms, strict=True)]
+    return replace(cost, row_ms=tuple(times), sequence_ms=cost.sequence_ms + overhead.sequence_ms)
+
+
+def recorded(
+    submits: Iterable[Submit],
+    outputs: Mapping[str, Sequence[int]],
+    options: EngineOptions,
+    target: Target,
+    advanced: Callable[[], None],
+) -> dict[str, list[RecordedRequest]]:
+    """Return for each kind of drafter what it proposes along the outputs, one request after another, as a server with
+    one request at a time would ask it. `advanced` hears of each request."""
+    found: dict[str, list[RecordedRequest]] = {kind: [] for kind in KINDS}
+    drafters = {kind: drafter_of(kind, options, target) for kind in KINDS}
+    for submit in submits:
+        for kind, drafter in drafters.items():
+            found[kind].append(_along(drafter, submit, outputs[submit.request_id], options.max_depth))
+        advanced()
+    for drafter in drafters.values():
+        drafter.close()
+    return found
+
+
+def _along(drafter: Drafter, submit: Submit, output: Sequence[int], most: int) -> RecordedRequest:
+    """The first token comes with the prompt; what is recorded begins behind it."""
+    key = submit.request_id
+    drafter.begin(key, submit.prompt, submit.sampling)
+    drafts = []
+    for done, token in enumerate(output):
+        drafter.extend(key, [token])
+        left = output[done + 1 :]
+        if left:
+            draft = drafter.propose([Ask(key, most)])[0]
+            right = next(
+                (n for n, (one, other) in enumerate(zip(draft.tokens, left, strict=False)) if one != other), None
+            )
+            accepted = min(len(draft.tokens), len(left)) if right is None else right
+            sure = tuple(round(confidence, _DIGITS) for confidence in draft.confidences)
+            drafts.append(RecordedDraft(len(draft.tokens), sure, accepted))
+    drafter.end(key, keep=True)
+    return RecordedRequest(key, tuple(drafts), submit.route, len(submit.prompt) + 1, ClassKey(submit.route))

@@ -1,0 +1,77 @@
+"""Acceptance that steps up, on the costs of this machine: how fast depth follows, and whether it swings where it stays.
+
+Without chance: of the tokens in a row that are compared, as many are right as their chance says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.adaptive import Adaptive
+from policies.depth_policy import Done
+from policies.goodput import cap, curve
+from policies.measured_cost import TYPICAL, measured
+from policies.replay.recorded import Costs, RecordedDraft, RecordedRequest
+from policies.replay.run import replay
+from policies.speculation import Round
+
+LOW, HIGH = 0.1, 0.9
+BEFORE, AFTER = 120, 1200
+"""Output tokens at either acceptance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """`depths[r]`: of round r. `turned`: the first round at the high acceptance. `rounds`: how many after it depth
+    is within one of `best` (None: never). `swing`: largest less smallest depth of the second half at it."""
+
+    depths: tuple[int, ...]
+    turned: int
+    best: int
+    rounds: int | None
+    swing: int
+
+
+class _Watched(Adaptive):
+    """Remembers the depth of each round, and how many tokens were committed before it."""
+
+    def __init__(self) -> None:
+        super().__init__(measured(TYPICAL))
+        self.depths: list[int] = []
+        self.places: list[int] = []
+
+    def observed(self, now: Round, done: Done) -> None:
+        """See the port."""
+        super().observed(now, done)
+        self.depths.append(done.depths[0])
+        self.places.append((self.places[-1] if self.places else 0) + done.tokens)
+
+
+def recovery(costs: Costs, most: int) -> Recovery:
+    """Play a text whose acceptance steps from LOW to HIGH."""
+    policy = _Watched()
+    replay([evenly([LOW] * BEFORE + [HIGH] * AFTER, most)], policy, costs, concurrency=1, most=most)
+    turned = next(index for index, tokens in enumerate(policy.places) if tokens >= BEFORE) + 1
+    context = BEFORE + AFTER / 2
+    best = cap(curve((HIGH,), measured(costs.forward), sequences=1, context_tokens=context, most=most))
+    depths = policy.depths[:-most]  # the last ones are bounded by the text's end
+    near = [abs(depth - best) <= 1 for depth in depths[turned:]]
+    rounds = next((index for index, one in enumerate(near) if one), None)
+    steady = depths[(turned + len(depths)) // 2 :]
+    return Recovery(tuple(depths), turned, best, rounds, max(steady) - min(steady))
+
+
+def evenly(chances: Sequence[float], most: int) -> RecordedRequest:
+    """Return a request whose drafts are right as often as the chances of their places say, and say nothing of it."""
+    drafts, credit = [], 0.0
+    for chance in chances:
+        right = 0
+        while right < most:
+            credit += chance
+            if credit < 1.0:
+                break
+            credit -= 1.0
+            right += 1
+        drafts.append(RecordedDraft(most, (), right))
+    return RecordedRequest("even", tuple(drafts))

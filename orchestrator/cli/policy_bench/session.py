@@ -1,0 +1,212 @@
+"""All visits, in random order within one session, and doubtful ones again."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from orchestrator.bootstrap import EngineOptions
+from orchestrator.cli.policy_bench.arms import ADAPTIVE, CLIMBER, CONTROL, FIXED, PLAIN, TABLE, Timed, policy_of
+from orchestrator.cli.policy_bench.drafters import KINDS, drafter_of
+from orchestrator.cli.policy_bench.requests import MIX, Requests
+from orchestrator.cli.policy_bench.runs import Load, Runner, Visit
+from orchestrator.cluster.port import Submit
+from policies.replay.recorded import Costs
+
+BAR = 0.97
+KERNEL = "plain, kernel"
+"""Plain decoding in the other exactness class."""
+_DOUBTS = 12  # cells that are visited again, in each of
+_AGAIN = 2  # so many passes
+_CONTROL_EVERY = 3  # cells
+_ROUND_MS, _SEQUENCE_MS = 7.0, 1.5  # what a round takes, roughly: weights of the progress bar
+
+
+class Cell(NamedTuple):
+    """Requests that are decoded together. `steps`: the load steps up to the concurrency and down again."""
+
+    category: str
+    concurrency: int
+    steps: bool = False
+
+
+class Arm(NamedTuple):
+    """A policy, and the kind of its drafter ("": none)."""
+
+    policy: str
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is visited. `limit`: requests of a cell at least; `sampled`: concurrencies at which all policies run."""
+
+    categories: Sequence[str]
+    concurrencies: Sequence[int]
+    sampled: Sequence[int]
+    limit: int
+    tokens: int
+    seed: int = 0
+
+    @property
+    def requests(self) -> int:
+        """Requests that a category must have."""
+        return max(self.limit, *self.concurrencies)
+
+    def count(self, cell: Cell) -> int:
+        """Return how many requests a cell has."""
+        return sum(count for _, count in self._stages(cell)) if cell.steps else max(self.limit, cell.concurrency)
+
+    def load(self, cell: Cell) -> Load:
+        """Return how many of them run at once."""
+        if not cell.steps:
+            return [(0, cell.concurrency)]
+        load, tokens = [], 0
+        for running, requests in self._stages(cell):
+            load.append((tokens, running))
+            tokens += requests * self.tokens
+        return load
+
+    def _stages(self, cell: Cell) -> list[tuple[int, int]]:
+        """Return (requests at once, requests in all) of each stage."""
+        most = cell.concurrency
+        some = max(1, most // 4)
+        return [(1, 1), (some, some), (most, most + most // 4), (some, 2 * some), (1, 2)]
+
+    def cells(self) -> dict[Cell, list[Arm]]:
+        """Return all cells with their arms."""
+        adaptive = [Arm(ADAPTIVE, kind) for kind in KINDS]
+        every = [Cell(category, count) for count in self.concurrencies for category in self.categories]
+        found = {
+            cell: [Arm(PLAIN), *adaptive, *([Arm(CONTROL)] if number % _CONTROL_EVERY == 0 else [])]
+            for number, cell in enumerate(every)
+        }
+        all_policies = [Arm(name, "good") for name in (ADAPTIVE, *FIXED, CLIMBER, TABLE)]
+        for count in self.concurrencies:
+            more = [Arm(CONTROL), *all_policies] if count in self.sampled else []
+            found[Cell(MIX, count)] = [Arm(PLAIN), Arm(KERNEL), *more]
+        found[Cell(MIX, max(self.concurrencies), steps=True)] = [Arm(PLAIN), *all_policies[:1], *all_policies[-2:]]
+        return found
+
+    def weight(self, cell: Cell) -> float:
+        """Return roughly what a visit takes."""
+        waves = self.count(cell) / cell.concurrency
+        return waves * self.tokens * (_ROUND_MS + _SEQUENCE_MS * cell.concurrency)
+
+
+@dataclass(slots=True)
+class Found:
+    """What came of a session. `mismatches`: outputs that differ from plain decoding's."""
+
+    visits: dict[tuple[Cell, Arm], list[Visit]] = field(default_factory=dict)
+    compared: int = 0
+    mismatches: list[str] = field(default_factory=list)
+    timed: dict[Arm, Timed] = field(default_factory=dict)
+
+    def rate(self, cell: Cell, arm: Arm) -> float:
+        """Return tokens/s: the median of the visits'."""
+        return statistics.median(visit.tokens_per_s for visit in self.visits[cell, arm])
+
+    def ratio(self, cell: Cell, arm: Arm) -> float:
+        """Return tokens/s over plain decoding's."""
+        return self.rate(cell, arm) / self.rate(cell, Arm(PLAIN))
+
+
+class Session:
+    """Runs a plan. `kernel`: a runner of the target in the other exactness class, None where there is none. `told`
+    hears what is done next, how large it is beside all of `total`, and how many tokens it makes at most."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        requests: Requests,
+        runner: Runner,
+        kernel: Runner | None,
+        options: EngineOptions,
+        costs: Costs,
+        told: Callable[[str, float, int], None],
+    ) -> None:
+        self._plan, self._requests, self._told = plan, requests, told
+        self._runner, self._kernel = runner, kernel
+        self._options, self._costs = options, costs
+        self._random = random.Random(plan.seed)  # noqa: S311  # an order, not a secret
+        self._cells = {
+            cell: [arm for arm in arms if arm.policy != KERNEL or kernel is not None]
+            for cell, arms in plan.cells().items()
+        }
+        self.found = Found()
+
+    @property
+    def total(self) -> float:
+        """What the progress bar counts to; visits that are done again are not in it."""
+        return sum(len(arms) * self._plan.weight(cell) for cell, arms in self._cells.items())
+
+    def run(self) -> Found:
+        """Visit everything, then again what fell short of the bar."""
+        cells = list(self._cells)
+        self._random.shuffle(cells)
+        for cell in cells:
+            self._visit(cell, self._cells[cell])
+        for _ in range(_AGAIN):
+            for cell, arm in self._doubtful():
+                self._visit(cell, [Arm(PLAIN), arm])
+        return self.found
+
+    def _doubtful(self) -> list[tuple[Cell, Arm]]:
+        """Return the worst of those that fell short: noise is larger than what the bar allows for."""
+        short = [(self.found.ratio(cell, arm), cell, arm) for cell, arm in adaptive_cells(self.found)]
+        return [(cell, arm) for ratio, cell, arm in sorted(short)[:_DOUBTS] if ratio < BAR]
+
+    def _visit(self, cell: Cell, arms: Sequence[Arm]) -> None:
+        submits = self._requests.of(cell.category, self._plan.count(cell))
+        self._runner.read(submits)
+        if self._kernel is not None and Arm(KERNEL) in arms:
+            self._kernel.read(submits)
+        outputs: dict[Arm, dict[str, list[int]]] = {}
+        for arm in self._in_random_order(arms):
+            self._told(_described(cell, arm), self._plan.weight(cell), self._plan.tokens * len(submits))
+            visit = self._run(cell, arm, submits)
+            self.found.visits.setdefault((cell, arm), []).append(visit)
+            outputs[arm] = visit.outputs
+        self._compare(cell, outputs)
+
+    def _in_random_order(self, arms: Sequence[Arm]) -> Iterator[Arm]:
+        order = list(arms)
+        self._random.shuffle(order)
+        yield from order
+
+    def _run(self, cell: Cell, arm: Arm, submits: Sequence[Submit]) -> Visit:
+        load = self._plan.load(cell)
+        if not arm.kind:
+            runner = self._kernel if arm.policy == KERNEL and self._kernel is not None else self._runner
+            return runner.visit(submits, load, None, None)
+        drafter = drafter_of(arm.kind, self._options, self._runner.target, seed=len(self.found.visits))
+        timed = self.found.timed.get(arm)
+        if timed is None:  # a policy lives as long as a server: it keeps what it learned
+            timed = self.found.timed[arm] = Timed(policy_of(arm.policy, self._costs))
+        return self._runner.visit(submits, load, drafter, timed)
+
+    def _compare(self, cell: Cell, outputs: dict[Arm, dict[str, list[int]]]) -> None:
+        plain = outputs[Arm(PLAIN)]
+        for arm, found in outputs.items():
+            if arm.policy in (PLAIN, KERNEL):  # another class may choose other tokens
+                continue
+            self.found.compared += len(found)
+            self.found.mismatches += [
+                f"{key}, {_described(cell, arm)}" for key, tokens in found.items() if tokens != plain[key]
+            ]
+
+
+def adaptive_cells(found: Found) -> list[tuple[Cell, Arm]]:
+    """Return the cells of one category and one concurrency, with each adaptive arm."""
+    return [
+        (cell, arm) for cell, arm in found.visits if arm.policy == ADAPTIVE and cell.category != MIX and not cell.steps
+    ]
+
+
+def _described(cell: Cell, arm: Arm) -> str:
+    load = f"1 to {cell.concurrency} and back" if cell.steps else f"{cell.concurrency} at once"
+    return f"{cell.category}, {load}: {arm.policy}{', ' + arm.kind if arm.kind else ''}"
