@@ -7,6 +7,7 @@ from orchestrator.bootstrap.drafters import build_drafter as build_drafter
 from orchestrator.bootstrap.engine import build_engine as build_engine
 from orchestrator.bootstrap.engine import build_grammars as build_grammars
 from orchestrator.bootstrap.engine import build_loop as build_loop
+from orchestrator.bootstrap.engine import first_cost as first_cost
 from orchestrator.bootstrap.engine import planned_bytes as planned_bytes
 from orchestrator.bootstrap.models import Target as Target
 from orchestrator.bootstrap.models import load_model as load_model

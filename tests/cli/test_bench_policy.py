@@ -107,13 +107,17 @@ def test_a_plain_replay_makes_the_tokens_of_a_plain_run(target, requests):
     visit = runner.visit(submits, [(0, 1)], None, None)
     kinds = recorded(submits, visit.outputs, options, loaded, lambda: None)
     for kind in KINDS:
-        played = replay(kinds[kind], policy_of(PLAIN, COSTS), COSTS, concurrency=1, most=options.max_depth)
+        played = replay(
+            kinds[kind], policy_of(PLAIN, COSTS, COSTS.forward), COSTS, concurrency=1, most=options.max_depth
+        )
         assert played.tokens == visit.tokens == sum(len(output) - 1 for output in visit.outputs.values())
         assert len(played.steps) == len(visit.rounds)
     # A real round at a fixed depth accepts what the recording says is right. One request: nothing is remembered yet.
-    timed = Timed(policy_of("fixed-4", COSTS))
+    timed = Timed(policy_of("fixed-4", COSTS, COSTS.forward))
     real = runner.visit(submits[:1], [(0, 1)], drafter_of("good", options, loaded), timed)
-    played = replay(kinds["good"][:1], policy_of("fixed-4", COSTS), COSTS, concurrency=1, most=options.max_depth)
+    played = replay(
+        kinds["good"][:1], policy_of("fixed-4", COSTS, COSTS.forward), COSTS, concurrency=1, most=options.max_depth
+    )
     assert real.outputs[submits[0].request_id] == visit.outputs[submits[0].request_id]
     assert [step.accepted for step in played.steps] == [one.accepted for one in real.rounds]
     assert len(timed.rounds) >= len(real.rounds)
@@ -144,7 +148,7 @@ def test_a_recording_is_read_as_it_was_written_and_others_are_refused(target, re
     loaded, options = target
     outputs = {submit.request_id: [*submit.prompt[-12:]] * 3 for submit in requests.all()}
     kinds = recorded(requests.all(), outputs, options, loaded, lambda: None)
-    made = Recording(kinds, COSTS, options.max_depth, 2, [1, 2], {"cpus": 2})
+    made = Recording(kinds, COSTS, COSTS.forward, options.max_depth, 2, [1, 2], {"cpus": 2})
     path = tmp_path / "recording.json"
     save(made, path)
     assert load(path) == made
@@ -160,7 +164,7 @@ def test_a_recording_is_read_as_it_was_written_and_others_are_refused(target, re
 
 
 def test_depth_recovers_on_these_costs():
-    found = recovery(COSTS, 8)
+    found = recovery(COSTS, COSTS.forward, 8)
     assert found.rounds is not None
     assert found.rounds <= 10
     assert found.swing <= 1

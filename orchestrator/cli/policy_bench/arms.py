@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from device_profiles.cost import StepCost
 from policies.adaptive import Adaptive
 from policies.depth_policy import Asked, DepthPolicy, Done
-from policies.measured_cost import TYPICAL, measured
+from policies.measured_cost import measured
 from policies.replay.batch_table import BatchTable, table_of
 from policies.replay.fixed import FixedDepth
 from policies.replay.hill_climber import HillClimber
@@ -30,11 +31,11 @@ def fixed_name(depth: int) -> str:
 FIXED = tuple(fixed_name(depth) for depth in FIXED_DEPTHS)
 
 
-def policy_of(arm: str, costs: Costs) -> DepthPolicy:
-    """Return a new policy of that name, which knows of costs what the daemon's worker knows as it starts: only the
+def policy_of(arm: str, costs: Costs, known: StepCost) -> DepthPolicy:
+    """Return a new policy of that name. Adaptive begins with the costs that are `known` as a worker starts, only the
     table is made of the true ones. Raises KeyError for a name that is none."""
     if arm == ADAPTIVE:
-        return Adaptive(measured(TYPICAL))
+        return Adaptive(measured(known))
     if arm == CLIMBER:
         return HillClimber(_FIRST_DEPTH, MOST_FIXED)
     if arm == TABLE:

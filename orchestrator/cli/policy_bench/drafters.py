@@ -14,7 +14,7 @@ import msgspec
 from orchestrator.bootstrap import EngineOptions, Target, build_drafter
 from orchestrator.bootstrap.options import SuffixOptions
 from orchestrator.cli.bench_prompts import BenchError
-from orchestrator.cluster.port import DrafterState
+from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from policies.acceptance import Sampling

@@ -13,7 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from orchestrator.bootstrap import EngineOptions, Target, load_target, load_tokenizer
+from device_profiles.cost import StepCost
+from orchestrator.bootstrap import EngineOptions, Target, first_cost, load_target, load_tokenizer
 from orchestrator.cli.bench_prompts import PromptText
 from orchestrator.cli.policy_bench.arms import ADAPTIVE, PLAIN
 from orchestrator.cli.policy_bench.recorder import measured_costs, recorded, with_rounds
@@ -43,13 +44,14 @@ def measured(options: EngineOptions, texts: Sequence[PromptText], plan: Plan, co
         kernel = None
         if target.model.capabilities.exactness.value == "bit":
             kernel = _loaded(stack, options.with_model(exactness="kernel"), told)
+        known = first_cost(target)
         costs = measured_costs(target.model, SystemClock(), told, costs_s)
         requests = requests_of(
             texts, plan.categories, load_tokenizer(target.tokenizer_dir), count=plan.requests, max_tokens=plan.tokens
         )
-        found = _visited(bar, plan, requests, target, kernel, options, costs)
+        found = _visited(bar, plan, requests, target, kernel, options, costs, known)
         costs = with_rounds(costs, _rounds(found, PLAIN), _rounds(found, ADAPTIVE))
-        return Real(plan, found, _recorded(bar, plan, requests, found, options, target, costs))
+        return Real(plan, found, _recorded(bar, plan, requests, found, options, target, costs, known))
 
 
 def _progress() -> Progress:
@@ -81,6 +83,7 @@ def _visited(
     kernel: Target | None,
     options: EngineOptions,
     costs: Costs,
+    known: StepCost,
 ) -> Found:
     task = bar.add_task("running", total=1.0)
     done_weight, size, began_s = 0.0, 0.0, bar.get_time()
@@ -106,6 +109,7 @@ def _visited(
         Runner(kernel, options, advanced) if kernel is not None else None,
         options,
         costs,
+        known,
         told,
     )
     bar.update(task, total=session.total)
@@ -123,7 +127,14 @@ def _rounds(found: Found, policy: str) -> list[RoundSeen]:
 
 
 def _recorded(
-    bar: Progress, plan: Plan, requests: Requests, found: Found, options: EngineOptions, target: Target, costs: Costs
+    bar: Progress,
+    plan: Plan,
+    requests: Requests,
+    found: Found,
+    options: EngineOptions,
+    target: Target,
+    costs: Costs,
+    known: StepCost,
 ) -> Recording:
     outputs: dict[str, list[int]] = {}
     for (cell, arm), visits in found.visits.items():
@@ -135,6 +146,7 @@ def _recorded(
     return Recording(
         kinds=kinds,
         costs=costs,
+        known=known,
         most=options.max_depth,
         limit=plan.limit,
         concurrencies=list(plan.concurrencies),

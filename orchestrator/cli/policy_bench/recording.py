@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from device_profiles.cost import StepCost
 from orchestrator.cli.bench_prompts import BenchError
 from policies.replay.recorded import Costs, RecordedRequest
 
@@ -14,11 +15,13 @@ VERSION = 1
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """`kinds[kind]`: the same requests along that kind's drafts. `most`: the most drafts of a sequence. `limit`: see
-    session.Plan. `environment`: where it was recorded."""
+    """`kinds[kind]`: the same requests along that kind's drafts. `costs`: what rounds take; `known`: what a worker
+    knows of that as it starts. `most`: the most drafts of a sequence. `limit`: see session.Plan. `environment`: where
+    it was recorded."""
 
     kinds: dict[str, list[RecordedRequest]]
     costs: Costs
+    known: StepCost
     most: int
     limit: int
     concurrencies: list[int]

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from device_profiles.cost import StepCost
 from policies.adaptive import Adaptive
 from policies.depth_policy import Done
 from policies.goodput import cap, curve
-from policies.measured_cost import TYPICAL, measured
+from policies.measured_cost import measured
 from policies.replay.recorded import Costs, RecordedDraft, RecordedRequest
 from policies.replay.run import replay
 from policies.speculation import Round
@@ -36,8 +37,8 @@ class Recovery:
 class _Watched(Adaptive):
     """Remembers the depth of each round, and how many tokens were committed before it."""
 
-    def __init__(self) -> None:
-        super().__init__(measured(TYPICAL))
+    def __init__(self, known: StepCost) -> None:
+        super().__init__(measured(known))
         self.depths: list[int] = []
         self.places: list[int] = []
 
@@ -48,9 +49,9 @@ class _Watched(Adaptive):
         self.places.append((self.places[-1] if self.places else 0) + done.tokens)
 
 
-def recovery(costs: Costs, most: int) -> Recovery:
+def recovery(costs: Costs, known: StepCost, most: int) -> Recovery:
     """Play a text whose acceptance steps from LOW to HIGH."""
-    policy = _Watched()
+    policy = _Watched(known)
     replay([evenly([LOW] * BEFORE + [HIGH] * AFTER, most)], policy, costs, concurrency=1, most=most)
     turned = next(index for index, tokens in enumerate(policy.places) if tokens >= BEFORE) + 1
     context = BEFORE + AFTER / 2

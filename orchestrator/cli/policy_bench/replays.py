@@ -25,12 +25,12 @@ def cells(recording: Recording, advanced: Callable[[], None]) -> dict[tuple[str,
     kind goes through all its cells, as in the real runs."""
     found = {}
     for kind, requests in recording.kinds.items():
-        policy = policy_of(ADAPTIVE, recording.costs)
+        policy = policy_of(ADAPTIVE, recording.costs, recording.known)
         for concurrency in recording.concurrencies:
             for category in recording.categories():
                 own = [request for request in requests if request.category == category]
                 own = own[: max(recording.limit, concurrency)]
-                plain = _played(recording, own, policy_of(PLAIN, recording.costs), concurrency)
+                plain = _played(recording, own, policy_of(PLAIN, recording.costs, recording.known), concurrency)
                 adaptive = _played(recording, own, policy, concurrency)
                 found[category, concurrency, kind] = adaptive.tokens_per_s / plain.tokens_per_s
             advanced()
@@ -47,7 +47,7 @@ def mix(
     found = {PLAIN: tried[0]} | {fixed_name(depth): tried[depth] for depth in FIXED_DEPTHS}
     found[HINDSIGHT] = hindsight(requests, costs, tried, concurrency=load)
     for arm in (CLIMBER, TABLE, ADAPTIVE):
-        found[arm] = _played(recording, requests, policy_of(arm, costs), load)
+        found[arm] = _played(recording, requests, policy_of(arm, costs, recording.known), load)
     advanced()
     return found
 

@@ -39,7 +39,7 @@ def reported(recording: Recording, real: Real | None, plots: Path | None) -> dic
 
         replayed = cells(recording, advanced)
         mixed = mixes(recording, advanced)
-    recovered = recovery(recording.costs, recording.most)
+    recovered = recovery(recording.costs, recording.known, recording.most)
     found = real.found if real is not None else None
     rows = cell_rows(found, replayed) if found is not None else []
     if plots is not None:

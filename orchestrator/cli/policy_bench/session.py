@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from device_profiles.cost import StepCost
 from orchestrator.bootstrap import EngineOptions
 from orchestrator.cli.policy_bench.arms import ADAPTIVE, CLIMBER, CONTROL, FIXED, PLAIN, TABLE, Timed, policy_of
 from orchestrator.cli.policy_bench.drafters import KINDS, drafter_of
@@ -127,11 +128,12 @@ class Session:
         kernel: Runner | None,
         options: EngineOptions,
         costs: Costs,
+        known: StepCost,
         told: Callable[[str, float, int], None],
     ) -> None:
         self._plan, self._requests, self._told = plan, requests, told
         self._runner, self._kernel = runner, kernel
-        self._options, self._costs = options, costs
+        self._options, self._costs, self._known = options, costs, known
         self._random = random.Random(plan.seed)  # noqa: S311  # an order, not a secret
         self._cells = {
             cell: [arm for arm in arms if arm.policy != KERNEL or kernel is not None]
@@ -186,7 +188,7 @@ class Session:
         drafter = drafter_of(arm.kind, self._options, self._runner.target, seed=len(self.found.visits))
         timed = self.found.timed.get(arm)
         if timed is None:  # a policy lives as long as a server: it keeps what it learned
-            timed = self.found.timed[arm] = Timed(policy_of(arm.policy, self._costs))
+            timed = self.found.timed[arm] = Timed(policy_of(arm.policy, self._costs, self._known))
         return self._runner.visit(submits, load, drafter, timed)
 
     def _compare(self, cell: Cell, outputs: dict[Arm, dict[str, list[int]]]) -> None:
