@@ -7,21 +7,21 @@ from statistics import mean
 from typing import Any
 
 from orchestrator.cli.policy_bench.arms import ADAPTIVE, CLIMBER, CONTROL, PLAIN, TABLE
-from orchestrator.cli.policy_bench.replays import HINDSIGHT, STEPS
+from orchestrator.cli.policy_bench.replays import HINDSIGHT, STEPS, steady_rate
 from orchestrator.cli.policy_bench.requests import MIX
 from orchestrator.cli.policy_bench.session import KERNEL, Arm, Cell, Found, adaptive_cells
 from policies.replay.run import Replay
 
 Mixes = Mapping[tuple[int | str, str], Mapping[str, Replay]]
 FORMULAS = {
-    "tokens_per_s": "tokens / seconds of rounds that only decode, drafting and policy included; of several visits the "
-    "median",
+    "tokens_per_s": "tokens / seconds of rounds that only decode while all places are taken, drafting and policy "
+    "included; of several visits the median",
     "worst_vs_plain": "least adaptive / plain tokens/s over categories, concurrencies and kinds of drafters; cells "
     "below 0.97 are run again, twice; of a replay alone, the replayed one",
-    "vs_hindsight": "replayed: time of the best fixed depth of each request / adaptive's, over the whole mix: all "
-    "categories, concurrencies and kinds of drafters",
-    "vs_hill_climber": "replayed: the hill-climber's time / adaptive's over all categories and kinds of drafters, at "
-    "the concurrency (or under the load that steps) where it is least",
+    "vs_hindsight": "replayed: time for a token with the best fixed depth of each request / adaptive's, over the whole "
+    "mix: all categories, concurrencies and kinds of drafters",
+    "vs_hill_climber": "replayed: the hill-climber's time for a token / adaptive's over all categories and kinds of "
+    "drafters, at the concurrency (or under the load that steps) where it is least",
     "vs_batch_table": "the same for the table of depths by batch size, made of the true costs at acceptance 0.7",
     "policy_us_per_round": "mean time of asked + decided + observed in the real loop, at most sequences; without the "
     "slowest twentieth of rounds",
@@ -105,8 +105,8 @@ def mix_rows(mixes: Mixes) -> list[dict[str, Any]]:
             "policy": policy,
             "tokens": one.tokens,
             "seconds": one.ms / 1000.0,
-            "tokens_per_s": one.tokens_per_s,
-            "vs_plain": one.tokens_per_s / found[PLAIN].tokens_per_s,
+            "tokens_per_s": steady_rate(one, load),
+            "vs_plain": steady_rate(one, load) / steady_rate(found[PLAIN], load),
         }
         for (load, kind), found in mixes.items()
         for policy, one in found.items()
@@ -114,9 +114,10 @@ def mix_rows(mixes: Mixes) -> list[dict[str, Any]]:
 
 
 def against(mixes: Mixes, other: str, load: int | str | None = None) -> float:
-    """Return another policy's time over adaptive's, at a load, or over all of them; all kinds of drafters."""
-    chosen = [found for (own, _), found in mixes.items() if load in (None, own)]
-    return sum(found[other].ms for found in chosen) / sum(found[ADAPTIVE].ms for found in chosen)
+    """Return another policy's time for a token over adaptive's, at a load, or over all; all kinds of drafters."""
+    chosen = [(own, found) for (own, _), found in mixes.items() if load in (None, own)]
+    times = [[1.0 / steady_rate(found[name], own) for own, found in chosen] for name in (other, ADAPTIVE)]
+    return sum(times[0]) / sum(times[1])
 
 
 def load_rows(mixes: Mixes) -> list[dict[str, Any]]:

@@ -139,7 +139,8 @@ def _recorded(
     outputs: dict[str, list[int]] = {}
     for (cell, arm), visits in found.visits.items():
         if arm.policy == PLAIN and cell.category != MIX:
-            outputs |= visits[0].outputs
+            for key, tokens in visits[0].outputs.items():
+                outputs[key] = max(outputs.get(key, []), tokens, key=len)
     submits = requests.all()
     task = bar.add_task("recording drafts", total=len(submits))
     kinds = recorded(submits, outputs, options, target, lambda: bar.advance(task))

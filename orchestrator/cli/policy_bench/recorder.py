@@ -66,7 +66,8 @@ def recorded(
     drafters = {kind: drafter_of(kind, options, target) for kind in KINDS}
     for submit in submits:
         for kind, drafter in drafters.items():
-            found[kind].append(_along(drafter, submit, outputs[submit.request_id], options.max_depth))
+            along = _along(drafter, submit, outputs.get(submit.request_id, ()), options.max_depth)
+            found[kind] += [along] if along.drafts else []
         advanced()
     for drafter in drafters.values():
         drafter.close()

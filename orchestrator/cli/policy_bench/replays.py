@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from device_profiles.units import MS_PER_S
 from orchestrator.cli.policy_bench.arms import ADAPTIVE, CLIMBER, FIXED_DEPTHS, PLAIN, TABLE, fixed_name, policy_of
 from orchestrator.cli.policy_bench.recording import Recording
 from policies.depth_policy import DepthPolicy
@@ -16,7 +17,7 @@ HINDSIGHT = "hindsight"
 STEPS = "steps"
 """The load that goes up and down, in place of a concurrency."""
 _MIX_REQUESTS = 4
-"""Of each category in the mix, at least as many as run at once in all."""
+"""Of each category in the mix, at least four times as many as run at once in all."""
 Load = int | Sequence[tuple[int, int]]
 
 
@@ -29,12 +30,21 @@ def cells(recording: Recording, advanced: Callable[[], None]) -> dict[tuple[str,
         for concurrency in recording.concurrencies:
             for category in recording.categories():
                 own = [request for request in requests if request.category == category]
-                own = own[: max(recording.limit, concurrency)]
+                own = own[: max(recording.limit, 2 * concurrency)]
                 plain = _played(recording, own, policy_of(PLAIN, recording.costs, recording.known), concurrency)
                 adaptive = _played(recording, own, policy, concurrency)
-                found[category, concurrency, kind] = adaptive.tokens_per_s / plain.tokens_per_s
+                found[category, concurrency, kind] = steady_rate(adaptive, concurrency) / steady_rate(
+                    plain, concurrency
+                )
             advanced()
     return found
+
+
+def steady_rate(played: Replay, load: int | str) -> float:
+    """Return tokens/s while as many requests run as the load says (of one that steps: over all), as real runs count."""
+    steps = [step for step in played.steps if step.sequences == load] if isinstance(load, int) else []
+    ms = sum(step.round_ms for step in steps)
+    return MS_PER_S * sum(step.tokens for step in steps) / ms if ms else played.tokens_per_s
 
 
 def mix(
@@ -79,7 +89,7 @@ def _in_turn(recording: Recording, kind: str, of_category: int) -> list[Recorded
     by_category = {name: [] for name in recording.categories()}  # type: dict[str, list[RecordedRequest]]
     for request in recording.kinds[kind]:
         by_category[request.category].append(request)
-    wanted = max(of_category, -(-2 * max(recording.concurrencies) // len(by_category)))
+    wanted = max(of_category, -(-4 * max(recording.concurrencies) // len(by_category)))
     return [
         own[place] for place in range(wanted) for own in by_category.values() if place < len(own) and own[place].drafts
     ]

@@ -1,7 +1,10 @@
 """One visit: requests decoded under one arm, counted round by round.
 
 Prompts are read before, by a pass that is not counted, so that every arm begins with them in the target's prefix cache;
-rounds that still compute prompt tokens are not counted either, neither their tokens nor their time.
+rounds that still compute prompt tokens are not counted either, neither their tokens nor their time. At a steady load
+requests take each other's places, and counted is what is decoded while all places are taken: where a batch runs dry,
+its slowest request decides how long it takes, whatever is gained by the others. The first requests get fewer tokens,
+each another number, so that they do not end together.
 """
 
 from __future__ import annotations
@@ -87,7 +90,10 @@ class Runner:
     def visit(
         self, submits: Sequence[Submit], load: Load, drafter: Drafter | None, policy: DepthPolicy | Timed | None
     ) -> Visit:
-        """Decode requests to their ends; plainly without a drafter. Raises BenchError for one that is refused."""
+        """Decode requests, plainly without a drafter: at a load that steps to their ends, at a steady one while all
+        places are taken. Raises BenchError for one that is refused."""
+        if len(load) == 1:
+            submits = _staggered(submits, load[0][1])
         found = counted(self._loop(drafter, policy), submits, load, self._advanced)
         if drafter is not None:
             drafter.close()
@@ -97,8 +103,16 @@ class Runner:
         return build_loop(self.target, self._options, drafter, policy)
 
 
+def _staggered(submits: Sequence[Submit], count: int) -> list[Submit]:
+    first = [
+        msgspec.structs.replace(submit, max_tokens=max(2, submit.max_tokens * (place + 1) // count))
+        for place, submit in enumerate(submits[:count])
+    ]
+    return [*first, *submits[count:]]
+
+
 def counted(loop: DecodeLoop, submits: Sequence[Submit], load: Load, advanced: Callable[[int], None]) -> Visit:
-    """Decode requests in order, as many at once as are due."""
+    """Decode requests in order, as many at once as are due; see the module."""
     waiting, found = deque(submits), Visit()
     prompts = {submit.request_id: len(submit.prompt) for submit in submits}
     made = running = 0
@@ -116,7 +130,7 @@ def counted(loop: DecodeLoop, submits: Sequence[Submit], load: Load, advanced: C
         done = loop.run_round()
         end_s = time.perf_counter()
         seen = _seen(found, prompts, done)
-        if seen is not None:
+        if seen is not None and (len(load) > 1 or seen.sequences == due):
             found.rounds.append(seen._replace(end_s=end_s - started_s, ms=MS_PER_S * (end_s - began_s)))
         for delta in done.deltas:
             found.outputs[delta.request_id] += delta.tokens
@@ -124,6 +138,10 @@ def counted(loop: DecodeLoop, submits: Sequence[Submit], load: Load, advanced: C
         made += tokens
         running -= sum(bool(delta.finish) for delta in done.deltas)
         advanced(tokens)
+        if len(load) == 1 and not waiting and running < due:
+            break
+    for key in found.outputs:
+        loop.cancel(key)  # those that ended are not known any more
     return found
 
 
