@@ -32,7 +32,7 @@ def config(tmp_path_factory):
     directory = tmp_path_factory.mktemp("policy")
     path = directory / "cluster.yaml"
     path.write_text(
-        "model: {source: 'simulated:toy?base_ms=1&row_ms=0.05', adapter: simulated, name: toy}\n"
+        "model: {source: 'simulated:toy?base_ms=0.3&row_ms=0.02', adapter: simulated, name: toy}\n"
         f"store: {{directory: {directory / 'store'}}}\n"
     )
     return path

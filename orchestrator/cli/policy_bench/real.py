@@ -95,7 +95,7 @@ def _visited(
         size, expected_tokens = weight, tokens
         bar.update(task, description=what, completed=done_weight)
         shares = [int(10.0 * done / session.total) for done in (before, done_weight)]
-        if not bar.console.is_terminal and shares[0] != shares[1]:
+        if not bar.console.is_terminal and shares[0] < shares[1] < 10:  # behind that, doubtful ones are run again
             left_min = (bar.get_time() - began_s) / 60.0 * (session.total / done_weight - 1.0)
             bar.console.print(f"{shares[1]}0 %, about {left_min:.1f} minutes left: {what}", highlight=False)
 
