@@ -56,9 +56,11 @@ class Costs:
         rows = max(1 + depth, self.paid_rows)
         return filled(rows, self.widths) if self.widths else rows
 
-    def forward_ms(self, depths: Sequence[int], context_tokens: float) -> float:
-        """Return the time of a forward of sequences with these depths."""
-        return self.forward.ms(sum(map(self.rows, depths)), len(depths), context_tokens)
+    def forward_ms(self, depths: Sequence[int], context_tokens: float, rows_before: int = 0) -> float:
+        """Return the time of a forward of sequences with these depths, behind one of `rows_before` (0: as many)."""
+        rows = sum(map(self.rows, depths))
+        changes = float(rows_before not in (0, rows))
+        return self.forward.ms(rows, len(depths), context_tokens, changes=changes)
 
     def drafting_ms(self, asked: Sequence[int]) -> float:
         """Return the time that drafting takes where so many tokens are asked for."""

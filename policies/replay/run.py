@@ -26,13 +26,14 @@ class Step:
 
 @dataclass(slots=True)
 class Replay:
-    """What came of a replay. `request_ms`: time from a request's first round to its last."""
+    """What came of a replay. `request_ms`: time from a request's first round to its last. `rows` of the last round."""
 
     policy: str
     tokens: int = 0
     ms: float = 0.0
     request_ms: dict[str, float] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    rows: int = 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -99,7 +100,8 @@ def _round(running: Sequence[_Running], policy: DepthPolicy, costs: Costs, most:
         for draft, right, proposal in zip(drafts, accepted, proposals, strict=True)
     ]
     tokens = sum(accepted) + len(running)
-    times = Times(costs.forward_ms(depths, context), costs.drafting_ms(asked))
+    times = Times(costs.forward_ms(depths, context, outcome.rows), costs.drafting_ms(asked))
+    outcome.rows = sum(map(costs.rows, depths))
     policy.observed(now, Done(proposals, depths, accepted, verdicts, times, tokens))
     for one, right in zip(running, accepted, strict=True):
         one.done += right + 1

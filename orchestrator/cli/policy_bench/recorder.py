@@ -37,15 +37,26 @@ def with_rounds(costs: Costs, plain: Sequence[RoundSeen], drafting: Sequence[Rou
     """Return costs that hold what real rounds take beside their forwards, and what drafting takes of a sequence.
     `plain`: rounds that drafted nothing, `drafting`: rounds with a drafter that costs microseconds."""
     samples = [
-        RoundSample(one.sequences, one.rows, one.context_tokens, one.ms - one.draft_ms, changed=False)
+        RoundSample(one.sequences, one.rows, one.context_tokens, one.ms - one.draft_ms, one.changed)
         for one in (*plain, *drafting)
     ]
+    steady = fit_overhead([one for one in samples if not one.changed], costs.forward)
+    forward = _with_overhead(costs.forward, steady)
     each_ms = [one.draft_ms / one.sequences for one in drafting]
     return replace(
         costs,
-        forward=_with_overhead(costs.forward, fit_overhead(samples, costs.forward)),
+        forward=replace(forward, varying=_varying(samples, forward)),
         draft_sequence_ms=statistics.median(each_ms) if each_ms else 0.0,
     )
+
+
+def _varying(samples: Sequence[RoundSample], cost: StepCost) -> float:
+    """Return how many times as long a round takes behind one of another number of rows; at least 1."""
+    ratios = [
+        [one.ms / cost.ms(one.rows, one.sequences, one.context_tokens) for one in samples if one.changed == changed]
+        for changed in (False, True)
+    ]
+    return max(1.0, statistics.median(ratios[1]) / statistics.median(ratios[0])) if all(ratios) else 1.0
 
 
 def _with_overhead(cost: StepCost, overhead: RoundOverhead) -> StepCost:

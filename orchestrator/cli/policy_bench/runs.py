@@ -32,7 +32,8 @@ Load = Sequence[tuple[int, int]]
 
 class RoundSeen(NamedTuple):
     """A round that only decoded. `end_s` from the visit's start; `rows` as they are charged for; `context_tokens` that
-    its sequences held on average; of its `ms`, drafting and the policy took `draft_ms`."""
+    its sequences held on average; of its `ms`, drafting and the policy took `draft_ms`. `changed`: the round before had
+    another number of rows."""
 
     end_s: float
     ms: float
@@ -43,6 +44,7 @@ class RoundSeen(NamedTuple):
     drafted: int
     accepted: int
     tokens: int
+    changed: bool
 
 
 @dataclass(slots=True)
@@ -115,7 +117,7 @@ def counted(loop: DecodeLoop, submits: Sequence[Submit], load: Load, advanced: C
     """Decode requests in order, as many at once as are due; see the module."""
     waiting, found = deque(submits), Visit()
     prompts = {submit.request_id: len(submit.prompt) for submit in submits}
-    made = running = 0
+    made = running = rows_before = 0
     started_s = time.perf_counter()
     while waiting or running:
         due = [count for tokens, count in load if tokens <= made][-1]
@@ -131,7 +133,12 @@ def counted(loop: DecodeLoop, submits: Sequence[Submit], load: Load, advanced: C
         end_s = time.perf_counter()
         seen = _seen(found, prompts, done)
         if seen is not None and (len(load) > 1 or seen.sequences == due):
-            found.rounds.append(seen._replace(end_s=end_s - started_s, ms=MS_PER_S * (end_s - began_s)))
+            found.rounds.append(
+                seen._replace(
+                    end_s=end_s - started_s, ms=MS_PER_S * (end_s - began_s), changed=done.rows != rows_before
+                )
+            )
+        rows_before = done.rows
         for delta in done.deltas:
             found.outputs[delta.request_id] += delta.tokens
         tokens = sum(len(delta.tokens) for delta in done.deltas)
@@ -154,5 +161,5 @@ def _seen(found: Visit, prompts: Mapping[str, int], done: Round) -> RoundSeen | 
     held = sum(prompts[key] + len(found.outputs[key]) - 1 for key in keys)
     tokens = sum(len(delta.tokens) for delta in done.deltas)
     return RoundSeen(
-        0.0, 0.0, done.draft_ms, len(keys), done.rows, held / len(keys), done.drafted, done.accepted, tokens
+        0.0, 0.0, done.draft_ms, len(keys), done.rows, held / len(keys), done.drafted, done.accepted, tokens, False
     )
