@@ -39,7 +39,8 @@ class RecordedRequest:
 @dataclass(frozen=True, slots=True)
 class Costs:
     """What rounds take. Drafting takes `draft_ms` in a round that drafts, `draft_sequence_ms` for each sequence that is
-    asked for, and `draft_token_ms` for each token of the longest draft asked for. `paid_rows` and `widths`: see
+    asked for, and `draft_token_ms` for each token of the longest draft asked for. A forward takes `change_ms`
+    longer behind one of another number of rows. `paid_rows` and `widths`: see
     adapters.contract.Capabilities. `most_rows` of one forward.
     """
 
@@ -47,6 +48,7 @@ class Costs:
     draft_ms: float = 0.0
     draft_token_ms: float = 0.0
     draft_sequence_ms: float = 0.0
+    change_ms: float = 0.0
     paid_rows: int = 1
     widths: tuple[int, ...] = ()
     most_rows: int = 256
@@ -59,8 +61,8 @@ class Costs:
     def forward_ms(self, depths: Sequence[int], context_tokens: float, rows_before: int = 0) -> float:
         """Return the time of a forward of sequences with these depths, behind one of `rows_before` (0: as many)."""
         rows = sum(map(self.rows, depths))
-        changes = float(rows_before not in (0, rows))
-        return self.forward.ms(rows, len(depths), context_tokens, changes=changes)
+        change_ms = self.change_ms if rows_before not in (0, rows) else 0.0
+        return self.forward.ms(rows, len(depths), context_tokens) + change_ms
 
     def drafting_ms(self, asked: Sequence[int]) -> float:
         """Return the time that drafting takes where so many tokens are asked for."""

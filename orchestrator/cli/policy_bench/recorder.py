@@ -45,18 +45,19 @@ def with_rounds(costs: Costs, plain: Sequence[RoundSeen], drafting: Sequence[Rou
     each_ms = [one.draft_ms / one.sequences for one in drafting]
     return replace(
         costs,
-        forward=replace(forward, varying=_varying(samples, forward)),
+        forward=forward,
+        change_ms=_change_ms(samples, forward),
         draft_sequence_ms=statistics.median(each_ms) if each_ms else 0.0,
     )
 
 
-def _varying(samples: Sequence[RoundSample], cost: StepCost) -> float:
-    """Return how many times as long a round takes behind one of another number of rows; at least 1."""
-    ratios = [
-        [one.ms / cost.ms(one.rows, one.sequences, one.context_tokens) for one in samples if one.changed == changed]
+def _change_ms(samples: Sequence[RoundSample], cost: StepCost) -> float:
+    """Return how much longer a round takes behind one of another number of rows; the same for all, as measured."""
+    over_ms = [
+        [one.ms - cost.ms(one.rows, one.sequences, one.context_tokens) for one in samples if one.changed == changed]
         for changed in (False, True)
     ]
-    return max(1.0, statistics.median(ratios[1]) / statistics.median(ratios[0])) if all(ratios) else 1.0
+    return max(0.0, statistics.median(over_ms[1]) - statistics.median(over_ms[0])) if all(over_ms) else 0.0
 
 
 def _with_overhead(cost: StepCost, overhead: RoundOverhead) -> StepCost:
