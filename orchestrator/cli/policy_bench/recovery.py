@@ -25,12 +25,14 @@ BEFORE, AFTER = 120, 1200
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """`depths[r]`: of round r. `turned`: the first round at the high acceptance. `rounds`: how many after it depth
-    is within one of `best` (None: never). `swing`: largest less smallest depth of the second half at it."""
+    stays within one of `best` (None: never). `worth`: the least that a depth from the tenth on is worth, in shares of
+    what the best one brings. `swing`: largest less smallest depth of the second half at it."""
 
     depths: tuple[int, ...]
     turned: int
     best: int
     rounds: int | None
+    worth: float
     swing: int
 
 
@@ -55,12 +57,15 @@ def recovery(costs: Costs, known: StepCost, most: int) -> Recovery:
     replay([evenly([LOW] * BEFORE + [HIGH] * AFTER, most)], policy, costs, concurrency=1, most=most)
     turned = next(index for index, tokens in enumerate(policy.places) if tokens >= BEFORE) + 1
     context = BEFORE + AFTER / 2
-    best = cap(curve((HIGH,), measured(costs.forward), sequences=1, context_tokens=context, most=most))
+    rates = curve((HIGH,), measured(costs.forward), sequences=1, context_tokens=context, most=most)
+    best = cap(rates)
     depths = policy.depths[:-most]  # the last ones are bounded by the text's end
-    near = [abs(depth - best) <= 1 for depth in depths[turned:]]
-    rounds = next((index for index, one in enumerate(near) if one), None)
+    far = [index for index, depth in enumerate(depths[turned:]) if abs(depth - best) > 1]
+    rounds = far[-1] + 1 if far else 0
+    worth = min(rates[depth] / rates[best] for depth in depths[turned + 10 :])
     steady = depths[(turned + len(depths)) // 2 :]
-    return Recovery(tuple(depths), turned, best, rounds, max(steady) - min(steady))
+    settled = rounds if turned + rounds < len(depths) else None
+    return Recovery(tuple(depths), turned, best, settled, worth, max(steady) - min(steady))
 
 
 def evenly(chances: Sequence[float], most: int) -> RecordedRequest:

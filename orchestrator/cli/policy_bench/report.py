@@ -102,6 +102,7 @@ def _recovery_value(found: Recovery) -> dict[str, Any]:
         "high": HIGH,
         "best": found.best,
         "rounds": found.rounds,
+        "worth": found.worth,
         "swing": found.swing,
         "turned": found.turned,
         "depths": list(found.depths),

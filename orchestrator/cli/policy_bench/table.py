@@ -114,10 +114,11 @@ def _print_replays(console: Console, result: dict[str, Any]) -> None:
     console.print(table)
     console.print(f"worst_vs_plain, replayed: {result['replay']['worst_vs_plain']:.3f}", highlight=False)
     found = result["recovery"]
-    rounds = "never" if found["rounds"] is None else f"after {found['rounds']} rounds"
+    rounds = "never stays" if found["rounds"] is None else f"stays after {found['rounds']} rounds"
     console.print(
-        f"recovery: acceptance steps from {found['low']} to {found['high']}: within one of the best depth "
-        f"({found['best']}) {rounds} (bar 10); at steady state depth swings by {found['swing']} (bar 1)",
+        f"recovery: acceptance steps from {found['low']} to {found['high']}: depth {rounds} (bar 10) within "
+        f"one of the best ({found['best']}); from the tenth on it is worth {found['worth']:.1%} of that at least; at steady "
+        f"state it swings by {found['swing']} (bar 1)",
         highlight=False,
     )
 
