@@ -117,8 +117,8 @@ def _print_replays(console: Console, result: dict[str, Any]) -> None:
     rounds = "never stays" if found["rounds"] is None else f"stays after {found['rounds']} rounds"
     console.print(
         f"recovery: acceptance steps from {found['low']} to {found['high']}: depth {rounds} (bar 10) within "
-        f"one of the best ({found['best']}); from the tenth on it is worth {found['worth']:.1%} of that at least; at steady "
-        f"state it swings by {found['swing']} (bar 1)",
+        f"one of the best ({found['best']}); from the tenth on it is worth {found['worth']:.1%} of that at least; at "
+        f"steady state it swings by {found['swing']} (bar 1)",
         highlight=False,
     )
 
