@@ -45,7 +45,7 @@ def build_loop(
     """Return a decode loop over a loaded target. `policy`: where it is not to be the adaptive one, which begins with
     `first_cost`. Raises what forwards raise."""
     if policy is None:
-        policy = adaptive(first_cost(target, options, drafter), options)
+        policy = adaptive(first_cost(target, options, drafts=drafter is not None), options)
     return DecodeLoop(
         target.model,
         drafter,
@@ -62,10 +62,10 @@ def build_loop(
     )
 
 
-def first_cost(target: Target, options: EngineOptions, drafter: Drafter | None) -> FirstCost:
+def first_cost(target: Target, options: EngineOptions, *, drafts: bool = True) -> FirstCost:
     """Return what is known of rounds before the first: the stored profile, else what a few forwards take. Raises what
     forwards raise."""
-    if drafter is None:
+    if not drafts:
         return FirstCost(TYPICAL, "nothing: no depth is chosen")
     known = stored_cost(target, options.model)
     if known is not None:
@@ -97,7 +97,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
     except BaseException:
         target.model.close()
         raise
-    first = first_cost(target, options, drafter)
+    first = first_cost(target, options, drafts=drafter is not None)
     loop = build_loop(target, options, drafter, adaptive(first, options))
     planned = planned_bytes(target, options, drafter)
 

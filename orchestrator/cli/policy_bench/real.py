@@ -44,7 +44,7 @@ def measured(options: EngineOptions, texts: Sequence[PromptText], plan: Plan, co
         kernel = None
         if target.model.capabilities.exactness.value == "bit":
             kernel = _loaded(stack, options.with_model(exactness="kernel"), told)
-        known = first_cost(target)
+        known = first_cost(target, options).cost
         costs = measured_costs(target.model, SystemClock(), told, costs_s)
         requests = requests_of(
             texts, plan.categories, load_tokenizer(target.tokenizer_dir), count=plan.requests, max_tokens=plan.tokens
