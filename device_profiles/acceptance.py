@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class DepthYield:
     """Rounds of at most `depth` drafts. `offered[i]`: the share of rounds whose draft had a token at place i + 1;
     `accepted[i]`: the share in which that token, and so all before it, was accepted. A round without a draft counts as
-    one whose draft was rejected. `changes`: the share of rounds that had not as many rows as the one before."""
+    one whose draft was rejected. `changes`: the share of rounds that ran another number of rows than
+    the one before, padding included."""
 
     depth: int
     offered: tuple[float, ...]
@@ -18,8 +19,8 @@ class DepthYield:
     changes: float = 0.0
 
     def changes_of(self, sequences: int) -> float:
-        """Return the share of rounds of so many sequences, each of which drafts for itself, that have not as many rows
-        as the one before: at most all whose part of some sequence changed."""
+        """Return the share of rounds of so many sequences, each of which drafts for itself, that run another number of
+        rows than the one before: at most all whose part of some sequence changed."""
         return 1.0 - (1.0 - self.changes) ** sequences
 
     @property
@@ -43,10 +44,10 @@ class DepthYield:
 class PairAcceptance:
     """One drafter on one target over the texts of one workload.
 
-    `rule`: who chose the depth: "policy" (drafts that seem worth a row) or "fixed" (all that there are, up to the
-    depth). `sequences`: so many shared a forward, on which the policy's price of a row depends. `by_depth`: in
-    ascending order, at least one. `draft_ms`: what the drafter took for a sequence in a round, where it is no model (a
-    model's time follows from its own costs). `drafter_digest`: of a draft model's files.
+    `rule`: who chose the depth: "policy" (by what rounds cost in the runtime `adapter`, and drafts are worth) or
+    "fixed" (all that there are, up to the depth; `adapter` is empty). `sequences`: so many shared a forward.
+    `by_depth`: in ascending order, at least one. `draft_ms`: what the drafter took for a sequence in a round, where it
+    is no model (a model's time follows from its own costs). `drafter_digest`: of a draft model's files.
     """
 
     target: str
@@ -59,6 +60,7 @@ class PairAcceptance:
     draft_ms: float = 0.0
     measured_at: str = ""
     drafter_digest: str = ""
+    adapter: str = ""
 
     def at(self, depth: int) -> DepthYield:
         """Return what was measured at this depth, else at the next smaller one."""

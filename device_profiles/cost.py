@@ -20,8 +20,8 @@ class StepCost:
 
     `serial`: the runtime runs the sequences of a forward one after another, so that its rows cost what they cost each
     sequence alone. `least_rows`: each sequence is run with so many rows at least, `least_forward_rows`: a whole forward
-    (padding costs like rows that are used). `varying`: how many times as long a forward takes whose number of rows is
-    not that of the one before, for which the runtime prepares its buffers anew. `prefill`: what chunks of a prompt
+    (padding costs like rows that are used). `changing_ms`: what a forward takes longer that runs another number of
+    rows than the one before, for which the runtime prepares its buffers anew. `prefill`: what chunks of a prompt
     cost, where that is other than what decoding costs: rows behind a prompt may take other kernels, and all of them are
     wanted as logits. None: the same.
     """
@@ -35,7 +35,7 @@ class StepCost:
     serial: bool = False
     least_rows: int = 1
     least_forward_rows: int = 1
-    varying: float = 1.0
+    changing_ms: float = 0.0
     prefill: StepCost | None = None
 
     def __post_init__(self) -> None:
@@ -46,28 +46,40 @@ class StepCost:
 
     def ms(self, rows: float, sequences: float = 1, context_tokens: float = 0.0, *, changes: float = 0.0) -> float:
         """Return the time of a forward of `rows` rows in all, of `sequences` sequences that hold `context_tokens`
-        positions each. With none of either it is that of the smallest forward. `changes`: the share of forwards whose
-        rows are not as many as those of the one before."""
+        positions each. With none of either it is that of the smallest forward. `changes`: the share of forwards that
+        run another number of rows than the one before."""
         rows = self.paid(rows, sequences)
         calls = max(1.0, sequences) if self.serial else 1.0
         attention_us = (self.position_us * sequences + self.row_position_us * rows) * context_tokens
         sequences_ms = self.sequence_ms * max(0.0, sequences - 1)
-        ms = calls * self._rows_ms(rows / calls) + sequences_ms + attention_us / US_PER_MS
-        return ms * (1.0 + changes * (self.varying - 1.0))
+        return (
+            calls * self._rows_ms(rows / calls) + sequences_ms + attention_us / US_PER_MS + changes * self.changing_ms
+        )
 
     def paid(self, rows: float, sequences: float) -> float:
         """Return the rows that are run, padding included."""
         each = self.least_rows * sequences if self.least_rows > 1 else 0.0
         return max(rows, each, self.least_forward_rows if self.least_forward_rows > 1 else 0.0)
 
-    def prefill_ms(self, tokens: int, *, done: int = 0, chunk_rows: int = 512) -> float:
-        """Return the time to prefill `tokens` behind `done` positions, in chunks of at most `chunk_rows`."""
-        cost, total = self.prefill or self, 0.0
+    def prefill_ms(self, tokens: int, *, done: int = 0, chunk_rows: int = 512, beside: bool = False) -> float:
+        """Return the time to prefill `tokens` behind `done` positions, in chunks of at most `chunk_rows`. `beside`:
+        what they add to forwards in which other sequences decode."""
+        total = 0.0
         while tokens > 0:
             rows = min(tokens, chunk_rows)
-            total += cost.ms(rows, 1, done)
+            total += self.chunk_ms(rows, done, beside=beside)
             tokens, done = tokens - rows, done + rows
         return total
+
+    def chunk_ms(self, rows: float, done: float, *, beside: bool) -> float:
+        """Return the time of a chunk of a prompt behind `done` positions. `beside`: what it adds to a forward in which
+        other sequences decode: where they share it, what a forward of no rows would take is in it anyway."""
+        cost = self.prefill or self
+        ms = cost.ms(rows, 1, done)
+        if not beside or self.serial or len(cost.row_knots) == 1:
+            return ms
+        slope = (cost.row_ms[1] - cost.row_ms[0]) / (cost.row_knots[1] - cost.row_knots[0])
+        return ms - min(ms, max(0.0, cost.row_ms[0] - slope * cost.row_knots[0]))
 
     def scaled(self, factor: float) -> StepCost:
         """Return the cost of a part of the work, as of a share of the layers (or of a slower device)."""
@@ -77,6 +89,7 @@ class StepCost:
             sequence_ms=factor * self.sequence_ms,
             position_us=factor * self.position_us,
             row_position_us=factor * self.row_position_us,
+            changing_ms=factor * self.changing_ms,
             prefill=self.prefill.scaled(factor) if self.prefill else None,
         )
 

@@ -21,7 +21,7 @@ from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.link import LinkProfile
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 
-SCHEMA = 2
+SCHEMA = 3
 """Grows with every change of what files hold; an older file is measured again."""
 
 Stored = MeasuredDevice | MeasuredModel | PairAcceptance | TargetTexts | LinkProfile
@@ -36,7 +36,7 @@ _ROOMS: dict[type, tuple[str, tuple[str, ...]]] = {
     ),
     PairAcceptance: (
         "pairs",
-        ("drafter", "drafter_digest", "target", "target_digest", "workload", "rule", "sequences"),
+        ("drafter", "drafter_digest", "target", "target_digest", "workload", "rule", "sequences", "adapter"),
     ),
     TargetTexts: ("texts", ("target", "target_digest", "workload")),
     LinkProfile: ("links", ("left", "right")),

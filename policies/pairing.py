@@ -51,17 +51,17 @@ class Part:
     share: float = 1.0
     utilisation: float = 0.0
 
-    def ms(self, rows: float, sequences: float, context_tokens: float) -> float:
-        """Return the time of one forward."""
+    def ms(self, rows: float, sequences: float, context_tokens: float, *, changes: float = 0.0) -> float:
+        """Return the time of one forward. `changes`: see StepCost.ms."""
         option = self.option
-        work = self.share * option.cost.ms(rows, sequences, context_tokens)
+        work = self.share * option.cost.ms(rows, sequences, context_tokens, changes=changes)
         total = work + option.overhead_ms + option.overhead_sequence_ms * sequences
         return total / (1.0 - min(self.utilisation, MOST_BUSY))
 
-    def prefill_ms(self, tokens: int, done: int, chunk_rows: int) -> float:
-        """Return the time to prefill a prompt."""
-        chunks = ceil(tokens / chunk_rows)
-        work = self.share * self.option.cost.prefill_ms(tokens, done=done, chunk_rows=chunk_rows)
+    def prefill_ms(self, tokens: int, done: int, chunk_rows: int, *, beside: bool = False) -> float:
+        """Return the time to prefill a prompt. `beside`: what it adds to rounds in which others decode."""
+        chunks = ceil(tokens / chunk_rows) if not beside else 0
+        work = self.share * self.option.cost.prefill_ms(tokens, done=done, chunk_rows=chunk_rows, beside=beside)
         return (work + chunks * self.option.overhead_ms) / (1.0 - min(self.utilisation, MOST_BUSY))
 
     @property
@@ -107,23 +107,25 @@ class TargetTimes:
 
     def __init__(self, parts: Sequence[Part], sequences: int, workload: Workload) -> None:
         self._parts, self._sequences, self._load = parts, sequences, workload
-        self._known: dict[tuple[int, int], tuple[float, float, int]] = {}
+        self._known: dict[tuple[int, int, float], tuple[float, float, int]] = {}
         self.prefill_ms = sum(prefill_ms(part, workload) for part in parts)
+        self.prefill_beside_ms = sum(prefill_ms(part, workload, beside=sequences > 1) for part in parts)
 
-    def at(self, depth: int, micro_batches: int) -> tuple[float, float, int]:
+    def at(self, depth: int, micro_batches: int, changes: float = 0.0) -> tuple[float, float, int]:
         """Return the sum and the slowest of a verification of `depth` drafts, and the rows of a micro-batch."""
-        key = (depth, micro_batches)
+        key = (depth, micro_batches, changes)
         if key not in self._known:
             bit = self._load.exactness is Exactness.BIT
             sequences, context = ceil(self._sequences / micro_batches), context_tokens(self._load)
             rows = [sequences * max(depth + 1, part.option.paid_rows if bit else 1) for part in self._parts]
-            times = [part.ms(count, sequences, context) for part, count in zip(self._parts, rows, strict=True)]
+            pairs = zip(self._parts, rows, strict=True)
+            times = [part.ms(count, sequences, context, changes=changes) for part, count in pairs]
             self._known[key] = (sum(times), max(times), max(rows))
         return self._known[key]
 
-    def verify_ms(self, hops: Sequence[LinkProfile], depth: int, micro_batches: int) -> float:
-        """Return the time of a verification, with these links behind the parts."""
-        total, slowest, rows = self.at(depth, micro_batches)
+    def verify_ms(self, hops: Sequence[LinkProfile], depth: int, micro_batches: int, *, changes: float = 0.0) -> float:
+        """Return the time of a verification, with these links behind the parts. `changes`: see StepCost.ms."""
+        total, slowest, rows = self.at(depth, micro_batches, changes)
         return max(total + _hops_ms(hops, self._load.target.hidden_bytes * rows), micro_batches * slowest)
 
 
@@ -137,9 +139,12 @@ def _hops_ms(hops: Sequence[LinkProfile], size_bytes: float) -> float:
     return sum(link.transfer_ms(size_bytes) for link in hops[:-1]) + (hops[-1].rtt_ms / 2 if hops else 0.0)
 
 
-def verify_ms(target: TargetSide, workload: Workload, depth: int, micro_batches: int = 1) -> float:
-    """Return the time of a verification of `depth` drafts of every sequence."""
-    return TargetTimes(target.parts, target.sequences, workload).verify_ms(target.hops, depth, micro_batches)
+def verify_ms(
+    target: TargetSide, workload: Workload, depth: int, micro_batches: int = 1, *, changes: float = 0.0
+) -> float:
+    """Return the time of a verification of `depth` drafts of every sequence. `changes`: see StepCost.ms."""
+    times = TargetTimes(target.parts, target.sequences, workload)
+    return times.verify_ms(target.hops, depth, micro_batches, changes=changes)
 
 
 def draft_ms(draft: DraftSide, workload: Workload, depth: int, sequences: float) -> float:
@@ -175,11 +180,10 @@ def drafted_shares(drafter: Drafter | None, depth: int) -> list[tuple[int, float
     return [(count, share) for count, share in shares if share > 0.0]
 
 
-def unsteady(drafter: Drafter, sequences: int, options: Sequence[Option]) -> float:
-    """Return how many times as long verifications take because one is not as large as the next: that of any sequence
+def changes_of(drafter: Drafter, sequences: int) -> float:
+    """Return the share of verifications that run another number of rows than the one before: the part of any sequence
     may have changed, each drafting for itself."""
-    changes = 1.0 - (1.0 - drafter.changes) ** sequences
-    return 1.0 + changes * (max(option.cost.varying for option in options) - 1.0)
+    return float(1.0 - (1.0 - drafter.changes) ** sequences)
 
 
 def tokens_per_round(drafter: Drafter | None, depth: int) -> float:
@@ -225,8 +229,9 @@ class _Predictor:
         counts = micro_batch_counts(target.sequences) if len(target.parts) > 1 else [1]
         self.plain = {count: self._times.verify_ms(target.hops, 0, count) for count in counts}
         prompt = max(1, workload.prompt_tokens - workload.reused_prompt_tokens)
-        self._first = self._times.prefill_ms + _hops_ms(target.hops, workload.target.hidden_bytes * prompt)
-        self._prefill = self._first
+        hops_ms = _hops_ms(target.hops, workload.target.hidden_bytes * prompt)
+        self._first = self._times.prefill_ms + hops_ms
+        self._plain_prefill = self._prefill = self._times.prefill_beside_ms + hops_ms
         if draft is not None and draft.part is not None and not draft.overlap:
             self._prefill += prefill_ms(draft.part, workload)
         self._error = max(part.option.cost.error for part in target.parts)
@@ -237,17 +242,17 @@ class _Predictor:
         plain = self.plain[micro_batches]
         verify, drafting, link = plain, 0.0, 0.0
         if draft is not None and depth > 0:
+            changes = changes_of(draft.drafter, sequences)
             verify = sum(
-                share * self._times.verify_ms(self._target.hops, count, micro_batches)
+                share * self._times.verify_ms(self._target.hops, count, micro_batches, changes=changes)
                 for count, share in drafted_shares(draft.drafter, depth)
             )
-            verify *= unsteady(draft.drafter, sequences, [part.option for part in self._target.parts])
             drafting = draft_ms(draft, load, depth, sequences)
             if draft.part is not None and draft.overlap:
                 link = draft_link_ms(draft.link.rtt_ms, draft.link.bytes_per_s, sequences)
         together = _together_ms(self._target, draft, load, depth, verify, drafting) + link
         tokens = tokens_per_round(draft.drafter if draft else None, depth)
-        prefill = self._prefill if depth else self._first
+        prefill = self._prefill if depth else self._plain_prefill
         share = sequences * tokens / load.output_tokens * prefill / micro_batches
         goodput = sequences * tokens / (together + share) * MS_PER_S
         return Prediction(
@@ -314,10 +319,11 @@ def _together_ms(
     return float(together_ms(verify, drafting, late, floor, all_hit))
 
 
-def prefill_ms(part: Part, workload: Workload) -> float:
-    """Return the time of one request's prompt on one worker."""
+def prefill_ms(part: Part, workload: Workload, *, beside: bool = False) -> float:
+    """Return the time of one request's prompt on one worker. `beside`: what it adds to rounds that decode others."""
     done = workload.reused_prompt_tokens
-    return part.prefill_ms(max(1, workload.prompt_tokens - done), done, workload.prefill_chunk_rows)
+    tokens = max(1, workload.prompt_tokens - done)
+    return part.prefill_ms(tokens, done, workload.prefill_chunk_rows, beside=beside)
 
 
 def kv_bytes(option: Option, workload: Workload, share: float = 1.0) -> float:

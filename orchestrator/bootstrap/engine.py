@@ -15,7 +15,7 @@ from orchestrator.bootstrap.drafters import Remotes, build_drafter
 from orchestrator.bootstrap.first_cost import FirstCost, stored_cost
 from orchestrator.bootstrap.models import Target, device_name, load_target, load_tokenizer
 from orchestrator.bootstrap.options import EngineOptions, SuffixOptions
-from orchestrator.clock import SystemClock
+from orchestrator.clock import Clock, SystemClock
 from orchestrator.cluster.cores import effective_cores
 from orchestrator.cluster.port import Event, Progress, Ready
 from orchestrator.decoding.engine import DecodeEngine, Loaded
@@ -40,16 +40,20 @@ def build_engine(options: dict[str, Any]) -> DecodeEngine:
 
 
 def build_loop(
-    target: Target, options: EngineOptions, drafter: Drafter | None, policy: DepthPolicy | None = None
+    target: Target,
+    options: EngineOptions,
+    drafter: Drafter | None,
+    policy: DepthPolicy | None = None,
+    clock: Clock | None = None,
 ) -> DecodeLoop:
     """Return a decode loop over a loaded target. `policy`: where it is not to be the adaptive one, which begins with
-    `first_cost`. Raises what forwards raise."""
+    `first_cost`; `clock`: where it is not to be the machine's. Raises what forwards raise."""
     if policy is None:
         policy = adaptive(first_cost(target, options, drafts=drafter is not None), options)
     return DecodeLoop(
         target.model,
         drafter,
-        SystemClock(),
+        clock or SystemClock(),
         policy=policy,
         max_running=options.max_running,
         max_depth=options.max_depth,

@@ -53,10 +53,11 @@ class Target(Loaded):
     load_s: float
 
 
-def load_target(options: EngineOptions, progress: OnProgress) -> Target:
-    """Prepare (once) and load the target model. Raises what adapters raise."""
+def load_target(options: EngineOptions, progress: OnProgress, *, slots: int = 0) -> Target:
+    """Prepare (once) and load the target model, for so many sequences (0: as many as may run at once). Raises what
+    adapters raise."""
     started = time.perf_counter()
-    loaded = load_model(options.model, options.max_running, progress, serves=True)
+    loaded = load_model(options.model, slots or options.max_running, progress, serves=True)
     progress("measure row invariance", -1.0)
     return Target(
         loaded.model,

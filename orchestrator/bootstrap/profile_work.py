@@ -46,10 +46,13 @@ class Work:
         where = f" on {self.node}" if self.node else ""
         return f"{self.job.model.adapter} {self.job.model.device}{where}, {self.job.drafter or self.job.role}"
 
-    def spec(self, store: ProfileStore, *, refresh: bool, steps_s: float = STEPS_S) -> WorkerSpec:
-        """Return how its worker is started, with what is known already."""
+    def spec(
+        self, store: ProfileStore, *, refresh: bool, steps_s: float = STEPS_S, texts_are_new: bool = False
+    ) -> WorkerSpec:
+        """Return how its worker is started, with what is known already. `texts_are_new`: what the target says is not
+        measured again, even where `refresh`."""
         known = not refresh and self.stored_device(store) is not None
-        texts = None if refresh and self.job.role == "target" else self.texts(store)
+        texts = None if refresh and self.job.role == "target" and not texts_are_new else self.texts(store)
         plain = None if texts is None else dataclasses.asdict(texts)
         return job_spec(msgspec.structs.replace(self.job, known_device=known, texts=plain, steps_s=steps_s), self.node)
 
@@ -103,7 +106,8 @@ def planned_work(
     as configured. Raises Unsupported where a wanted one is not there, and what resolving the models raises.
     """
     engine = engine_options(config, base)
-    found = list(_on_devices(engine.model.source, wanted))
+    # The configured runtime first: of the first one is also what the target says.
+    found = sorted(_on_devices(engine.model.source, wanted), key=lambda one: one.adapter != engine.model.adapter)
     if not found:
         raise Unsupported(f"there is no runtime for {', '.join(wanted) or 'the model'} here; see outrider devices")
     work = []

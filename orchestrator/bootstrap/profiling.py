@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,32 +21,29 @@ from adapters.invariance import measure_row_invariance
 from adapters.model_source import resolve
 from adapters.rates import MeasuresRates
 from device_profiles.acceptance import PairAcceptance, TargetTexts
-from device_profiles.cost import StepCost
 from device_profiles.measured import DeviceRates, Energy, MeasuredDevice, MeasuredModel, RoundOverhead
 from device_profiles.memory import MemoryPlan
 from device_profiles.profile import DeviceProfile
-from orchestrator.bootstrap.drafters import build_drafter
-from orchestrator.bootstrap.engine import build_loop
-from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded, Target, load_model, load_tokenizer
+from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded, load_model
 from orchestrator.bootstrap.options import EngineOptions, ModelOptions, SuffixOptions
 from orchestrator.bootstrap.profile_keys import device_of, digest_of, formats_of, mark_of, threads_of
+from orchestrator.bootstrap.talk import Talk, chosen_depths, prompts_of, talk
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Submit, WorkerSpec
+from orchestrator.cluster.port import WorkerSpec
 from orchestrator.cluster.process_memory import peak_rss_bytes
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
 from orchestrator.measuring.pairs import compare_choices, replay
-from orchestrator.measuring.rounds import RoundSample, WatchedModel, decode, disturbance, fit_overhead, varying_in
 from orchestrator.measuring.steps import Steps, measure_steps
-from orchestrator.measuring.texts import TEXTS, WORKLOAD
+from orchestrator.measuring.texts import WORKLOAD
 
 PROFILE_ENTRY = "orchestrator.bootstrap.profiling:build_measuring_engine"
 SLOTS = 33
-OUTPUT_TOKENS = 96
 STEPS_S = 8.0
 """How long forwards of a model are measured, about."""
 _IDLE_S = 0.5
-_SEQUENCES = (1, 4, 8, 16)
+_SEQUENCES = (1, 4, 16)
+_BOUNDS = (1, 4, 12)
 
 
 class ProfileJob(msgspec.Struct, frozen=True):
@@ -111,12 +109,17 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
             if job.texts is not None:
                 yield _draft_pair(bench, loaded)
             return
-        talk = _talk(bench, loaded, steps)
-        described = _described(bench, loaded, steps, load_s, invariant, talk.overhead, talk.energy_j_per_token)
-        yield replace(described, cost=talk.cost)
-        if job.texts is None and talk.texts.outputs:
-            yield talk.texts
-            yield from _suffix_pairs(bench, loaded, talk.texts)
+        texts = None if job.texts is None else msgspec.convert(job.texts, TargetTexts)
+        progress("decode", -1.0)
+        engine = msgspec.structs.replace(job.engine, model=job.model)
+        real = talk(loaded, engine, steps.cost, bench.clock, meter, said=texts)
+        described = _described(bench, loaded, steps, load_s, invariant, real.overhead, real.energy_j_per_token)
+        yield replace(described, cost=real.cost)
+        if texts is None and real.outputs:
+            texts = _texts(loaded, real)
+            yield texts
+        if texts is not None:
+            yield from _suffix_pairs(bench, loaded, texts, real)
 
 
 def _loaded(bench: _Bench) -> tuple[Loaded, float]:
@@ -171,96 +174,25 @@ def _power(meter: EnergyMeter, work: Callable[[], None]) -> float | None:
     return None if after is None else (after - before) / (time.perf_counter() - began)
 
 
-@dataclass(frozen=True, slots=True)
-class _Talk:
-    """What real decoding showed. `cost`: as forwards take on average there."""
-
-    cost: StepCost
-    overhead: RoundOverhead
-    texts: TargetTexts
-    energy_j_per_token: float | None
+def _texts(loaded: Loaded, real: Talk) -> TargetTexts:
+    prompts = tuple(tuple(one.prompt) for one in prompts_of(loaded)[: len(real.outputs)])
+    return TargetTexts(loaded.name, digest_of(loaded), WORKLOAD, prompts, real.outputs, _now())
 
 
-def _talk(bench: _Bench, loaded: Loaded, steps: Steps) -> _Talk:
-    """Decode the shipped prompts: all at once and plainly, then some alone, plainly and with the suffix drafter."""
-    bench.progress("decode", -1.0)
-    timed = WatchedModel(loaded.model)
-    engine = msgspec.structs.replace(
-        bench.job.engine,
-        model=bench.job.model,
-        prefix_reuse=False,
-        drafters=[one for one in bench.job.engine.drafters if isinstance(one, SuffixOptions)],
-    )
-    fields = {name: getattr(loaded, name) for name in Loaded.__dataclass_fields__}
-    target = Target(**{**fields, "model": timed}, row_invariant=True, load_s=0.0)
-    submits = _submits(loaded)
-    before = bench.meter.joules()
-    together = decode(build_loop(target, engine, None), timed, submits, bench.clock)
-    after = bench.meter.joules()
-    rounds: list[RoundSample] = list(together.rounds)
-    drafter = build_drafter(engine, target)
-    rounds += decode(build_loop(target, engine, None), timed, submits[:1], bench.clock).rounds
-    for submit in submits[1:4]:
-        rounds += decode(build_loop(target, engine, drafter), timed, [submit], bench.clock).rounds
-    outputs = tuple(tuple(together.outputs[one.request_id]) for one in submits)
-    spent = None if before is None or after is None else after - before
-    cost = replace(steps.cost, varying=varying_in(rounds, steps.cost))
-    overhead = fit_overhead(rounds, cost)
-    return _Talk(
-        cost.scaled(disturbance(rounds, cost, overhead)),
-        overhead,
-        TargetTexts(
-            loaded.name, digest_of(loaded), WORKLOAD, tuple(tuple(one.prompt) for one in submits), outputs, _now()
-        ),
-        spent / sum(map(len, outputs)) if spent is not None and outputs else None,
-    )
-
-
-def _submits(loaded: Loaded) -> list[Submit]:
-    """Return the shipped prompts that the model has room for."""
-    tokenizer = load_tokenizer(loaded.tokenizer_dir)
-    caps = loaded.model.capabilities
-    room = min(caps.max_context_tokens, caps.block_tokens * caps.total_blocks)
-    submits = []
-    for number, (_, text) in enumerate(TEXTS):
-        prompt = tokenizer.encode_chat([{"role": "user", "content": text}])
-        tokens = min(OUTPUT_TOKENS, room - len(prompt) - caps.paid_rows)
-        if tokens > 0:
-            submits.append(Submit(f"{number}", prompt, tokens, stop_tokens=sorted(tokenizer.eos_ids)))
-    return submits
-
-
-def _suffix_pairs(bench: _Bench, loaded: Loaded, texts: TargetTexts) -> Iterator[PairAcceptance]:
+def _suffix_pairs(bench: _Bench, loaded: Loaded, texts: TargetTexts, real: Talk) -> Iterator[PairAcceptance]:
+    """Return the acceptance at fixed depths, and where the policy chooses them with so many sequences at once."""
     for draft in bench.job.engine.drafters:
-        if isinstance(draft, SuffixOptions):
-            for sequences in _SEQUENCES:
-                yield _suffix_pair(bench, loaded, texts, draft, sequences)
-            yield _suffix_pair(bench, loaded, texts, draft, 0)
-
-
-def _suffix_pair(
-    bench: _Bench, loaded: Loaded, texts: TargetTexts, draft: SuffixOptions, sequences: int
-) -> PairAcceptance:
-    """Return the acceptance where the policy chooses depths, with so many sequences; with none at fixed depths."""
-
-    def make() -> SuffixDrafter:
-        return SuffixDrafter(max_match=draft.max_match, memory_bytes=draft.memory_bytes, clock=bench.clock)
-
-    caps, together = loaded.model.capabilities, max(1, sequences)
-    paid_rows = 1 if caps.apart_tokens and together > 1 else caps.paid_rows
-    by_policy = sequences > 0
-    found = replay(make, texts, by_policy=by_policy, sequences=together, paid_rows=paid_rows, clock=bench.clock)
-    return PairAcceptance(
-        texts.target,
-        texts.target_digest,
-        draft.name,
-        texts.workload,
-        "policy" if by_policy else "fixed",
-        together,
-        found.by_depth,
-        found.draft_ms,
-        _now(),
-    )
+        if not isinstance(draft, SuffixOptions):
+            continue
+        make = partial(SuffixDrafter, max_match=draft.max_match, memory_bytes=draft.memory_bytes, clock=bench.clock)
+        fixed = replay(make, texts, paid_rows=loaded.model.capabilities.paid_rows, clock=bench.clock)
+        of = (texts.target, texts.target_digest, draft.name, texts.workload)
+        yield PairAcceptance(*of, "fixed", 1, fixed.by_depth, fixed.draft_ms, _now())
+        engine = msgspec.structs.replace(bench.job.engine, model=bench.job.model, drafters=[draft])
+        for sequences in _SEQUENCES:
+            found = tuple(chosen_depths(loaded, engine, texts, real, sequences, bound) for bound in _BOUNDS)
+            adapter = bench.job.model.adapter
+            yield PairAcceptance(*of, "policy", sequences, found, fixed.draft_ms, _now(), adapter)
 
 
 def _draft_pair(bench: _Bench, loaded: Loaded) -> PairAcceptance:

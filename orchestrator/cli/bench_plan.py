@@ -34,7 +34,7 @@ def plan(
     ] = None,
     only: Annotated[str, typer.Option(help="Configurations whose name this regular expression finds.")] = "",
     limit: Annotated[int, typer.Option(min=0, help="Use this many configurations, spread evenly; 0: all.")] = 0,
-    visits: Annotated[int, typer.Option(min=1, help="How often each configuration is run, in turn with the rest.")] = 2,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each configuration that count.")] = 12,
     output_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 96,
     clusters: Annotated[int, typer.Option(min=0, help="Large clusters of each kind to plan for; 0: none.")] = 1,
     instances: Annotated[int, typer.Option(min=0, help="Small clusters to prove the best plan of; 0: none.")] = 12,
@@ -57,17 +57,18 @@ def plan(
     chosen = spread(chosen, min(limit, len(chosen)) or len(chosen))
     profile_s = _profiled(works, loaded, path, refresh=refresh)
     base = path.resolve().parent
-    rows, loads = Comparison(loaded, base, tuple(works), tuple(chosen), visits, output_tokens).rows()
+    rows, loads, paces = Comparison(loaded, base, tuple(works), tuple(chosen), requests, output_tokens).rows()
     result: dict[str, Any] = {
         "configurations": rows,
         "workloads": loads,
+        "pace": paces,
         "planning": _planning(clusters, instances),
         "environment": {
             "outrider": version("outrider"),
             "python": platform.python_version(),
             "cpus": os.cpu_count(),
             "target": works[0].job.model.source,
-            "visits": visits,
+            "requests": requests,
             "output_tokens": output_tokens,
         },
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from orchestrator.errors import OutriderError
-from orchestrator.measuring.texts import TEXTS
+from orchestrator.measuring.texts import CATEGORIES, TEXTS
 
 _T = TypeVar("_T")
 _Named = TypeVar("_Named", bound="Named")
@@ -29,7 +29,9 @@ class PromptText:
     text: str
 
 
-OWN_PROMPTS = tuple(PromptText(f"own-{number}", category, text) for number, (category, text) in enumerate(TEXTS))
+OWN_PROMPTS = tuple(
+    PromptText(f"own-{number}", category, text) for number, (category, text) in enumerate(TEXTS[:CATEGORIES])
+)
 """Short prompts for benchmarks that are given no file, and for warming up."""
 
 

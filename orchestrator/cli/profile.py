@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from device_profiles.acceptance import TargetTexts
 from device_profiles.store import ProfileStore
 from orchestrator.cli.profile_table import print_profiles
 from orchestrator.errors import OutriderError, WorkerError
@@ -92,9 +93,10 @@ class _How:
 
 @dataclass(slots=True)
 class _Done:
-    """How many values were found, and what failed."""
+    """How many values were found, whether what the target says is among them, and what failed."""
 
     found: int = 0
+    texts: bool = False
     failures: list[str] = field(default_factory=list)
 
 
@@ -162,7 +164,7 @@ async def _measure_models(
         show = bar(one.title)
         try:
             # Described when its turn comes: what was stored meanwhile is known to it.
-            spec = one.spec(store, refresh=how.refresh, steps_s=how.steps_s)
+            spec = one.spec(store, refresh=how.refresh, steps_s=how.steps_s, texts_are_new=done.texts)
             await measure(cluster, spec, Watch(show, partial(_keep, store, done)))
         except WorkerError as error:
             done.failures.append(f"{one.title}: {error}")
@@ -190,6 +192,7 @@ async def _measure_links(cluster: Cluster, store: ProfileStore, how: _How, done:
 def _keep(store: ProfileStore, done: _Done, value: Found) -> None:
     store.save(value)
     done.found += 1
+    done.texts |= isinstance(value, TargetTexts)
 
 
 @contextmanager

@@ -107,6 +107,7 @@ def _pairs(pairs: list[PairAcceptance]) -> list[tuple[str, ...]]:
     return [
         (
             f"{one.drafter} on {one.target}, {one.workload}, {one.rule} depth"
+            + (f" in {one.adapter}" if one.adapter else "")
             + (f", {one.sequences} sequences" if one.rule == "policy" else ""),
             ", ".join(f"{found.depth}" for found in one.by_depth),
             ", ".join(f"{found.tokens:.2f}" for found in one.by_depth),

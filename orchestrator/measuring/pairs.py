@@ -14,8 +14,6 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Sampling
 from orchestrator.drafting.port import Ask, Drafter
-from policies.fixed_price import depth as chosen_depth
-from policies.fixed_price import price
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 
@@ -29,15 +27,16 @@ class Replayed:
 
 
 class _Counts:
-    def __init__(self, depth: int) -> None:
-        self.depth, self.rounds = depth, 0
+    def __init__(self, depth: int, paid_rows: int = 1) -> None:
+        self.depth, self.paid_rows, self.rounds = depth, paid_rows, 0
         self.offered, self.accepted = [0] * depth, [0] * depth
         self.changes, self.last = 0, -1
 
     def add(self, offered: int, accepted: int) -> None:
         self.rounds += 1
-        self.changes += self.last not in (-1, offered)
-        self.last = offered
+        rows = max(1 + offered, self.paid_rows)
+        self.changes += self.last not in (-1, rows)
+        self.last = rows
         for index in range(offered):
             self.offered[index] += 1
             self.accepted[index] += index < accepted
@@ -48,15 +47,12 @@ class _Counts:
         return DepthYield(self.depth, shares[0], shares[1], self.rounds, self.changes / rounds)
 
 
-def replay(
-    make: Callable[[], Drafter], texts: TargetTexts, *, by_policy: bool, sequences: int, paid_rows: int, clock: Clock
-) -> Replayed:
-    """Let a new drafter of each depth draft along the texts, one after another. `by_policy`: only drafts that are worth
-    a row are verified, as where a request leaves its depth open. `paid_rows`: of a sequence, where so many share a
-    forward."""
+def replay(make: Callable[[], Drafter], texts: TargetTexts, *, paid_rows: int, clock: Clock) -> Replayed:
+    """Let a new drafter of each depth draft along the texts, one after another, and verify all that it drafts.
+    `paid_rows`: of a sequence at least."""
     found, drafting_s, asked = [], 0.0, 0
     for depth in DEPTHS:
-        counts, drafter = _Counts(depth), make()
+        counts, drafter = _Counts(depth, paid_rows), make()
         for number, (prompt, output) in enumerate(zip(texts.prompts, texts.outputs, strict=True)):
             key, done = f"{number}", min(1, len(output))  # the first token comes with the prompt
             drafter.begin(key, [*prompt], Sampling())
@@ -64,13 +60,10 @@ def replay(
             while done < len(output):
                 limit = min(depth, len(output) - done)
                 began = clock.monotonic_s()
-                draft = drafter.propose([Ask(key, limit, price(sequences) if by_policy else 0.0)])[0]
+                draft = drafter.propose([Ask(key, limit)])[0]
                 drafting_s, asked = drafting_s + clock.monotonic_s() - began, asked + 1
-                offered = len(draft.tokens)
-                if by_policy:
-                    offered = chosen_depth(draft.confidences, sequences=sequences, paid_rows=paid_rows, bound=limit)
-                accepted = _common(draft.tokens[:offered], output[done:])
-                counts.add(offered, accepted)
+                accepted = _common(draft.tokens, output[done:])
+                counts.add(len(draft.tokens), accepted)
                 taken = output[done : done + accepted + 1]
                 drafter.extend(key, taken)
                 done += len(taken)

@@ -1,174 +1,187 @@
-"""Measures what rounds of the real decode loop take beside their forwards, and what the target says to some prompts."""
+"""What rounds of the real decode loop take beside their forwards, how long they take on average, and what the target
+says to some prompts.
+
+Loops that are compared take turns on one model, a part of their work at a time: what disturbs the machine for a second
+disturbs a part of each. (On two cores of a shared machine a forward's time went up and down by a fifth, and half of
+that was gone 0.3 s later.)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adapters.contract import Capabilities, ForwardResult, LoadedModel, Segment
 from device_profiles.cost import StepCost
 from device_profiles.curve_fit import nonnegative_least_squares
 from device_profiles.measured import RoundOverhead
 from device_profiles.units import MS_PER_S
-from device_profiles.workload import ModelSpec
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Submit
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.errors import OutriderError
+from orchestrator.measuring.watched import WatchedModel
 
-_LEAST_ROUNDS = 12  # of a kind, before what they take says anything
-
-
-class WatchedModel:
-    """A loaded model that notes of its last forward how many rows were wanted, whether the one before had as many, and
-    what its sequences held on average."""
-
-    def __init__(self, model: LoadedModel) -> None:
-        self._model = model
-        self.context_tokens = 0.0
-        self.rows = 0
-        self.changed = False
-
-    @property
-    def spec(self) -> ModelSpec:
-        """See the contract."""
-        return self._model.spec
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """See the contract."""
-        return self._model.capabilities
-
-    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        """See the contract."""
-        result = self._model.forward(batch)
-        self.changed, self.rows = self.rows != len(result.logits), len(result.logits)
-        self.context_tokens = sum(segment.start for segment in batch) / max(1, len(batch))
-        return result
-
-    def held(self, slot: int) -> int:
-        """See the contract."""
-        return self._model.held(slot)
-
-    def free_blocks(self) -> int:
-        """See the contract."""
-        return self._model.free_blocks()
-
-    def blocks_needed(self, batch: Sequence[Segment]) -> int:
-        """See the contract."""
-        return self._model.blocks_needed(batch)
-
-    def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract."""
-        return self._model.attach(slot, tokens)
-
-    def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See the contract."""
-        self._model.share(slot, tokens)
-
-    def release(self, slot: int) -> None:
-        """See the contract."""
-        self._model.release(slot)
-
-    def close(self) -> None:
-        """See the contract."""
-        self._model.close()
+_LEAST_PROMPTS = 6  # rounds with prompts, before what they take says anything
+_MOST = 3.0  # times the median: no more is believed, since one stall can decide a mean
 
 
 @dataclass(frozen=True, slots=True)
 class RoundSample:
-    """A round that only decoded: what it was of, what it took without its drafting, and whether the round before had
-    another number of rows."""
+    """A round. `rows` and `sequences` that decoded, behind `context_tokens` on average; `ms` without its drafting,
+    which took `draft_ms`; `changed`: the forward before ran another number of rows. `prompt_rows` of prompts were in
+    it, behind `prompt_behind` positions. It said `tokens` for `turns` sequences, of which `ended` came to their ends,
+    and verified `drafted` drafts."""
 
     sequences: int
     rows: int
     context_tokens: float
     ms: float
     changed: bool
+    draft_ms: float = 0.0
+    prompt_rows: int = 0
+    prompt_behind: float = 0.0
+    tokens: int = 0
+    turns: int = 0
+    ended: int = 0
+    drafted: int = 0
+
+    @property
+    def whole_ms(self) -> float:
+        """Drafting included."""
+        return self.ms + self.draft_ms
 
 
-@dataclass(slots=True)
-class Decoded:
-    """What a loop did with some requests. `rounds`: those that only decoded."""
+class Decoding:
+    """Requests that a loop decodes, and all its rounds. `outputs`: by request, what it said so far."""
 
-    outputs: dict[str, list[int]] = field(default_factory=dict)
-    rounds: list[RoundSample] = field(default_factory=list)
-    wall_s: float = 0.0
+    def __init__(self, loop: DecodeLoop, model: WatchedModel, submits: Sequence[Submit], clock: Clock) -> None:
+        """Submit all. Raises OutriderError for one that is refused."""
+        self._loop, self._model, self._clock = loop, model, clock
+        self._submits = submits
+        self._wanted = sum(one.max_tokens for one in submits)
+        self._said = 0
+        self.outputs: dict[str, list[int]] = {one.request_id: [] for one in submits}
+        self.rounds: list[RoundSample] = []
+        for one in submits:
+            refused = loop.submit(one)
+            if refused is not None:
+                raise OutriderError(f"request {one.request_id}: {refused.message}")
 
+    @property
+    def done(self) -> bool:
+        """Whether all requests came to their ends."""
+        return self._loop.idle
 
-def decode(loop: DecodeLoop, model: WatchedModel, submits: Sequence[Submit], clock: Clock) -> Decoded:
-    """Decode requests to their ends, all at once. Raises OutriderError for one that is refused, and DeviceLost."""
-    done = Decoded()
-    started = clock.monotonic_s()
-    for submit in submits:
-        refused = loop.submit(submit)
-        if refused is not None:
-            raise OutriderError(f"request {submit.request_id}: {refused.message}")
-        done.outputs[submit.request_id] = []
-    while not loop.idle:
-        began = clock.monotonic_s()
-        taken = loop.run_round()
-        ms = (clock.monotonic_s() - began) * MS_PER_S
-        # A round without a prefill has tokens for each of its sequences, and none of them is a first one.
-        decoding = len(taken.deltas) == taken.sequences and all(done.outputs[d.request_id] for d in taken.deltas)
+    def advance(self, share: float = 1.0) -> None:
+        """Decode until this share of all that may be said at most was said, or all is done. What a request that ended
+        early would have said counts. Raises DeviceLost."""
+        while not self.done and (share >= 1.0 or self._said < share * self._wanted):
+            self._round()
+
+    def cancel(self) -> None:
+        """Give up on what is not done."""
+        for one in self._submits:
+            self._loop.cancel(one.request_id)
+
+    def _round(self) -> None:
+        began = self._clock.monotonic_s()
+        taken = self._loop.run_round()
+        ms = (self._clock.monotonic_s() - began) * MS_PER_S
+        of = self._model.forward_was
         for delta in taken.deltas:
-            done.outputs[delta.request_id] += delta.tokens
-        if decoding:
-            ms -= taken.draft_ms
-            done.rounds.append(RoundSample(taken.sequences, model.rows, model.context_tokens, ms, model.changed))
-    done.wall_s = clock.monotonic_s() - started
-    return done
+            self.outputs[delta.request_id] += delta.tokens
+            self._said += len(delta.tokens)
+            if delta.finish:
+                limit = next(one.max_tokens for one in self._submits if one.request_id == delta.request_id)
+                self._said += limit - len(self.outputs[delta.request_id])
+        self.rounds.append(
+            RoundSample(
+                of.sequences,
+                of.rows,
+                of.context_tokens,
+                ms - taken.draft_ms,
+                self._model.changed,
+                taken.draft_ms,
+                of.prompt_rows,
+                of.prompt_behind,
+                sum(len(delta.tokens) for delta in taken.deltas),
+                len(taken.deltas),
+                sum(bool(delta.finish) for delta in taken.deltas),
+                taken.drafted,
+            )
+        )
 
 
-def fit_overhead(rounds: Sequence[RoundSample], cost: StepCost) -> RoundOverhead:
-    """Return what rounds take beside what their forwards are predicted to take.
+def in_turns(decodings: Sequence[Decoding], parts: int) -> Iterator[int]:
+    """Decode all to their ends, each the same share of its work at a time, in the opposite order every other time;
+    yield the number of each part when all have come so far. Raises DeviceLost."""
+    for part in range(1, parts + 1):
+        for one in decodings if part % 2 else reversed(decodings):
+            one.advance(part / parts)
+        yield part
+
+
+def fit_rounds(rounds: Sequence[RoundSample], cost: StepCost) -> tuple[RoundOverhead, StepCost]:
+    """Return what rounds take beside what their forwards are predicted to take, and the cost with what it takes that a
+    forward runs another number of rows than the one before.
 
     Not beside what they took: behind sampling and emitting, a forward may take longer than one that follows another at
     once, as threads have gone to sleep. Medians of rounds of equal work, by least squares relative to the whole round,
     without a part below zero. Of no rounds it is nothing.
     """
-    groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    groups: dict[tuple[int, int, bool], list[tuple[float, float]]] = {}
     for one in rounds:
-        forward_ms = cost.ms(one.rows, one.sequences, one.context_tokens, changes=float(one.changed))
-        beside_ms = one.ms - forward_ms
-        groups.setdefault((one.sequences, one.rows), []).append((beside_ms, one.ms))
+        if not one.prompt_rows:
+            beside_ms = one.ms - cost.ms(one.rows, one.sequences, one.context_tokens)
+            groups.setdefault((one.sequences, one.rows, one.changed), []).append((beside_ms, one.ms))
     if not groups:
-        return RoundOverhead()
+        return RoundOverhead(), cost
     times = np.array([max(0.0, float(np.median([beside for beside, _ in found]))) for found in groups.values()])
     whole = np.array([float(np.median([ms for _, ms in found])) for found in groups.values()])
     weights = np.sqrt([len(found) for found in groups.values()]) / whole
-    features = np.array([(1.0, sequences, rows) for sequences, rows in groups])
+    features = np.array([(1.0, sequences, rows, float(changed)) for sequences, rows, changed in groups])
     found = nonnegative_least_squares(features * weights[:, None], times * weights)
-    return RoundOverhead(float(found[0]), float(found[1]), float(found[2]))
+    return RoundOverhead(float(found[0]), float(found[1]), float(found[2])), replace(cost, changing_ms=float(found[3]))
 
 
-def varying_in(rounds: Sequence[RoundSample], cost: StepCost) -> float:
-    """Return how many times as long a round of one sequence takes behind one of another number of rows: medians of
-    time over cost, at least 1. Where too few rounds tell, what the cost says already."""
-    steady = replace(cost, varying=1.0)
-    ratios: dict[bool, list[float]] = {False: [], True: []}
-    for one in rounds:
-        if one.sequences == 1:
-            ratios[one.changed].append(one.ms / steady.ms(one.rows, 1, one.context_tokens))
-    if min(map(len, ratios.values())) < _LEAST_ROUNDS:
-        return cost.varying
-    return max(1.0, float(np.median(ratios[True]) / np.median(ratios[False])))
-
-
-def disturbance(rounds: Sequence[RoundSample], cost: StepCost, overhead: RoundOverhead) -> float:
-    """Return how many times as long rounds take on average as a cost and an overhead say that were fitted to what was
-    disturbed least: in a long run the machine's other work takes its share. Without the slowest twentieth, which one
-    hiccup can decide; at least 1, and 1 of no rounds."""
-    pairs = [
-        (
-            one.ms,
-            cost.ms(one.rows, one.sequences, one.context_tokens, changes=float(one.changed))
-            + overhead.ms(one.sequences, one.rows),
-        )
+def at_pace(rounds: Sequence[RoundSample], cost: StepCost, overhead: RoundOverhead) -> StepCost:
+    """Return a cost as real rounds take on average: a fit is to what is disturbed least, and in a long run the
+    machine's other work takes its share. Decoding and prompts each by their own rounds; where too few had prompts,
+    those as decoding."""
+    decode = [
+        (one.ms - overhead.ms(one.sequences, one.rows), _decode_ms(one, cost))
         for one in rounds
+        if one.sequences and not one.prompt_rows
     ]
-    kept = sorted(pairs, key=lambda pair: pair[0] / max(pair[1], 1e-9))[: len(pairs) - len(pairs) // 20]
-    expected_ms = sum(expected for _, expected in kept)
-    return max(1.0, sum(ms for ms, _ in kept) / expected_ms) if expected_ms > 0.0 else 1.0
+    known = cost.scaled(_ratio(decode))
+    prompts = [
+        (one.ms - overhead.ms(one.sequences, one.rows) - _decode_ms(one, known), _prompt_ms(one, cost))
+        for one in rounds
+        if one.prompt_rows
+    ]
+    if len(prompts) < _LEAST_PROMPTS or cost.prefill is None:
+        return known
+    return replace(known, prefill=cost.prefill.scaled(_ratio(prompts)))
+
+
+def _decode_ms(one: RoundSample, cost: StepCost) -> float:
+    """Return what the forward is predicted to take for what decodes in it."""
+    if not one.sequences:
+        return 0.0
+    return cost.ms(one.rows, one.sequences, one.context_tokens, changes=float(one.changed and not one.prompt_rows))
+
+
+def _prompt_ms(one: RoundSample, cost: StepCost) -> float:
+    return cost.chunk_ms(one.prompt_rows, one.prompt_behind, beside=one.sequences > 0)
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return how many times as long as expected it took on average, of (ms, expected ms); 1 of nothing."""
+    known = [(ms, expected) for ms, expected in pairs if expected > 0.0]
+    if not known:
+        return 1.0
+    most = _MOST * float(np.median([ms / expected for ms, expected in known]))
+    taken_ms = sum(min(ms, most * expected) for ms, expected in known)
+    return max(0.0, taken_ms) / sum(expected for _, expected in known)

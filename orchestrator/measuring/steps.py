@@ -18,7 +18,7 @@ from orchestrator.clock import Clock
 
 OnProgress = Callable[[str, float], None]
 
-_LONG = (2048, 768, 384, 192, *(96,) * 12)
+_LONG = (1024, 512, 256, 192, *(96,) * 12)
 """Positions that each of the first sequences holds, as far as there is room."""
 _SHORT = (16,) * 16
 """And each of the others: the same forwards with nearly nothing to attend to."""
@@ -32,8 +32,6 @@ _CHEAP_MS = 25.0
 its own in the processor's caches, and buffers of another shape."""
 _LONG_MS = 100.0
 """A forward that takes longer does not notice that, and counts at once."""
-_VARYING_ROWS = (2, 4, 3, 5)
-_VARYING_PASSES = 6
 _LEAST_PASSES = 2
 _MOST_PASSES = 12
 _FAIR = 1.5
@@ -42,18 +40,16 @@ _FAIR = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What forwards cost: decoding, and chunks of a prompt. `samples` are what the fits are over. `varying`: see
-    StepCost."""
+    """What forwards cost: decoding, and chunks of a prompt. `samples` are what the fits are over."""
 
     decode: StepFit
     prefill: StepFit
     samples: tuple[StepSample, ...]
-    varying: float
 
     @property
     def cost(self) -> StepCost:
         """Both as one."""
-        return replace(self.decode.cost, prefill=self.prefill.cost, varying=self.varying)
+        return replace(self.decode.cost, prefill=self.prefill.cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +71,6 @@ def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, bud
     lengths = _lengths(model)
     prefill = _fill(model, lengths, clock, progress)
     points = _points(model, lengths)
-    varying = _varying(model, lengths, clock)
     times = _passes(model, points, clock, progress, budget_s)
     for slot in range(min(len(lengths) + 1, model.capabilities.slots)):
         model.release(slot)
@@ -88,7 +83,7 @@ def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, bud
         raise CapacityError(f"a KV cache of {caps.total_blocks} blocks is too small to measure anything in: enlarge it")
     apart = caps.apart_tokens > 0  # then only a forward of a single row is padded
     fit = fit_steps(decode, 1 if apart else caps.paid_rows, caps.paid_rows if apart else 1)
-    return Steps(fit, fit_steps(prefill, caps.paid_rows), (*decode, *prefill), varying)
+    return Steps(fit, fit_steps(prefill, caps.paid_rows), (*decode, *prefill))
 
 
 def _passes(
@@ -109,26 +104,6 @@ def _passes(
             if number >= _LEAST_PASSES and now_s - began_s > budget_s:
                 return times
     return times
-
-
-def _varying(model: LoadedModel, lengths: Sequence[int], clock: Clock) -> float:
-    """Return how many times as long a forward takes behind one of another number of rows, of the same sequences."""
-    ratios = []
-    for count in (1, 4):
-        slots = tuple(range(len(lengths)))[-count:]
-        starts = tuple(lengths[slot] for slot in slots)
-        changed: list[float] = []
-        same: list[float] = []
-        for rows in _VARYING_ROWS * _VARYING_PASSES:
-            point = _Point(slots, rows, starts, prompt=False)
-            batch = _batch(model, point)
-            if rows * len(slots) > model.capabilities.max_batch_rows or _lacks_room(model, batch):
-                continue
-            changed.append(forward_ms(model, batch, clock))
-            same += [forward_ms(model, batch, clock) for _ in range(2)]
-        if changed:
-            ratios.append(_undisturbed(changed) / _undisturbed(same))
-    return max(1.0, sum(ratios) / len(ratios)) if ratios else 1.0
 
 
 def _batch(model: LoadedModel, point: _Point) -> list[Segment]:

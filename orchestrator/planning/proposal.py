@@ -21,7 +21,7 @@ from orchestrator.planning.models import PlannedModel, model_at_hand, sketched_m
 from orchestrator.planning.sketched import sketched_cluster
 from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import MeasuredHardware, measured_hardware
-from orchestrator.planning.wanted import SUFFIX, Draft, measured_drafter, model_drafter, wanted
+from orchestrator.planning.wanted import SUFFIX, Draft, measured_drafter, measured_drafters, model_drafter, wanted
 from policies.placement import plan
 from policies.plan import Cluster, NoPlan, Plan, Role, Wanted
 
@@ -172,7 +172,7 @@ def _settled(cluster: Cluster, asked: Asked, pairs: Sequence[PairAcceptance]) ->
     depth = _FIRST_DEPTH
     for _ in range(_MOST_PLANS):
         load = (asked.target.name, asked.placement.concurrency, depth)
-        drafters = [measured_drafter(SUFFIX, "suffix", pairs, *load)] * asked.suffix
+        drafters = measured_drafters(SUFFIX, "suffix", pairs, *load) if asked.suffix else []
         drafters += [measured_drafter(model_drafter(draft), draft.name, pairs, *load) for draft in asked.drafts]
         goal = wanted(
             asked.placement,

@@ -74,6 +74,17 @@ def model_drafter(draft: Draft) -> Drafter:
     return Drafter(draft.model.name, draft.acceptance, draft.model.facts)
 
 
+def measured_drafters(
+    drafter: Drafter, name: str, pairs: Sequence[PairAcceptance], target: str, concurrency: int, depth: int
+) -> list[Drafter]:
+    """Return a drafter as measured: once for each runtime that was measured with it, or once for all."""
+    known = {one.adapter for one in pairs if (one.drafter, one.target) == (name, target)}
+    return [
+        measured_drafter(drafter, name, pairs, target, concurrency, depth, runtime=runtime)
+        for runtime in sorted(known - {""}) or [""]
+    ]
+
+
 def measured_drafter(
     drafter: Drafter,
     name: str,
@@ -83,10 +94,13 @@ def measured_drafter(
     depth: int,
     *,
     rule: str = "policy",
+    runtime: str = "",
 ) -> Drafter:
     """Return a drafter with what was measured of it on this target at about this depth, where that was: of several
-    measurements the one in which this rule chose the depth (that which serves, else), for about so many sequences."""
-    mine = [one for one in pairs if (one.drafter, one.target) == (name, target)]
+    measurements the one in which this rule chose the depth (that which serves, else), in this runtime, for about so
+    many sequences."""
+    drafter = replace(drafter, runtime=runtime)
+    mine = [one for one in pairs if (one.drafter, one.target) == (name, target) and one.adapter in ("", runtime)]
     if not mine:
         return drafter
     best = min(mine, key=lambda one: (one.rule != rule, abs(one.sequences - concurrency), one.workload))

@@ -16,6 +16,7 @@ from device_profiles.units import MS_PER_S
 from policies.pairing import (
     DraftSide,
     all_hit_rate,
+    changes_of,
     depth_bound,
     draft_link_ms,
     draft_ms,
@@ -23,7 +24,6 @@ from policies.pairing import (
     shared_read_ms,
     together_ms,
     tokens_per_round,
-    unsteady,
 )
 from policies.placement.candidate import Where
 from policies.placement.links import HostLinks
@@ -114,9 +114,9 @@ def _verified(targets: Rows, drafter: Drafter, bound: int) -> Floats:
     for depth in range(1, bound + 1):
         for count, share in drafted_shares(drafter, depth):
             shares[count, depth - 1] = share
-    kinds, inverse = np.unique(np.stack([targets.option, targets.sequences], axis=1), axis=0, return_inverse=True)
-    factors = np.array([unsteady(drafter, int(count), [targets.options[option]]) for option, count in kinds])
-    mean: Floats = (targets.ms @ shares) * factors[inverse.reshape(-1)][:, None]
+    kinds, inverse = np.unique(targets.sequences, return_inverse=True)
+    changes = np.array([changes_of(drafter, int(count)) for count in kinds])[inverse.reshape(-1)][:, None]
+    mean: Floats = ((1.0 - changes) * targets.ms + changes * targets.late_ms) @ shares
     return mean
 
 

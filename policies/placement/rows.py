@@ -91,8 +91,9 @@ def index_of(
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows of one role: `device` and `option` (numbers of `Index.devices` and of `options`), `sequences` that run at
-    once. `ms[row, depth]`: of a verification, or of drafting; `late_ms`: of drafting again what was not ahead (drafts
-    only). `prefill_ms`: of one prompt. `fixed` and `kv`: bytes without sequences, and of each."""
+    once. `ms[row, depth]`: of a verification, or of drafting; `late_ms`: of a verification that runs another number of
+    rows than the one before, or of drafting again what was not ahead. `prefill_ms`: of one prompt (targets: what it
+    adds to the rounds of others). `fixed` and `kv`: bytes without sequences, and of each."""
 
     options: tuple[Option, ...]
     device: Ints
@@ -139,8 +140,10 @@ def target_rows(
         for sequences in np.unique(fit[(fit > 0) & enough]):
             side = TargetSide((Part(option),), (), int(sequences))
             ms = [verify_ms(side, load, depth) for depth in range(load.depth_bound + 1)]
+            changed = [verify_ms(side, load, depth, changes=1.0) for depth in range(load.depth_bound + 1)]
             there = devices[(fit == sequences) & enough]
-            made.add(index, option, there, int(sequences), ms, ms, prefill_ms(side.parts[0], load), fixed, kv)
+            prefill = prefill_ms(side.parts[0], load, beside=sequences > 1)
+            made.add(index, option, there, int(sequences), ms, changed, prefill, fixed, kv)
     return made.rows(), made.rejected
 
 

@@ -11,7 +11,7 @@ from policies.placement.candidate import Candidate, Placed, Rated, Where, rated
 from policies.placement.filters import Usable
 from policies.placement.links import HostLinks, Links
 from policies.placement.pairs import Pairs, model_pairs, plain_pairs, text_pairs
-from policies.placement.rows import Index, draft_rows, index_of, target_rows
+from policies.placement.rows import Index, Ints, Rows, draft_rows, index_of, target_rows
 from policies.plan import Drafter, ModelFacts, RejectedCandidate, Wanted
 
 _ALIKE = 1e-9  # relative: predictions closer than this are equal
@@ -59,9 +59,9 @@ def search(ground: Ground) -> Found:
     targets, rejected = target_rows(index, ground.left.targets, load, may_target, ground.concurrency)
     pairs = [plain_pairs(targets, load)]
     counts = [int(one) for one in np.unique(targets.sequences)]
-    for drafter in sorted(load.drafters, key=lambda one: one.name):
+    for drafter in sorted(load.drafters, key=lambda one: (one.name, one.runtime)):
         if drafter.model is None:
-            pairs.append(text_pairs(targets, drafter, load))
+            pairs.append(text_pairs(targets.of(_served(targets, drafter)), drafter, load))
             continue
         for sequences in reversed(counts):
             drafts, refused = draft_rows(index, ground.left.drafts, drafter, load, may_draft, sequences)
@@ -69,6 +69,12 @@ def search(ground: Ground) -> Found:
             some = targets.of(np.flatnonzero(targets.sequences == sequences))
             pairs.append(model_pairs(index, some, drafts, drafter, links, load, limits))
     return Found(index, tuple(pairs), tuple(rejected))
+
+
+def _served(targets: Rows, drafter: Drafter) -> Ints:
+    """Return the rows of targets that may use a drafter."""
+    serves = np.array([drafter.serves(option.runtime) for option in targets.options], np.bool_)
+    return np.flatnonzero(serves[targets.option]) if len(targets) else np.empty(0, np.int64)
 
 
 def _members(index: Index, names: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

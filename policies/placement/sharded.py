@@ -18,12 +18,12 @@ from device_profiles.profile import Exactness
 from policies.pairing import (
     Part,
     TargetTimes,
+    changes_of,
     context_tokens,
     drafted_shares,
     kv_bytes,
     micro_batch_counts,
     tokens_per_round,
-    unsteady,
 )
 from policies.placement import workers
 from policies.placement.candidate import Candidate, Placed, Rated, Where, problem, rated
@@ -287,17 +287,17 @@ def _cost(option: Option, task: _Task, aim: _Aim, prompts: float) -> tuple[float
     layers, sequences = load.target.layers, ceil(task.sequences / aim.micro_batches)
     paid = option.paid_rows if load.exactness is Exactness.BIT else 1
     context = context_tokens(load)
+    changes = changes_of(aim.drafter, task.sequences) if aim.drafter is not None and aim.depth else 0.0
     mean = sum(
-        share * option.cost.ms(sequences * max(count + 1, paid), sequences, context)
+        share * option.cost.ms(sequences * max(count + 1, paid), sequences, context, changes=changes)
         for count, share in drafted_shares(aim.drafter, aim.depth)
     )
-    if aim.drafter is not None and aim.depth:
-        mean *= unsteady(aim.drafter, task.sequences, [option])
     done = load.reused_prompt_tokens
     prompt = max(1, load.prompt_tokens - done)
-    prefill = option.cost.prefill_ms(prompt, done=done, chunk_rows=load.prefill_chunk_rows)
+    beside = task.sequences > 1
+    prefill = option.cost.prefill_ms(prompt, done=done, chunk_rows=load.prefill_chunk_rows, beside=beside)
     fixed = option.overhead_ms + option.overhead_sequence_ms * sequences
-    chunks = ceil(prompt / load.prefill_chunk_rows)
+    chunks = 0 if beside else ceil(prompt / load.prefill_chunk_rows)
     return (
         fixed + prompts * chunks * option.overhead_ms,
         (mean + prompts * prefill) / layers,
@@ -345,7 +345,9 @@ def _candidates(task: _Task, target: tuple[Placed, ...], aim: _Aim) -> Iterator[
     traffic = _traffic(task, aim, task.sequences / load.output_tokens / aim.micro_batches)
     alone = ordered(target, "", links, traffic)
     yield Candidate(alone, task.sequences)
-    for drafter in sorted(load.drafters, key=lambda one: one.name):
+    for drafter in sorted(load.drafters, key=lambda one: (one.name, one.runtime)):
+        if not all(drafter.serves(one.option.runtime) for one in target):
+            continue
         if drafter.model is None:
             yield Candidate(alone, task.sequences, drafter)
             continue

@@ -25,7 +25,9 @@ class Drafter:
     `acceptance[i]`: the chance that draft i is accepted if all before it are (the last goes on). `coverage`: the share
     of rounds in which it has a proposal at all. `offered[i]`: the share of all rounds that have a token at place i of
     the draft, as a rule that drops what is not worth a row leaves it (the last goes on; empty: all places of a proposal
-    have one). `changes`: the share of one sequence's rounds that have not as many rows as the one before.
+    have one). `changes`: the share of one sequence's rounds that run another number of rows than the one before.
+    `runtime`: all this is so of targets in this runtime, whose costs decide which drafts are worth their rows; others
+    do not use it ("": of any).
     `token_ms`: what drafting one token for one sequence takes where no
     model is run. `max_depth`: the most it can propose, 0 where only the workload bounds it. `hit_rate`: the share of
     drafts made ahead, beside a running verification, that turn out to follow it; None takes the chance that all drafts
@@ -41,6 +43,11 @@ class Drafter:
     token_ms: float = 0.0
     max_depth: int = 0
     hit_rate: float | None = None
+    runtime: str = ""
+
+    def serves(self, runtime: str) -> bool:
+        """Return whether it is one for targets in this runtime."""
+        return self.runtime in ("", runtime)
 
 
 @dataclass(frozen=True, slots=True)

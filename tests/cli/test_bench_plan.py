@@ -10,7 +10,9 @@ import pytest
 from device_profiles.cost import StepCost
 from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.profile_work import planned_work
+from orchestrator.cli.plan_bench.texts import PASSAGE, TEXTS
 from orchestrator.config.load import load_config
+from orchestrator.measuring.texts import TEXTS as PROFILED
 from tests.support.profiles import simulated_profiles
 
 TOOK_S = 7.0
@@ -37,7 +39,7 @@ def config(tmp_path_factory):
 
 
 def test_predictions_come_from_profiles_and_stand_beside_what_is_measured(outrider, config, tmp_path):
-    few = ("--config", config, "--visits", 1, "--output-tokens", 8, "--clusters", 0, "--instances", 1)
+    few = ("--config", config, "--requests", 3, "--output-tokens", 8, "--clusters", 0, "--instances", 1)
     found = []
     for number in range(2):
         out = tmp_path / f"{number}.json"
@@ -54,13 +56,19 @@ def test_predictions_come_from_profiles_and_stand_beside_what_is_measured(outrid
     assert summary["profile_seconds"] == TOOK_S
     rows = {(row["depth"], row["concurrency"]): row for row in first["configurations"]}
     plain = rows["0", 1]
-    assert plain["measured_tokens_per_round"] == plain["predicted_tokens_per_round"] == 1.0
+    parts = plain["components"]
+    assert parts["tokens_per_round"] == {"predicted": 1.0, "measured": 1.0}
+    assert parts["round_ms"]["predicted"] == pytest.approx(4.2 + 0.2)
+    assert parts["prefill_ms"]["measured"] > 0.0
     assert plain["measured_tokens"] == 3 * 8
+    paced = (1.0 + plain["error_as_profiled"]) / first["pace"]["simulated"] - 1.0
+    assert plain["error"] == pytest.approx(paced)
     assert plain["error"] == pytest.approx(plain["predicted_tokens_per_s"] / plain["measured_tokens_per_s"] - 1)
-    assert rows["4", 4]["measured_drafts_per_round"] > 0 == rows["0", 4]["measured_drafts_per_round"]
+    drafts = {key: row["components"]["drafts_per_round"]["measured"] for key, row in rows.items()}
+    assert drafts["4", 4] > 0 == drafts["0", 4]
     # Whatever is measured, the prediction stays what the profiles say.
     for one, other in zip(first["configurations"], again["configurations"], strict=True):
-        assert one["predicted_tokens_per_s"] == other["predicted_tokens_per_s"]
+        assert one["predicted_as_profiled_tokens_per_s"] == other["predicted_as_profiled_tokens_per_s"]
         assert one["measured_tokens_per_s"] != other["measured_tokens_per_s"]
     for load in first["workloads"]:
         rates = [
@@ -68,6 +76,13 @@ def test_predictions_come_from_profiles_and_stand_beside_what_is_measured(outrid
         ]
         assert load["best_tokens_per_s"] == max(rates)
         assert load["chosen_vs_best"] == pytest.approx(load["chosen_tokens_per_s"] / max(rates))
+
+
+def test_no_prompt_is_one_that_the_profile_was_made_of():
+    own = {text for _, text in PROFILED}
+    assert not own & set(TEXTS)
+    assert len(set(TEXTS)) == len(TEXTS) >= 4 + 12  # none comes twice
+    assert not any(text in PASSAGE for text in own)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from filelock import FileLock
 
 from device_profiles.cost import StepCost
-from device_profiles.store import ProfileStore
+from device_profiles.store import SCHEMA, ProfileStore
 from tests.support import tiny_models
 from tests.support.daemon import configuration, running
 
@@ -82,7 +82,7 @@ def test_what_is_damaged_or_old_or_asked_for_is_measured_again(tmp_path, profile
     first = profile(config, seconds=0.2)["models"][0]
     store = ProfileStore(tmp_path / "store" / "profiles")
     (path,) = (store.directory / "models").iterdir()
-    path.write_text(path.read_text().replace('"schema": 2', '"schema": 0'))
+    path.write_text(path.read_text().replace(f'"schema": {SCHEMA}', '"schema": 0'))
     assert store.models() == []
     second = profile(config, seconds=0.2)["models"][0]
     assert second["took_s"] != first["took_s"]

@@ -1,5 +1,7 @@
 """What a forward costs, and what a round is expected to yield."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,10 +48,27 @@ def test_between_and_beyond_the_knots_it_is_linear():
 
 
 def test_a_forward_of_other_rows_than_the_last_may_take_longer():
-    cost = StepCost((1.0,), (10.0,), varying=1.4)
+    cost = StepCost((1.0,), (10.0,), changing_ms=4.0)
     assert cost.ms(3) == 10.0
     assert cost.ms(3, changes=0.5) == pytest.approx(12.0)
     assert cost.scaled(2.0).ms(3, changes=1.0) == pytest.approx(28.0)
+
+
+@given(costs, costs, st.integers(1, 600), st.integers(0, 2000), st.integers(8, 600))
+def test_prompts_beside_others_never_cost_more_than_alone(cost, prefill, tokens, done, chunk):
+    both = replace(cost, prefill=prefill)
+    alone = both.prefill_ms(tokens, done=done, chunk_rows=chunk)
+    beside = both.prefill_ms(tokens, done=done, chunk_rows=chunk, beside=True)
+    assert -1e-9 <= beside <= alone * (1 + 1e-9)
+    if cost.serial:  # nothing is shared
+        assert beside == alone
+
+
+def test_what_a_forward_takes_anyway_is_not_charged_to_a_prompt_beside_others():
+    cost = StepCost((1.0, 8.0), (8.0, 9.0), prefill=StepCost((10.0, 20.0, 40.0), (15.0, 25.0, 45.0)))
+    assert cost.prefill_ms(30) == 35.0
+    assert cost.prefill_ms(30, beside=True) == 30.0
+    assert cost.prefill_ms(30, chunk_rows=15, beside=True) == 30.0
 
 
 def test_rows_that_fill_up_are_paid():

@@ -1,8 +1,11 @@
 """What is measured inside a worker, over the simulated model and over links of this machine."""
 
 import threading
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adapters.contract import LoadOptions, Segment
 from adapters.simulated.model import ToyModel
@@ -19,7 +22,7 @@ from orchestrator.drafting.wire import LinkLost
 from orchestrator.measuring.links import EchoEngine, measure_link
 from orchestrator.measuring.pairs import DEPTHS, compare_choices, replay
 from orchestrator.measuring.quick import quick_cost
-from orchestrator.measuring.rounds import RoundSample, disturbance, fit_overhead, varying_in
+from orchestrator.measuring.rounds import RoundSample, at_pace, fit_rounds
 from orchestrator.measuring.steps import measure_steps
 
 PATTERN = tuple(range(20, 32))
@@ -48,23 +51,69 @@ def test_a_few_forwards_tell_roughly_what_rows_cost():
     assert found is not None
     assert found.ms(9) == pytest.approx(13.0, rel=0.5)
     assert found.ms(1) < found.ms(5) < found.ms(9)
-    assert found.varying == pytest.approx(1.0, abs=0.5)
+    assert found.changing_ms < 3.0
     assert quick_cost(toy("base_ms=4"), SystemClock(), budget_s=0.0) is None, "no time, no figures"
 
 
-def test_rounds_are_explained_by_what_they_are_of():
+def round_of(sequences, rows, ms, *, changed=False, context=0.0, **more):
+    return RoundSample(sequences, rows, context, ms, changed, **more)
+
+
+@given(
+    beside=st.builds(RoundOverhead, st.floats(0.1, 2.0), st.floats(0.0, 1.0), st.floats(0.0, 0.2)),
+    changing=st.floats(0.0, 8.0),
+    pace=st.floats(0.7, 1.6),
+)
+def test_rounds_are_explained_by_what_they_are_of(beside, changing, pace):
     cost = StepCost((1.0, 9.0), (8.0, 12.0), position_us=1.0)
-    beside = RoundOverhead(0.5, 0.2, 0.05)
+    true = replace(cost, changing_ms=changing)
     rounds = [
-        RoundSample(many, rows, 100.0, cost.ms(rows, many, 100.0) + beside.ms(many, rows), False)
+        round_of(
+            many,
+            rows,
+            true.ms(rows, many, 100.0, changes=float(changed)) + beside.ms(many, rows),
+            changed=changed,
+            context=100.0,
+        )
         for many, rows in ((1, 1), (1, 5), (1, 9), (4, 4), (4, 12), (8, 8), (8, 30))
+        for changed in (False, True)
         for _ in range(3)
     ]
-    found = fit_overhead(rounds, cost)
-    assert found.ms(4, 9) == pytest.approx(beside.ms(4, 9), rel=0.01)
-    assert fit_overhead([], cost) == RoundOverhead()
-    early = [RoundSample(1, 1, 0.0, 1.0, True)]  # faster than predicted: nothing is below zero
-    assert fit_overhead(early, cost).ms(3, 9) == 0.0
+    found, known = fit_rounds(rounds, cost)
+    assert found.ms(4, 9) == pytest.approx(beside.ms(4, 9), rel=0.02, abs=0.02)
+    assert known.changing_ms == pytest.approx(changing, rel=0.02, abs=0.02)
+    stretched = []
+    for one in rounds:
+        beside_ms = found.ms(one.sequences, one.rows)
+        stretched.append(replace(one, ms=pace * (one.ms - beside_ms) + beside_ms))
+    assert at_pace(stretched, known, found).ms(5, 1, 100.0) == pytest.approx(pace * known.ms(5, 1, 100.0), rel=0.01)
+
+
+def test_of_no_rounds_nothing_is_known():
+    cost = StepCost((1.0, 9.0), (8.0, 12.0))
+    assert fit_rounds([], cost) == (RoundOverhead(), cost)
+    assert at_pace([], cost, RoundOverhead()) == cost
+    early, _ = fit_rounds([round_of(1, 1, 1.0)], cost)  # faster than predicted: nothing is below zero
+    assert early.ms(3, 9) == 0.0
+
+
+def test_a_busy_machine_stretches_what_was_fitted_and_a_stall_hardly():
+    cost, beside = StepCost((1.0, 8.0), (10.0, 17.0)), RoundOverhead(1.0)
+    calm = [round_of(1, 1, 11.0)] * 39
+    assert at_pace(calm, cost, beside).ms(1) == pytest.approx(10.0)
+    stalled = at_pace([*calm, round_of(1, 1, 5000.0)], cost, beside)
+    assert stalled.ms(1) == pytest.approx(10.5), "a stall counts as three rounds, of forty"
+    assert at_pace([round_of(1, 1, 11.0), round_of(1, 8, 27.0)] * 20, cost, beside).ms(1) > 12.0
+
+
+def test_prompts_are_paced_by_their_own_rounds():
+    cost = StepCost((1.0, 8.0), (10.0, 17.0), prefill=StepCost((10.0, 20.0), (15.0, 25.0)))
+    rounds = [round_of(1, 1, 10.0)] * 20 + [round_of(0, 0, 30.0, prompt_rows=10)] * 6
+    found = at_pace(rounds, cost, RoundOverhead())
+    assert found.ms(1) == pytest.approx(10.0)
+    assert found.prefill_ms(10) == pytest.approx(30.0)
+    few = at_pace(rounds[:-2], cost, RoundOverhead())
+    assert few.prefill_ms(10) == pytest.approx(15.0), "too few to tell"
 
 
 def texts(*outputs):
@@ -75,20 +124,9 @@ def suffix():
     return SuffixDrafter(max_match=16, memory_bytes=0, clock=SystemClock())
 
 
-def test_a_disturbed_run_stretches_what_was_fitted_and_a_hiccup_does_not():
-    cost, beside = StepCost((1.0, 8.0), (10.0, 17.0)), RoundOverhead(1.0)
-    calm = [RoundSample(1, 1, 0.0, 11.0, False)] * 39
-    assert disturbance(calm, cost, beside) == pytest.approx(1.0)
-    assert disturbance([*calm, RoundSample(1, 1, 0.0, 5000.0, False)], cost, beside) == pytest.approx(1.0)
-    every_other = [RoundSample(1, rows, 0.0, ms, False) for rows, ms in ((1, 11.0), (8, 27.0))] * 20
-    assert disturbance(every_other, cost, beside) > 1.2
-    assert disturbance([RoundSample(1, 1, 0.0, 5.0, False)], cost, beside) == 1.0
-    assert disturbance([], cost, beside) == 1.0
-
-
 def test_a_text_that_repeats_its_prompt_accepts_all_drafts():
     known = texts((*PATTERN, *PATTERN, *PATTERN))
-    found = replay(suffix, known, by_policy=False, sequences=1, paid_rows=1, clock=SystemClock())
+    found = replay(suffix, known, paid_rows=1, clock=SystemClock())
     assert [one.depth for one in found.by_depth] == list(DEPTHS)
     for one in found.by_depth:
         assert one.accepted == one.offered
@@ -99,7 +137,7 @@ def test_a_text_that_repeats_its_prompt_accepts_all_drafts():
 
 def test_a_text_of_new_tokens_accepts_nothing():
     known = texts(range(100, 140))
-    found = replay(suffix, known, by_policy=True, sequences=4, paid_rows=1, clock=SystemClock())
+    found = replay(suffix, known, paid_rows=1, clock=SystemClock())
     assert [one.tokens for one in found.by_depth] == [1.0] * len(DEPTHS)
 
 
@@ -158,18 +196,3 @@ def test_every_two_nodes_have_a_path():
     assert name_of("") == THIS_HOST
     spec = probe_spec(Door(["unix:@x"], b"key"), "a", "b")
     assert (spec.node, spec.options["left"], spec.options["right"]) == ("a", "a", "b")
-
-
-def test_what_a_changing_number_of_rows_costs_is_seen_in_real_rounds():
-    cost = StepCost((1.0, 9.0), (8.0, 16.0), varying=1.5)
-    rows = [2, 2, 5, 5, 2, 3, 3] * 6
-
-    def rounds(factor: float) -> list[RoundSample]:
-        changes = [left != right for left, right in zip([2, *rows], rows, strict=False)]
-        steady = StepCost(cost.row_knots, cost.row_ms)
-        pairs = zip(rows, changes, strict=True)
-        return [RoundSample(1, row, 0.0, steady.ms(row) * (factor if new else 1.0), new) for row, new in pairs]
-
-    assert varying_in(rounds(1.2), cost) == pytest.approx(1.2)
-    assert varying_in(rounds(0.9), cost) == 1.0
-    assert varying_in(rounds(1.2)[:10], cost) == 1.5

@@ -199,10 +199,11 @@ def _hops(program: Program, case: _Case, size_bytes: float) -> Iterator[tuple[in
 
 def _prefill(program: Program, case: _Case) -> None:
     load = case.wanted.workload
+    beside = load.concurrency > 1
     for device in case.devices:
         option = case.target[device.profile]
-        whole = prefill_ms(Part(option, 1.0, device.utilisation), load)
-        fixed = prefill_ms(Part(option, 0.0, device.utilisation), load)
+        whole = prefill_ms(Part(option, 1.0, device.utilisation), load, beside=beside)
+        fixed = prefill_ms(Part(option, 0.0, device.utilisation), load, beside=beside)
         program.cost(program.column(("layers", device.id)), case.prompts * (whole - fixed) / load.target.layers)
         program.cost(program.column(("used", device.id)), case.prompts * fixed)
     tokens = max(1, load.prompt_tokens - load.reused_prompt_tokens)

@@ -9,15 +9,37 @@ import psutil
 
 from device_profiles.store import ProfileStore
 from orchestrator.cli.bench_prompts import BenchError
-from orchestrator.cli.plan_bench.runs import PLAIN, POLICY, Configuration, Load
+from orchestrator.cli.plan_bench.runs import CONTROL_BEHIND, CONTROL_ROWS, PLAIN, POLICY, Configuration, Load
 from orchestrator.planning.applied import whole_targets
 from orchestrator.planning.proposal import Asked, Proposal, propose_here
 from orchestrator.planning.wanted import SUFFIX, measured_drafter
-from policies.pairing import DraftSide, Part, TargetSide, predict
+from policies.pairing import DraftSide, Part, TargetSide, drafted_shares, predict
 from policies.plan import Option, Prediction, Role
 
 Place = tuple[str, int]
 """A runtime, and its threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What is predicted of a configuration. `drafts_per_round`: verified ones of a sequence; `output_tokens`: of a
+    request."""
+
+    whole: Prediction
+    drafts_per_round: float
+    output_tokens: int
+
+    @property
+    def components(self) -> dict[str, float]:
+        """What it is made of, as `Measured.components`."""
+        one = self.whole
+        return {
+            "tokens_per_round": one.tokens_per_round,
+            "drafts_per_round": self.drafts_per_round,
+            "round_ms": one.round_ms - one.prefill_ms,
+            "draft_ms": one.draft_ms,
+            "prefill_ms": one.prefill_ms * self.output_tokens / (one.sequences * one.tokens_per_round),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +56,22 @@ class Planned:
         replica = self.proposal.plan.replicas[0]
         return Configuration(replica.shards[0].runtime, POLICY if replica.depth else PLAIN, self.load)
 
-    def predicted(self, configuration: Configuration) -> Prediction:
+    def predicted(self, configuration: Configuration) -> Predicted:
         """Return what is predicted of a configuration. Raises BenchError for one without a profile."""
         load = self.proposal.wanted.workload
         side = TargetSide((Part(self._option(configuration.runtime)),), (), self.load.concurrency)
         if configuration.depth == PLAIN:
-            return predict(side, None, load, 0)
+            return Predicted(predict(side, None, load, 0), 0.0, load.output_tokens)
         rule = "policy" if configuration.depth == POLICY else "fixed"
         depth = load.depth_bound if rule == "policy" else min(int(configuration.depth), load.depth_bound)
         known = (self.proposal.pairs, self.proposal.asked.target.name, self.load.concurrency, depth)
-        return predict(side, DraftSide(measured_drafter(SUFFIX, "suffix", *known, rule=rule)), load, depth)
+        drafter = measured_drafter(SUFFIX, "suffix", *known, rule=rule, runtime=configuration.runtime)
+        drafts = sum(count * share for count, share in drafted_shares(drafter, depth))
+        return Predicted(predict(side, DraftSide(drafter), load, depth), drafts, load.output_tokens)
+
+    def control_ms(self, runtime: str) -> float:
+        """Return what the control's forward is predicted to take. Raises BenchError for one without a profile."""
+        return self._option(runtime).cost.ms(CONTROL_ROWS, 1, CONTROL_BEHIND)
 
     def _option(self, runtime: str) -> Option:
         for option in self.proposal.cluster.options:

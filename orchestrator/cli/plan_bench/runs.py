@@ -1,4 +1,4 @@
-"""Measures configurations: tokens per second of the real decode loop while all of its places are taken.
+"""Runs configurations: the real decode loop over the same prompts, all configurations of a runtime in turns.
 
 Requests wait until one before them ends, as many running at once as a configuration says, so that a figure is of the
 steady state that is predicted. The first ones are given fewer tokens, each another number, so that they do not
@@ -7,22 +7,33 @@ all end together; counting begins when the first of them has ended and ends when
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
 
 import msgspec
 
+from adapters.contract import LoadedModel, Segment
 from adapters.tokenizer import Tokenizer
+from device_profiles.cost import StepCost
 from orchestrator.bootstrap import EngineOptions, Target, build_drafter, build_loop, load_tokenizer
 from orchestrator.bootstrap.options import SuffixOptions
-from orchestrator.cli.bench_prompts import BenchError
 from orchestrator.cli.plan_bench.texts import prompt_text
+from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Submit
-from orchestrator.decoding.loop import DecodeLoop
+from orchestrator.drafting.port import Drafter
+from orchestrator.measuring.quick import quick_cost
+from orchestrator.measuring.rounds import Decoding, RoundSample
+from orchestrator.measuring.watched import WatchedModel
+from policies.adaptive import Adaptive
+from policies.depth_policy import DepthPolicy
+from policies.measured_cost import TYPICAL, measured
 
 PLAIN, POLICY = "0", "policy"
-_ALONE = 3  # requests of a visit, where they come one after another
-_LEAST_REFILLS = 4  # requests that take the place of others in a visit, where several run at once
+CONTROL_ROWS, CONTROL_BEHIND = 2, 64
+"""The forward that is repeated to see how fast the machine is: rows of one sequence, and the positions before them."""
+_CONTROLS, _COLD = 12, 3
+_QUICK_S = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +48,9 @@ class Load:
         """For people."""
         return f"{self.concurrency} at once, {'long' if self.long else 'short'} prompts"
 
-    @property
-    def requests(self) -> int:
-        """Requests of a visit."""
-        return _ALONE if self.concurrency == 1 else self.concurrency + max(_LEAST_REFILLS, self.concurrency)
+    def requests(self, counted: int) -> int:
+        """Return how many are needed for about as many as `counted` to be counted."""
+        return counted if self.concurrency == 1 else self.concurrency + counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +68,73 @@ class Configuration:
         return f"{self.runtime}, {depth}, {self.load.name}"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Measured:
-    """What was counted. `turns`: how often a sequence said something in a round."""
+    """The rounds that count of a configuration."""
 
-    tokens: int = 0
-    seconds: float = 0.0
-    rounds: int = 0
-    turns: int = 0
-    drafted: int = 0
+    rounds: Sequence[RoundSample]
 
-    def add(self, other: Measured) -> None:
-        """Count another visit as well."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+    @property
+    def seconds(self) -> float:
+        """What they took."""
+        return sum(one.whole_ms for one in self.rounds) / 1000.0
+
+    @property
+    def tokens(self) -> int:
+        """What they said."""
+        return sum(one.tokens for one in self.rounds)
 
     @property
     def tokens_per_s(self) -> float:
         """Tokens of all sequences per second."""
         return self.tokens / self.seconds
 
+    @property
+    def requests(self) -> int:
+        """How many came to their ends."""
+        return sum(one.ended for one in self.rounds)
 
-def prompts(tokenizer: Tokenizer, load: Load, visit: int) -> list[list[int]]:
-    """Return the prompts of a visit as token ids; another visit starts elsewhere in the texts."""
-    first = visit * (_ALONE if load.concurrency == 1 else load.concurrency)
+    @property
+    def components(self) -> dict[str, float]:
+        """What tokens/s come from. In rounds without prompts: tokens and verified drafts of a sequence, and the time,
+        drafting included; of a request: what rounds with prompts took longer than those without."""
+        plain = [one for one in self.rounds if not one.prompt_rows]
+        turns = max(1, sum(one.turns for one in plain))
+        round_ms = mean([one.whole_ms for one in plain] or [0.0])
+        with_prompts = [one for one in self.rounds if one.prompt_rows]
+        added_ms = sum(one.whole_ms - (round_ms if one.sequences else 0.0) for one in with_prompts)
+        return {
+            "tokens_per_round": sum(one.tokens for one in plain) / turns,
+            "drafts_per_round": sum(one.drafted for one in plain) / turns,
+            "round_ms": round_ms,
+            "draft_ms": mean([one.draft_ms for one in plain] or [0.0]),
+            "prefill_ms": added_ms / max(1, self.requests),
+        }
+
+
+def counted(rounds: Sequence[RoundSample], load: Load, requests: int) -> list[RoundSample]:
+    """Return the rounds in which all places are taken: from the end of the first request (where they come one after
+    another: from the beginning) until no more of them wait."""
+    if load.concurrency == 1:
+        return list(rounds)
+    found, ended = [], 0
+    for one in rounds:
+        if 0 < ended <= requests - load.concurrency:
+            found.append(one)
+        ended += one.ended
+    return found
+
+
+def prompts(tokenizer: Tokenizer, load: Load, requests: int) -> list[list[int]]:
+    """Return prompts as token ids."""
     return [
-        tokenizer.encode_chat([{"role": "user", "content": prompt_text(first + number, long=load.long)}])
-        for number in range(load.requests)
+        tokenizer.encode_chat([{"role": "user", "content": prompt_text(number, long=load.long)}])
+        for number in range(requests)
     ]
 
 
 class Runner:
-    """A loaded target on which configurations are visited."""
+    """A loaded target, and the loops of its configurations."""
 
     def __init__(self, options: EngineOptions, target: Target) -> None:
         self._target = target
@@ -98,52 +143,66 @@ class Runner:
             prefix_reuse=False,
             drafters=[one for one in options.drafters if isinstance(one, SuffixOptions)],
         )
+        self._known: StepCost | None = None
+        self._slot = 1  # the first one is the control's
+        self._drafters: list[Drafter] = []
         self.tokenizer = load_tokenizer(target.tokenizer_dir)
 
     def close(self) -> None:
-        """Free the target."""
+        """Free the target and the drafters."""
+        for drafter in self._drafters:
+            drafter.close()
         self._target.model.close()
 
-    def visit(self, configuration: Configuration, visit: int, output_tokens: int) -> Measured:
-        """Decode the requests of a visit with a new drafter. Raises BenchError for one that is refused."""
+    def begin(self, configuration: Configuration, requests: int, output_tokens: int) -> Decoding:
+        """Return a configuration's requests, ready to be decoded by a loop of its own with a new drafter. Raises
+        OutriderError for one that is refused."""
+        watched = WatchedModel(self._target.model, self._slot)
+        self._slot += configuration.load.concurrency
+        target = replace(self._target, model=watched)
         options = msgspec.structs.replace(self._options, max_running=configuration.load.concurrency)
-        drafter = build_drafter(options, self._target) if configuration.depth != PLAIN else None
-        loop = build_loop(self._target, options, drafter)
-        submits = self._submits(configuration, visit, output_tokens)
-        try:
-            for submit in submits:
-                refused = loop.submit(submit)
-                if refused is not None:
-                    raise BenchError(f"{configuration.name}: {refused.message}")
-            return _counted(loop, configuration.load)
-        finally:
-            for submit in submits:
-                loop.cancel(submit.request_id)
-            if drafter is not None:
-                drafter.close()
+        drafter = build_drafter(options, target) if configuration.depth != PLAIN else None
+        if drafter is not None:
+            self._drafters.append(drafter)
+        loop = build_loop(target, options, drafter, self._policy() if drafter is not None else None)
+        return Decoding(loop, watched, self._submits(configuration, requests, output_tokens), SystemClock())
 
-    def _submits(self, configuration: Configuration, visit: int, output_tokens: int) -> list[Submit]:
+    def warm(self, configuration: Configuration, output_tokens: int) -> None:
+        """Run a little of a configuration, in slots that others take afterwards."""
+        slot = self._slot
+        self.begin(configuration, configuration.load.concurrency, output_tokens).advance()
+        self._slot = slot
+
+    def control_ms(self) -> float:
+        """Return what the control's forward takes now: a mean."""
+        return _control_ms(self._target.model)
+
+    def _policy(self) -> DepthPolicy:
+        """Return the daemon's policy, which begins with what a few forwards take; they are run once."""
+        if self._known is None:
+            self._known = quick_cost(self._target.model, SystemClock(), budget_s=_QUICK_S) or TYPICAL
+        return Adaptive(measured(self._known))
+
+    def _submits(self, configuration: Configuration, requests: int, output_tokens: int) -> list[Submit]:
         load, depth = configuration.load, configuration.depth
+        stops = sorted(self.tokenizer.eos_ids)
         made = []
-        for number, prompt in enumerate(prompts(self.tokenizer, load, visit)):
-            part = min(1.0, (number + 1) / load.concurrency)
-            tokens = max(1, round(part * output_tokens))
-            made.append(Submit(f"{number}", prompt, tokens, depth=None if depth in (PLAIN, POLICY) else int(depth)))
+        for number, prompt in enumerate(prompts(self.tokenizer, load, requests)):
+            tokens = max(1, round(min(1.0, (number + 1) / load.concurrency) * output_tokens))
+            fixed = None if depth in (PLAIN, POLICY) else int(depth)
+            made.append(Submit(f"{number}", prompt, tokens, depth=fixed, stop_tokens=stops))
         return made
 
 
-def _counted(loop: DecodeLoop, load: Load) -> Measured:
-    """Run a visit until no request waits for the next free place; count while all places are taken."""
-    found, done = Measured(), 0
-    said: set[str] = set()
-    started_s = time.perf_counter() if load.concurrency == 1 else None
-    while done <= load.requests - load.concurrency:
-        taken = loop.run_round()
-        done += sum(bool(delta.finish) for delta in taken.deltas)
-        if started_s is None:
-            said.update(delta.request_id for delta in taken.deltas)
-            started_s = time.perf_counter() if done and len(said) >= load.concurrency else None
-            continue
-        found.add(Measured(sum(len(delta.tokens) for delta in taken.deltas), 0.0, 1, len(taken.deltas), taken.drafted))
-    found.seconds = time.perf_counter() - (started_s or 0.0)
-    return found
+def _control_ms(model: LoadedModel) -> float:
+    clock, times = SystemClock(), []
+    tokens = [5 + place for place in range(CONTROL_BEHIND)]
+    model.forward([Segment(0, 0, tokens, (CONTROL_BEHIND - 1, CONTROL_BEHIND))])
+    apart = model.capabilities.apart_tokens > 0
+    for number in range(_COLD + _CONTROLS):
+        began_s = clock.monotonic_s()
+        model.forward([Segment(0, CONTROL_BEHIND, tokens[:CONTROL_ROWS], (0, CONTROL_ROWS), apart)])
+        if number >= _COLD:  # the first ones find other rows, and another model, in the processor's caches
+            times.append((clock.monotonic_s() - began_s) * 1000.0)
+    model.release(0)
+    return mean(times)

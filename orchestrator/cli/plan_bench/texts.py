@@ -16,6 +16,18 @@ TEXTS = (
     "Write a letter to a friend about a rainy week in the mountains.",
     "Write a Python function that turns a list of numbers around, without reversed().",
     "A tank holds 120 litres and loses 3 litres an hour. When is it half empty? Show each step.",
+    "Explain why we see the lightning before we hear the thunder.",
+    "List six things to pack for three days in the mountains, and why.",
+    "Write this again as a polite question: Open the window, it is too warm in here.",
+    "Write a short scene in which two old friends meet at a station.",
+    "Write a Python function that counts how often each word occurs in a text.",
+    "A box holds 24 eggs. How many boxes do 400 eggs need, and how full is the last one? Show each step.",
+    "Explain to a new gardener why soil needs rest.",
+    "Give five reasons to read every day, one sentence each.",
+    "Write this in the future tense: The ship left the harbour and the children waved from the pier.",
+    "Write a letter in which a baker thanks the village for its help after a fire.",
+    "Write a Python class for a stopwatch that can be started, stopped and reset.",
+    "Three friends share a bill of 48 euros so that one pays twice what each of the others pays. Who pays what?",
 )
 
 PASSAGE = (
