@@ -205,7 +205,8 @@ def best_depth(
     `times`: those of the target's parts, where they are known from before."""
     bound = depth_bound(workload, draft.drafter) if draft is not None else 0
     predictor = _Predictor(target, draft, workload, times)
-    known = [_best_of(predictor, depth) for depth in range(bound + 1)]
+    least = bound if draft is not None and draft.drafter.by_policy else 1
+    known = [_best_of(predictor, depth) for depth in (0, *range(max(1, least), bound + 1))]
     best = max(known, key=lambda one: (one.goodput_tokens_per_s, -one.depth))
     return replace(best, plain_tokens_per_s=known[0].goodput_tokens_per_s)
 

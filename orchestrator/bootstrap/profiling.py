@@ -39,7 +39,7 @@ from orchestrator.measuring.texts import WORKLOAD
 
 PROFILE_ENTRY = "orchestrator.bootstrap.profiling:build_measuring_engine"
 SLOTS = 33
-STEPS_S = 8.0
+STEPS_S = 7.0
 """How long forwards of a model are measured, about."""
 _IDLE_S = 0.5
 _SEQUENCES = (1, 4, 16)

@@ -79,8 +79,8 @@ def talk(
     loops = [
         _Loop(first, _TOGETHER, drafts=False),
         _Loop(submits[:1], 1, drafts=False),
-        _Loop(submits[1:4], 1, drafts=True),
-        _Loop(submits[2:8], 4, drafts=True),
+        _Loop(submits[1:3], 1, drafts=True),
+        _Loop(submits[2:7], 4, drafts=True),
     ]
     before = meter.joules()
     decodings = _decoded(loaded, engine, [loop for loop in loops if loop.submits], cost, clock)

@@ -172,7 +172,8 @@ def _settled(cluster: Cluster, asked: Asked, pairs: Sequence[PairAcceptance]) ->
     depth = _FIRST_DEPTH
     for _ in range(_MOST_PLANS):
         load = (asked.target.name, asked.placement.concurrency, depth)
-        drafters = measured_drafters(SUFFIX, "suffix", pairs, *load) if asked.suffix else []
+        by_policy = (asked.target.name, asked.placement.concurrency, asked.depth_bound)
+        drafters = measured_drafters(SUFFIX, "suffix", pairs, *by_policy) if asked.suffix else []
         drafters += [measured_drafter(model_drafter(draft), draft.name, pairs, *load) for draft in asked.drafts]
         goal = wanted(
             asked.placement,

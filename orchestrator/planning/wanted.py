@@ -75,12 +75,13 @@ def model_drafter(draft: Draft) -> Drafter:
 
 
 def measured_drafters(
-    drafter: Drafter, name: str, pairs: Sequence[PairAcceptance], target: str, concurrency: int, depth: int
+    drafter: Drafter, name: str, pairs: Sequence[PairAcceptance], target: str, concurrency: int, bound: int
 ) -> list[Drafter]:
-    """Return a drafter as measured: once for each runtime that was measured with it, or once for all."""
+    """Return a drafter as measured where the policy chooses depths up to a bound: once for each runtime that was
+    measured with it, or once for all."""
     known = {one.adapter for one in pairs if (one.drafter, one.target) == (name, target)}
     return [
-        measured_drafter(drafter, name, pairs, target, concurrency, depth, runtime=runtime)
+        measured_drafter(drafter, name, pairs, target, concurrency, bound, runtime=runtime)
         for runtime in sorted(known - {""}) or [""]
     ]
 
@@ -116,5 +117,6 @@ def measured_drafter(
         coverage=min(1.0, coverage),
         offered=found.offered if text else (),
         changes=found.changes if text else 0.0,
+        by_policy=text and best.rule == "policy",
         token_ms=best.draft_ms / sum(found.offered) if text else 0.0,
     )

@@ -74,6 +74,8 @@ def text_pairs(targets: Rows, drafter: Drafter, load: Workload) -> Pairs:
     total = verify + drafting * sequences
     total = total + sequences * tokens / load.output_tokens * targets.prefill_ms[:, None]
     goodput = sequences * tokens / total * MS_PER_S
+    if drafter.by_policy:
+        goodput[:, :-1] = 0.0
     best = np.argmax(goodput, axis=1)
     return _without_model(drafter, load, targets, goodput[np.arange(len(targets)), best], depths[best])
 

@@ -26,6 +26,8 @@ class Drafter:
     of rounds in which it has a proposal at all. `offered[i]`: the share of all rounds that have a token at place i of
     the draft, as a rule that drops what is not worth a row leaves it (the last goes on; empty: all places of a proposal
     have one). `changes`: the share of one sequence's rounds that run another number of rows than the one before.
+    `by_policy`: these are figures of a policy that chooses depths itself, up to the deepest that is allowed; with a
+    lower bound they would be others, so that it is looked at with that bound only.
     `runtime`: all this is so of targets in this runtime, whose costs decide which drafts are worth their rows; others
     do not use it ("": of any).
     `token_ms`: what drafting one token for one sequence takes where no
@@ -43,6 +45,7 @@ class Drafter:
     token_ms: float = 0.0
     max_depth: int = 0
     hit_rate: float | None = None
+    by_policy: bool = False
     runtime: str = ""
 
     def serves(self, runtime: str) -> bool:

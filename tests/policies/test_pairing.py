@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
@@ -103,3 +105,34 @@ def test_a_draft_costs_the_rows_that_are_offered_not_those_that_are_allowed() ->
     for depth in (2, 3, 8):  # deeper than what is offered costs no more
         assert round_of(DraftSide(text), depth, side) == pytest.approx(verify + 0.9)
     assert round_of(DraftSide(text), 1, side) == pytest.approx(0.4 * 10.0 + 0.6 * 12.0 + 0.6)
+
+
+def test_a_policys_figures_are_looked_at_with_its_own_bound_only() -> None:
+    steep = replace(FLAT, cost=StepCost((1.0, 9.0), (10.0, 50.0)))
+    target = TargetSide((Part(steep),))
+    free = Drafter("text", (0.9, 0.05), coverage=1.0, offered=(1.0,))
+    assert best_depth(target, DraftSide(free), LOAD).depth == 1
+    found = best_depth(target, DraftSide(replace(free, by_policy=True)), LOAD)
+    assert found.depth in (0, LOAD.depth_bound)
+    assert found.goodput_tokens_per_s >= found.plain_tokens_per_s
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 10.0), st.integers(1, 8))
+def test_rounds_whose_rows_change_take_longer_by_what_changing_costs(share: float, ms: float, sequences: int) -> None:
+    changing = replace(FLAT, cost=replace(FLAT.cost, changing_ms=ms))
+    target = TargetSide((Part(changing),), (), sequences)
+    text = Drafter("text", (0.5,), changes=share)
+    steady = round_of(DraftSide(replace(text, changes=0.0)), 2, target)
+    changes = 1.0 - (1.0 - share) ** sequences
+    assert round_of(DraftSide(text), 2, target) == pytest.approx(steady + changes * ms)
+    assert round_of(None, 0, target) == pytest.approx(round_of(None, 0, TargetSide((Part(FLAT),), (), sequences)))
+
+
+def test_a_prompt_beside_others_is_charged_what_it_adds() -> None:
+    prompts = replace(FLAT, cost=replace(FLAT.cost, prefill=StepCost((10.0, 20.0), (15.0, 25.0))))
+    load = replace(LOAD, prompt_tokens=20, output_tokens=10)
+    alone = predict(TargetSide((Part(prompts),)), None, load, 0)
+    assert alone.prefill_ms == pytest.approx(25.0 / 10)
+    four = predict(TargetSide((Part(prompts),), (), 4), None, load, 0)
+    assert four.prefill_ms == pytest.approx(4 * 20.0 / 10)
+    assert four.ttft_ms >= 25.0
