@@ -23,8 +23,6 @@ from policies.speculation import (
 )
 from policies.switching import ON, active
 
-_USUAL_ROWS = 4
-
 
 class Adaptive:
     """See policies.speculation. `cost`: what is known of rounds before the first; `cold`: of requests."""
@@ -32,8 +30,7 @@ class Adaptive:
     name = "adaptive"
 
     def __init__(self, cost: MeasuredCost, gains: Gains = GAINS, cold: Seed = COLD) -> None:
-        change_ms = (cost.fit.varying - 1.0) * cost.ms(_USUAL_ROWS)
-        self.state = Speculation(cost, gains, cold=cold, same=SameRows(change_ms=change_ms))
+        self.state = Speculation(cost, gains, cold=cold, same=SameRows(change_ms=cost.fit.changing_ms))
         self._decision = Decision([], [])
 
     def begin(self, key: str, of: ClassKey, most: int) -> None:

@@ -34,7 +34,7 @@ def quick_cost(model: LoadedModel, clock: Clock, *, budget_s: float) -> StepCost
             held = shape[0]
         taken[shape] = _run(model, shape, clock, times=2)[1]  # the first finds nothing in the processor's caches
     longer = [
-        _run(model, shape, clock, times=1)[0] / taken[shape]
+        _run(model, shape, clock, times=1)[0] - taken[shape]
         for shape in _TURNS
         if shape in taken and clock.monotonic_s() <= until_s
     ]
@@ -68,4 +68,4 @@ def _fitted(model: LoadedModel, taken: dict[tuple[int, int], float], longer: lis
         times = tuple(accumulate((ms for _, ms in alone), max))
         knots = tuple(float(rows) for rows, _ in alone)
         cost = StepCost(knots, times, least_rows=least_rows, least_forward_rows=least_forward_rows)
-    return replace(cost, varying=max(1.0, median(longer))) if len(longer) > 2 else cost
+    return replace(cost, changing_ms=max(0.0, median(longer))) if len(longer) > 2 else cost
