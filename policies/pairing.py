@@ -208,7 +208,15 @@ def best_depth(
     least = bound if draft is not None and draft.drafter.by_policy else 1
     known = [_best_of(predictor, depth) for depth in (0, *range(max(1, least), bound + 1))]
     best = max(known, key=lambda one: (one.goodput_tokens_per_s, -one.depth))
+    if draft is not None and draft.drafter.by_policy and best.depth:
+        best = replace(best, depth=usual_depth(draft.drafter, best.depth))
     return replace(best, plain_tokens_per_s=known[0].goodput_tokens_per_s)
+
+
+def usual_depth(drafter: Drafter, bound: int) -> int:
+    """Return how many tokens drafts have on average where there is one: where a policy that chooses may start."""
+    drafts = [(count, share) for count, share in drafted_shares(drafter, bound) if count]
+    return max(1, round(sum(count * share for count, share in drafts) / max(1e-9, sum(share for _, share in drafts))))
 
 
 def _best_of(predictor: _Predictor, depth: int) -> Prediction:

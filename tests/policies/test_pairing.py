@@ -112,9 +112,13 @@ def test_a_policys_figures_are_looked_at_with_its_own_bound_only() -> None:
     target = TargetSide((Part(steep),))
     free = Drafter("text", (0.9, 0.05), coverage=1.0, offered=(1.0,))
     assert best_depth(target, DraftSide(free), LOAD).depth == 1
-    found = best_depth(target, DraftSide(replace(free, by_policy=True)), LOAD)
-    assert found.depth in (0, LOAD.depth_bound)
-    assert found.goodput_tokens_per_s >= found.plain_tokens_per_s
+    deep = best_depth(target, DraftSide(replace(free, by_policy=True)), LOAD)
+    assert deep.depth == 0, "with its own bound it is slower than no drafts"
+    kept = Drafter("text", (0.9, 0.9, 0.9), coverage=0.5, offered=(0.5, 0.5, 0.2, 0.0), by_policy=True)
+    found = best_depth(TARGET, DraftSide(kept), LOAD)
+    assert found.depth == 2, "what its drafts have on average"
+    whole = predict(TARGET, DraftSide(kept), LOAD, LOAD.depth_bound)
+    assert found.goodput_tokens_per_s == whole.goodput_tokens_per_s
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.0, 10.0), st.integers(1, 8))

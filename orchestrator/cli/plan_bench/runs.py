@@ -15,25 +15,19 @@ import msgspec
 
 from adapters.contract import LoadedModel, Segment
 from adapters.tokenizer import Tokenizer
-from device_profiles.cost import StepCost
 from orchestrator.bootstrap import EngineOptions, Target, build_drafter, build_loop, load_tokenizer
 from orchestrator.bootstrap.options import SuffixOptions
 from orchestrator.cli.plan_bench.texts import prompt_text
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Submit
 from orchestrator.drafting.port import Drafter
-from orchestrator.measuring.quick import quick_cost
 from orchestrator.measuring.rounds import Decoding, RoundSample
 from orchestrator.measuring.watched import WatchedModel
-from policies.adaptive import Adaptive
-from policies.depth_policy import DepthPolicy
-from policies.measured_cost import TYPICAL, measured
 
 PLAIN, POLICY = "0", "policy"
 CONTROL_ROWS, CONTROL_BEHIND = 2, 64
 """The forward that is repeated to see how fast the machine is: rows of one sequence, and the positions before them."""
 _CONTROLS, _COLD = 12, 3
-_QUICK_S = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +137,6 @@ class Runner:
             prefix_reuse=False,
             drafters=[one for one in options.drafters if isinstance(one, SuffixOptions)],
         )
-        self._known: StepCost | None = None
         self._slot = 1  # the first one is the control's
         self._drafters: list[Drafter] = []
         self.tokenizer = load_tokenizer(target.tokenizer_dir)
@@ -164,7 +157,7 @@ class Runner:
         drafter = build_drafter(options, target) if configuration.depth != PLAIN else None
         if drafter is not None:
             self._drafters.append(drafter)
-        loop = build_loop(target, options, drafter, self._policy() if drafter is not None else None)
+        loop = build_loop(target, options, drafter)
         return Decoding(loop, watched, self._submits(configuration, requests, output_tokens), SystemClock())
 
     def warm(self, configuration: Configuration, output_tokens: int) -> None:
@@ -176,12 +169,6 @@ class Runner:
     def control_ms(self) -> float:
         """Return what the control's forward takes now: a mean."""
         return _control_ms(self._target.model)
-
-    def _policy(self) -> DepthPolicy:
-        """Return the daemon's policy, which begins with what a few forwards take; they are run once."""
-        if self._known is None:
-            self._known = quick_cost(self._target.model, SystemClock(), budget_s=_QUICK_S) or TYPICAL
-        return Adaptive(measured(self._known))
 
     def _submits(self, configuration: Configuration, requests: int, output_tokens: int) -> list[Submit]:
         load, depth = configuration.load, configuration.depth
