@@ -16,7 +16,7 @@ from orchestrator.cli.policy_bench.runs import RoundSeen
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Submit
 from orchestrator.drafting.port import Ask, Drafter
-from orchestrator.measuring.rounds import RoundSample, fit_overhead
+from orchestrator.measuring.rounds import RoundSample, fit_rounds
 from orchestrator.measuring.steps import measure_steps
 from policies.replay.recorded import Costs, RecordedDraft, RecordedRequest
 from policies.seeds import ClassKey
@@ -40,7 +40,7 @@ def with_rounds(costs: Costs, plain: Sequence[RoundSeen], drafting: Sequence[Rou
         RoundSample(one.sequences, one.rows, one.context_tokens, one.ms - one.draft_ms, one.changed)
         for one in (*plain, *drafting)
     ]
-    steady = fit_overhead([one for one in samples if not one.changed], costs.forward)
+    steady, _ = fit_rounds([one for one in samples if not one.changed], costs.forward)
     forward = _with_overhead(costs.forward, steady)
     each_ms = [one.draft_ms / one.sequences for one in drafting]
     return replace(
