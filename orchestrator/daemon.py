@@ -22,7 +22,7 @@ from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.keys import Keys
-from orchestrator.bootstrap import build_cluster, load_tokenizer, objectives_of
+from orchestrator.bootstrap import build_cluster, build_trial, load_tokenizer, objectives_of
 from orchestrator.bootstrap.planning import PlanMaking, planned, profiled, started
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Progress, WorkerSpec
@@ -31,6 +31,7 @@ from orchestrator.config.load import admin_socket_path
 from orchestrator.config.model import ClusterConfig
 from orchestrator.control.plan_keeper import Patience, PlanKeeper
 from orchestrator.control.reconcile import ControlLimits, TargetControl
+from orchestrator.control.trial import Trial
 from orchestrator.errors import ConfigError, OutriderError
 from orchestrator.planning.basis import plain
 from orchestrator.systemd import Notifier
@@ -54,10 +55,14 @@ class _Server(uvicorn.Server):
 
 
 class Daemon:
-    """One endpoint over one configuration. `run` returns when it was told to stop and everything has ended."""
+    """One endpoint over one configuration, which stands in the file `path`. `run` returns when it was told to stop and
+    everything has ended."""
 
-    def __init__(self, config: ClusterConfig, base: Path) -> None:
+    def __init__(self, config: ClusterConfig, path: Path) -> None:
+        base = path.resolve().parent
         self._config = config
+        self._path = path
+        self._trial: Trial | None = None
         self._notifier = Notifier()
         self._clock = SystemClock()
         self._tokenizer: Tokenizer | None = None
@@ -96,6 +101,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reread_keys)
+        self._trial = build_trial(self._config, self._path, self._control, self._clock)
         with _listen(self._config.api.host, self._config.api.port) as tcp:
             host, port = tcp.getsockname()[:2]
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -108,8 +114,16 @@ class Daemon:
                     self._model_name,
                     settings,
                     self._clock,
+                    self._trial,
                 )
-                known = (f"{url}/v1", version("outrider"), settings.acceptance, self._running_plan, api.state.slo)
+                known = (
+                    f"{url}/v1",
+                    version("outrider"),
+                    settings.acceptance,
+                    self._running_plan,
+                    api.state.slo,
+                    self._trial,
+                )
                 admin = create_admin_app(self._control, *known)
                 self._control.on_round.extend(api.state.on_round)
                 async with _serving(api, tcp), _serving(admin, unix):
@@ -205,6 +219,8 @@ class Daemon:
             if self._keeper is not None:
                 await self._keeper.close()
             await self._control.close()
+            if self._trial is not None:
+                self._trial.save()
         _log.info("stopped")
 
     async def _started(self) -> bool:

@@ -149,6 +149,14 @@ def decided(arms: Mapping[Arm, Figures], rule: Rule) -> Decision:
     return Decision(Move.GO_ON, "tpot_ms", tpot)
 
 
+def looks(requests: int, rule: Rule) -> bool:
+    """Return whether to look for a promotion, with so many requests in the arm that has fewer: at `least_requests`,
+    twice, four times as many and so on. Whoever looks after every request finds a chance interval that says yes sooner
+    or later; to roll back for one costs nothing but the trial, so that is looked for always."""
+    times, rest = divmod(requests, rule.least_requests)
+    return rest == 0 and times > 0 and times & (times - 1) == 0
+
+
 def _t_975(freedom: float) -> float:
     if freedom < len(_T_975) + 1:
         return _T_975[max(int(freedom), 1) - 1]  # freedom downwards: the wider interval

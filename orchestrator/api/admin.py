@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from orchestrator.api import errors, speculation_admin
+from orchestrator.api import admin_canary, errors, speculation_admin
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.control.port import AdminControl, DraftView, ReplicaView, Totals
+from orchestrator.control.trial import Trial
 
 
 def create_admin_app(
@@ -21,9 +22,10 @@ def create_admin_app(
     bounds: AcceptanceBounds,
     running_plan: Callable[[], dict[str, Any] | None] = lambda: None,
     slo: Callable[[], dict[str, Any] | None] = lambda: None,
+    trial: Trial | None = None,
 ) -> FastAPI:
     """Return the app; `api_url` is where the public API listens, `bounds` the rules that its requests may ask for,
-    `running_plan` the plan that runs, as plain data, `slo` how requests meet their objectives."""
+    `running_plan` the plan that runs, as plain data, `slo` how requests meet their objectives, `trial` the canary's."""
     app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
     errors.install(app)
     speculation_admin.install(app, control)
@@ -49,12 +51,14 @@ def create_admin_app(
             "slo": slo(),
             "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
             "speculation": speculation_admin.shown(view),
+            "canary": admin_canary.trial_of(trial.view()) if trial is not None else None,
         }
 
     @app.get("/admin/plan")
     async def plan() -> dict[str, Any]:
         return running_plan() or {"plan": None}
 
+    admin_canary.install(app, trial)
     return app
 
 

@@ -14,15 +14,17 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from device_profiles.units import MS_PER_S
 from orchestrator.api import errors, probes, tokenize, translate
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, Model, ModelList
 from orchestrator.api.choices import choices_of, cost_of, merged, pieces_of
 from orchestrator.api.fingerprint import system_fingerprint
-from orchestrator.api.follow import Follow
+from orchestrator.api.follow import Follow, InArm
 from orchestrator.api.keys import KeyGate, Keys
 from orchestrator.api.liveness import Liveness
 from orchestrator.api.logprobs import chat_logprobs, completion_logprobs
+from orchestrator.api.measured import Totalled
 from orchestrator.api.metrics import Metrics
 from orchestrator.api.openapi import describe, operation
 from orchestrator.api.port import TokenizerPort
@@ -33,6 +35,7 @@ from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Submit
 from orchestrator.control.port import Control
+from orchestrator.control.trial import Trial
 from orchestrator.errors import RequestError
 from policies.slo import NO_OBJECTIVES, Objectives
 
@@ -62,10 +65,18 @@ class Api:
         model_name: Callable[[], str],
         settings: ApiSettings,
         clock: Clock,
+        trial: Trial | None = None,
     ) -> None:
         self.control = control
+        self._trial = trial
         self.model_name = model_name
-        self.metrics = Metrics(control, clock, vllm_names=settings.vllm_metric_names, objectives=settings.objectives)
+        self.metrics = Metrics(
+            control,
+            clock,
+            vllm_names=settings.vllm_metric_names,
+            objectives=settings.objectives,
+            trial_view=trial.view if trial is not None else None,
+        )
         self.liveness = Liveness(control, clock, settings.stalled_after_s)
         self.tokenizer = tokenizer
         self._settings = settings
@@ -147,7 +158,8 @@ class Api:
         if submit.grammar is not None:
             param = "tools" if isinstance(body, ChatRequest) and body.offered else "response_format"
             await asyncio.to_thread(translate.check_grammar, submit.grammar, param)
-        follow = Follow(self.metrics, self._clock, arrived_s, keep_words=self._settings.log_words)
+        submit, arm = self._entered(submit)
+        follow = Follow(self.metrics, self._clock, arrived_s, keep_words=self._settings.log_words, arm=arm)
         followed(request.scope)
         follow.accepted(request.url.path, submit, body)
         self.liveness.observe_request()
@@ -173,6 +185,19 @@ class Api:
         follow.ended(HTTPStatus.OK)
         cost = cost_of(choices)
         return json_response(envelope.whole(found, cost), envelope.headers(cost))
+
+    def _entered(self, submit: Submit) -> tuple[Submit, InArm | None]:
+        """Give a request its arm, where a canary is tried; all its choices have one."""
+        if self._trial is None:
+            return submit, None
+        trial = self._trial
+        submit, entry = trial.entered(submit)
+
+        def ended(done: Totalled) -> None:
+            ttft_ms, tpot_ms = (None if each is None else each * MS_PER_S for each in (done.ttft_s, done.tpot_s))
+            trial.ended(entry, ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=done.acceptance)
+
+        return submit, InArm(entry.arm.value, ended) if entry.counted else None
 
     def _envelope(
         self, kind: Kind, body: CompletionRequest | ChatRequest, submit: Submit, tokenizer: TokenizerPort
@@ -225,10 +250,12 @@ def create_app(
     model_name: Callable[[], str],
     settings: ApiSettings,
     clock: Clock,
+    trial: Trial | None = None,
 ) -> FastAPI:
-    """Return the app. `tokenizer` gives None, and `model_name` may give "", until the worker is ready."""
+    """Return the app. `tokenizer` gives None, and `model_name` may give "", until the worker is ready. `trial`: of a
+    canary, where there is one."""
     app = FastAPI(title="Outrider", version=version("outrider"), docs_url="/docs", redoc_url=None)
-    api = Api(control, tokenizer, model_name, settings, clock)
+    api = Api(control, tokenizer, model_name, settings, clock, trial)
     app.state.slo = api.metrics.slo.view
     app.state.on_round = [api.metrics.observe_round, api.liveness.observe_round]
     errors.install(app)

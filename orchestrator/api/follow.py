@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
 from orchestrator.api.errors import CLIENT_CLOSED, unforeseen
-from orchestrator.api.measured import Measured
+from orchestrator.api.measured import Measured, Totalled
 from orchestrator.api.metrics import Metrics
 from orchestrator.api.slo_series import Served
 from orchestrator.api.streaming import Piece
@@ -21,19 +21,31 @@ from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger
 
 _MS_PER_S = 1000.0
+_WHOLE = ("stop", "length")
 
 _log = get_logger(__name__)
 
 
+class InArm(NamedTuple):
+    """The arm that a request is served by, and who is told what came of it."""
+
+    name: str
+    ended: Callable[[Totalled], None]
+
+
 class Follow:
     """One request that is known to be well formed; it came at `arrived_s` (seconds of the clock). `keep_words`: its
-    lines have the text of request and answer, and a bug's the exception's message."""
+    lines have the text of request and answer, and a bug's the exception's message. `arm`: of a canary's trial, where
+    there is one and the request takes part."""
 
-    def __init__(self, metrics: Metrics, clock: Clock, arrived_s: float, *, keep_words: bool = False) -> None:
+    def __init__(
+        self, metrics: Metrics, clock: Clock, arrived_s: float, *, keep_words: bool = False, arm: InArm | None = None
+    ) -> None:
         self._metrics = metrics
         self._clock = clock
         self._keep_words = keep_words
         self._started_s = arrived_s
+        self._arm = arm
         self._sequences: list[Measured] = []
         self._head: dict[str, Any] = {}
         self._written: list[str] = []
@@ -41,7 +53,7 @@ class Follow:
 
     def accepted(self, route: str, submit: Submit, body: Generation) -> None:
         """Write the line of a request that goes to the decode loop."""
-        self._head = {"id": submit.request_id, "route": route}
+        self._head = {"id": submit.request_id, "route": route} | ({"arm": submit.lane} if submit.lane else {})
         words = body.model_dump(include={"prompt", "messages"}) if self._keep_words else {}
         counts = {"n": body.n, "prompt_tokens": len(submit.prompt), "max_tokens": submit.max_tokens}
         _log.info("request accepted", **self._head, stream=body.stream, **counts, **words)
@@ -108,6 +120,8 @@ class Follow:
             if sequence.tokens or sequence.finish != "error":  # what was never begun is no request that ended
                 self._metrics.observe_end(sequence, self._started_s)
         self._judge(status)
+        if self._arm is not None and all(sequence.finish in _WHOLE for sequence in self._sequences):
+            self._count_arm(self._arm)
         write = _log.warning if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _log.info
         more = {} if reason is None else {"reason": reason}
         if self._keep_words:
@@ -132,21 +146,24 @@ class Follow:
         )
         self._metrics.observe_request(served, self._sequences[-1].engine if self._sequences else 0)
 
+    def _count_arm(self, arm: InArm) -> None:
+        """Tell the trial of a request that came to its own end; what was cut off says nothing of its arm."""
+        done = Totalled.of(self._sequences, self._started_s)
+        self._metrics.observe_arm(arm.name, done, self._sequences[0].engine)
+        arm.ended(done)
+
     def _figures(self) -> dict[str, Any]:
         begun = [sequence for sequence in self._sequences if sequence.tokens]
-        drafted = sum(sequence.stats.drafted for sequence in begun if sequence.stats)
-        accepted = sum(sequence.stats.accepted for sequence in begun if sequence.stats)
-        tpots = [sequence.tpot_s for sequence in begun if sequence.tpot_s is not None]
-        first_s = min((sequence.first_s for sequence in begun), default=None)
+        done = Totalled.of(self._sequences, self._started_s)
         last_s = max((sequence.last_s for sequence in begun), default=None)
         return {
             "prompt_tokens": max((sequence.prompt_tokens for sequence in self._sequences), default=0),
             "cached_tokens": max((sequence.first.reused for sequence in begun if sequence.first), default=0),
             "generated": sum(sequence.tokens for sequence in self._sequences),
-            "ttft_ms": None if first_s is None else _ms(first_s - self._started_s),
-            "tpot_ms": _ms(sum(tpots) / len(tpots)) if tpots else None,
+            "ttft_ms": _ms(done.ttft_s),
+            "tpot_ms": _ms(done.tpot_s),
             "latency_ms": _ms((self._clock.monotonic_s() if last_s is None else last_s) - self._started_s),
-            "acceptance": round(accepted / drafted, 4) if drafted else None,
+            "acceptance": None if done.acceptance is None else round(done.acceptance, 4),
             "finish": ",".join(dict.fromkeys(sequence.finish for sequence in self._sequences)),
         }
 
@@ -158,5 +175,5 @@ def _cut(status: int) -> str:
     return "stop" if status < HTTPStatus.BAD_REQUEST else "error"
 
 
-def _ms(seconds: float) -> float:
-    return round(seconds * _MS_PER_S, 3)
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * _MS_PER_S, 3)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from orchestrator.cluster.port import RequestStats
 
@@ -32,6 +34,33 @@ class Measured:
     def tpot_s(self) -> float | None:
         """(last - first token) / (tokens - 1); None up to one token."""
         return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else None
+
+
+class Totalled(NamedTuple):
+    """A request, all its sequences together: `tpot_s` is their mean. None where there was no token, or one only."""
+
+    ttft_s: float | None
+    tpot_s: float | None
+    drafted: int
+    accepted: int
+
+    @classmethod
+    def of(cls, sequences: Sequence[Measured], started_s: float) -> Totalled:
+        """Return what a request's sequences come to; it came at `started_s` (seconds of the clock)."""
+        begun = [sequence for sequence in sequences if sequence.tokens]
+        tpots = [sequence.tpot_s for sequence in begun if sequence.tpot_s is not None]
+        first_s = min((sequence.first_s for sequence in begun), default=None)
+        return cls(
+            None if first_s is None else first_s - started_s,
+            sum(tpots) / len(tpots) if tpots else None,
+            sum(sequence.stats.drafted for sequence in begun if sequence.stats),
+            sum(sequence.stats.accepted for sequence in begun if sequence.stats),
+        )
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted / drafted tokens."""
+        return self.accepted / self.drafted if self.drafted else None
 
 
 @dataclass(slots=True)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from device_profiles.units import MS_PER_S
-from orchestrator.api.measured import Measured, Recent
+from orchestrator.api.measured import Measured, Recent, Totalled
 from orchestrator.api.memory_metrics import MemoryMetrics
 from orchestrator.api.plan_series import PlanSeries
 from orchestrator.api.series import Engine, PerWorker, Registered
 from orchestrator.api.slo_series import Served, SloSeries
+from orchestrator.api.trial_series import LATENCY_S, TOKEN_S, TrialSeries
 from orchestrator.api.vllm_names import VllmNames
 from orchestrator.clock import Clock
 from orchestrator.cluster.draft_messages import DrafterState, RemoteState
 from orchestrator.cluster.port import Gauges, Round
-from orchestrator.control.port import Control, DraftView, ReplicaView
+from orchestrator.control.port import Control, DraftView, ReplicaView, TrialView
 from policies.slo import NO_OBJECTIVES, Objectives
 
 WINDOW_S = 30.0
 """The time that `acceptance_rate` and `tokens_per_second` look back."""
 
-_LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-_TOKEN_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _ROUND_MS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0)
 _TOKENS = tuple(float(2**power) for power in range(18))
 
@@ -45,7 +44,7 @@ class _Rounds:
         self._prompt = make.counter("prompt_tokens", "Prompt tokens of requests that got their first token.")
         self._generated = make.counter("generation_tokens", "Tokens generated.")
         self._iteration = make.histogram("iteration_tokens_total", "Tokens of a round, prompts included.", _TOKENS)
-        self._round = make.histogram("round_seconds", "Time of a round.", _TOKEN_S)
+        self._round = make.histogram("round_seconds", "Time of a round.", TOKEN_S)
         self._draft_ms = make.histogram("draft_latency_ms", "Drafting in a round that had a draft.", _ROUND_MS)
         self._verify_ms = make.histogram("verifier_latency_ms", "The target's forward in a round.", _ROUND_MS)
         self._rate = make.gauge("acceptance_rate", f"Accepted by drafted tokens, last {WINDOW_S:g} s.")
@@ -94,13 +93,13 @@ class _Requests:
 
     def __init__(self, make: Registered) -> None:
         self._success = make.counter("request_success", "Requests by how they ended.", "finished_reason")
-        self._ttft = make.histogram("time_to_first_token_seconds", "Time to the first token.", _LATENCY_S)
-        self._itl = make.histogram("inter_token_latency_seconds", "Gap between two deltas.", _TOKEN_S)
-        self._tpot = make.histogram("request_time_per_output_token_seconds", "TPOT of a request.", _TOKEN_S)
-        self._e2e = make.histogram("e2e_request_latency_seconds", "Latency of a request.", _LATENCY_S)
-        self._queue = make.histogram("request_queue_time_seconds", "Time in the queue.", _LATENCY_S)
-        self._prefill = make.histogram("request_prefill_time_seconds", "Time in prefill.", _LATENCY_S)
-        self._decode = make.histogram("request_decode_time_seconds", "Time in decode.", _LATENCY_S)
+        self._ttft = make.histogram("time_to_first_token_seconds", "Time to the first token.", LATENCY_S)
+        self._itl = make.histogram("inter_token_latency_seconds", "Gap between two deltas.", TOKEN_S)
+        self._tpot = make.histogram("request_time_per_output_token_seconds", "TPOT of a request.", TOKEN_S)
+        self._e2e = make.histogram("e2e_request_latency_seconds", "Latency of a request.", LATENCY_S)
+        self._queue = make.histogram("request_queue_time_seconds", "Time in the queue.", LATENCY_S)
+        self._prefill = make.histogram("request_prefill_time_seconds", "Time in prefill.", LATENCY_S)
+        self._decode = make.histogram("request_decode_time_seconds", "Time in decode.", LATENCY_S)
         self._prompt = make.histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self._generated = make.histogram("request_generation_tokens", "Tokens generated for a request.", _TOKENS)
         self._asked = make.histogram("request_params_max_tokens", "max_tokens of a request.", _TOKENS)
@@ -222,10 +221,17 @@ class Metrics:
     """One registry a daemon. Until the first worker is ready nothing is counted: no series could be named.
 
     `vllm_names`: what vLLM has too is told a second time, under its names. `slo`: which requests met `objectives`.
+    `trial_view`: how a canary does, where there is one.
     """
 
     def __init__(
-        self, control: Control, clock: Clock, *, vllm_names: bool = False, objectives: Objectives = NO_OBJECTIVES
+        self,
+        control: Control,
+        clock: Clock,
+        *,
+        vllm_names: bool = False,
+        objectives: Objectives = NO_OBJECTIVES,
+        trial_view: Callable[[], TrialView] | None = None,
     ) -> None:
         make = Registered()
         self.registry = make.registry
@@ -240,6 +246,8 @@ class Metrics:
         self._memory = MemoryMetrics(make.gauge)
         self._plan = PlanSeries(make)
         self.slo = SloSeries(make, objectives, clock)
+        self._trial = TrialSeries(make)
+        self._trial_view = trial_view
 
     def _of(self, engine: int) -> Engine:
         ready = self._control.view().ready
@@ -270,6 +278,10 @@ class Metrics:
         """A request has ended, all its sequences with it; it counts for the replica that had the last of them."""
         self.slo.observe(self._of(engine), served)
 
+    def observe_arm(self, arm: str, done: Totalled, engine: int = 0) -> None:
+        """A request of this arm came to its end."""
+        self._trial.served(self._of(engine), arm, done)
+
     def render(self) -> bytes:
         """Return the exposition text, with control's own figures as they are now."""
         view = self._control.view()
@@ -285,6 +297,8 @@ class Metrics:
             self._memory.refresh(model, view)
             if view.plan is not None:
                 self._plan.refresh((model, "0"), view.plan)
+            if self._trial_view is not None:
+                self._trial.refresh((model, "0"), self._trial_view())
         return generate_latest(self.registry) + generate_latest(self._aliases)
 
     def _count_workers(self, model: str, replicas: Sequence[ReplicaView]) -> None:

@@ -39,5 +39,5 @@ class Registered:
     def gauge(self, name: str, text: str, *more: str) -> Gauge:
         return Gauge(f"outrider_{name}", text, [*_LABELS, *more], registry=self.registry)
 
-    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"outrider_{name}", text, _LABELS, registry=self.registry, buckets=buckets)
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...], *more: str) -> Histogram:
+        return Histogram(f"outrider_{name}", text, [*_LABELS, *more], registry=self.registry, buckets=buckets)

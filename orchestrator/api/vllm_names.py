@@ -48,6 +48,16 @@ ONLY_OURS = frozenset(
         "outrider_drafter_ahead_hits",
         "outrider_drafter_ahead_misses",
         "outrider_draft_worker_restarts",
+        "outrider_arm_requests",
+        "outrider_arm_draft_tokens",
+        "outrider_arm_accepted_tokens",
+        "outrider_arm_time_to_first_token_seconds",
+        "outrider_arm_request_time_per_output_token_seconds",
+        "outrider_arm_ttft_ms",
+        "outrider_arm_tpot_ms",
+        "outrider_arm_acceptance_rate",
+        "outrider_canary_share",
+        "outrider_canary_phase",
     }
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.bootstrap.canary import build_trial as build_trial
 from orchestrator.bootstrap.clusters import build_cluster as build_cluster
 from orchestrator.bootstrap.drafters import build_drafter as build_drafter
 from orchestrator.bootstrap.engine import build_engine as build_engine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -19,11 +19,13 @@ from orchestrator.bootstrap.vocabularies import Pair, compared, prepared_tokeniz
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.draft_messages import AttachDraft, DrafterState, DraftLink
 from orchestrator.drafting.chain import ChainDrafter
+from orchestrator.drafting.lanes import LaneDrafter
 from orchestrator.drafting.lost import LostDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.suffix import SuffixDrafter
+from policies.canary import Arm
 from policies.vocabulary import Match
 
 
@@ -54,14 +56,43 @@ class Remotes:
 def build_drafter(
     options: EngineOptions, target: Target, progress: OnProgress = silent, remotes: Remotes | None = None
 ) -> Drafter | None:
-    """Return the drafter, with nothing remembered; None where speculation is off.
+    """Return the drafter, with nothing remembered; None where speculation is off. A canary has no part in it.
 
     Without `remotes` every draft model runs in this process, wherever the configuration puts it. Raises what adapters
     raise for a draft model that cannot be used; a device that fails while it loads one costs the draft only.
     """
+    return _chained(options.drafters, options, target, progress, remotes)
+
+
+def build_lanes(
+    options: EngineOptions, target: Target, progress: OnProgress, remotes: Remotes
+) -> tuple[Drafter | None, LaneDrafter | None]:
+    """Return the drafter of the whole worker, and the same again where the canary has drafters of its own. Raises as
+    `build_drafter`."""
+    usual = build_drafter(options, target, progress, remotes)
+    canary = options.canary
+    if canary is None or not canary.drafters:
+        return usual, None
+    try:
+        own = _chained(canary.drafters, options, target, progress, remotes)
+    except BaseException:
+        if usual is not None:
+            usual.close()
+        raise
+    lanes = LaneDrafter(usual, {} if own is None else {Arm.CANARY.value: own})
+    return lanes, lanes
+
+
+def _chained(
+    drafters: Sequence[DraftOptions],
+    options: EngineOptions,
+    target: Target,
+    progress: OnProgress,
+    remotes: Remotes | None,
+) -> Drafter | None:
     built: list[Drafter] = []
     try:
-        for draft in options.drafters:
+        for draft in drafters:
             if remotes is not None and isinstance(draft, ModelDraftOptions) and draft.remote is not None:
                 pair = remote_pair(draft, options.model, target)
                 built.append(remotes.build(draft, draft.remote, target, pair))

@@ -11,19 +11,22 @@ import msgspec
 
 from adapters.grammar import GrammarCompiler
 from device_profiles.memory import MemoryPlan
-from orchestrator.bootstrap.drafters import Remotes, build_drafter
+from orchestrator.bootstrap.drafters import Remotes, build_lanes
 from orchestrator.bootstrap.first_cost import FirstCost, stored_cost
 from orchestrator.bootstrap.models import Target, device_name, load_target, load_tokenizer
 from orchestrator.bootstrap.options import EngineOptions, SuffixOptions
 from orchestrator.clock import Clock, SystemClock
 from orchestrator.cluster.cores import effective_cores
 from orchestrator.cluster.port import Event, Progress, Ready
+from orchestrator.decoding.arms import Arms, Way
 from orchestrator.decoding.engine import DecodeEngine, Loaded
 from orchestrator.decoding.grammar import Grammars
 from orchestrator.decoding.loop import DecodeLoop
+from orchestrator.drafting.lanes import LaneDrafter
 from orchestrator.drafting.port import Drafter
 from orchestrator.measuring.quick import quick_cost
 from policies.adaptive import Adaptive
+from policies.canary import Arm
 from policies.depth_policy import DepthPolicy
 from policies.measured_cost import TYPICAL, measured
 from policies.seeds import Seed
@@ -56,7 +59,7 @@ def build_loop(
         clock or SystemClock(),
         policy=policy,
         max_running=options.max_running,
-        max_depth=options.max_depth,
+        max_depth=options.deepest,
         max_itl_ms=options.max_itl_ms,
         prefix_reuse=options.prefix_reuse,
         tolerance=options.tolerance,
@@ -97,7 +100,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
     target = load_target(options, progress)
     remotes = Remotes(emit)
     try:
-        drafter = build_drafter(options, target, progress, remotes)
+        drafter, lanes = build_lanes(options, target, progress, remotes)
     except BaseException:
         target.model.close()
         raise
@@ -110,7 +113,15 @@ def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
             drafter.close()
         target.model.close()
 
-    return Loaded(loop, _ready(target, options, loop.max_running, planned, first.source), close, remotes.attach)
+    ready = _ready(target, options, loop.max_running, planned, first.source)
+    return Loaded(loop, ready, close, remotes.attach, build_arms(options, lanes))
+
+
+def build_arms(options: EngineOptions, lanes: LaneDrafter | None = None) -> Arms:
+    """Return how a worker serves those who say nothing of speculation, and how the canary's requests."""
+    canary = options.canary
+    ways = {} if canary is None else {Arm.CANARY.value: Way(canary.max_depth, canary.fixed_depth)}
+    return Arms(Way(options.max_depth, options.fixed_depth), ways, lanes)
 
 
 def planned_bytes(target: Target, options: EngineOptions, drafter: Drafter | None) -> int:
@@ -118,7 +129,7 @@ def planned_bytes(target: Target, options: EngineOptions, drafter: Drafter | Non
     models that are not in a process of their own. 0 where the target's costs are not known."""
     if target.plan is None:
         return 0
-    suffix = sum(draft.memory_bytes for draft in options.drafters if isinstance(draft, SuffixOptions))
+    suffix = sum(draft.memory_bytes for draft in options.all_drafters if isinstance(draft, SuffixOptions))
     states = drafter.states() if drafter is not None else []
     return target.plan.total + suffix + sum(state.planned_memory_bytes for state in states if state.remote is None)
 

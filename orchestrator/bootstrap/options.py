@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -12,14 +13,27 @@ from adapters.model_source import pinned
 from device_profiles.profile import Exactness
 from orchestrator.cluster.port import WorkerSpec
 from orchestrator.config.load import store_directory
-from orchestrator.config.model import ClusterConfig, ModelDraft, Placement, SuffixDraft, Target, draft_names
+from orchestrator.config.model import (
+    ClusterConfig,
+    Draft,
+    ModelDraft,
+    Placement,
+    Speculation,
+    SuffixDraft,
+    Target,
+    draft_names,
+)
 from orchestrator.config.slo import SloSection
+from orchestrator.config.source_text import Place, dotted
 from policies.acceptance import ToleranceGoal
 from policies.seeds import COLD_DEPTH
 from policies.slo import NO_OBJECTIVES, Objective, Objectives
 
 ENGINE_ENTRY = "orchestrator.bootstrap.engine:build_engine"
 DRAFT_ENTRY = "orchestrator.bootstrap.draft_worker:build_draft_engine"
+
+CANARY_PREFIX = "canary-"
+"""What the names of the canary's own drafters begin with."""
 
 
 class ModelOptions(msgspec.Struct, frozen=True):
@@ -83,9 +97,17 @@ class DraftWorkerOptions(msgspec.Struct, frozen=True):
 DraftOptions = SuffixOptions | ModelDraftOptions
 
 
+class CanaryOptions(msgspec.Struct, frozen=True):
+    """How the canary's requests are drafted for. `drafters` None: by the same."""
+
+    max_depth: int
+    fixed_depth: bool
+    drafters: list[DraftOptions] | None = None
+
+
 class EngineOptions(msgspec.Struct, frozen=True):
     """The target's worker: its model, its limits and its drafters, in order of cost. `starting_depth`: of requests of
-    which nothing is known."""
+    which nothing is known. `fixed_depth`: requests that say nothing get `max_depth` drafts in every round."""
 
     model: ModelOptions
     max_running: int
@@ -97,6 +119,18 @@ class EngineOptions(msgspec.Struct, frozen=True):
     low_acceptance_rate: float
     objectives: Objectives = NO_OBJECTIVES
     starting_depth: float = COLD_DEPTH
+    fixed_depth: bool = False
+    canary: CanaryOptions | None = None
+
+    @property
+    def all_drafters(self) -> list[DraftOptions]:
+        """Every drafter, the canary's own too."""
+        return [*self.drafters, *((self.canary.drafters or []) if self.canary is not None else [])]
+
+    @property
+    def deepest(self) -> int:
+        """The most drafts that any request gets in a round."""
+        return max(self.max_depth, self.canary.max_depth if self.canary is not None else 0)
 
     def with_model(self, **changes: object) -> EngineOptions:
         """Return the options with some of the model's changed."""
@@ -109,7 +143,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
     A model of the hub is pinned to a commit here, so that a worker that starts again loads the same one. Raises
     ModelRefused or DownloadFailed when that is not possible.
     """
-    off = config.speculation.method == "off" or config.speculation.num_speculative_tokens == 0
+    depth = _depth(config.speculation)
     return EngineOptions(
         model=ModelOptions(
             source=pinned(config.model.source),
@@ -130,13 +164,15 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         max_running=config.limits.max_running,
         max_itl_ms=config.limits.max_itl_ms,
         prefix_reuse=config.limits.prefix_reuse,
-        max_depth=0 if off else config.speculation.num_speculative_tokens,
+        max_depth=depth,
         tolerance=ToleranceGoal(
             config.speculation.tolerance_acceptance_rate,
             config.speculation.tolerance_warmup_tokens,
             config.speculation.tolerance_max_delta,
         ),
-        drafters=[] if off else _drafters(config, base),
+        drafters=_drafters(config, base) if depth else [],
+        fixed_depth=config.speculation.method == "fixed",
+        canary=_canary(config, base) if config.canary.share else None,
         low_acceptance_rate=config.speculation.low_acceptance_rate,
         objectives=objectives_of(config.slo),
     )
@@ -151,6 +187,21 @@ def objectives_of(slo: SloSection) -> Objectives:
     )
 
 
+def _depth(speculation: Speculation) -> int:
+    return 0 if speculation.method == "off" else speculation.num_speculative_tokens
+
+
+def _canary(config: ClusterConfig, base: Path) -> CanaryOptions:
+    """Return how the canary's requests are drafted for. Drafters of its own have names of their own."""
+    speculation = config.canary_speculation
+    depth, own = _depth(speculation), None
+    if depth and config.canary_drafts:
+        own = _drafters_of(config.canary_drafts, ("canary", "drafts"), CANARY_PREFIX, config, base)
+    elif depth and not _depth(config.speculation):
+        own = _drafters(config, base)  # nobody else has them loaded
+    return CanaryOptions(depth, speculation.method == "fixed", own)
+
+
 def worker_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
     """Return how the target's workers are started: one for each replica."""
     placements = config.model.placements
@@ -162,14 +213,20 @@ def worker_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSp
 def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, placement: Placement) -> WorkerSpec:
     cores = placement.cores or config.devices.cores
     threads = placement.threads or len(placement.cores) or options.model.threads
-    own = {f"drafts[{index}]" for index, draft in enumerate(config.drafts) if getattr(draft, "threads", 0)}
-    drafters = [
-        msgspec.structs.replace(draft, model=msgspec.structs.replace(draft.model, threads=threads))
-        if isinstance(draft, ModelDraftOptions) and draft.remote is None and draft.place not in own
-        else draft
-        for draft in options.drafters
-    ]
-    placed = msgspec.structs.replace(options.with_model(threads=threads), drafters=drafters)
+    own = {dotted(at) for at, draft in config.all_drafts if getattr(draft, "threads", 0)}
+
+    def placed_drafts(drafters: list[DraftOptions]) -> list[DraftOptions]:
+        return [
+            msgspec.structs.replace(draft, model=msgspec.structs.replace(draft.model, threads=threads))
+            if isinstance(draft, ModelDraftOptions) and draft.remote is None and draft.place not in own
+            else draft
+            for draft in drafters
+        ]
+
+    placed = msgspec.structs.replace(options.with_model(threads=threads), drafters=placed_drafts(options.drafters))
+    if placed.canary is not None and placed.canary.drafters is not None:
+        canary = msgspec.structs.replace(placed.canary, drafters=placed_drafts(placed.canary.drafters))
+        placed = msgspec.structs.replace(placed, canary=canary)
     return WorkerSpec(name, ENGINE_ENTRY, msgspec.to_builtins(placed), node=placement.host, cores=list(cores))
 
 
@@ -184,18 +241,24 @@ def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpe
             node=draft.remote.host,
             cores=draft.remote.cores,
         )
-        for draft in options.drafters
+        for draft in options.all_drafters
         if isinstance(draft, ModelDraftOptions) and draft.remote is not None
     ]
 
 
 def _drafters(config: ClusterConfig, base: Path) -> list[DraftOptions]:
+    return _drafters_of(config.drafts, ("drafts",), "", config, base)
+
+
+def _drafters_of(
+    drafts: Sequence[Draft], at: Place, prefix: str, config: ClusterConfig, base: Path
+) -> list[DraftOptions]:
     found: list[DraftOptions] = []
-    for index, (draft, name) in enumerate(zip(config.drafts, draft_names(config.drafts), strict=True)):
+    for index, (draft, name) in enumerate(zip(drafts, draft_names(drafts, prefix), strict=True)):
         if isinstance(draft, SuffixDraft):
             found.append(SuffixOptions(name, draft.max_match, int(draft.memory)))
         else:
-            found.append(_model_draft(name, f"drafts[{index}]", draft, config, base))
+            found.append(_model_draft(name, dotted((*at, index)), draft, config, base))
     return found
 
 

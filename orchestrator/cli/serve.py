@@ -30,6 +30,6 @@ def serve(
     setup_logging(loaded.logging.level, loaded.logging.format)
 
     async def run() -> None:
-        await Daemon(loaded, path.resolve().parent).run()
+        await Daemon(loaded, path).run()
 
     asyncio.run(run())

@@ -112,6 +112,8 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     if answer["slo"]:
         rows += [("objectives", objectives_line(answer["slo"])), ("goodput", goodput_line(answer["slo"]))]
     rows += _levers(answer["replicas"])
+    if answer["canary"]:
+        rows.append(("canary", canary_line(answer["canary"])))
     rows.append(("acceptance rule", acceptance_line(answer["acceptance"], gauges)))
     if gauges:
         used = gauges["total_blocks"] - gauges["free_blocks"]
@@ -178,6 +180,14 @@ def _levers(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
         for replica in replicas
         if replica["gauges"] and replica["gauges"]["slo"]
     ]
+
+
+def canary_line(canary: dict[str, Any]) -> str:
+    """Return what is tried, for whom, and what came of it; `outrider canary` has the figures."""
+    line = f"{canary['phase'].replace('_', ' ')}; {canary['effective_share']:.1%} of new requests get "
+    line += "; ".join(canary["differs"])
+    decision = canary["decision"]
+    return f"{line}; by the {decision['by']}: {decision['reason']}" if decision else line
 
 
 def acceptance_line(acceptance: dict[str, Any], gauges: dict[str, Any] | None) -> str:

@@ -39,7 +39,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     keeps to `grammar` and ends ("stop") where that lets nothing follow. `timeout_s` bounds the whole request, its
     waiting included; 0 is no bound. Control keeps it, workers do not look at it. `route` and `user` (the request's tag)
     are the class of which its drafts are expected to be like others'. `policy_depth`: the policy is to choose, whatever
-    the session or the engine wishes; control makes a depth or a bound of all wishes.
+    the session or the engine wishes; control makes a depth or a bound of all wishes. `lane`: the arm of a trial that it
+    is served by ("canary"; any other: as everybody).
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     user: str = ""
     most_depth: int | None = None
     policy_depth: bool = False
+    lane: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -33,6 +33,7 @@ def load_config(path: Path, *, sources: bool = True) -> ClusterConfig:
     if sources:
         _check_sources(config, path, lines)
         _check_depths(config, path, lines)
+        _check_canary(config, path, lines)
         _check_processes(config, path, lines)
         _check_replicas(config, path, lines)
         _check_cores(config, path, lines)
@@ -105,9 +106,9 @@ def _parse(text: str, path: Path) -> tuple[ClusterConfig, Lines]:
 def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Find the models' files now, so that a wrong source is told with its line. Raises ConfigError."""
     sources: list[tuple[Place, str, str]] = [(("model", "source"), config.model.source, config.model.adapter)]
-    for index, draft in enumerate(config.drafts):
+    for at, draft in config.all_drafts:
         if isinstance(draft, ModelDraft):
-            sources.append((("drafts", index, "source"), draft.source, draft.adapter))
+            sources.append(((*at, "source"), draft.source, draft.adapter))
     for place, source, adapter in sources:
         where = f"{path}:{lines.get(place, 1)}: {dotted(place)}:"
         if adapter != AUTO and source.startswith(SIMULATED_PREFIX) != (adapter == "simulated"):
@@ -136,15 +137,46 @@ def _check_depths(config: ClusterConfig, path: Path, lines: Lines) -> None:
 
 def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Refuse keys that would change nothing. Raises ConfigError."""
-    for index, draft in enumerate(config.drafts):
+    for at, draft in config.all_drafts:
         if not isinstance(draft, ModelDraft):
             continue
         for key in sorted(draft.model_fields_set & {"host", "cores", "overlap", "max_wait_ms", "answer_timeout_s"}):
-            where = f"{path}:{lines.get(('drafts', index, key), 1)}: {dotted(('drafts', index, key))}:"
+            where = f"{path}:{lines.get((*at, key), 1)}: {dotted((*at, key))}:"
             if draft.process == "target":
                 raise ConfigError(f"{where} goes with process: own; add that, or leave the key out")
             if key == "host" and draft.host and config.cluster.runtime != "ray":
                 raise ConfigError(f"{where} goes with cluster.runtime: ray; workers of 'local' run on this machine")
+
+
+def _check_canary(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Refuse a canary that is no other than the rest, and what cannot be tried that way. Raises ConfigError."""
+    canary = config.canary
+    where = f"{path}:{lines.get(('canary',), 1)}: canary:"
+    for at, draft in config.all_drafts:
+        for key in ("adapter", "device"):
+            if at[0] == "canary" and isinstance(draft, ModelDraft) and getattr(draft, key) == AUTO:
+                place = (*at, key)
+                raise ConfigError(f"{path}:{lines.get(place, 1)}: {dotted(place)}: no plan chooses for it; name one")
+    if not canary.share:
+        return
+    if canary.least_requests > canary.most_requests:
+        raise ConfigError(
+            f"{path}:{lines.get(('canary', 'most_requests'), lines.get(('canary',), 1))}: canary.most_requests: "
+            f"must be at least least_requests, which is {canary.least_requests}"
+        )
+    ours, theirs = config.speculation, config.canary_speculation
+    off = theirs.method == "off" or not theirs.num_speculative_tokens
+    if off and canary.drafts:
+        raise ConfigError(f"{where} its drafts are never asked where its speculation is off; leave one of them out")
+    if off and (ours.method == "off" or not ours.num_speculative_tokens or not config.drafts):
+        raise ConfigError(f"{where} speculation is off for everybody; give the canary a speculation.method")
+    if not off and not canary.drafts and not config.drafts:
+        raise ConfigError(f"{where} nobody has a drafter; give it canary.drafts")
+    if ours == theirs and not config.canary_drafts:
+        raise ConfigError(
+            f"{where} is no other than the rest; set canary.drafts, canary.speculation.method or "
+            "canary.speculation.num_speculative_tokens, or share: 0"
+        )
 
 
 def _check_replicas(config: ClusterConfig, path: Path, lines: Lines) -> None:
@@ -168,11 +200,7 @@ def _check_cores(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Refuse cores that are named twice, or that this host lacks where workers run on it. Raises ConfigError."""
     named: list[tuple[Place, list[int]]] = [(("devices", "cores"), config.devices.cores)]
     named += [(("model", "replicas", index, "cores"), one.cores) for index, one in enumerate(config.model.placements)]
-    named += [
-        (("drafts", index, "cores"), draft.cores)
-        for index, draft in enumerate(config.drafts)
-        if isinstance(draft, ModelDraft)
-    ]
+    named += [((*at, "cores"), draft.cores) for at, draft in config.all_drafts if isinstance(draft, ModelDraft)]
     here = config.cluster.runtime == "local" or not config.cluster.address
     usable = os.sched_getaffinity(0) if here and hasattr(os, "sched_getaffinity") else None
     for place, cores in named:
@@ -198,14 +226,14 @@ def _check_objectives(config: ClusterConfig, path: Path, lines: Lines) -> None:
 def _check_vocabularies(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Compare the drafts' vocabularies with the target's, where both models are at hand. Raises ConfigError."""
     wary = [
-        (index, draft)
-        for index, draft in enumerate(config.drafts)
+        (at, draft)
+        for at, draft in config.all_drafts
         if isinstance(draft, ModelDraft) and draft.mismatched_vocabulary == "refuse"
     ]
     base = path.resolve().parent
     ours = vocabulary_at_hand(config.model.source, base) if wary else None
-    for index, draft in wary:
-        place: Place = ("drafts", index, "source")
+    for at, draft in wary:
+        place: Place = (*at, "source")
         where = f"{path}:{lines.get(place, 1)}: {dotted(place)}:"
         try:
             theirs = vocabulary_at_hand(draft.source, base, ours) if ours is not None else None

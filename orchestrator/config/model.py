@@ -160,20 +160,21 @@ DRAFTS: dict[str, type[Section]] = {"suffix": SuffixDraft, "model": ModelDraft}
 """What an item of `drafts` is, by its `method`."""
 
 
-def draft_names(drafts: Sequence[SuffixDraft | ModelDraft]) -> list[str]:
+def draft_names(drafts: Sequence[SuffixDraft | ModelDraft], prefix: str = "") -> list[str]:
     """Return what the daemon calls each draft: its method, with a number where there are several of one."""
     names: list[str] = []
     for index, draft in enumerate(drafts):
         before = sum(other.method == draft.method for other in drafts[:index])
-        names.append(f"{draft.method}-{before + 1}" if before else draft.method)
+        names.append(prefix + (f"{draft.method}-{before + 1}" if before else draft.method))
     return names
 
 
 class Speculation(Section):
     """How speculation runs when a request does not say otherwise."""
 
-    method: Literal["auto", "off"] = "auto"
-    """`off` switches every drafter off: plain decoding in the same loop."""
+    method: Literal["auto", "fixed", "off"] = "auto"
+    """`auto`: the depth follows what pays. `fixed`: every round drafts `num_speculative_tokens`, whatever it costs.
+    `off` switches every drafter off: plain decoding in the same loop."""
     num_speculative_tokens: int = Field(default=12, ge=0, le=64)
     """The most tokens drafted for one sequence in one round (depth); 0 is plain decoding. Nobody's wish goes beyond."""
     min_speculative_tokens: int = Field(default=0, ge=0, le=64)
@@ -194,6 +195,37 @@ class Speculation(Section):
     sampled requests learn apart, and a new worker learns anew."""
     tolerance_max_delta: float = Field(default=2.0, gt=0, le=20)
     """The most by which a draft may be less likely to the target than to the drafter, in nats: 2 is 7.4 times."""
+
+
+class CanarySpeculation(Section):
+    """What of `speculation` is other for the canary."""
+
+    method: Literal["same", "auto", "fixed", "off"] = "same"
+    """As `speculation.method`; `same`: no other."""
+    num_speculative_tokens: int = Field(default=0, ge=0, le=64)
+    """As `speculation.num_speculative_tokens`; 0: no other."""
+
+
+class Canary(Section):
+    """A share of the requests is drafted for in another way, and compared with the rest until that is decided on."""
+
+    share: float = Field(default=0.0, ge=0, le=0.5)
+    """The share of requests that are served by the canary; 0: there is none."""
+    speculation: CanarySpeculation = CanarySpeculation()
+    """What of `speculation` is other for the canary."""
+    drafts: tuple[Draft, ...] = Field(default=(), max_length=4, strict=False)
+    """The canary's drafters, as in `drafts`; they are loaded beside those. Empty: the same."""
+    decide: Literal["rule", "operator"] = "rule"
+    """Who promotes it or rolls it back: the rule of the keys below, or `outrider canary promote` and `abort` alone. The
+    operator's word counts in both cases."""
+    least_requests: int = Field(default=50, ge=2, le=1_000_000)
+    """Requests of each arm before anything is decided."""
+    most_requests: int = Field(default=2000, ge=2, le=10_000_000)
+    """Requests of the canary after which it is rolled back if it is not surely better."""
+    min_gain: float = Field(default=0.02, ge=0, lt=1)
+    """It is promoted where its TPOT is surely (95 %) lower by more than this share of the others'."""
+    tolerance: float = Field(default=0.05, ge=0, le=1)
+    """It is rolled back where its TTFT or TPOT is surely (95 %) higher by more than this share of the others'."""
 
 
 class Devices(Section):
@@ -290,6 +322,8 @@ class ClusterConfig(Section):
     is plain decoding."""
     speculation: Speculation = Speculation()
     """How speculation runs when a request does not say otherwise."""
+    canary: Canary = Canary()
+    """A share of the requests that is drafted for in another way."""
     devices: Devices = Devices()
     """What the worker may use of this machine."""
     placement: PlacementSection = PlacementSection()
@@ -313,3 +347,25 @@ class ClusterConfig(Section):
         models: list[Target | ModelDraft] = [self.model]
         models += [draft for draft in self.drafts if isinstance(draft, ModelDraft)]
         return any(AUTO in (model.adapter, model.device) for model in models)
+
+    @property
+    def all_drafts(self) -> list[tuple[tuple[str | int, ...], SuffixDraft | ModelDraft]]:
+        """Return every draft, the canary's too, with its place in the file."""
+        found: list[tuple[tuple[str | int, ...], SuffixDraft | ModelDraft]] = []
+        found += [(("drafts", index), draft) for index, draft in enumerate(self.drafts)]
+        found += [(("canary", "drafts", index), draft) for index, draft in enumerate(self.canary_drafts)]
+        return found
+
+    @property
+    def canary_drafts(self) -> tuple[Draft, ...]:
+        """The drafters that only the canary has; () where it has those of the rest."""
+        return () if self.canary.drafts == self.drafts else self.canary.drafts
+
+    @property
+    def canary_speculation(self) -> Speculation:
+        """How speculation runs for the canary."""
+        own = self.canary.speculation
+        changes: dict[str, object] = {} if own.method == "same" else {"method": own.method}
+        if own.num_speculative_tokens:
+            changes["num_speculative_tokens"] = own.num_speculative_tokens
+        return self.speculation.model_copy(update=changes)

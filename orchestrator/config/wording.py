@@ -61,7 +61,9 @@ def place_of(error: ErrorDetails) -> Place:
     place: Place = tuple(error["loc"])
     if error["type"] in _TAG_ERRORS:
         return (*place, "method")
-    return (*place[:2], *place[3:]) if _in_a_draft(place) or _in_replicas(place) else place
+    if tag := _tag_at(place):
+        return (*place[:tag], *place[tag + 1 :])
+    return place
 
 
 def described(error: ErrorDetails, root: type[BaseModel] = ClusterConfig) -> str:
@@ -122,8 +124,8 @@ def _nearest(key: str, valid: list[str]) -> str:
 
 def _model_at(place: Place, root: type[BaseModel]) -> type[BaseModel]:
     """Return the model whose keys stand at `place`."""
-    if _in_a_draft(place):
-        return DRAFTS[str(place[2])]
+    if at := _draft_at(place):
+        return DRAFTS[str(place[at])]
     if _in_replicas(place):
         return Placement
     model = root
@@ -133,8 +135,15 @@ def _model_at(place: Place, root: type[BaseModel]) -> type[BaseModel]:
     return model
 
 
-def _in_a_draft(place: Place) -> bool:
-    return len(place) > 2 and place[0] == "drafts" and place[2] in DRAFTS
+def _tag_at(place: Place) -> int:
+    """Return where in pydantic's place the word stands that is not in the file; 0 where there is none."""
+    return _draft_at(place) or (2 if _in_replicas(place) else 0)
+
+
+def _draft_at(place: Place) -> int:
+    """Return where a draft's method stands in pydantic's place; 0 for what is not in a draft."""
+    at = 3 if place[:2] == ("canary", "drafts") else 2
+    return at if len(place) > at and place[at - 2] == "drafts" and place[at] in DRAFTS else 0
 
 
 def _in_replicas(place: Place) -> bool:

@@ -9,6 +9,7 @@ from typing import Protocol
 from orchestrator.cluster.draft_messages import DraftReady
 from orchestrator.cluster.port import Delta, Gauges, Ready, Submit
 from orchestrator.control.wishes import NO_WISHES, Standing
+from policies.canary import Figures, Interval, Rule
 from policies.wishes import Bounds, Wish
 
 
@@ -75,6 +76,43 @@ class PlanView:
     moves: int
     last: str
     drifted: tuple[str, ...] = ()
+
+
+TRIAL, PROMOTED, ROLLED_BACK = "trial", "promoted", "rolled_back"
+"""The phases of a canary."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDecision:
+    """What ended a trial. `by`: "rule", "operator" or "drafter" (it failed); `at`: ISO 8601, UTC. `figure` ("ttft_ms",
+    "tpot_ms") of the canary less the others' was `low` to `high` then, with 95 %; None where it was not known."""
+
+    by: str
+    reason: str
+    at: str
+    figure: str
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialView:
+    """The canary. `phase`: "trial", "promoted" or "rolled_back". `share` as configured, `effective_share` of the
+    requests that come now. `arms`: figures by the arm's name, and `differences`: canary less control, by the figure's;
+    both stay as they were when it was decided. `outlook`: what comes next; `to_keep`: what to change in cluster.yaml
+    for it to be everybody's."""
+
+    phase: str
+    share: float
+    effective_share: float
+    differs: tuple[str, ...]
+    by_rule: bool
+    rule: Rule
+    decision: TrialDecision | None
+    arms: dict[str, Figures]
+    differences: dict[str, Interval]
+    outlook: str
+    to_keep: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from orchestrator.clock import Clock
 from orchestrator.cluster.draft_messages import AttachDraft
 from orchestrator.cluster.port import Cancel, Command, Event, Failed, Ready, Stop, Submit
 from orchestrator.cluster.process_memory import peak_rss_bytes
+from orchestrator.decoding.arms import Arms
 from orchestrator.decoding.loop import DecodeLoop
 
 _GAUGES_EVERY_S = 0.25
@@ -23,12 +24,13 @@ Emit = Callable[[Event], None]
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A loop that can run, and the effective state to announce. `attach` connects it to a draft worker, where it can
-    have any."""
+    have any. `arms`: how requests are served that say nothing, and the other way where one is tried."""
 
     loop: DecodeLoop
     ready: Ready
     close: Callable[[], None]
     attach: Callable[[AttachDraft], None] | None = None
+    arms: Arms | None = None
 
 
 class DecodeEngine:
@@ -40,6 +42,7 @@ class DecodeEngine:
         self._commands: queue.SimpleQueue[tuple[Command, float]] = queue.SimpleQueue()
         self._loop: DecodeLoop | None = None
         self._attach: Callable[[AttachDraft], None] | None = None
+        self._arms: Arms | None = None
         self._process = psutil.Process()
         self._gauges_s = 0.0
 
@@ -54,7 +57,7 @@ class DecodeEngine:
         """See cluster.port.Engine. What an adapter raises becomes a Failed event with one line."""
         try:
             loaded = self._load(emit)
-            self._loop, self._attach = loaded.loop, loaded.attach
+            self._loop, self._attach, self._arms = loaded.loop, loaded.attach, loaded.arms
             emit(loaded.ready)
             try:
                 self._decode(loaded.loop, emit)
@@ -96,8 +99,13 @@ class DecodeEngine:
                 if loop.idle:
                     emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
             elif isinstance(command, Submit):
-                refused = loop.submit(command, arrived_s)
-                if refused is not None:
-                    emit(refused)
+                self._take_in(loop, command, arrived_s, emit)
             elif isinstance(command, AttachDraft) and self._attach is not None:
                 self._attach(command)
+
+    def _take_in(self, loop: DecodeLoop, request: Submit, arrived_s: float, emit: Emit) -> None:
+        refused = loop.submit(request if self._arms is None else self._arms.served(request), arrived_s)
+        if refused is not None:
+            emit(refused)
+        elif self._arms is not None:
+            self._arms.joined(request)

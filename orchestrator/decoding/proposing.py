@@ -61,7 +61,7 @@ class Proposing:
     def begin(self, session: Session, *, drafts: bool) -> None:
         """A session starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
         most = self._most(session)
-        self._policy.begin(session.key, ClassKey(session.submit.route, session.submit.user), most)
+        self._policy.begin(session.key, ClassKey(session.submit.route, session.submit.user, session.submit.lane), most)
         if drafts and most > 0 and session.depth_bound > 0:
             self._drafter.begin(session.key, session.tokens, session.submit.sampling)
 

@@ -72,9 +72,9 @@ def described() -> dict[str, str]:
     def walk(section: dict[str, Any], prefix: str) -> None:
         required = section.get("required", [])
         for key, value in section["properties"].items():
-            for tag, place in value.get("items", {}).get("discriminator", {}).get("mapping", {}).items():
-                walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{prefix}{key}[{tag}].")
-            if "discriminator" in value.get("items", {}):
+            if "discriminator" in value.get("items", {}) and not prefix:  # elsewhere: as there
+                for tag, place in value["items"]["discriminator"]["mapping"].items():
+                    walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{key}[{tag}].")
                 continue
             for place in (one["items"]["$ref"] for one in value.get("oneOf", []) if "items" in one):
                 walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{prefix}{key}[].")

@@ -205,6 +205,9 @@ def test_status_for_people_and_without_a_daemon(tmp_path):
             "prefill gives way",
         ):
             assert word in shown
+        refused = outrider("canary", "promote", "--socket", str(daemon.admin))
+        assert refused.returncode == 1
+        assert refused.stderr.startswith("outrider: there is no canary: set canary.share")
     gone = outrider("status", "--socket", str(tmp_path / "admin.sock"))
     assert gone.returncode == 1
     assert gone.stderr.startswith("outrider: no daemon answers")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from policies.canary import Arm, Figures, Moments, Move, Rule, arm_of, decided, difference, served
+from policies.canary import Arm, Figures, Moments, Move, Rule, arm_of, decided, difference, looks, served
 
 IDS = st.lists(st.uuids().map(str), min_size=1, max_size=50, unique=True)
 VALUES = st.lists(st.floats(0.1, 1000.0), min_size=2, max_size=60)
@@ -86,6 +86,13 @@ def test_better_is_promoted_and_worse_rolled_back(tpot_ms, factor):
 @given(st.floats(0.1, 10.0), st.integers(0, 49))
 def test_nothing_is_decided_on_few_requests(factor, requests):
     assert decided(arms(10.0 * factor, 10.0, requests), Rule()).move == Move.GO_ON
+
+
+@given(st.integers(2, 500), st.integers(1, 40))
+def test_promotion_is_looked_for_at_doublings(least, factor):
+    rule = Rule(least_requests=least)
+    asked = [number for number in range(1, factor * least + 1) if looks(number, rule)]
+    assert asked == [n for n in (least * 2**power for power in range(6)) if n <= factor * least]
 
 
 def test_a_late_first_token_outweighs_fast_ones():

@@ -1,0 +1,42 @@
+"""The trial that a configuration asks for."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from pathlib import Path
+
+from orchestrator.bootstrap.options import CANARY_PREFIX
+from orchestrator.clock import Clock
+from orchestrator.config.canary_kept import differences, to_keep
+from orchestrator.config.load import store_directory
+from orchestrator.config.model import ClusterConfig, draft_names
+from orchestrator.control.port import Control
+from orchestrator.control.trial import Terms, Trial
+from orchestrator.control.trial_file import TrialFile
+from policies.canary import Rule
+
+_NAME_BYTES = 8
+
+
+def build_trial(config: ClusterConfig, path: Path, control: Control, clock: Clock) -> Trial | None:
+    """Return the trial, which goes on where the last daemon of this configuration left it; None without a canary.
+    Raises ConfigError where the file at `path` is no configuration any more."""
+    canary = config.canary
+    if not canary.share:
+        return None
+    name = _name_of(config, path)
+    terms = Terms(
+        share=canary.share,
+        by_rule=canary.decide == "rule",
+        rule=Rule(canary.least_requests, canary.most_requests, canary.min_gain, canary.tolerance),
+        differs=tuple(differences(config)),
+        to_keep=tuple(to_keep(config, path)),
+        drafters=frozenset(draft_names(config.canary_drafts, CANARY_PREFIX)),
+    )
+    return Trial(terms, name, TrialFile(store_directory(config) / "canary" / f"{name}.json"), control, clock)
+
+
+def _name_of(config: ClusterConfig, path: Path) -> str:
+    """Return what is other for every configuration in which figures may be others, and for every place of one."""
+    told = config.model_dump_json(exclude={"logging", "store"}, exclude_defaults=True)
+    return blake2b(f"{path.resolve()}\n{told}".encode(), digest_size=_NAME_BYTES).hexdigest()

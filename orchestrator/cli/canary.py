@@ -1,0 +1,112 @@
+"""`outrider canary`: how the share of requests that is served another way does, and the operator's word on it."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.status import ask, socket_of
+
+app = typer.Typer(help="Compare a share of requests that is drafted for in another way with the rest.")
+
+Config = Annotated[Path | None, typer.Option(help="The daemon's cluster.yaml, to find its socket.")]
+Port = Annotated[int | None, typer.Option(help="The daemon's API port, where it is not api.port.")]
+Socket = Annotated[Path | None, typer.Option(help="The admin socket itself.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print what the daemon said.")]
+
+_FIGURES = {"ttft_ms": ("TTFT", "ms", 1), "tpot_ms": ("TPOT", "ms", 2), "acceptance": ("acceptance rate", "", 3)}
+
+
+@app.command()
+def status(config: Config = None, port: Port = None, socket: Socket = None, as_json: AsJson = False) -> None:
+    """Show both arms' figures with their 95 % intervals, and what was decided on which of them."""
+    _show(ask(socket or socket_of(config, port), "/admin/canary"), as_json=as_json)
+
+
+@app.command()
+def promote(config: Config = None, port: Port = None, socket: Socket = None, as_json: AsJson = False) -> None:
+    """Serve every new request by the canary; running ones end as they began."""
+    _told("promote", socket or socket_of(config, port), as_json=as_json)
+
+
+@app.command()
+def abort(config: Config = None, port: Port = None, socket: Socket = None, as_json: AsJson = False) -> None:
+    """Serve no new request by the canary; running ones end as they began."""
+    _told("abort", socket or socket_of(config, port), as_json=as_json)
+
+
+@app.command()
+def restart(config: Config = None, port: Port = None, socket: Socket = None, as_json: AsJson = False) -> None:
+    """Forget the figures and what was decided, and begin the trial anew."""
+    _told("restart", socket or socket_of(config, port), as_json=as_json)
+
+
+def _told(what: str, socket: Path, *, as_json: bool) -> None:
+    _show(ask(socket, f"/admin/canary/{what}", {}), as_json=as_json)
+
+
+def _show(answer: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(answer, indent=1))
+        return
+    from rich.table import Table
+
+    from orchestrator.cli.plain_table import add_row, wide_console
+
+    console = wide_console()
+    table = Table("", "others", "canary", "canary - others", title=f"canary: {answer['phase'].replace('_', ' ')}")
+    for row in rows(answer):
+        add_row(table, *row)
+    console.print(table)
+    for line in lines(answer):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def rows(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Return the table's rows: the mean of each arm, and the 95 % interval of the difference."""
+    arms = [answer["arms"][arm] for arm in ("control", "canary")]
+    counted = [str(arm["ttft_ms"]["requests"]) for arm in arms]
+    found = [("requests", counted[0], counted[1], "")]
+    for name, (title, unit, digits) in _FIGURES.items():
+        both = [_mean(name, arm[name], digits) for arm in arms]
+        gap = answer["differences"][name]
+        found.append((f"{title} {unit}".strip(), both[0], both[1], _range(gap, digits, sign="+")))
+    return found
+
+
+def _possible(name: str, figure: dict[str, Any]) -> dict[str, Any]:
+    """Return an interval without what cannot be: times below 0, rates above 1."""
+    if figure["low"] is None:
+        return figure
+    most = 1.0 if name == "acceptance" else inf
+    return {"low": max(0.0, figure["low"]), "high": min(most, figure["high"])}
+
+
+def _mean(name: str, figure: dict[str, Any], digits: int) -> str:
+    if figure["mean"] is None:
+        return "-"
+    around = _range(_possible(name, figure), digits)
+    return f"{figure['mean']:.{digits}f}" + (f" ({around})" if around else "")
+
+
+def _range(interval: dict[str, Any], digits: int, sign: str = "") -> str:
+    if interval["low"] is None or interval["high"] is None:
+        return ""
+    return f"{interval['low']:{sign}.{digits}f} to {interval['high']:{sign}.{digits}f}"
+
+
+def lines(answer: dict[str, Any]) -> list[str]:
+    """Return what stands below the table: what is tried, what was decided and why, and what comes next."""
+    found = [f"share of new requests: {answer['effective_share']:.1%} (canary.share {answer['share']:.1%})"]
+    found += [f"differs: {one}" for one in answer["differs"]]
+    decision = answer["decision"]
+    if decision:
+        found.append(f"decided {decision['at']} by the {decision['by']}: {decision['reason']}")
+    found.append(f"next: {answer['outlook']}")
+    if answer["phase"] == "promoted":
+        found += [f"to keep it: {one}" for one in answer["to_keep"]]
+    return found

@@ -1,0 +1,205 @@
+"""The canary's trial: which arm a request is served by, what is known of both, and how it ends.
+
+A request's arm follows from its id and is sent with it, so that a worker that goes on with it serves it the same way.
+Figures are folded in until something is decided; from then on every new request gets the arm that was decided for.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from math import isfinite
+from typing import NamedTuple
+
+import msgspec
+
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import Submit
+from orchestrator.control.port import PROMOTED, ROLLED_BACK, TRIAL, Control, TrialDecision, TrialView
+from orchestrator.control.trial_file import TrialFile, TrialState
+from policies.canary import Arm, Figures, Interval, Move, Rule, arm_of, decided, difference, looks, served
+
+_SAVED_EVERY_S = 5.0
+_PHASES = {Move.PROMOTE: PROMOTED, Move.ROLL_BACK: ROLLED_BACK, Move.GO_ON: TRIAL}
+_IDENTICAL_RULES = ("greedy", "coupled")
+"""Under these the output does not depend on the drafts; the others' requests take no part in a trial."""
+
+_log = logging.getLogger(__name__)
+
+
+class Terms(NamedTuple):
+    """What cluster.yaml says of the trial. `differs`: what is other in the canary, a line each. `to_keep`: what to
+    change in cluster.yaml to keep it. `drafters`: the names of those that only the canary has."""
+
+    share: float
+    by_rule: bool
+    rule: Rule
+    differs: tuple[str, ...]
+    to_keep: tuple[str, ...]
+    drafters: frozenset[str] = frozenset()
+
+
+class Entry(NamedTuple):
+    """A request that was taken in. `counted`: its figures belong to the trial of this number. `restarts` of workers
+    when it came: what waited for one says nothing of its arm."""
+
+    arm: Arm
+    counted: bool
+    trial: int
+    restarts: int
+
+
+class Trial:
+    """See the module. One event loop calls it. `salt` draws the arms; `control` says how workers and drafters are."""
+
+    def __init__(self, terms: Terms, salt: str, file: TrialFile, control: Control, clock: Clock) -> None:
+        self._terms = terms
+        self._salt = salt
+        self._file = file
+        self._control = control
+        self._clock = clock
+        self._state = file.read() or TrialState()
+        self._saved_s = clock.monotonic_s()
+        if self._state.phase != TRIAL and self._state.decision is not None:
+            _log.info("the canary is %s, as before: %s", _said(self._state.phase), self._state.decision.reason)
+
+    def entered(self, submit: Submit) -> tuple[Submit, Entry]:
+        """Give a request its arm. One that says itself how it is drafted for, or whose output may depend on its drafts,
+        takes no part while nothing is decided."""
+        state = self._state
+        wishes = submit.policy_depth or submit.depth is not None or submit.most_depth is not None
+        part = not wishes and submit.sampling.rule in _IDENTICAL_RULES
+        if state.phase == PROMOTED:
+            arm = Arm.CANARY
+        elif state.phase == TRIAL and part:
+            arm = arm_of(submit.request_id, share=self._terms.share, salt=f"{self._salt}{state.number}")
+        else:
+            arm = Arm.CONTROL
+        entry = Entry(arm, part, state.number, self._control.view().totals.restarts)
+        return msgspec.structs.replace(submit, lane=arm.value), entry
+
+    def ended(self, entry: Entry, *, ttft_ms: float | None, tpot_ms: float | None, acceptance: float | None) -> None:
+        """A request came to its end; decide, where there is enough to decide on."""
+        state, view = self._state, self._control.view()
+        if state.phase != TRIAL or not entry.counted or entry.trial != state.number:
+            return
+        if entry.restarts == view.totals.restarts:
+            arms = {Arm(name): figures for name, figures in state.arms.items()}
+            found = served(arms.get(entry.arm, Figures()), ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=acceptance)
+            self._state = msgspec.structs.replace(state, arms={**state.arms, entry.arm.value: found})
+        drafters = view.gauges.drafters if view.gauges is not None else []
+        if failed := next(
+            (one for one in drafters if one.state == "failed" and one.name in self._terms.drafters), None
+        ):
+            self._decide(Move.ROLL_BACK, "drafter", "drafter", f"its drafter {failed.name} failed: {failed.reason}")
+        elif self._terms.by_rule:
+            self._follow_the_rule(entry.arm)
+        if self._clock.monotonic_s() - self._saved_s >= _SAVED_EVERY_S:
+            self.save()
+
+    def _follow_the_rule(self, arm: Arm) -> None:
+        found = decided(self._arms, self._terms.rule)
+        seen = {each: figures.ttft_ms.seen for each, figures in self._arms.items()}
+        fewest = min(seen.values())
+        last = seen[Arm.CANARY] >= self._terms.rule.most_requests
+        due = last or (seen[arm] == fewest and looks(fewest, self._terms.rule))
+        if found.move is Move.ROLL_BACK or (found.move is Move.PROMOTE and due):
+            self._decide(found.move, "rule", found.figure, self._why(found.figure, found.interval), found.interval)
+
+    @property
+    def _arms(self) -> dict[Arm, Figures]:
+        return {arm: self._state.arms.get(arm.value, Figures()) for arm in Arm}
+
+    def _why(self, figure: str, interval: Interval) -> str:
+        control, canary = (self._arms[arm] for arm in (Arm.CONTROL, Arm.CANARY))
+        counts = f"{canary.ttft_ms.seen} requests of the canary and {control.ttft_ms.seen} others"
+        name = {"ttft_ms": "TTFT", "tpot_ms": "TPOT"}[figure]
+        mean = getattr(control, figure).mean
+        return (
+            f"{name} {interval.low:+.3g} to {interval.high:+.3g} ms (95 %) against {mean:.4g} ms of the others, after "
+            f"{counts}"
+        )
+
+    def promote(self) -> None:
+        """The operator wants the canary for everybody; running requests end as they began."""
+        self._obey(Move.PROMOTE)
+
+    def abort(self) -> None:
+        """The operator wants nobody to have the canary any more."""
+        self._obey(Move.ROLL_BACK)
+
+    def _obey(self, move: Move) -> None:
+        found = difference(self._arms[Arm.CANARY].tpot_ms, self._arms[Arm.CONTROL].tpot_ms)
+        if isfinite(found.low):
+            self._decide(move, "operator", "tpot_ms", self._why("tpot_ms", found), found)
+        else:
+            self._decide(move, "operator", "", "before there were figures")
+
+    def restart(self) -> None:
+        """Forget all figures and what was decided, and begin anew with other requests."""
+        self._state = TrialState(number=self._state.number + 1)
+        _log.info("the canary's trial begins anew")
+        self.save()
+
+    def _decide(self, move: Move, by: str, figure: str, reason: str, interval: Interval | None = None) -> None:
+        at = datetime.fromtimestamp(self._clock.wall_s(), UTC).isoformat(timespec="seconds")
+        low, high = interval if interval is not None else (None, None)
+        decision = TrialDecision(by, reason, at, figure, low, high)
+        self._state = msgspec.structs.replace(self._state, phase=_PHASES[move], decision=decision)
+        write = _log.warning if by == "drafter" else _log.info
+        write("the canary is %s (by the %s): %s", _said(self._state.phase), by, reason)
+        if move is Move.PROMOTE:
+            for line in self._terms.to_keep:
+                _log.info("to keep the canary: %s", line)
+        self.save()
+
+    def save(self) -> None:
+        """Keep the state for a daemon that starts again with this configuration; a failure is logged."""
+        self._saved_s = self._clock.monotonic_s()
+        self._file.write(self._state)
+
+    def view(self) -> TrialView:
+        """Return all there is to say."""
+        state, terms, arms = self._state, self._terms, self._arms
+        shares = {PROMOTED: 1.0, ROLLED_BACK: 0.0}
+        return TrialView(
+            phase=state.phase,
+            share=terms.share,
+            effective_share=shares.get(state.phase, terms.share),
+            differs=terms.differs,
+            by_rule=terms.by_rule,
+            rule=terms.rule,
+            decision=state.decision,
+            arms={arm.value: figures for arm, figures in arms.items()},
+            differences={
+                name: difference(getattr(arms[Arm.CANARY], name), getattr(arms[Arm.CONTROL], name))
+                for name in Figures._fields
+            },
+            outlook=self._outlook(arms),
+            to_keep=terms.to_keep,
+        )
+
+    def _outlook(self, arms: dict[Arm, Figures]) -> str:
+        """Return what comes next."""
+        if self._state.phase == PROMOTED:
+            return "every new request gets it; change cluster.yaml to keep it"
+        if self._state.phase == ROLLED_BACK:
+            return "no new request gets it; take `canary` out of cluster.yaml, or `outrider canary restart`"
+        if not self._terms.by_rule:
+            return "goes on until `outrider canary promote` or `abort`"
+        rule, canary, control = self._terms.rule, arms[Arm.CANARY], arms[Arm.CONTROL]
+        missing = [
+            f"{rule.least_requests - figures.ttft_ms.seen} more {name}"
+            for name, figures in (("of the canary", canary), ("of the others", control))
+            if figures.ttft_ms.seen < rule.least_requests
+        ]
+        if missing:
+            return f"nothing is decided before {' and '.join(missing)}"
+        return (
+            f"goes on until TPOT is surely {rule.gain:.0%} lower (promoted), TTFT or TPOT surely {rule.tolerance:.0%} "
+            f"higher (rolled back), or {rule.most_requests} requests of the canary are not surely better (rolled back)"
+        )
+
+
+def _said(phase: str) -> str:
+    return phase.replace("_", " ")

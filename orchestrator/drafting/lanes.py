@@ -1,0 +1,71 @@
+"""Each request drafted for by its lane's own drafter, so that two sets of drafters can be compared on live traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
+from policies.acceptance import Sampling
+
+
+class LaneDrafter:
+    """`lanes` are drafters by the lanes that have their own; whoever is in none of them gets `usual` (None: nothing).
+
+    The drafters share nothing: what one learns, and whatever it remembers of outputs, is of its own requests.
+    """
+
+    name = "lanes"
+
+    def __init__(self, usual: Drafter | None, lanes: Mapping[str, Drafter]) -> None:
+        self._usual = usual
+        self._lanes = dict(lanes)
+        self._drafters = [*([usual] if usual is not None else []), *self._lanes.values()]
+        self._joined: dict[str, Drafter] = {}
+
+    def join(self, key: str, lane: str) -> None:
+        """Say which lane a sequence is in, before it begins."""
+        if lane in self._lanes:
+            self._joined[key] = self._lanes[lane]
+
+    def _of(self, key: str) -> Drafter | None:
+        return self._joined.get(key, self._usual)
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
+        """See the port."""
+        if (drafter := self._of(key)) is not None:
+            drafter.begin(key, tokens, sampling)
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port."""
+        if (drafter := self._of(key)) is not None:
+            drafter.extend(key, tokens)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See the port. Each drafter is called once, with its own asks."""
+        drafts = [NOTHING] * len(asks)
+        for drafter in self._drafters:
+            places = [place for place, ask in enumerate(asks) if self._of(ask.key) is drafter]
+            found = drafter.propose([asks[place] for place in places])
+            for place, draft in zip(places, found, strict=True):
+                drafts[place] = draft
+        return drafts
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See the port."""
+        if (drafter := self._of(key)) is not None:
+            drafter.end(key, keep=keep)
+        self._joined.pop(key, None)
+
+    def memory_bytes(self) -> int:
+        """See the port."""
+        return sum(drafter.memory_bytes() for drafter in self._drafters)
+
+    def states(self) -> list[DrafterState]:
+        """See the port."""
+        return [state for drafter in self._drafters for state in drafter.states()]
+
+    def close(self) -> None:
+        """See the port. The one loaded last goes first, as in a chain."""
+        for drafter in reversed(self._drafters):
+            drafter.close()

@@ -1,0 +1,179 @@
+"""A canary's trial: who is in which arm, what counts, how it ends, and that a new daemon goes on with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.clock import SystemClock
+from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.cluster.port import Delta, Gauges, Sampling, Submit
+from orchestrator.control.port import StateView, Totals
+from orchestrator.control.trial import Terms, Trial
+from orchestrator.control.trial_file import TrialFile
+from policies.canary import Rule
+
+RULE = Rule(least_requests=5, most_requests=40)
+KEEP = ("cluster.yaml:7: speculation.method: off",)
+
+
+@dataclass
+class Workers:
+    """A control of which only the state counts."""
+
+    restarts: int = 0
+    drafters: list[DrafterState] = field(default_factory=list)
+
+    def view(self) -> StateView:
+        gauges = Gauges(0, 0, 1, 1, 0, 0, 0, 0, drafters=self.drafters)
+        return StateView("ready", "", "", "local", None, gauges, Totals(restarts=self.restarts))
+
+    async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
+        yield Delta(submit.request_id, [])
+
+
+def trial(directory: Path, workers: Workers | None = None, *, by_rule: bool = True, share: float = 0.5) -> Trial:
+    terms = Terms(share, by_rule, RULE, ("speculation.method: auto -> off",), KEEP, frozenset(["canary-model"]))
+    return Trial(terms, "salt", TrialFile(directory / "canary" / "x.json"), workers or Workers(), SystemClock())
+
+
+def request(number: int, **fields: Any) -> Submit:
+    return Submit(f"r{number}", [1], 8, **fields)
+
+
+def serve(found: Trial, numbers: range, *, canary_ms: float, control_ms: float = 10.0) -> list[str]:
+    """Serve requests of the ids; returns the lane of each."""
+    lanes = []
+    for number in numbers:
+        submit, entry = found.entered(request(number))
+        lanes.append(submit.lane)
+        tpot_ms = (canary_ms if submit.lane == "canary" else control_ms) + 0.01 * (number % 3)
+        found.ended(entry, ttft_ms=50.0 + number % 5, tpot_ms=tpot_ms, acceptance=0.5)
+    return lanes
+
+
+def test_a_faster_canary_is_promoted_and_every_new_request_gets_it(tmp_path):
+    found = trial(tmp_path)
+    lanes = serve(found, range(60), canary_ms=6.0)
+    view = found.view()
+    assert (view.phase, view.effective_share) == ("promoted", 1.0)
+    assert view.decision is not None
+    assert (view.decision.by, view.decision.figure) == ("rule", "tpot_ms")
+    assert view.decision.low is not None
+    assert -4.1 < view.decision.low < -3.9
+    assert "against 10.01 ms of the others, after " in view.decision.reason
+    assert min(arm.ttft_ms.seen for arm in view.arms.values()) == RULE.least_requests
+    first = next(at for at in range(60) if set(lanes[at:]) == {"canary"})
+    assert set(lanes[:first]) == {"canary", "control"}
+    submit, _ = found.entered(request(1, depth=3, sampling=Sampling(acceptance="rejection", temperature=1.0)))
+    assert submit.lane == "canary", "it is everybody's now"
+
+
+def test_a_slower_canary_is_rolled_back_and_its_figures_stay(tmp_path):
+    found = trial(tmp_path)
+    serve(found, range(60), canary_ms=14.0)
+    view = found.view()
+    assert (view.phase, view.effective_share) == ("rolled_back", 0.0)
+    assert {found.entered(request(number))[0].lane for number in range(100, 150)} == {"control"}
+    serve(found, range(60, 90), canary_ms=1.0)
+    assert found.view().arms == view.arms
+
+
+def test_the_operator_decides_where_no_rule_may_and_overrules_where_one_did(tmp_path, caplog):
+    found = trial(tmp_path, by_rule=False)
+    serve(found, range(60), canary_ms=1.0)
+    assert found.view().phase == "trial"
+    caplog.set_level("INFO")
+    found.abort()
+    assert found.view().phase == "rolled_back"
+    found.promote()
+    view = found.view()
+    assert view.phase == "promoted"
+    assert view.decision is not None
+    assert view.decision.by == "operator"
+    assert view.decision.reason.startswith("TPOT -9")
+    assert "to keep the canary: cluster.yaml:7: speculation.method: off" in caplog.text
+    assert "the canary is promoted (by the operator): TPOT -9" in caplog.text
+
+
+def test_requests_that_are_no_evidence_take_no_part(tmp_path):
+    workers = Workers()
+    found = trial(tmp_path, workers, by_rule=False)
+    own: list[dict[str, Any]] = [
+        {"depth": 3},
+        {"most_depth": 2},
+        {"sampling": Sampling(temperature=1.0, acceptance="rejection")},
+    ]
+    for number in range(40):
+        for fields in own:
+            submit, entry = found.entered(request(number, **fields))
+            assert submit.lane == "control"
+            found.ended(entry, ttft_ms=1.0, tpot_ms=1.0, acceptance=None)
+    assert sum(arm.ttft_ms.seen for arm in found.view().arms.values()) == 0
+    _, entry = found.entered(request(0))
+    workers.restarts += 1
+    found.ended(entry, ttft_ms=9000.0, tpot_ms=1.0, acceptance=None)
+    assert sum(arm.ttft_ms.seen for arm in found.view().arms.values()) == 0, "it waited for a worker"
+
+
+def test_a_drafter_of_its_own_that_fails_ends_it(tmp_path):
+    workers = Workers(drafters=[DrafterState("model", "model", "failed", "gone")])
+    found = trial(tmp_path, workers, by_rule=False)
+    serve(found, range(3), canary_ms=10.0)
+    assert found.view().phase == "trial", "that one is everybody's"
+    workers.drafters.append(DrafterState("canary-model", "model", "failed", "the device was lost"))
+    serve(found, range(3, 4), canary_ms=10.0)
+    decision = found.view().decision
+    assert decision is not None
+    assert (found.view().phase, decision.by) == ("rolled_back", "drafter")
+    assert "the device was lost" in decision.reason
+
+
+def test_a_daemon_that_starts_again_goes_on_and_a_restart_forgets(tmp_path):
+    first = trial(tmp_path, by_rule=False)
+    lanes = serve(first, range(30), canary_ms=8.0)
+    first.save()
+    again = trial(tmp_path, by_rule=False)
+    assert again.view() == first.view()
+    assert [again.entered(request(number))[0].lane for number in range(30)] == lanes
+    again.promote()
+    kept = trial(tmp_path, by_rule=False)
+    assert kept.view().phase == "promoted"
+    submit, entry = kept.entered(request(1))
+    kept.restart()
+    kept.ended(entry, ttft_ms=1.0, tpot_ms=1.0, acceptance=None)
+    view = kept.view()
+    assert (view.phase, view.decision, submit.lane) == ("trial", None, "canary")
+    assert sum(arm.ttft_ms.seen for arm in view.arms.values()) == 0, "what began in another trial is not counted"
+    assert [kept.entered(request(number))[0].lane for number in range(30)] != lanes, "drawn anew"
+
+
+@pytest.mark.parametrize("kept", [b"", b"{", b'{"phase": 3}', b"\xff"])
+def test_a_damaged_file_is_told_and_the_trial_begins_anew(tmp_path, kept, caplog):
+    path = tmp_path / "canary" / "x.json"
+    path.parent.mkdir()
+    path.write_bytes(kept)
+    assert trial(tmp_path).view().phase == "trial"
+    assert "cannot be used" in caplog.text
+
+
+def test_a_place_that_cannot_be_written_is_told_and_the_trial_goes_on(tmp_path, caplog):
+    (tmp_path / "canary").write_text("in the way")
+    found = trial(tmp_path)
+    found.promote()
+    assert found.view().phase == "promoted"
+    assert "is not kept" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("canary_ms", "served", "words"),
+    [(10.0, 0, "5 more of the canary and 5 more of the others"), (10.0, 30, "goes on until TPOT is surely 2% lower")],
+)
+def test_what_comes_next_is_said(tmp_path, canary_ms, served, words):
+    found = trial(tmp_path)
+    serve(found, range(served), canary_ms=canary_ms)
+    assert words in found.view().outlook

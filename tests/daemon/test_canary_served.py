@@ -1,0 +1,132 @@
+"""A canary in a running daemon: both arms give the same tokens; figures, state and the operator's word hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from tests.daemon.test_life import collect
+from tests.support.daemon import Daemon, configuration, running
+
+ASK: dict[str, Any] = {"model": "toy", "max_tokens": 40, "temperature": 0.8, "seed": 3}
+PROMPTS = ["the sea is", "a b a b a b", "one, one, one", "net net net"]
+
+DRAFTS = """
+canary:
+  share: 0.5
+  decide: operator
+  drafts:
+    - {method: suffix, max_match: 2}
+    - {method: model, source: "simulated:toy", adapter: simulated}
+  speculation: {method: fixed, num_speculative_tokens: 3}
+"""
+
+
+def texts(daemon: Daemon, times: int = 1, **more: Any) -> list[str]:
+    return [
+        daemon.client.completions.create(**ASK, prompt=prompt, **more).choices[0].text
+        for _ in range(times)
+        for prompt in PROMPTS
+    ]
+
+
+def counted(daemon: Daemon, name: str) -> dict[str, float]:
+    """Arm -> value of a counter."""
+    lines = [line for line in httpx.get(f"{daemon.url}/metrics").text.splitlines() if line.startswith(f"{name}{{")]
+    return {line.partition('arm="')[2].partition('"')[0]: float(line.split(" ")[-1]) for line in lines}
+
+
+def said(daemon: Daemon, *words: str) -> str:
+    """What a command prints; it runs in this process."""
+    done = CliRunner().invoke(app, [*words, "--socket", str(daemon.admin)])
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.replace("│", " ").split())
+
+
+def canary(daemon: Daemon, word: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(said(daemon, "canary", word, "--json"))
+    return found
+
+
+def ended(log: Path) -> list[str]:
+    """The arms of the requests that have ended, in order."""
+    entries = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    return [entry["arm"] for entry in entries if entry["event"] == "request ended"]
+
+
+def drafted(daemon: Daemon) -> dict[str, int]:
+    daemon.wait_for("gauges", running=0)
+    return {one["name"]: one["drafted"] for one in daemon.status()["gauges"]["drafters"]}
+
+
+def test_both_arms_give_the_same_tokens_and_the_operator_moves_everybody_to_either(tmp_path):
+    config = configuration(tmp_path, extra=DRAFTS)
+    with running(config) as daemon:
+        expected = texts(daemon, extra_body={"speculative_config": {"method": "off"}})
+        assert counted(daemon, "outrider_arm_requests_total") == {}, "who says how it is drafted for takes no part"
+        assert texts(daemon, 5) == expected * 5
+        arms = ended(config.with_suffix(".log"))[len(PROMPTS) :]
+        assert set(arms) == {"control", "canary"}
+        requests = {arm: float(arms.count(arm)) for arm in ("control", "canary")}
+        assert counted(daemon, "outrider_arm_requests_total") == requests
+        assert min(counted(daemon, "outrider_arm_draft_tokens_total").values()) > 0
+        assert list(drafted(daemon)) == ["suffix", "canary-suffix", "canary-model"]
+        assert min(drafted(daemon).values()) > 0
+        status = canary(daemon, "status")
+        assert (status["phase"], status["decision"]) == ("trial", None)
+        assert status["arms"]["canary"]["tpot_ms"]["requests"] == requests["canary"]
+        assert status["arms"]["canary"]["acceptance"]["low"] <= status["arms"]["canary"]["acceptance"]["mean"]
+
+        assert canary(daemon, "promote")["effective_share"] == 1.0
+        before = drafted(daemon)
+        assert texts(daemon, 2) == expected * 2
+        assert set(ended(config.with_suffix(".log"))[-8:]) == {"canary"}
+        assert drafted(daemon)["suffix"] == before["suffix"], "the others' drafters rest"
+        shown = said(daemon, "canary", "status")
+        assert "to keep it: cluster.yaml:" in shown
+        assert "by the operator: TPOT" in shown
+        assert "promoted; 100.0% of new requests" in said(daemon, "status")
+        assert daemon.stop() == 0
+    with running(config) as daemon:
+        assert canary(daemon, "status")["phase"] == "promoted", "the same configuration goes on"
+        assert texts(daemon) == expected
+        assert canary(daemon, "abort")["phase"] == "rolled_back"
+        texts(daemon)
+        assert ended(config.with_suffix(".log"))[-8:] == ["canary"] * 4 + ["control"] * 4
+        assert '"event": "the canary is rolled back (by the operator)' in config.with_suffix(".log").read_text()
+
+
+def test_a_killed_worker_costs_no_token_in_either_arm_and_the_rule_rolls_back_what_is_slower(tmp_path):
+    extra = "canary: {share: 0.5, least_requests: 3, speculation: {method: off}}"
+    long = ASK | {"prompt": "the sea is", "max_tokens": 100}
+    with running(configuration(tmp_path, script="base_ms=4", extra=extra)) as daemon:
+        off = daemon.client.completions.create(**long, extra_body={"speculative_config": {"method": "off"}})
+        pieces: list[list[str]] = [[] for _ in range(5)]
+        started = [threading.Event() for _ in pieces]
+        readers = []
+        for into, begun in zip(pieces, started, strict=True):
+            stream = daemon.client.completions.create(**long, stream=True)
+            readers.append(threading.Thread(target=collect, args=(stream, into, begun)))
+            readers[-1].start()
+        assert all(begun.wait(10) for begun in started)
+        os.kill(daemon.status()["ready"]["pid"], signal.SIGKILL)
+        for reader in readers:
+            reader.join(60)
+        assert ["".join(one) for one in pieces] == [off.choices[0].text] * len(pieces)
+        status = canary(daemon, "status")
+        assert sum(arm["ttft_ms"]["requests"] for arm in status["arms"].values()) < 5, "some waited for a worker"
+        for _ in range(12):
+            texts(daemon)
+            if (status := canary(daemon, "status"))["phase"] != "trial":
+                break
+        assert status["phase"] == "rolled_back"
+        assert (status["decision"]["by"], status["decision"]["figure"]) == ("rule", "tpot_ms")
+        assert status["decision"]["low"] > 0

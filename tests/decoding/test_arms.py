@@ -1,0 +1,82 @@
+"""Two arms in one worker: each request is served its own way, and all of them get the target's tokens."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from orchestrator.clock import SystemClock
+from orchestrator.cluster.port import Sampling, Submit
+from orchestrator.decoding.arms import Arms, Way
+from orchestrator.drafting.lanes import LaneDrafter
+from orchestrator.drafting.port import Ask
+from orchestrator.drafting.suffix import SuffixDrafter
+from tests.support.drafters import KnowingDrafter
+from tests.support.loops import alone, decode, loop_over, requests, suffix, toy
+
+ARMS = Arms(Way(8), {"canary": Way(4, fixed=True), "none": Way(0)})
+
+
+@pytest.mark.parametrize(
+    ("lane", "depth", "most", "served"),
+    [
+        ("", None, None, (None, 8)),
+        ("control", None, 3, (None, 3)),
+        ("control", 20, None, (8, None)),
+        ("canary", None, None, (4, None)),
+        ("canary", 2, None, (2, None)),
+        ("canary", 20, None, (4, None)),
+        ("canary", None, 3, (None, 3)),
+        ("none", None, None, (None, 0)),
+        ("none", 5, None, (0, None)),
+    ],
+)
+def test_an_arm_bounds_what_requests_ask_for_and_fixes_what_they_leave_open(lane, depth, most, served):
+    found = ARMS.served(Submit("r", [1], 9, depth=depth, most_depth=most, lane=lane))
+    assert (found.depth, found.most_depth) == served
+
+
+def test_both_arms_give_the_targets_tokens_and_each_is_drafted_for_by_its_own():
+    asked = [msgspec.structs.replace(one, lane="canary" if at % 3 else "control") for at, one in enumerate(requests(8))]
+    expected = alone(asked)
+    own = SuffixDrafter(max_match=2, memory_bytes=1 << 20, clock=SystemClock(), name="canary-suffix")
+    lanes = LaneDrafter(suffix(), {"canary": own})
+    arms = Arms(Way(8), {"canary": Way(3, fixed=True)}, lanes)
+    loop = loop_over(toy(), lanes)
+    for one in asked:
+        arms.joined(one)
+    out, rounds = decode(loop, [arms.served(one) for one in asked])
+    assert out == expected
+    states = {state.name: state for state in loop.gauges(0).drafters}
+    assert list(states) == ["suffix", "canary-suffix"]
+    assert min(state.drafted for state in states.values()) > 0
+    drafted = {delta.request_id: delta.stats for done in rounds for delta in done.deltas}
+    fixed = [drafted[one.request_id] for one in asked if one.lane == "canary"]
+    assert all(stats is not None and stats.drafted <= 3 * stats.draft_steps for stats in fixed)
+
+
+def test_a_lane_is_asked_for_its_own_sequences_only_and_forgotten_with_them():
+    text = [1, 2, 3, 4, 5, 6]
+    first, second = KnowingDrafter([text]), KnowingDrafter([[1, 2, 9, 9, 9]])
+    lanes = LaneDrafter(first, {"canary": second})
+    lanes.join("b", "canary")
+    for key in "abc":
+        lanes.begin(key, text[:2], Sampling())
+    lanes.end("c", keep=False)
+    a, b = lanes.propose([Ask("a", 2), Ask("b", 2)])
+    assert (a.tokens, b.tokens) == ((3, 4), (9, 9))
+    lanes.extend("b", [9])
+    assert lanes.propose([Ask("b", 1)])[0].tokens == (9,)
+    lanes.end("b", keep=True)
+    lanes.begin("b", text[:3], Sampling())
+    assert lanes.propose([Ask("b", 2)])[0].tokens == (4, 5), "the next one of this name is in no lane"
+
+
+def test_where_only_the_canary_has_drafters_nobody_else_gets_drafts():
+    asked = requests(4)
+    expected = alone(asked)
+    texts = [one.prompt + expected[one.request_id] for one in asked]
+    lanes = LaneDrafter(None, {"canary": KnowingDrafter(texts)})
+    out, rounds = decode(loop_over(toy(), lanes), asked)
+    assert out == expected
+    assert sum(done.drafted for done in rounds) == 0
