@@ -59,7 +59,7 @@ def build_loop(
         clock or SystemClock(),
         policy=policy,
         max_running=options.max_running,
-        max_depth=options.deepest,
+        max_depth=options.max_depth,
         max_itl_ms=options.max_itl_ms,
         prefix_reuse=options.prefix_reuse,
         tolerance=options.tolerance,
@@ -105,7 +105,8 @@ def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
         target.model.close()
         raise
     first = first_cost(target, options, drafts=drafter is not None)
-    loop = build_loop(target, options, drafter, adaptive(first, options))
+    deepest = msgspec.structs.replace(options, max_depth=options.deepest)
+    loop = build_loop(target, deepest, drafter, adaptive(first, options))
     planned = planned_bytes(target, options, drafter)
 
     def close() -> None:
@@ -156,6 +157,7 @@ def _ready(target: Target, options: EngineOptions, slots: int, planned: int, cos
         max_depth=options.max_depth,
         starting_depth=options.starting_depth,
         costs_from=costs_from,
+        fixed_depth=options.fixed_depth,
         tokenizer_dir=target.tokenizer_dir,
         pid=os.getpid(),
         load_s=target.load_s,

@@ -99,7 +99,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
             ("shapes", _shapes(ready)),
             ("why", ready["precision_reason"] or "the simulated model has one precision"),
             ("exactness", f"{ready['exactness']} (row-invariant: {invariant})"),
-            ("drafters", f"{', '.join(ready['drafters']) or 'none'}; depth 0 to {ready['max_depth']}"),
+            ("drafters", f"{', '.join(ready['drafters']) or 'none'}; {_depth(ready)}"),
             ("depth", f"begins at {ready['starting_depth']:g}; costs of rounds begin with {ready['costs_from']}"),
         ]
     if ready and len(answer["replicas"]) == 1:
@@ -256,6 +256,10 @@ def _phase(worker: dict[str, Any]) -> str:
 def _cores(cores: list[int]) -> str:
     """Return which cores a worker may run on."""
     return spans(cores) if cores else "not known"
+
+
+def _depth(ready: dict[str, Any]) -> str:
+    return f"depth {ready['max_depth']}, fixed" if ready["fixed_depth"] else f"depth 0 to {ready['max_depth']}"
 
 
 def _shapes(ready: dict[str, Any]) -> str:

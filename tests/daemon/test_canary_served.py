@@ -105,7 +105,10 @@ def test_both_arms_give_the_same_tokens_and_the_operator_moves_everybody_to_eith
 
 
 def test_a_killed_worker_costs_no_token_in_either_arm_and_the_rule_rolls_back_what_is_slower(tmp_path):
-    extra = "canary: {share: 0.5, least_requests: 3, speculation: {method: off}}"
+    extra = (
+        "speculation: {method: fixed, num_speculative_tokens: 4}\n"
+        "canary: {share: 0.5, least_requests: 3, speculation: {method: off}}"
+    )
     long = ASK | {"prompt": "the sea is", "max_tokens": 100}
     with running(configuration(tmp_path, script="base_ms=4", extra=extra)) as daemon:
         off = daemon.client.completions.create(**long, extra_body={"speculative_config": {"method": "off"}})
@@ -130,3 +133,5 @@ def test_a_killed_worker_costs_no_token_in_either_arm_and_the_rule_rolls_back_wh
         assert status["phase"] == "rolled_back"
         assert (status["decision"]["by"], status["decision"]["figure"]) == ("rule", "tpot_ms")
         assert status["decision"]["low"] > 0
+        assert "suffix; depth 4, fixed" in said(daemon, "status")
+        assert counted(daemon, "outrider_arm_draft_tokens_total")["canary"] == 0
