@@ -158,6 +158,7 @@ def _ready(target: Target, options: EngineOptions, slots: int, planned: int, cos
         starting_depth=options.starting_depth,
         costs_from=costs_from,
         fixed_depth=options.fixed_depth,
+        canary_depth=options.canary.max_depth if options.canary is not None else 0,
         tokenizer_dir=target.tokenizer_dir,
         pid=os.getpid(),
         load_s=target.load_s,

@@ -88,6 +88,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     the forwards that there are graphs for. `precision_reason` says why the number formats are what they are,
     `precision_rejected` what else was possible and why not ("int8: not measured on this device").
     `fixed_depth`: requests that say nothing get `max_depth` drafts in every round.
+    `canary_depth`: the most drafts that a request of the canary gets in one.
     `planned_memory_bytes`: what the worker was announced to hold at its peak before it loaded (0: its costs on this
     device are not known), `planned_memory` its parts. `costs_from`: what the depth policy knew of rounds before the
     first; requests of which nothing is known begin at `starting_depth`."""
@@ -123,6 +124,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     costs_from: str = ""
     starting_depth: float = 0.0
     fixed_depth: bool = False
+    canary_depth: int = 0
 
 
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):

@@ -68,7 +68,7 @@ def bounds_of(ready: Ready | None, least: int) -> Bounds:
     see Bounds."""
     if ready is None:
         return Bounds(least=least)
-    most = ready.max_depth if ready.drafters else 0
+    most = max(ready.max_depth if ready.drafters else 0, ready.canary_depth)  # the worker bounds each arm itself
     return Bounds(most > 0, most, min(least, most))
 
 
