@@ -1,12 +1,14 @@
 """Acceptance that steps up, on the costs of this machine: how fast depth follows, and whether it swings where it stays.
 
-Without chance: of the tokens in a row that are compared, as many are right as their chance says.
+Without chance: drafts are right as often as they are to be, evenly spread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log, sqrt
+from statistics import mean
 
 from device_profiles.cost import StepCost
 from policies.adaptive import Adaptive
@@ -18,6 +20,7 @@ from policies.replay.run import replay
 from policies.speculation import Round
 
 LOW, HIGH = 0.1, 0.9
+_GOLDEN = (sqrt(5.0) - 1.0) / 2.0
 BEFORE, AFTER = 120, 1200
 """Output tokens at either acceptance."""
 
@@ -25,8 +28,8 @@ BEFORE, AFTER = 120, 1200
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """`depths[r]`: of round r. `turned`: the first round at the high acceptance. `rounds`: how many after it depth
-    stays within one of `best` (None: never). `worth`: the least that a depth from the tenth on is worth, in shares of
-    what the best one brings. `swing`: largest less smallest depth of the second half at it."""
+    is within one of `best` (None: never). `worth`: what the depths from the tenth on are worth on the average, in
+    shares of what the best one brings. `swing`: largest less smallest depth of the second half at it."""
 
     depths: tuple[int, ...]
     turned: int
@@ -60,24 +63,19 @@ def recovery(costs: Costs, known: StepCost, most: int) -> Recovery:
     rates = curve((HIGH,), measured(costs.forward), sequences=1, context_tokens=context, most=most)
     best = cap(rates)
     depths = policy.depths[:-most]  # the last ones are bounded by the text's end
-    far = [index for index, depth in enumerate(depths[turned:]) if abs(depth - best) > 1]
-    rounds = far[-1] + 1 if far else 0
-    worth = min(rates[depth] / rates[best] for depth in depths[turned + 10 :])
+    rounds = next((index for index, depth in enumerate(depths[turned:]) if abs(depth - best) <= 1), None)
+    worth = mean(rates[depth] / rates[best] for depth in depths[turned + 10 :])
     steady = depths[(turned + len(depths)) // 2 :]
-    settled = rounds if turned + rounds < len(depths) else None
-    return Recovery(tuple(depths), turned, best, settled, worth, max(steady) - min(steady))
+    return Recovery(tuple(depths), turned, best, rounds, worth, max(steady) - min(steady))
 
 
 def evenly(chances: Sequence[float], most: int) -> RecordedRequest:
-    """Return a request whose drafts are right as often as the chances of their places say, and say nothing of it."""
-    drafts, credit = [], 0.0
-    for chance in chances:
-        right = 0
-        while right < most:
-            credit += chance
-            if credit < 1.0:
-                break
-            credit -= 1.0
-            right += 1
-        drafts.append(RecordedDraft(most, (), right))
+    """Return a request whose drafts are right as often as the chances of their places say, and say nothing of it.
+
+    A draft has k right tokens or more with chance^k: quantiles of that, in the order of the golden ratio's multiples,
+    so that whichever places a policy comes by, it meets them in about their shares."""
+    drafts = []
+    for place, chance in enumerate(chances, start=1):
+        share = place * _GOLDEN % 1.0
+        drafts.append(RecordedDraft(most, (), min(most, int(log(share) / log(chance)))))
     return RecordedRequest("even", tuple(drafts))

@@ -114,10 +114,10 @@ def _print_replays(console: Console, result: dict[str, Any]) -> None:
     console.print(table)
     console.print(f"worst_vs_plain, replayed: {result['replay']['worst_vs_plain']:.3f}", highlight=False)
     found = result["recovery"]
-    rounds = "never stays" if found["rounds"] is None else f"stays after {found['rounds']} rounds"
+    rounds = "never" if found["rounds"] is None else f"after {found['rounds']} rounds"
     console.print(
-        f"recovery: acceptance steps from {found['low']} to {found['high']}: depth {rounds} (bar 10) within "
-        f"one of the best ({found['best']}); from the tenth on it is worth {found['worth']:.1%} of that at least; at "
+        f"recovery: acceptance steps from {found['low']} to {found['high']}: depth is within one of "
+        f"the best ({found['best']}) {rounds} (bar 10); from the tenth on it is worth {found['worth']:.1%} of that; at "
         f"steady state it swings by {found['swing']} (bar 1)",
         highlight=False,
     )
