@@ -1,35 +1,12 @@
-"""Properties of the simple depth rule and of admission."""
+"""Properties of rows and of admission."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.admission import admitted, victims
-from policies.fixed_price import depth, price
 from policies.rows import filled
 
-CONFIDENCES = st.lists(st.floats(0.0, 1.0), max_size=20)
 BLOCKS = st.lists(st.integers(1, 50), max_size=20)
-
-
-@given(CONFIDENCES, st.integers(1, 64), st.integers(1, 3), st.integers(0, 20))
-def test_depth_is_bounded_and_uses_what_is_paid_for(confidences, sequences, paid_rows, bound):
-    chosen = depth(confidences, sequences=sequences, paid_rows=paid_rows, bound=bound)
-    assert 0 <= chosen <= min(len(confidences), bound)
-    assert chosen >= min(paid_rows - 1, len(confidences), bound)
-
-
-@given(CONFIDENCES, st.integers(1, 64))
-def test_more_sequences_never_deepen(confidences, sequences):
-    shallow = depth(confidences, sequences=sequences + 1, paid_rows=1, bound=20)
-    assert shallow <= depth(confidences, sequences=sequences, paid_rows=1, bound=20)
-    assert price(sequences) <= price(sequences + 1)
-
-
-@given(CONFIDENCES, st.integers(0, 19), st.floats(0.0, 1.0))
-def test_a_surer_draft_is_never_cut_shorter(confidences, index, other):
-    surer = [max(c, other) if i == index else c for i, c in enumerate(confidences)]
-    before = depth(confidences, sequences=1, paid_rows=2, bound=20)
-    assert depth(surer, sequences=1, paid_rows=2, bound=20) >= before
 
 
 @given(st.integers(1, 500), st.sets(st.integers(1, 40), min_size=1))
