@@ -288,6 +288,7 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((host, port))
+            bound.listen()  # whoever learns the address from the admin socket may connect; see there
         except (OSError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise DaemonError(
