@@ -25,7 +25,7 @@ target = load_target(options, lambda stage, fraction: None)
 drafter = build_drafter(options, target)
 if len(sys.argv) > 2:
     sys.exit()  # it is prepared now
-models = [target.model] + ([drafter._model] if drafter else [])
+models = [target.model] + ([drafter._drafters[0]._model] if drafter else [])
 rows = options.model.max_batch_rows
 for model in models:
     caps = model.capabilities
@@ -84,6 +84,7 @@ def test_the_peak_stays_within_the_plan(
         "max_depth": 8 if draft else 0,
         "tolerance": {"acceptance_rate": 0.9, "warmup_tokens": 100, "max_delta": 2.0},
         "drafters": [{**one, "model": model_options(draft, default_model_path, shared_store, 48)} for one in drafts],
+        "low_acceptance_rate": 0.0,
     }
     command = [sys.executable, "-c", WORK, json.dumps(options)]
     subprocess.run([*command, "prepare"], check=True, capture_output=True, timeout=200)
