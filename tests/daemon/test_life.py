@@ -18,7 +18,7 @@ import openai
 import psutil
 import pytest
 
-from tests.support.daemon import Daemon, configuration, running
+from tests.support.daemon import Daemon, configuration, outrider_process, running
 
 LONG: dict[str, Any] = {
     "model": "toy",
@@ -28,17 +28,6 @@ LONG: dict[str, Any] = {
     "seed": 3,
     "extra_body": {"ignore_eos": True},
 }
-
-
-def outrider(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "orchestrator.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-        **options,
-    )
 
 
 def collect(stream: Any, into: list[str], started: threading.Event) -> None:
@@ -69,7 +58,7 @@ def test_a_killed_worker_costs_a_pause_and_no_token(tmp_path, runtime):
         assert not psutil.pid_exists(after["ready"]["pid"])
 
 
-@pytest.mark.parametrize("fault", ["segfault", "abort", "device_lost", "nan"])
+@pytest.mark.parametrize("fault", ["segfault", "device_lost", "nan"])
 def test_a_worker_that_dies_of_itself_is_replaced(tmp_path, fault):
     script = f"base_ms=5&fault={fault}&arm=64&at=8&once={tmp_path}/struck"
     with running(configuration(tmp_path, script=script)) as daemon:
@@ -122,7 +111,7 @@ def test_a_request_that_kills_workers_is_ended_and_the_daemon_serves_on(tmp_path
 
 def test_a_model_that_cannot_load_ends_the_daemon_with_one_line(tmp_path):
     config = configuration(tmp_path, script="fault=nonsense")
-    done = outrider("serve", "--config", str(config))
+    done = outrider_process("serve", "--config", str(config))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("outrider: simulated: no fault is called 'nonsense'")
     assert "Traceback" not in done.stderr
@@ -133,14 +122,14 @@ def test_a_port_in_use_is_one_line(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = outrider("serve", "--config", str(configuration(tmp_path)), "--port", port)
+        done = outrider_process("serve", "--config", str(configuration(tmp_path)), "--port", port)
     assert done.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_before_it_is_ready_it_lives_and_says_so(tmp_path):
-    config = configuration(tmp_path, script="load_ms=3000")
+def test_before_it_is_ready_it_lives_and_says_so(tmp_path, outrider):
+    config = configuration(tmp_path, script="load_ms=1500")
     log = (tmp_path / "log").open("wb")
     process = subprocess.Popen(
         [sys.executable, "-m", "orchestrator.cli.main", "serve", "--config", str(config)], stderr=log
@@ -149,8 +138,9 @@ def test_before_it_is_ready_it_lives_and_says_so(tmp_path):
         deadline = time.monotonic() + 20
         answer: dict[str, Any] = {}
         while time.monotonic() < deadline and not answer.get("worker"):
-            done = outrider("status", "--json", "--socket", str(tmp_path / "admin.sock"))
-            answer = json.loads(done.stdout) if done.returncode == 0 else {}
+            code, out, _ = outrider("status", "--json", "--socket", str(tmp_path / "admin.sock"))
+            answer = json.loads(out) if code == 0 else {}
+            time.sleep(0.02)
         url = answer["api"].removesuffix("/v1")
         assert answer["phase"] == "starting"
         assert httpx.get(f"{url}/health").status_code == 200
@@ -169,7 +159,7 @@ def test_before_it_is_ready_it_lives_and_says_so(tmp_path):
 def test_two_daemons_do_not_share_an_admin_socket(tmp_path):
     config = configuration(tmp_path)
     with running(config):
-        done = outrider("serve", "--config", str(config))
+        done = outrider_process("serve", "--config", str(config))
         assert done.returncode == 1
         assert "admin socket" in done.stderr
 
@@ -190,7 +180,7 @@ def late_tokens_are_followed(daemon: Daemon) -> None:
     assert "objectives of target: TTFT p95" in daemon.log.read_text()
 
 
-def test_status_for_people_and_without_a_daemon(tmp_path):
+def test_status_for_people_and_without_a_daemon(tmp_path, outrider):
     objectives = "slo: {ttft_ms: 60000, tpot_ms: 1, tpot_percentile: 90}"
     with running(configuration(tmp_path, script="base_ms=8", extra=objectives)) as daemon:
         late_tokens_are_followed(daemon)

@@ -14,8 +14,7 @@ import pytest
 from device_profiles.store import ProfileStore
 from orchestrator.cli.status import ask
 from policies.seeds import COLD_DEPTH
-from tests.daemon.test_life import outrider
-from tests.support.daemon import configuration, running
+from tests.support.daemon import configuration, outrider_process, running
 from tests.support.profiles import simulated_profiles
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 700, "temperature": 0.7, "seed": 4}
@@ -37,11 +36,10 @@ def metrics(url: str) -> dict[str, float]:
     return {line.partition("{")[0].removeprefix("outrider_plan_"): float(line.split(" ")[-1]) for line in lines}
 
 
-def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_losing_a_token(tmp_path):
-    with running(configuration(tmp_path)) as daemon:
-        expected = daemon.client.completions.create(**ASK).choices[0].text
-        assert ask(daemon.admin, "/admin/plan") == {"plan": None}
-        assert daemon.status()["plan"] is None
+def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_losing_a_token(tmp_path, plain, outrider):
+    expected = plain.client.completions.create(**ASK).choices[0].text
+    assert ask(plain.admin, "/admin/plan") == {"plan": None}
+    assert plain.status()["plan"] is None
     script = "base_ms=2&other_ms=3&drift_at=60&drift_ms=20"
     simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0}, script=script)
     config = planned(tmp_path, script, "placement: {profile: never, drift_after_s: 0.5}")
@@ -51,7 +49,7 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
         running_plan = ask(daemon.admin, "/admin/plan")
         assert running_plan["plan"]["replicas"][0]["shards"][0]["device"] == "here/SIM"
         assert running_plan["basis"][0]["source"] == "measured"
-        assert "nothing would change" in outrider("plan", "diff", "--config", str(config)).stdout
+        assert "nothing would change" in outrider("plan", "diff", "--config", str(config))[1]
         text = daemon.client.completions.create(**ASK).choices[0].text
         assert text == expected
         daemon.wait_for("ready", device="SIM.1")
@@ -68,7 +66,7 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
         found = metrics(daemon.url)
         assert found["moves_total"] == 1
         assert found["predicted_tokens_per_second"] == pytest.approx(status["plan"]["predicted_tokens_per_s"])
-        changed = json.loads(outrider("plan", "diff", "--config", str(config), "--json").stdout)
+        changed = json.loads(outrider("plan", "diff", "--config", str(config), "--json")[1])
         assert any("here/SIM.1" in change["before"] for change in changed["changes"]), "stored profiles are as before"
     shown = " ".join(outrider("plan", "--config", str(config)).stdout.split())
     assert "here/SIM: the profile of toy in simulated has drifted (rounds took" in shown
@@ -78,15 +76,15 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
     assert "takes the place of target: 1 streams move" in log, "the stream was moved while it ran"
 
 
-def test_a_plan_without_profiles_is_told_in_one_line(tmp_path):
+def test_a_plan_without_profiles_is_told_in_one_line(tmp_path, outrider):
     config = planned(tmp_path, "", "placement: {profile: never}")
-    done = outrider("serve", "--config", str(config))
+    done = outrider_process("serve", "--config", str(config))
     assert done.returncode == 1
     assert "no profile of toy" in done.stderr
     assert "outrider profile" in done.stderr
-    shown = outrider("plan", "--config", str(config))
-    assert shown.returncode == 1
-    assert "no profile of toy" in shown.stderr
+    code, _, err = outrider("plan", "--config", str(config))
+    assert code == 1
+    assert "no profile of toy" in err
 
 
 def probed_until_ready(admin: Path) -> list[tuple[dict[str, Any], httpx.Response]]:
@@ -101,7 +99,7 @@ def probed_until_ready(admin: Path) -> list[tuple[dict[str, Any], httpx.Response
     return seen
 
 
-def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_path, monkeypatch):
+def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_path, monkeypatch, outrider):
     monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "1")
     config = planned(tmp_path, "")
     with ThreadPoolExecutor(1) as pool:
