@@ -85,7 +85,6 @@ def test_the_peak_stays_within_the_plan(
         "tolerance": {"acceptance_rate": 0.9, "warmup_tokens": 100, "max_delta": 2.0},
         "low_acceptance_rate": 0.0,
         "drafters": [{**one, "model": model_options(draft, default_model_path, shared_store, 48)} for one in drafts],
-        "low_acceptance_rate": 0.0,
     }
     command = [sys.executable, "-c", WORK, json.dumps(options)]
     subprocess.run([*command, "prepare"], check=True, capture_output=True, timeout=200)
