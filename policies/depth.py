@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 class Gains(NamedTuple):
     """`set_point`: the wanted acceptance rate. The others are in tokens of depth: per unit of error, per unit of error
-    and dt, per unit of slope; `filter_dt` is the time constant of the slope's filter. `hold`: how much further than
-    half way the output must be before the integer depth follows."""
+    and dt, per unit of slope; `filter_dt` is the time constant of the slope's filter, `settle_dt` that of a falling
+    rate's: one draft that fails early is no fall. `hold`: how much further than half way the output must be before the
+    integer depth follows."""
 
     set_point: float = 0.7
     proportional: float = 1.5
@@ -28,6 +29,7 @@ class Gains(NamedTuple):
     derivative: float = 0.25
     filter_dt: float = 2.0
     hold: float = 0.25
+    settle_dt: float = 1.0
 
 
 class Limits(NamedTuple):
@@ -72,8 +74,10 @@ def stepped(
     `set_point` takes the place of `gains.set_point`.
     """
     integral, before, slope, depth = state
-    wanted, proportional, growth, derivative, filter_dt, hold = gains
+    wanted, proportional, growth, derivative, filter_dt, hold, settle_dt = gains
     least, most = limits
+    if 0.0 <= rate < before:
+        rate = before + (rate - before) * dt / (dt + settle_dt)
     error = rate - (wanted if set_point is None else set_point)
     if before >= 0.0:
         slope += ((rate - before) / dt - slope) * dt / (dt + filter_dt)
