@@ -30,8 +30,8 @@ def test_a_target_and_a_draft_of_fixed_shape_serve_and_status_says_so(tmp_path, 
         ready = daemon.status()["ready"]
         assert (ready["static_widths"], ready["context_tokens"], ready["row_invariant"]) == ([1, 4, 16], 128, True)
         answers = [
-            daemon.client.completions.create(**ASK, extra_body={"speculative_config": {"method": method}})
-            for method in ("off", "auto")
+            daemon.client.completions.create(**ASK, extra_body={"speculative_config": wanted})
+            for wanted in ({"method": "off"}, {"num_speculative_tokens": 3})
         ]
         assert answers[0].choices[0].text == answers[1].choices[0].text
         daemon.wait_for("gauges", running=0)
