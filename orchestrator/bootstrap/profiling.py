@@ -192,7 +192,7 @@ def _suffix_pairs(bench: _Bench, loaded: Loaded, texts: TargetTexts, real: Talk)
         for sequences in _SEQUENCES:
             found = tuple(chosen_depths(loaded, engine, texts, real, sequences, bound) for bound in _BOUNDS)
             adapter = bench.job.model.adapter
-            yield PairAcceptance(*of, "policy", sequences, found, fixed.draft_ms, _now(), adapter)
+            yield PairAcceptance(*of, "policy", sequences, found, fixed.draft_ms, _now(), adapter=adapter)
 
 
 def _draft_pair(bench: _Bench, loaded: Loaded) -> PairAcceptance:
