@@ -78,20 +78,9 @@ def floor_of(cost: MeasuredCost, rows: int, value: float) -> float:
     return max(LEAST_CHANCE, value * cost.least_added_ms(rows))
 
 
-def shared_out(
-    reaches: Sequence[Sequence[float]], free: Sequence[int], added_ms: Sequence[float], value: float
-) -> list[int]:
-    """Return a depth for each sequence: the free tokens, and those that are worth their rows.
-
-    `reaches[s]`: the chances of the tokens of sequence s (falling). The first `free[s]` take no row. `added_ms[i]`:
-    what row i beyond those that are run anyway adds; there are no more rows than that.
-    """
-    offers = offered(reaches, free)
-    return given(reaches, free, offers, worth_taking(offers, added_ms, value))
-
-
 def offered(reaches: Sequence[Sequence[float]], free: Sequence[int]) -> list[float]:
-    """Return the chances of all tokens that take a row, the best first."""
+    """Return the chances of all tokens that take a row, the best first. `reaches[s]`: the chances of the tokens of
+    sequence s (falling), of which the first `free[s]` take no row."""
     if any(free):
         offers = [chance for chances, none in zip(reaches, free, strict=True) for chance in chances[none:]]
     else:
@@ -101,7 +90,8 @@ def offered(reaches: Sequence[Sequence[float]], free: Sequence[int]) -> list[flo
 
 
 def worth_taking(offers: Sequence[float], added_ms: Sequence[float], value: float) -> int:
-    """Return how many of the offers to take, the best first."""
+    """Return how many of the offers are worth their rows, the best first. `added_ms[i]`: what row i beyond those that
+    are run anyway adds; there are no more rows than that."""
     best = total = 0.0
     taken = 0
     for index, (chance, row_ms) in enumerate(zip(offers, added_ms, strict=False), start=1):
@@ -140,7 +130,8 @@ def shared_out_in_widths(
     value: float,
 ) -> list[int]:
     """Return depths where rows come in fixed widths: each sequence takes steps from one width to a wider one, the step
-    with the most expected tokens per row first. `known[s]`: rows of sequence s before its draft. See `shared_out`."""
+    with the most expected tokens per row first. `known[s]`: rows of sequence s before its draft. The rest
+    as in `offered` and `worth_taking`."""
     steps = [
         (gain / rows, gain, rows, place, depth)
         for place, chances in enumerate(reaches)

@@ -119,7 +119,14 @@ def run(
     return {
         "summary": summary,
         "runs": [outcome.rows(prompts) for outcome in runs.values()],
-        "environment": _environment(target, options, concurrency, max_tokens, sampling, depth),
+        "environment": {
+            **environment_of(target, options),
+            "concurrency": concurrency,
+            "max_tokens": max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "depth": "policy" if depth is None else depth,
+        },
         "formulas": FORMULAS,
     }
 
@@ -171,14 +178,8 @@ def warm_up(target: Target, options: EngineOptions, drafter: Drafter | None) -> 
     measure(build_loop(target, options, drafter), fixed, Run("spec"))
 
 
-def _environment(
-    target: Target,
-    options: EngineOptions,
-    concurrency: int,
-    max_tokens: int,
-    sampling: Sampling,
-    depth: int | None,
-) -> dict[str, Any]:
+def environment_of(target: Target, options: EngineOptions) -> dict[str, Any]:
+    """Return what a result was measured with: versions, machine and loaded target."""
     caps = target.model.capabilities
     return {
         "outrider": version("outrider"),
@@ -192,9 +193,4 @@ def _environment(
         "kv_cache": caps.kv_cache.value,
         "exactness": caps.exactness.value,
         "row_invariant": target.row_invariant,
-        "concurrency": concurrency,
-        "max_tokens": max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "depth": "policy" if depth is None else depth,
     }

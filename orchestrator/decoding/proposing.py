@@ -34,12 +34,14 @@ class _Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
-    """A round whose forward runs. `drafts` as they were proposed, also where fewer tokens are verified."""
+    """A round whose forward runs. `drafts` as they were proposed, also where fewer tokens are verified. `index`: where
+    each sequence stands in it."""
 
     now: Round
     drafts: list[Draft]
     proposals: list[Proposal]
     depths: list[int]
+    index: dict[str, int]
     outcomes: dict[str, _Outcome] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
 
@@ -89,7 +91,7 @@ class Proposing:
         if not deciding:
             self._drafter.propose([])  # it hears that a round begins
             return
-        now = self._round_of(parts, deciding, room)._replace(row_price=row_price)
+        now = self._round_of(parts, deciding, room, row_price)
         asked = self._policy.asked(now)
         drafts = self._drafts(parts, deciding, now, self._asks(now, asked, cost, last_ms))
         proposals = [Proposal(len(draft.tokens), draft.confidences, any(draft.proposals)) for draft in drafts]
@@ -100,9 +102,10 @@ class Proposing:
             depths = [0] * len(depths)
             for part in deciding:  # drafts never cost a running sequence its place
                 part.session.draft = NOTHING
-        self._open = _Open(now, drafts, proposals, depths)
+        index = {place.key: at for at, place in enumerate(now.places)}
+        self._open = _Open(now, drafts, proposals, depths, index)
 
-    def _round_of(self, parts: Sequence[Part], deciding: Sequence[Part], room: int) -> Round:
+    def _round_of(self, parts: Sequence[Part], deciding: Sequence[Part], room: int, row_price: float) -> Round:
         caps, alone = self._target.capabilities, len(parts) == 1
         places, base_rows = [], 0
         for part in deciding:
@@ -114,7 +117,7 @@ class Proposing:
             base_rows += charged
         filling_rows = sum(part.known for part in parts if part.fills)
         context_tokens = sum(part.session.cached for part in deciding) / len(deciding)
-        return Round(places, base_rows, room, context_tokens, caps.static_widths, filling_rows)
+        return Round(places, base_rows, room, context_tokens, caps.static_widths, filling_rows, row_price)
 
     def _asks(self, now: Round, asked: Asked, cost: RoundCost, last_ms: float) -> list[Ask]:
         return [
@@ -164,7 +167,7 @@ class Proposing:
         """The verdict on a session's draft: so many of its tokens were accepted, and these were committed."""
         self._drafter.extend(session.key, taken)
         if self._open is not None:
-            index = next(at for at, place in enumerate(self._open.now.places) if place.key == session.key)
+            index = self._open.index[session.key]
             verdict = _compared(session, self._open.drafts[index], accepted, taken)
             self._open.outcomes[session.key] = _Outcome(accepted, len(taken), verdict)
             every = 1 + (len(self._open.now.places) - 1) // _WATCHED

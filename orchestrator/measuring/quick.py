@@ -10,7 +10,7 @@ from adapters.contract import LoadedModel, Segment
 from device_profiles.cost import StepCost
 from device_profiles.curve_fit import StepSample, fit_steps
 from orchestrator.clock import Clock
-from orchestrator.measuring.steps import forward_ms, segment
+from orchestrator.measuring.steps import forward_ms, padded_rows, segment
 
 _HELD = 16  # positions of each sequence
 _TOKENS = 32  # so many different ones: what they are does not change what they cost
@@ -64,9 +64,7 @@ def _fitted(model: LoadedModel, taken: dict[tuple[int, int], float], longer: lis
     alone = sorted((rows, ms) for (sequences, rows), ms in taken.items() if sequences == 1)
     if len(alone) < 2:
         return None
-    caps = model.capabilities
-    apart = caps.apart_tokens > 0  # then only a forward of a single row is padded
-    least_rows, least_forward_rows = (1, caps.paid_rows) if apart else (caps.paid_rows, 1)
+    least_rows, least_forward_rows = padded_rows(model.capabilities)
     if len(taken) == len(_SHAPES):
         samples = [StepSample((rows,) * sequences, (0,) * sequences, ms) for (sequences, rows), ms in taken.items()]
         cost = fit_steps(samples, least_rows, least_forward_rows).cost

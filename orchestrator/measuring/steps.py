@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from adapters.contract import CapacityError, LoadedModel, Segment
+from adapters.contract import Capabilities, CapacityError, LoadedModel, Segment
 from device_profiles.cost import StepCost
 from device_profiles.curve_fit import StepFit, StepSample, fit_steps
 from device_profiles.units import MS_PER_S, ceil_div
@@ -81,9 +81,15 @@ def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, bud
     caps = model.capabilities
     if not decode or not prefill:
         raise CapacityError(f"a KV cache of {caps.total_blocks} blocks is too small to measure anything in: enlarge it")
-    apart = caps.apart_tokens > 0  # then only a forward of a single row is padded
-    fit = fit_steps(decode, 1 if apart else caps.paid_rows, caps.paid_rows if apart else 1)
+    fit = fit_steps(decode, *padded_rows(caps))
     return Steps(fit, fit_steps(prefill, caps.paid_rows), (*decode, *prefill))
+
+
+def padded_rows(caps: Capabilities) -> tuple[int, int]:
+    """Return the least rows that each sequence of a decoding forward is run with, and the whole of it (see
+    StepCost)."""
+    apart = caps.apart_tokens > 0  # then only a forward of a single row is padded
+    return (1, caps.paid_rows) if apart else (caps.paid_rows, 1)
 
 
 def _passes(

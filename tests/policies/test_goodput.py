@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_profiles.cost import StepCost, expected_tokens
-from policies.goodput import LEAST_CHANCE, cap, curve, floor_of, reach, shared_out, shared_out_in_widths
+from policies.goodput import LEAST_CHANCE, cap, curve, floor_of, offered, reach, shared_out_in_widths, worth_taking
+from policies.goodput import given as given_depths
 from policies.measured_cost import measured
 from policies.rows import filled
 
@@ -21,6 +22,12 @@ def falling(values):
 
 REACHES = st.lists(st.lists(st.floats(LEAST_CHANCE, 1.0), max_size=4).map(falling), min_size=1, max_size=4)
 PRICES = st.floats(0.001, 2.0)
+
+
+def shared_out(reaches, free, added_ms, value):
+    """The depths of the tokens that are worth their rows."""
+    offers = offered(reaches, free)
+    return given_depths(reaches, free, offers, worth_taking(offers, added_ms, value))
 
 
 def worth(reaches, free, depths, added_ms, value):

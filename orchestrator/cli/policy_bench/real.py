@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from device_profiles.cost import StepCost
 from orchestrator.bootstrap import EngineOptions, Target, first_cost, load_target, load_tokenizer
+from orchestrator.cli.bench_decode import environment_of
 from orchestrator.cli.bench_prompts import PromptText
 from orchestrator.cli.policy_bench.arms import ADAPTIVE, PLAIN
 from orchestrator.cli.policy_bench.recorder import measured_costs, recorded, with_rounds
@@ -156,16 +154,8 @@ def _recorded(
 
 
 def _environment(target: Target, options: EngineOptions, plan: Plan) -> dict[str, Any]:
-    caps = target.model.capabilities
     return {
-        "outrider": version("outrider"),
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "model": target.name,
-        "adapter": options.model.adapter,
-        "device": caps.device,
-        "exactness": caps.exactness.value,
-        "row_invariant": target.row_invariant,
+        **environment_of(target, options),
         "max_depth": options.max_depth,
         "tokens": plan.tokens,
         "limit": plan.limit,
