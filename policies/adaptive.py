@@ -30,8 +30,9 @@ class Adaptive:
     name = "adaptive"
 
     def __init__(self, cost: MeasuredCost, gains: Gains = GAINS, cold: Seed = COLD) -> None:
-        self.state = Speculation(cost, gains, cold=cold, same=SameRows(change_ms=cost.fit.changing_ms))
+        self.state = Speculation(cost, gains, cold=cold, same=SameRows(changed_ms=cost.fit.changing_ms))
         self._decision = Decision([], [])
+        self._asks = 0
 
     def begin(self, key: str, of: ClassKey, most: int) -> None:
         """See the port."""
@@ -47,7 +48,10 @@ class Adaptive:
 
     def asked(self, now: Round) -> Asked:
         """See the port."""
-        return Asked(asked(self.state, now), least_chance(self.state, now), not active(self.state.switch))
+        limits = asked(self.state, now)
+        self._asks = sum([limit > 0 for limit in limits])
+        least = least_chance(self.state, now) if self._asks else 0.0
+        return Asked(limits, least, not active(self.state.switch))
 
     def decided(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
         """See the port."""
@@ -56,7 +60,7 @@ class Adaptive:
 
     def observed(self, now: Round, done: Done) -> None:
         """See the port."""
-        decision = self._decision._replace(depths=list(done.depths))
+        decision = self._decision._replace(depths=list(done.depths), asks=self._asks)
         self.state = observed(
             self.state, now, done.proposals, decision, done.verdicts, times=done.times, tokens_made=done.tokens
         )

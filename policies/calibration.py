@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 """Upper ends of all buckets but the last: finer where drafting goes on."""
@@ -37,13 +37,9 @@ def chance(calibration: Calibration, probability: float) -> float:
 
 def observed(calibration: Calibration, probability: float, accepted: bool) -> Calibration:
     """Return the calibration with one more outcome: of a token whose predecessors were all accepted."""
-    bucket = bisect_right(EDGES, probability)
-    fade = min(1.0, (MEMORY - 1.0) / max(calibration.seen[bucket], 1.0))
-    return replace(
-        calibration,
-        seen=_put(calibration.seen, bucket, calibration.seen[bucket] * fade + 1.0),
-        accepted=_put(calibration.accepted, bucket, calibration.accepted[bucket] * fade + accepted),
-    )
+    counts = list(calibration.seen), list(calibration.accepted)
+    _count(*counts, probability, accepted)
+    return Calibration(tuple(counts[0]), tuple(counts[1]))
 
 
 def compared(
@@ -51,12 +47,17 @@ def compared(
 ) -> Calibration:
     """Return the calibration after a verdict: what was proposed against what was committed, up to the first token that
     was wrong. Proposals that were not verified count too, as far as the target went the same way without them."""
+    seen, accepted = list(calibration.seen), list(calibration.accepted)
     for token, probability, chosen in zip(proposed, probabilities, committed, strict=False):
-        calibration = observed(calibration, probability, token == chosen)
+        _count(seen, accepted, probability, token == chosen)
         if token != chosen:
             break
-    return calibration
+    return Calibration(tuple(seen), tuple(accepted))
 
 
-def _put(values: tuple[float, ...], index: int, value: float) -> tuple[float, ...]:
-    return (*values[:index], value, *values[index + 1 :])
+def _count(seen: list[float], accepted: list[float], probability: float, right: bool) -> None:
+    bucket = bisect_right(EDGES, probability)
+    before = seen[bucket]
+    fade = (MEMORY - 1.0) / before if before > MEMORY - 1.0 else 1.0
+    seen[bucket] = before * fade + 1.0
+    accepted[bucket] = accepted[bucket] * fade + right

@@ -3,7 +3,9 @@
 A fit made once (device_profiles.cost.StepCost) is off when the machine is busy, warm or another one. So two
 corrections of log time are learned from every round: one for all of them, and one by number of rows (linear in log2
 of the rows between knots), which fades where it is not confirmed. A residual counts no more than CLIP, so that a round
-in which something else ran teaches little; a first one is believed, so that a fit of the right shape is enough.
+in which something else ran teaches little; a first one is believed, so that a fit of the right shape is enough. Where
+nearly all of the latest ones reach CLIP on the same side, the machine has turned (other programs came, or went), and
+their mean is believed at once.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ REBUILD_EVERY = 16
 """The table is built again after so many rounds; the correction for all rounds counts at once."""
 _LEAST_WEIGHT = 0.03  # of the newest round, for all rounds together
 _KNOT_WEIGHT = 0.06
+_LATEST_WEIGHT = 0.25  # of the newest residual in the means of the latest ones
+_TURNED = 0.8  # of CLIP: that far is the mean of the latest clipped residuals off where the machine has turned
 _FADING = 0.002  # of a knot's correction, a round
 TYPICAL = StepCost((1.0, 8.0, 16.0, 64.0, 128.0), (1.0, 1.5, 2.2, 6.0, 11.5))
 """The shape of a small model's step cost on a processor, for where nothing was measured yet; its unit is arbitrary."""
@@ -32,7 +36,8 @@ class MeasuredCost(NamedTuple):
     """`table_ms[r]`: a forward of r rows of one sequence with nothing before them, before the correction for all
     rounds, `scale`. Never falling in r. `row_ms[r]`: what one more row adds to it, `least_ms[r]`: the least that any
     row beyond r adds. `seen` rounds were taken in, the last `stale` of them after the table was built. `uneven`: what
-    a row adds does not follow from the rows alone (StepCost.serial, or rows that are padded)."""
+    a row adds does not follow from the rows alone (StepCost.serial, or rows that are padded). `clipped`, `latest`:
+    means of the latest residuals, clipped and as they were."""
 
     fit: StepCost
     table_ms: tuple[float, ...]
@@ -44,6 +49,8 @@ class MeasuredCost(NamedTuple):
     scale: float = 1.0
     seen: int = 0
     stale: int = 0
+    clipped: float = 0.0
+    latest: float = 0.0
 
     def ms(self, rows: float, sequences: int = 1, context_tokens: float = 0.0) -> float:
         """Return the time of a forward; see StepCost.ms."""
@@ -94,7 +101,12 @@ def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, contex
     residual = log(ms / cost.ms(rows, sequences, context_tokens))
     if cost.seen == 0:
         return cost._replace(log_scale=residual, scale=exp(residual), seen=1)
+    latest = cost.latest + _LATEST_WEIGHT * (residual - cost.latest)
     residual = min(max(residual, -CLIP), CLIP)
+    clipped = cost.clipped + _LATEST_WEIGHT * (residual - cost.clipped)
+    if abs(clipped) > _TURNED * CLIP:
+        log_scale = cost.log_scale + latest / _TURNED  # the means began at 0
+        return cost._replace(log_scale=log_scale, scale=exp(log_scale), seen=cost.seen + 1, clipped=0.0, latest=0.0)
     log_scale = cost.log_scale + max(1.0 / (cost.seen + 1), _LEAST_WEIGHT) * residual
     each = rows / sequences if cost.fit.serial else rows
     place = min(log2(max(each, 1)), KNOTS - 1.0)
@@ -105,7 +117,20 @@ def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, contex
     tables, stale = (cost.table_ms, cost.row_ms, cost.least_ms), cost.stale + 1
     if stale >= REBUILD_EVERY:
         tables, stale = _tables(cost.fit, tuple(knots), len(cost.table_ms) - 1), 0
-    return MeasuredCost(cost.fit, *tables, cost.uneven, tuple(knots), log_scale, exp(log_scale), cost.seen + 1, stale)
+    return MeasuredCost(
+        *(
+            cost.fit,
+            *tables,
+            cost.uneven,
+            tuple(knots),
+            log_scale,
+            exp(log_scale),
+            cost.seen + 1,
+            stale,
+            clipped,
+            latest,
+        )
+    )
 
 
 def _tables(

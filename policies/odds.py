@@ -7,7 +7,7 @@ from verdicts: a logistic regression with an offset and one coefficient, updated
 
 over the tokens that could be compared: all accepted ones and the first that was not (McCormick, Raftery and others,
 "Dynamic logistic regression", 2012, section 2). `fade` forgets slowly, for a steady text; surprises that add up to
-two and a half standard deviations make it forget at once, so that a text that turns is followed within a few rounds.
+two and a quarter standard deviations make it forget at once, so that a text that turns is followed within a few rounds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PRIOR_PRECISION = 3.0
 MOST = 6.0
 """|log w| stays within this: further, it would take too long to come back."""
 _RECENT = 0.7  # of the sum of surprises, from one verdict to the next
-_SIGMAS_SQUARED = 6.25
+_SIGMAS_SQUARED = 5.0
 _FORGETTING = 0.15  # of the precision, after a surprise
 _LEAST_PRECISION = 0.25
 _UNCERTAIN = 0.3  # added to the variance: a single token that was thought certain is no proof

@@ -13,15 +13,25 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _NEWEST = 0.05
+_CLIP = 0.5  # of what is expected: a round in which something else ran teaches no more than that
 
 
 class SameRows(NamedTuple):
-    """`last`: rows of the last forward, 0 where there was none. `change_ms`: what a forward of another number of rows
-    takes longer, as measured (it may seem to take less). `given_up`: tokens, since the last change."""
+    """`last`: rows of the last forward, `last_base` those of them without drafts; 0 where there was none or where it
+    prefilled. `changed_ms`, `same_ms`: how much
+    longer than expected forwards take behind one of another number of rows, and of the same. `given_up`: tokens, since
+    the last change."""
 
     last: int = 0
-    change_ms: float = 0.0
+    changed_ms: float = 0.0
+    same_ms: float = 0.0
     given_up: float = 0.0
+    last_base: int = 0
+
+    @property
+    def change_ms(self) -> float:
+        """What a change takes; it may seem to take less than nothing."""
+        return self.changed_ms - self.same_ms
 
 
 class Kept(NamedTuple):
@@ -51,10 +61,20 @@ def kept(
     return Kept(taken, target - taken, given_up)
 
 
-def observed(state: SameRows, rows: int, given_up: float, over_ms: float | None) -> SameRows:
-    """Take in a forward of so many rows; `over_ms`: how much longer it took than one of the same rows again, None where
-    that is not known."""
-    change_ms = state.change_ms
-    if over_ms is not None and rows != state.last:
-        change_ms += _NEWEST * (over_ms - change_ms)
-    return SameRows(rows, change_ms, given_up)
+def more_ms(state: SameRows, base: int, more: int) -> float:
+    """Return what changes take in a forward of `base` rows and `more` for drafts, beyond what they take without any
+    drafts, in this forward and in the one before."""
+    changes = (base + more != state.last) - (base != state.last_base)
+    return changes * max(0.0, state.change_ms) if state.last else 0.0
+
+
+def observed(state: SameRows, base: int, rows: int, given_up: float, over_ms: float, expected_ms: float) -> SameRows:
+    """Take in a forward that only decoded: how many rows, `base` of them without drafts, and how much longer than
+    `expected_ms` it took."""
+    over_ms = min(max(over_ms, -_CLIP * expected_ms), _CLIP * expected_ms)
+    changed_ms, same_ms = state.changed_ms, state.same_ms
+    if rows == state.last:
+        same_ms += _NEWEST * (over_ms - same_ms)
+    else:
+        changed_ms += _NEWEST * (over_ms - changed_ms)
+    return SameRows(rows, changed_ms, same_ms, given_up, base)

@@ -21,7 +21,7 @@ from policies.speculation import Place, Proposal, Round, Times, Verdict
 _LOOK_EVERY = 16  # rounds, for drafters that came or came back
 
 _WATCHED = 4
-"""So many drafts a round are shown to the watch, in turn: it takes about 4 us each."""
+"""So many drafts a round are shown to the watch: it takes about 4 us each."""
 
 
 class _Outcome(NamedTuple):
@@ -30,6 +30,11 @@ class _Outcome(NamedTuple):
     accepted: int = 0
     taken: int = 0
     verdict: Verdict = Verdict()
+
+
+_NO_OUTCOME = _Outcome()
+_NO_VERDICT = Verdict()
+_NO_PROPOSAL = Proposal()
 
 
 @dataclass(slots=True)
@@ -58,7 +63,7 @@ class Proposing:
         self._max_depth = max_depth
         self._watch = watch
         self._open: _Open | None = None
-        self._rounds = self._usable = 0
+        self._rounds = self._usable = self._drafts_judged = 0
 
     def begin(self, session: Session, *, drafts: bool) -> None:
         """A session starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
@@ -94,10 +99,13 @@ class Proposing:
         now = self._round_of(parts, deciding, room, row_price)
         asked = self._policy.asked(now)
         drafts = self._drafts(parts, deciding, now, self._asks(now, asked, cost, last_ms))
-        proposals = [Proposal(len(draft.tokens), draft.confidences, any(draft.proposals)) for draft in drafts]
+        proposals = [
+            Proposal(len(draft.tokens), draft.confidences, any(draft.proposals)) if draft.tokens else _NO_PROPOSAL
+            for draft in drafts
+        ]
         depths = _within_room(now, self._policy.decided(now, proposals))
         for part, draft, depth in zip(deciding, drafts, depths, strict=True):
-            part.session.draft = _filled_up(part.session, draft.cut(depth), depth)
+            part.session.draft = _filled_up(part.session, draft.cut(depth), depth) if depth else NOTHING
         if any(depths) and self._short_of_blocks(parts):
             depths = [0] * len(depths)
             for part in deciding:  # drafts never cost a running sequence its place
@@ -132,20 +140,23 @@ class Proposing:
                 cheap_only=asked.cheap_only and not place.fixed,
             )
             for place, limit in zip(now.places, asked.limits, strict=True)
+            if limit > 0
         ]
 
     def _drafts(self, parts: Sequence[Part], deciding: Sequence[Part], now: Round, asks: Sequence[Ask]) -> list[Draft]:
         """Return a draft for each deciding part, as its rules make it: what they force is drafted without an ask."""
         withheld = self._withheld(parts, deciding, now)
-        asking = [ask for ask in asks if ask.limit > 0 and ask.key not in withheld]
+        asking = [ask for ask in asks if ask.key not in withheld] if withheld else asks
         proposed = dict(zip([ask.key for ask in asking], self._drafter.propose(asking), strict=True))
-        drafts = []
+        drafts, vocabulary = [], self._target.spec.vocabulary_size
         for part, place in zip(deciding, now.places, strict=True):
-            draft = proposed.get(place.key, NOTHING).within(self._target.spec.vocabulary_size)
+            draft = proposed.get(place.key, NOTHING)
+            if draft.tokens:
+                draft = draft.within(vocabulary)
             rules = part.session.rules
             if rules is not None and place.most > 0 and place.key not in withheld:
                 draft = rules.draft(draft, place.most)
-            drafts.append(draft.cut(place.most))
+            drafts.append(draft.cut(place.most) if draft.tokens else NOTHING)
         return drafts
 
     def _withheld(self, parts: Sequence[Part], deciding: Sequence[Part], now: Round) -> set[str]:
@@ -167,20 +178,21 @@ class Proposing:
         """The verdict on a session's draft: so many of its tokens were accepted, and these were committed."""
         self._drafter.extend(session.key, taken)
         if self._open is not None:
-            index = self._open.index[session.key]
-            verdict = _compared(session, self._open.drafts[index], accepted, taken)
+            draft = self._open.drafts[self._open.index[session.key]]
+            verdict = _compared(session, draft, accepted, taken) if draft.tokens else _NO_VERDICT
             self._open.outcomes[session.key] = _Outcome(accepted, len(taken), verdict)
-            every = 1 + (len(self._open.now.places) - 1) // _WATCHED
-            if index % every == self._rounds % every:
-                right, verified = max(accepted, verdict.accepted), len(session.draft.tokens)
-                self._watch.add(session.submit, self._open.drafts[index], verified, right, verdict.compared)
+            if draft.tokens:
+                self._drafts_judged += 1
+                if self._drafts_judged % (1 + (len(self._open.now.places) - 1) // _WATCHED) == 0:
+                    right, verified = max(accepted, verdict.accepted), len(session.draft.tokens)
+                    self._watch.add(session.submit, draft, verified, right, verdict.compared)
 
     def settle(self, verify_ms: float, draft_ms: float) -> None:
         """The round is over, after so long for drafting and for all the rest of it: the policy learns from it."""
         done, self._open = self._open, None
         if done is None:
             return
-        outcomes = [done.outcomes.get(place.key, _Outcome()) for place in done.now.places]
+        outcomes = [done.outcomes.get(place.key, _NO_OUTCOME) for place in done.now.places]
         times = Times(verify_ms, draft_ms) if done.now.filling_rows == 0 and verify_ms > 0.0 else None
         self._policy.observed(
             done.now,

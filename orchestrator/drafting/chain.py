@@ -36,7 +36,9 @@ class _Standing:
 
     def learn(self, key: str, committed: Sequence[int]) -> None:
         """The verdict on a sequence came."""
-        draft = self.proposed.pop(key, NOTHING)
+        draft = self.proposed.pop(key, None)
+        if draft is None:
+            return
         self.calibration = compared(self.calibration, draft.tokens, draft.confidences, committed)
 
 

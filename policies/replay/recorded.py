@@ -53,6 +53,11 @@ class Costs:
     widths: tuple[int, ...] = ()
     most_rows: int = 256
 
+    @property
+    def dear(self) -> bool:
+        """Whether each token of a draft takes time, as a model's does; switches leave such drafters alone."""
+        return self.draft_token_ms > 0.0
+
     def rows(self, depth: int) -> int:
         """Return the rows of one sequence with so many drafts."""
         rows = max(1 + depth, self.paid_rows)

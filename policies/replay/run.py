@@ -87,7 +87,7 @@ def _round(running: Sequence[_Running], policy: DepthPolicy, costs: Costs, most:
     context = sum(one.request.prompt_tokens + one.done for one in running) / len(running)
     now = Round(places, base_rows, max(0, costs.most_rows - base_rows), context, costs.widths)
     limits, _, cheap_only = policy.asked(now)
-    asked = [0] * len(limits) if cheap_only and costs.drafting_ms([1]) else limits
+    asked = [0] * len(limits) if cheap_only and costs.dear else limits
     drafts = [one.request.drafts[one.done] for one in running]
     proposals = [
         Proposal(min(limit, draft.tokens), draft.confidences[:limit])

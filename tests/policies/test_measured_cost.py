@@ -78,3 +78,22 @@ def test_without_a_fit_a_typical_shape_is_scaled():
     cost = observed(measured(TYPICAL), 20.0, rows=1, sequences=1, context_tokens=0.0)
     assert cost.ms(1) == pytest.approx(20.0)
     assert cost.ms(8) == pytest.approx(30.0)
+
+
+@given(st.floats(1.5, 4.0), st.booleans(), st.lists(ROWS, min_size=60, max_size=60))
+def test_a_machine_that_turns_is_followed_within_twelve_rounds(factor, faster, visited):
+    factor = 1.0 / factor if faster else factor
+    cost = measured(FIT)
+    for number, rows in enumerate(visited):
+        took_ms = FIT.ms(rows) * (factor if number >= 48 else 1.0)
+        cost = observed(cost, took_ms, rows=rows, sequences=1, context_tokens=0.0)
+    assert cost.ms(visited[-1]) == pytest.approx(factor * FIT.ms(visited[-1]), rel=0.2)
+
+
+@given(st.randoms(use_true_random=False))
+def test_rounds_that_others_disturb_are_no_turn(draw):
+    cost = measured(FIT)
+    for _ in range(200):  # a third of rounds take twice as long
+        ms = FIT.ms(4) * (2.0 if draw.random() < 0.33 else 1.0)
+        cost = observed(cost, ms, rows=4, sequences=1, context_tokens=0.0)
+        assert FIT.ms(4) * 0.8 <= cost.ms(4) <= FIT.ms(4) * 2.3

@@ -109,6 +109,40 @@ def test_over_a_mix_it_is_near_hindsight_and_ahead_of_the_others(concurrency):
     assert best.tokens_per_s >= max(found.tokens_per_s for found in tried.values())
 
 
+class Disturbed(Adaptive):
+    """Sees times that other programs made longer: stretches of rounds, and single ones."""
+
+    def __init__(self, seed):
+        super().__init__(measured(FIT))
+        self.draw, self.left, self.factor = random.Random(seed), 0, 1.0
+
+    def observed(self, now, done):
+        """See the port."""
+        if self.left <= 0:
+            self.left, self.factor = self.draw.randint(20, 120), self.draw.choice([1.0, 1.0, 1.4, 2.2])
+        self.left -= 1
+        single = 1.0 + (self.draw.expovariate(1.2) if self.draw.random() < 0.3 else 0.0)
+        forward_ms = done.times.forward_ms * self.factor * single
+        super().observed(now, done._replace(times=done.times._replace(forward_ms=forward_ms)))
+
+
+def steady_rate(played, concurrency):
+    """Tokens per ms while all places are taken: behind that the slowest request decides how long it takes."""
+    steps = [step for step in played.steps if step.sequences == concurrency]
+    return sum(step.tokens for step in steps) / sum(step.round_ms for step in steps)
+
+
+@pytest.mark.parametrize("concurrency", [1, 4, 16])
+def test_depths_stay_right_where_times_are_disturbed(concurrency):
+    requests, costs = mixed(7, 48), Costs(FIT, change_ms=4.0)
+    plain = replay(requests, FixedDepth(0), costs, concurrency=concurrency, most=1)
+    calm = replay(requests, adaptive(), costs, concurrency=concurrency, most=MOST)
+    for seed in range(3):
+        ours = replay(requests, Disturbed(seed), costs, concurrency=concurrency, most=MOST)
+        assert steady_rate(ours, concurrency) >= 0.97 * steady_rate(plain, concurrency)
+        assert steady_rate(ours, concurrency) >= 0.93 * steady_rate(calm, concurrency)
+
+
 def evenly(chances):
     """A request without chance: of the tokens in a row that are compared, as many are right as their chance says."""
     drafts, credit = [], 0.0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.goodput import worth_taking
-from policies.same_rows import SameRows, kept, observed
+from policies.same_rows import SameRows, kept, more_ms, observed
 
 CHANCES = st.lists(st.floats(0.0, 1.0), max_size=8).map(lambda found: list(accumulate(found, lambda a, b: a * b)))
 ROUNDS = st.lists(st.tuples(CHANCES, st.integers(1, 4)), min_size=1, max_size=40)
@@ -19,7 +19,7 @@ def worth(offers, rows, value):
 
 @given(ROUNDS, st.floats(0.05, 2.0), st.floats(0.0, 5.0))
 def test_rows_change_when_as_much_was_given_up_as_that_takes(rounds, value, change_ms):
-    state = SameRows(change_ms=change_ms)
+    state = SameRows(changed_ms=change_ms)
     lost = 0.0  # since the last change
     for offers, before in rounds:
         best = worth_taking(offers, ADDED_MS, value)
@@ -32,7 +32,7 @@ def test_rows_change_when_as_much_was_given_up_as_that_takes(rounds, value, chan
             assert (taken, filling) == (best, 0)
             lost = 0.0
         assert lost <= value * change_ms + 1e-6
-        state = observed(state, rows, given_up, None)
+        state = observed(state, before, rows, given_up, 0.0, 10.0)._replace(changed_ms=change_ms)
 
 
 @given(CHANCES, st.integers(0, 12), st.floats(0.05, 2.0))
@@ -44,18 +44,44 @@ def test_where_a_change_takes_no_time_the_best_is_taken(offers, last, value):
 def test_a_sure_long_draft_is_worth_a_change_at_once():
     offers = [0.95**place for place in range(1, 9)]
     best = worth_taking(offers, ADDED_MS, 0.2)
-    assert kept(SameRows(2, change_ms=5.0), 2, offers, ADDED_MS, 0.2, best).taken == best == 8
+    assert kept(SameRows(2, changed_ms=5.0), 2, offers, ADDED_MS, 0.2, best).taken == best == 8
 
 
 def test_rows_are_filled_up_for_a_round_that_drafts_nothing():
-    assert kept(SameRows(5, change_ms=5.0), 2, [], ADDED_MS, 0.1, 0)[:2] == (0, 3)
+    assert kept(SameRows(5, changed_ms=5.0), 2, [], ADDED_MS, 0.1, 0)[:2] == (0, 3)
 
 
-@given(st.lists(st.floats(-2.0, 9.0), min_size=200, max_size=200))
-def test_what_a_change_takes_is_learned_from_changes_alone(over):
-    state = SameRows(last=1, change_ms=5.0)
-    for number, ms in enumerate(over):
-        same = observed(state, state.last, 0.0, ms)
-        assert same.change_ms == state.change_ms
-        state = observed(state, 2 + number % 2, 0.0, ms)
-        assert -2.0 <= state.change_ms <= 9.0
+@given(
+    st.lists(st.tuples(st.booleans(), st.floats(-2.0, 60.0)), min_size=50, max_size=200),
+    st.floats(0.0, 5.0),
+)
+def test_what_a_change_takes_is_learned_beside_rounds_without_one(rounds, change_ms):
+    state, calm = SameRows(last=2, changed_ms=5.0), SameRows(last=2, changed_ms=5.0)
+    for number, (changes, noise_ms) in enumerate(rounds):
+        rows = 2 + number % 2 if changes else state.last
+        took_ms = change_ms * (rows != state.last)
+        before = state
+        state = observed(state, 2, rows, 0.0, took_ms + noise_ms, 100.0)
+        calm = observed(calm, 2, rows, 0.0, took_ms, 100.0)
+        learned = state.same_ms if rows == before.last else state.changed_ms
+        kept_as_it_was = (
+            (state.changed_ms, before.changed_ms) if rows == before.last else (state.same_ms, before.same_ms)
+        )
+        assert kept_as_it_was[0] == kept_as_it_was[1]
+        assert -2.0 <= learned <= 55.0
+    assert min(5.0, change_ms) <= calm.change_ms <= max(5.0, change_ms)
+
+
+def test_a_stretch_of_slow_rounds_does_not_make_changes_dear():
+    state = SameRows(last=2, changed_ms=1.0)
+    for number in range(100):
+        state = observed(state, 2, 2 + number // 2 % 2, 0.0, 30.0, 100.0)  # all take 30 ms longer
+    assert abs(state.change_ms) <= 1.0
+
+
+@given(st.integers(1, 40), st.integers(0, 12), st.integers(0, 12))
+def test_only_changes_that_drafts_make_are_charged_to_them(base, last_more, more):
+    state = SameRows(last=base + last_more, changed_ms=4.0, last_base=base)
+    assert more_ms(state, base, more) == 4.0 * (more != last_more)
+    assert more_ms(state, base + 1, 0) == 4.0 * (last_more != 1) - 4.0  # plain decoding changes too
+    assert more_ms(SameRows(changed_ms=4.0), base, more) == 0.0  # behind a prefill everything changes

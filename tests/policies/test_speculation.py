@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_profiles.cost import StepCost
+from policies.adaptive import Adaptive
+from policies.depth_policy import Done
 from policies.measured_cost import measured
 from policies.same_rows import SameRows
 from policies.seeds import COLD_DEPTH, MOST_CLASSES, NO_CLASS, ClassKey, Seed, remembered
@@ -227,3 +229,33 @@ def test_of_many_classes_the_latest_are_known():
     assert known[NO_CLASS] == -1
     assert known[ClassKey(user=str(3 * MOST_CLASSES - 1))] == 3 * MOST_CLASSES - 1
     assert ClassKey(user="0") not in known
+
+
+@given(st.sampled_from([1, 4, 16]))
+def test_drafters_whose_drafts_bring_nothing_are_asked_seldom_and_found_again(sequences):
+    policy, places = Adaptive(measured(FIT)), [Place(str(number), 12) for number in range(sequences)]
+    now = Round(places, sequences, 200)
+    for place in places:
+        policy.begin(place.key, NO_CLASS, 12)
+
+    def rounds(count, right):
+        asks = 0
+        for _ in range(count):
+            limits = policy.asked(now).limits
+            asks += any(limits)
+            proposals = [Proposal(limit, (0.95,) * limit) for limit in limits]
+            depths = policy.decided(now, proposals)
+            accepted = [min(depth, right) for depth in depths]
+            verdicts = [
+                Verdict(min(right, done + 1, one.tokens), min(one.tokens, done + 1))
+                for done, one in zip(accepted, proposals, strict=True)
+            ]
+            times = Times(FIT.ms(sequences + sum(depths), sequences), 0.3 if any(limits) else 0.0)
+            done = Done(proposals, depths, accepted, verdicts, times, sequences + sum(accepted))
+            policy.observed(now, done)
+        return asks
+
+    rounds(80, 0)
+    assert rounds(64, 0) == 8
+    rounds(160, 12)
+    assert rounds(32, 12) == 32

@@ -1,0 +1,54 @@
+"""How many tokens drafters are asked for, if at all."""
+
+from __future__ import annotations
+
+from policies.goodput import reach
+from policies.speculation.round import Place, Round
+from policies.speculation.state import Speculation, worth_per_ms
+
+NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
+SELDOM = 8  # one round in so many drafters are asked whose drafts bring less than asking takes
+_CHEAP = 0.1  # drafting that takes more than this share of a forward is the switch's to leave alone
+
+
+def asked(state: Speculation, now: Round) -> list[int]:
+    """Return how many tokens to ask the drafter for, for each place."""
+    round_ms = state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
+    if _resting(state, now, round_ms):
+        return [place.most if place.fixed else 0 for place in now.places]
+    if state.step_ms <= NOTICED * round_ms:
+        return [place.most for place in now.places]
+    least = least_chance(state, now)
+    return [place.most if place.fixed else _worth_asking(state, place, least) for place in now.places]
+
+
+def _resting(state: Speculation, now: Round, round_ms: float) -> bool:
+    """Return whether to ask for nothing in this round, since drafts bring less than asking for them takes. Drafters
+    that take long are not meant: the switch leaves those alone, and they would have a text to read each time."""
+    return state.rounds % SELDOM > 0 and brings_little(state, now, round_ms)
+
+
+def brings_little(state: Speculation, now: Round, round_ms: float) -> bool:
+    """Return whether drafts of drafters that cost little bring less than asking for them takes. `round_ms`: of this
+    round without drafts."""
+    worth = now.row_price * max(1.0, state.gain)
+    return state.ask_ms <= _CHEAP * round_ms and state.brought * round_ms < worth * state.ask_ms
+
+
+def _worth_asking(state: Speculation, place: Place, least: float) -> int:
+    """Return how many tokens to ask a drafter for to which each takes time: one that is sure of nothing does not stop
+    by itself."""
+    request = state.requests[place.key]
+    most = min(place.most, max(request.pid.depth, place.free))
+    usual = state.usual.get(request.of)
+    if usual is None:
+        return most
+    return len(reach(usual.chances(most), request.odds.factor, most, max(place.free, 1), least))
+
+
+def least_chance(state: Speculation, now: Round) -> float:
+    """Return the chance, all before included, below which a drafter that takes time for each token may stop: such a
+    token would not be worth its row and its step of drafting, which all sequences of a round share."""
+    before = now.base_rows + now.filling_rows
+    row_ms = state.cost.added_ms(before, 1, len(now.places), now.context_tokens)[0]
+    return min(1.0, worth_per_ms(state, now) * (row_ms + state.step_ms / len(now.places)))
