@@ -11,7 +11,7 @@ from orchestrator.bootstrap import load_target, load_tokenizer
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError
 from orchestrator.cli.policy_bench.arms import PLAIN, Timed, policy_of
 from orchestrator.cli.policy_bench.asked import options_of
-from orchestrator.cli.policy_bench.drafters import KINDS, TURNS_EVERY, drafter_of
+from orchestrator.cli.policy_bench.drafters import KINDS, TURNS_EVERY, Drafters
 from orchestrator.cli.policy_bench.recorder import recorded
 from orchestrator.cli.policy_bench.recording import Recording, load, save
 from orchestrator.cli.policy_bench.recovery import recovery
@@ -114,7 +114,7 @@ def test_a_plain_replay_makes_the_tokens_of_a_plain_run(target, requests):
         assert len(played.steps) == len(visit.rounds)
     # A real round at a fixed depth accepts what the recording says is right. One request: nothing is remembered yet.
     timed = Timed(policy_of("fixed-4", COSTS, COSTS.forward))
-    real = runner.visit(submits[:1], [(0, 1)], drafter_of("good", options, loaded), timed)
+    real = runner.visit(submits[:1], [(0, 1)], Drafters(options, loaded).of("good"), timed)
     played = replay(
         kinds["good"][:1], policy_of("fixed-4", COSTS, COSTS.forward), COSTS, concurrency=1, most=options.max_depth
     )
@@ -137,7 +137,7 @@ def test_each_drafter_is_what_it_is_called(target, requests):
     assert sum(right["bad"]) <= len(output) // 10
     assert sum(right["alternating"][turned]) <= TURNS_EVERY // 10
     assert all(right["alternating"][2 * TURNS_EVERY : 3 * TURNS_EVERY - 1])
-    bad = drafter_of("bad", options, loaded)
+    bad = Drafters(options, loaded).of("bad")
     bad.begin("a", [1, 2, 3], Sampling())
     (draft,) = bad.propose([Ask("a", 6)])
     assert len(draft.tokens) == 6

@@ -11,7 +11,7 @@ from adapters.contract import LoadedModel
 from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
 from orchestrator.bootstrap import EngineOptions, Target
-from orchestrator.cli.policy_bench.drafters import KINDS, drafter_of
+from orchestrator.cli.policy_bench.drafters import KINDS, Drafters
 from orchestrator.cli.policy_bench.runs import RoundSeen
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Submit
@@ -42,13 +42,28 @@ def with_rounds(costs: Costs, plain: Sequence[RoundSeen], drafting: Sequence[Rou
     ]
     steady, _ = fit_rounds([one for one in samples if not one.changed], costs.forward)
     forward = _with_overhead(costs.forward, steady)
-    each_ms = [one.draft_ms / one.sequences for one in drafting]
+    draft_ms, draft_sequence_ms = _drafting_ms(drafting)
     return replace(
         costs,
         forward=forward,
         change_ms=_change_ms(samples, forward),
-        draft_sequence_ms=statistics.median(each_ms) if each_ms else 0.0,
+        draft_ms=draft_ms,
+        draft_sequence_ms=draft_sequence_ms,
     )
+
+
+def _drafting_ms(rounds: Sequence[RoundSeen]) -> tuple[float, float]:
+    """Return what drafting takes in a round, and of each sequence: a line through the medians by sequences. A round
+    that asked for nothing takes next to nothing, and is not among them."""
+    by_sequences: dict[int, list[float]] = {}
+    for one in rounds:
+        if one.drafted:
+            by_sequences.setdefault(one.sequences, []).append(one.draft_ms)
+    medians = {count: statistics.median(times) for count, times in by_sequences.items()}
+    if len(medians) < 2:
+        return 0.0, next((ms / count for count, ms in medians.items()), 0.0)
+    slope, base = statistics.linear_regression(list(medians), list(medians.values()))
+    return max(0.0, base), max(0.0, slope)
 
 
 def _change_ms(samples: Sequence[RoundSample], cost: StepCost) -> float:
@@ -75,7 +90,8 @@ def recorded(
     """Return for each kind of drafter what it proposes along the outputs, one request after another, as a server with
     one request at a time would ask it. `advanced` hears of each request."""
     found: dict[str, list[RecordedRequest]] = {kind: [] for kind in KINDS}
-    drafters = {kind: drafter_of(kind, options, target) for kind in KINDS}
+    made = Drafters(options, target)
+    drafters = {kind: made.of(kind) for kind in KINDS}
     for submit in submits:
         for kind, drafter in drafters.items():
             along = _along(drafter, submit, outputs.get(submit.request_id, ()), options.max_depth)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from device_profiles.cost import StepCost
 from orchestrator.bootstrap import EngineOptions
 from orchestrator.cli.policy_bench.arms import ADAPTIVE, CLIMBER, CONTROL, FIXED, PLAIN, TABLE, Timed, policy_of
-from orchestrator.cli.policy_bench.drafters import KINDS, drafter_of
+from orchestrator.cli.policy_bench.drafters import KINDS, Drafters
 from orchestrator.cli.policy_bench.requests import MIX, Requests
 from orchestrator.cli.policy_bench.runs import Load, Runner, Visit
 from orchestrator.cluster.port import Submit
@@ -141,6 +141,7 @@ class Session:
             cell: [arm for arm in arms if arm.policy != KERNEL or kernel is not None]
             for cell, arms in plan.cells().items()
         }
+        self._drafters: dict[Arm, Drafters] = {}
         self.found = Found()
 
     @property
@@ -187,11 +188,11 @@ class Session:
         if not arm.kind:
             runner = self._kernel if arm.policy == KERNEL and self._kernel is not None else self._runner
             return runner.visit(submits, load, None, None)
-        drafter = drafter_of(arm.kind, self._options, self._runner.target, seed=len(self.found.visits))
         timed = self.found.timed.get(arm)
         if timed is None:  # a policy lives as long as a server: it keeps what it learned
             timed = self.found.timed[arm] = Timed(policy_of(arm.policy, self._costs, self._known))
-        return self._runner.visit(submits, load, drafter, timed)
+            self._drafters[arm] = Drafters(self._options, self._runner.target, seed=self._plan.seed)
+        return self._runner.visit(submits, load, self._drafters[arm].of(arm.kind), timed)
 
     def _compare(self, cell: Cell, outputs: dict[Arm, dict[str, list[int]]]) -> None:
         plain = outputs[Arm(PLAIN)]
