@@ -21,9 +21,10 @@ not judged.
 """
 
 from policies.acceptance.coupled import choose, greedy
+from policies.acceptance.filters import distribution, filtered
 from policies.acceptance.judge import Judged, judge, residual
 from policies.acceptance.proposal import PROPOSAL_WIDTH, Proposal, propose
-from policies.acceptance.sampling import Acceptance, NotFinite, Row, Rule, Sampling, Shape, distribution, filtered
+from policies.acceptance.sampling import Acceptance, NotFinite, Row, Rule, Sampling, Shape
 from policies.acceptance.tolerance import ToleranceGoal, ToleranceState, calibrated
 from policies.acceptance.verdict import Verdict, verdict
 

@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from policies import noise
-from policies.acceptance.sampling import NotFinite, Row, Sampling, filtered, finite_top, scaled
+from policies.acceptance.filters import filtered
+from policies.acceptance.sampling import NotFinite, Row, Sampling, finite_top, scaled
 
 _SCREEN_NATS = 8.0
 
@@ -27,7 +28,7 @@ def choose(row: Row, sampling: Sampling, position: int) -> int:
     top = finite_top(row)
     if sampling.unfiltered:
         return _choose_unfiltered(row, top, sampling, position)
-    kept = filtered(row, sampling)
+    kept = filtered(row, sampling, top)
     scores = scaled(row, top, kept, sampling) + noise.gumbel(sampling.seed, position, kept)
     return int(kept[int(scores.argmax())])
 

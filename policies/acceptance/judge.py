@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from policies import noise
 from policies.acceptance.coupled import choose
+from policies.acceptance.filters import distribution
 from policies.acceptance.proposal import Proposal
-from policies.acceptance.sampling import Row, Sampling, distribution, finite_top
+from policies.acceptance.sampling import Row, Sampling, finite_top
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies import noise
-from policies.acceptance.sampling import Row, Sampling, distribution
+from policies.acceptance.filters import distribution
+from policies.acceptance.sampling import Row, Sampling
 
 PROPOSAL_WIDTH = 128
 """The most tokens of a proposal."""

@@ -1,4 +1,4 @@
-"""How a request's tokens are chosen, and the distribution that its filters leave."""
+"""How a request's tokens are chosen, and the scale that its temperature gives the logits."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ grammar), None where nothing may follow. At least one of its logits is finite.""
 
 Acceptance = Literal["coupled", "rejection", "tolerance"]
 Rule = Literal["greedy", "coupled", "rejection", "tolerance"]
-
-_WIDTHS = (4.0, 8.0, 16.0, math.inf)  # how far below the best candidates are looked for, in nats
 
 
 class NotFinite(ValueError):
@@ -72,50 +70,3 @@ def finite_top(row: Row) -> float:
 def scaled(row: Row, top: float, tokens: NDArray[np.uint32], sampling: Sampling) -> NDArray[np.float64]:
     """Return the logits of some tokens relative to the best, in nats at the request's temperature."""
     return (row[tokens].astype(np.float64) - top) / sampling.temperature
-
-
-def distribution(row: Row, sampling: Sampling) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
-    """Return what a sampled token is distributed as: ids (shape (kept,)) and their probabilities, which sum to 1.
-
-    The temperature must be above 0. Raises NotFinite.
-    """
-    top = finite_top(row)
-    ids = np.arange(len(row), dtype=np.uint32) if sampling.unfiltered else filtered(row, sampling)
-    shares = np.exp(scaled(row, top, ids, sampling))
-    return ids, shares / shares.sum()
-
-
-def filtered(row: Row, sampling: Sampling) -> NDArray[np.uint32]:
-    """Return the ids that survive min-p, top-k and top-p, best first (the lower id first among equals)."""
-    top = float(row.max())
-    floor = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
-    mass_all = _mass(row, top, sampling) if sampling.top_p < 1.0 and sampling.top_k == 0 else math.nan
-    for width in _WIDTHS:
-        low = max(-width, floor)
-        ids = _at_least(row, top + low * sampling.temperature)
-        complete = -width <= floor
-        if sampling.top_k and len(ids) >= sampling.top_k:
-            ids, complete = ids[: sampling.top_k], True
-        if sampling.top_p >= 1.0:
-            if complete:
-                return ids
-            continue
-        shares = np.exp(scaled(row, top, ids, sampling))
-        # Under top-k or min-p the nucleus is taken from what they kept; alone, from the whole vocabulary.
-        total = float(shares.sum()) if complete else mass_all
-        within = np.cumsum(shares) >= sampling.top_p * total
-        if not math.isnan(total) and (complete or within.any()):
-            return ids[: int(within.argmax()) + 1] if within.any() else ids
-    return ids
-
-
-def _at_least(row: Row, low: float) -> NDArray[np.uint32]:
-    ids = np.flatnonzero(row >= np.float32(low) if math.isfinite(low) else row > -np.inf)
-    return ids[np.argsort(-row[ids], kind="stable")].astype(np.uint32)
-
-
-def _mass(row: Row, top: float, sampling: Sampling) -> float:
-    floor = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
-    nats = (row - np.float32(top)) / np.float32(sampling.temperature)
-    shares = np.exp(nats)
-    return float(shares.sum(dtype=np.float64) if floor == -math.inf else shares[nats >= floor].sum(dtype=np.float64))
