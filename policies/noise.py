@@ -25,7 +25,9 @@ _LOW_SALT = 0xD1B54A32D192ED03
 
 _PURPOSE_SALT = 0xA0761D6478BD642F
 
-Keys = tuple[np.uint32, np.uint32]
+_PIECE = 16384  # tokens hashed at a time: a longer array costs more for its memory than for what is computed
+
+Keys = tuple[np.uint32 | NDArray[np.uint32], np.uint32 | NDArray[np.uint32]]
 
 
 class Purpose(IntEnum):
@@ -49,8 +51,7 @@ def _keys(seed: int, position: int, salt: int) -> Keys:
 
 
 def _hash32(tokens: NDArray[np.uint32], keys: Keys) -> NDArray[np.uint32]:
-    x = tokens * np.uint32(0x9E3779B9)
-    x ^= keys[0]
+    x = (tokens * np.uint32(0x9E3779B9)) ^ keys[0]
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x7FEB352D)
     x ^= x >> np.uint32(15)
@@ -67,12 +68,21 @@ def high_bits(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[n
     return _hash32(tokens, _keys(seed, position, 0))
 
 
+def loudest(seed: int, position: int, least: int, vocabulary: int) -> NDArray[np.uint32]:
+    """Return the tokens below `vocabulary` whose high bits are at least `least`, ascending."""
+    found = []
+    for start in range(0, vocabulary, _PIECE):
+        tokens = np.arange(start, min(start + _PIECE, vocabulary), dtype=np.uint32)
+        found.append(tokens[high_bits(seed, position, tokens) >= np.uint32(least)])
+    return np.concatenate(found)
+
+
 def uniform(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """Return uniforms in the open interval (0, 1), midpoints of a grid of 2**-52, shape of `tokens`."""
-    high = high_bits(seed, position, tokens).astype(np.uint64)
-    low = _hash32(tokens, _keys(seed, position, _LOW_SALT)).astype(np.uint64)
+    """Return uniforms in the open interval (0, 1), midpoints of a grid of 2**-52, of tokens of shape (n,)."""
+    keys = np.array([_keys(seed, position, 0), _keys(seed, position, _LOW_SALT)], np.uint32)[..., None]
+    high, low = _hash32(tokens, (keys[:, 0], keys[:, 1])).astype(np.uint64)
     grid = (high << np.uint64(20)) | (low >> np.uint64(12))
-    return (grid.astype(np.float64) + 0.5) * 2.0**-52
+    return np.asarray((grid.astype(np.float64) + 0.5) * 2.0**-52, dtype=np.float64)
 
 
 def gumbel(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from policies import noise
 from policies.acceptance.filters import filtered
 from policies.acceptance.sampling import NotFinite, Row, Sampling, finite_top, scaled
 
-_SCREEN_NATS = 8.0
+_SCREEN_NATS = 5.0
 
 
 def greedy(rows: Row) -> list[int]:
@@ -46,9 +46,7 @@ def _choose_unfiltered(row: Row, top: float, sampling: Sampling, position: int) 
     best = float(scores[winner])
     bound = math.exp(-math.exp(-(best + _SCREEN_NATS)))
     # One step of slack on either side: the screen may keep too many tokens, never too few.
-    screen = np.uint32(max(0, int(bound * 2.0**32) - 1))
-    every = np.arange(len(row), dtype=np.uint32)
-    others = every[noise.high_bits(sampling.seed, position, every) >= screen]
+    others = noise.loudest(sampling.seed, position, max(0, int(bound * 2.0**32) - 1), len(row))
     if len(others):
         challengers = scaled(row, top, others, sampling) + noise.gumbel(sampling.seed, position, others)
         rival = int(challengers.argmax())

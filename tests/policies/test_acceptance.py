@@ -105,7 +105,7 @@ def test_filters_keep_what_their_definitions_keep(table, sampling):
     assert sorted(kept.tolist()) == np.flatnonzero(exact_probabilities(row, sampling)).tolist()
 
 
-@given(st.integers(0, 2**32), st.integers(0, 2**20), st.sampled_from([0.2, 1.0, 2.0]))
+@given(st.integers(0, 2**32), st.integers(0, 2**20), st.sampled_from([0.2, 1.0, 2.0, 10.0]))
 @settings(max_examples=50)
 def test_screening_by_hash_bits_never_misses_the_winner(table, position, temperature):
     row = rows_of(table, 1, 20_000)[0]

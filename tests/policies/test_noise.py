@@ -52,3 +52,10 @@ def test_neighbouring_positions_seeds_and_tokens_are_uncorrelated():
 
 def test_a_seed_is_taken_modulo_two_to_the_64():
     assert np.array_equal(noise.gumbel(-1, 4, TOKENS), noise.gumbel(2**64 - 1, 4, TOKENS))
+
+
+@given(SEEDS, POSITIONS, st.integers(0, 2**32 - 1), st.sampled_from([1, 16_384, 16_385, 40_000]))
+def test_the_loudest_are_those_whose_high_bits_are_no_less(seed, position, least, vocabulary):
+    every = np.arange(vocabulary, dtype=np.uint32)
+    expected = every[noise.uniform(seed, position, every) * 2.0**32 >= least]
+    assert noise.loudest(seed, position, least, vocabulary).tolist() == expected.tolist()
