@@ -1,8 +1,8 @@
 """What min-p, top-k and top-p leave of a row.
 
-A row is as long as the vocabulary, so what it costs is the passes over it, and memory more than arithmetic: an array of
-that size that is made anew costs more than what is computed in it (its pages come from the system each time). So there
-is at most one such array of numbers at a time, and only candidates are gathered and sorted.
+A row is as long as the vocabulary, and an array of that size that is made anew can cost more than what is computed in
+it (its memory comes from the system each time). So the mass of a row is taken by pieces, in place, and only candidates
+are gathered and sorted.
 """
 
 from __future__ import annotations
