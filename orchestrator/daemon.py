@@ -25,7 +25,8 @@ from orchestrator.api.keys import Keys
 from orchestrator.bootstrap import build_cluster, build_trial, load_tokenizer, objectives_of
 from orchestrator.bootstrap.planning import PlanMaking, planned, profiled, started
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Progress, WorkerSpec
+from orchestrator.cluster.contract import WorkerSpec
+from orchestrator.cluster.port import Progress
 from orchestrator.config.keys_file import keys_path
 from orchestrator.config.load import admin_socket_path
 from orchestrator.config.model import ClusterConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.cluster.port import Cluster
+from orchestrator.cluster.contract import Cluster
 from orchestrator.config.model import ClusterConfig
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from adapters.contract import DeviceLost
+from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.cluster.draft_messages import Door
-from orchestrator.cluster.port import WorkerSpec
 from orchestrator.cluster.worker import NODE_ADDRESS
 from orchestrator.drafting.wire import Garbage, LinkLost
 from orchestrator.measuring.engine import Found, MeasuringEngine

@@ -11,7 +11,7 @@ import msgspec
 from adapters.contract import StaticShapes
 from adapters.model_source import pinned
 from device_profiles.profile import Exactness
-from orchestrator.cluster.port import WorkerSpec
+from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import (
     ClusterConfig,

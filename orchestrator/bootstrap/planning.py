@@ -17,7 +17,7 @@ from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.clusters import measuring_cluster
 from orchestrator.bootstrap.options import draft_specs, engine_options, worker_specs
 from orchestrator.bootstrap.profile_work import MEASURING_LOCK, Work, planned_work, profile_store
-from orchestrator.cluster.port import Cluster, WorkerSpec
+from orchestrator.cluster.contract import Cluster, WorkerSpec
 from orchestrator.config.model import AUTO, ClusterConfig
 from orchestrator.errors import WorkerError
 from orchestrator.measuring.run import Watch, measure

@@ -19,7 +19,7 @@ from orchestrator.bootstrap.models import SIMULATED_PREFIX, effective_device
 from orchestrator.bootstrap.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
 from orchestrator.bootstrap.profile_keys import key_of, mark_of, profiles_in, stored_profile, threads_of
 from orchestrator.bootstrap.profiling import STEPS_S, ProfileJob, job_spec
-from orchestrator.cluster.port import WorkerSpec
+from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import AUTO, ClusterConfig
 from orchestrator.measuring.texts import WORKLOAD

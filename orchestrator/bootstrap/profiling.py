@@ -29,7 +29,7 @@ from orchestrator.bootstrap.options import EngineOptions, ModelOptions, SuffixOp
 from orchestrator.bootstrap.profile_keys import device_of, digest_of, formats_of, mark_of, threads_of
 from orchestrator.bootstrap.talk import Talk, chosen_depths, prompts_of, talk
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import WorkerSpec
+from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.cluster.process_memory import peak_rss_bytes
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress

@@ -23,7 +23,7 @@ from orchestrator.errors import OutriderError, WorkerError
 
 if TYPE_CHECKING:
     from orchestrator.bootstrap.profile_work import Work
-    from orchestrator.cluster.port import Cluster
+    from orchestrator.cluster.contract import Cluster
     from orchestrator.config.model import ClusterConfig
     from orchestrator.measuring.engine import Found
 

@@ -20,8 +20,10 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.cluster.contract import WorkerSpec
+from orchestrator.cluster.frames import decode_events, encode
 from orchestrator.cluster.output import say
-from orchestrator.cluster.port import Command, Event, Stop, WorkerSpec, decode_events, encode
+from orchestrator.cluster.port import Command, Event, Stop
 from orchestrator.cluster.process_end import began_s, end_process
 from orchestrator.cluster.ray_settings import NAMESPACE, init_options, probe, put_back, set_environment
 from orchestrator.cluster.worker import NODE_ADDRESS, EngineHost, one_line
@@ -36,7 +38,7 @@ _GROUPS = {"events": 1, "commands": 1}  # a thread each: commands are carried ou
 
 
 class RayCluster:
-    """Implements cluster.port.Cluster. `address` "" starts a Ray of its own on this machine and ends it.
+    """Implements cluster.contract.Cluster. `address` "" starts a Ray of its own on this machine and ends it.
 
     `start_timeout_s` bounds the wait for a place and for the actor's process.
     """
@@ -63,14 +65,14 @@ class RayCluster:
             _take_signals_back()
 
     async def nodes(self) -> list[str]:
-        """See cluster.port.Cluster."""
+        """See cluster.contract.Cluster."""
         if self._connected is None:
             return []
         ray, _ = await asyncio.shield(self._connected)
         return sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"])
 
     async def start(self, spec: WorkerSpec) -> RayWorker:
-        """See cluster.port.Cluster."""
+        """See cluster.contract.Cluster."""
         if self._connected is None:
             raise WorkerStartFailed(f"worker {spec.name} cannot be started: the Ray cluster is not open")
         ray, _ = await asyncio.shield(self._connected)
@@ -193,7 +195,7 @@ class HostActor:
 
 
 class RayWorker:
-    """Implements cluster.port.Worker with one actor."""
+    """Implements cluster.contract.Worker with one actor."""
 
     def __init__(self, ray: Any, spec: WorkerSpec, forget: Callable[[RayWorker], None]) -> None:
         self._ray = ray
@@ -234,14 +236,14 @@ class RayWorker:
         threading.Thread(target=self._pump, args=pump, name=f"events {self.name}", daemon=True).start()
 
     def send(self, command: Command) -> None:
-        """See cluster.port.Worker."""
+        """See cluster.contract.Worker."""
         self._stopping = self._stopping or isinstance(command, Stop)
         if not self._ended.is_set():
             with suppress(self._ray.exceptions.RayError):
                 self._submit.remote(encode([command]))
 
     async def events(self) -> AsyncIterator[Event]:
-        """See cluster.port.Worker."""
+        """See cluster.contract.Worker."""
         while isinstance(frame := await self._frames.get(), bytes):
             try:
                 events = decode_events(frame)
@@ -256,7 +258,7 @@ class RayWorker:
             raise WorkerLost(f"worker {self.name} ({self.where}) {ended}") from frame
 
     async def stop(self, grace_s: float) -> None:
-        """See cluster.port.Worker."""
+        """See cluster.contract.Worker."""
         self.send(Stop())
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s if self._pid else 0.0):

@@ -1,15 +1,13 @@
-"""The process boundary: what crosses it, and the contract of whatever starts a worker process.
+"""The process boundary: what crosses it. The contract of either side is in `contract`.
 
 Commands go to the worker, events come back in one multiplexed stream. Both are msgspec structs and travel as
-MessagePack frames, the same bytes over a socket (`local`) and over Ray (`on_ray`). History is the truth: a
-`Submit` carries the prompt *and* the tokens already committed, so that a new worker continues a stream where
-the old one left it.
+MessagePack (see `frames`). History is the truth: a `Submit` carries the prompt *and* the tokens already committed, so
+that a new worker continues a stream where the old one left it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -277,108 +275,3 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 Event = Progress | Ready | Round | Gauges | Refused | Failed | DraftReady | DraftLink | Measured | Opened | Finished
-
-_commands = msgspec.msgpack.Decoder(list[Command])
-_events = msgspec.msgpack.Decoder(list[Event])
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(messages: Sequence[Command] | Sequence[Event]) -> bytes:
-    """Return one frame that holds the messages in order."""
-    return _encoder.encode(list(messages))
-
-
-def decode_commands(frame: bytes) -> list[Command]:
-    """Return a frame's commands. Raises msgspec.DecodeError."""
-    return _commands.decode(frame)
-
-
-def decode_events(frame: bytes) -> list[Event]:
-    """Return a frame's events. Raises msgspec.DecodeError."""
-    return _events.decode(frame)
-
-
-class Engine(Protocol):
-    """What runs inside a worker process. `run` blocks in the worker's main thread until stopped.
-
-    `emit` may be called from any thread and never blocks on the other side of the boundary.
-    """
-
-    def submit(self, command: Command) -> None:
-        """Queue a command. Thread-safe; returns at once."""
-        ...
-
-    def run(self, emit: Callable[[Event], None]) -> None:
-        """Prepare, load, emit Ready, then run rounds until a Stop command. A failure is emitted as Failed."""
-        ...
-
-
-class WorkerSpec(msgspec.Struct, frozen=True):
-    """What to start: `entry` is "package.module:function" taking `options` and returning an Engine.
-
-    `cpus` is what a cluster reserves for it; `environment` is added to the worker's own. `node`: the address of the
-    host that it is to run on, where the cluster has several ("": any). `cores`: the CPU cores that it may run on, by
-    their numbers on that host (none: all).
-    """
-
-    name: str
-    entry: str
-    options: dict[str, Any]
-    cpus: float = 1.0
-    environment: dict[str, str] = {}
-    node: str = ""
-    cores: list[int] = []
-
-
-class Worker(Protocol):
-    """A started worker process, seen from the daemon. All methods are for the event loop that started it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def where(self) -> str:
-        """Name the host and process for people ("local pid 123", "ray node 10.0.0.2 pid 123")."""
-        ...
-
-    def send(self, command: Command) -> None:
-        """Queue a command; never blocks. A lost worker drops it: its end is reported by `events`."""
-        ...
-
-    def events(self) -> AsyncIterator[Event]:
-        """Yield events in order until the worker ends.
-
-        Ends normally after a Stop command; otherwise raises WorkerLost, which says how it ended, e.g. by
-        which signal. To be iterated once.
-        """
-        ...
-
-    async def stop(self, grace_s: float) -> None:
-        """Send Stop, wait up to `grace_s`, then kill. Idempotent; leaves no process behind."""
-        ...
-
-
-class Cluster(Protocol):
-    """Starts workers. One contract suite runs over every implementation."""
-
-    @property
-    def runtime(self) -> str:
-        """Return "local" or "ray"."""
-        ...
-
-    async def open(self) -> None:
-        """Connect or start what is needed. Raises WorkerError with the way out."""
-        ...
-
-    async def nodes(self) -> list[str]:
-        """Return the addresses of the hosts that workers can be started on, for `WorkerSpec.node`; "" where there is
-        this machine only. To be called after `open`."""
-        ...
-
-    async def start(self, spec: WorkerSpec) -> Worker:
-        """Start a worker process; returns before it is ready. Raises WorkerStartFailed."""
-        ...
-
-    async def close(self) -> None:
-        """Stop every worker still running and whatever `open` started. Idempotent."""
-        ...

@@ -22,8 +22,10 @@ from typing import Any, cast
 
 import msgspec
 
+from orchestrator.cluster.contract import Engine, WorkerSpec
 from orchestrator.cluster.cores import pin
-from orchestrator.cluster.port import Engine, Event, Failed, Stop, WorkerSpec, decode_commands, encode
+from orchestrator.cluster.frames import decode_commands, encode
+from orchestrator.cluster.port import Event, Failed, Stop
 from orchestrator.errors import WorkerStartFailed
 
 HEADER_BYTES = 4

@@ -8,7 +8,7 @@ from itertools import chain, count
 
 import msgspec
 
-from orchestrator.cluster.port import WorkerSpec
+from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.control.replica import Replica
 from orchestrator.control.state import FAILED
 

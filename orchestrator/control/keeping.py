@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Cluster, Command, Event, Failed, Worker, WorkerSpec
+from orchestrator.cluster.contract import Cluster, Worker, WorkerSpec
+from orchestrator.cluster.port import Command, Event, Failed
 from orchestrator.control.state import RestartBudget
 from orchestrator.errors import WorkerError
 

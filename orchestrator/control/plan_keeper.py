@@ -11,7 +11,8 @@ from typing import Protocol
 
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Round, WorkerSpec
+from orchestrator.cluster.contract import WorkerSpec
+from orchestrator.cluster.port import Round
 from orchestrator.control.port import PlanView
 from orchestrator.errors import OutriderError
 from orchestrator.planning.correction import Corrections, Key, key_of, scaled

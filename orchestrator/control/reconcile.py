@@ -18,20 +18,9 @@ from typing import TypeVar
 import msgspec
 
 from orchestrator.clock import Clock
+from orchestrator.cluster.contract import Cluster, WorkerSpec
 from orchestrator.cluster.draft_messages import AttachDraft, DraftLink
-from orchestrator.cluster.port import (
-    DEADLINE,
-    Cluster,
-    Delta,
-    Event,
-    Gauges,
-    Progress,
-    Ready,
-    Refused,
-    Round,
-    Submit,
-    WorkerSpec,
-)
+from orchestrator.cluster.port import DEADLINE, Delta, Event, Gauges, Progress, Ready, Refused, Round, Submit
 from orchestrator.control import low_acceptance
 from orchestrator.control.admission import ControlLimits as ControlLimits
 from orchestrator.control.admission import refuse_or_pass

@@ -6,7 +6,8 @@ import asyncio
 import logging
 from typing import Protocol
 
-from orchestrator.cluster.port import Command, Event, Failed, Ready, Round, WorkerSpec
+from orchestrator.cluster.contract import WorkerSpec
+from orchestrator.cluster.port import Command, Event, Failed, Ready, Round
 from orchestrator.control.affinity import SeenPrefixes
 from orchestrator.control.keeping import Keeper, Upkeep
 from orchestrator.control.state import FAILED, TargetState

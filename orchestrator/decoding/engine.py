@@ -34,7 +34,7 @@ class Loaded:
 
 
 class DecodeEngine:
-    """Implements cluster.port.Engine. `load` prepares and loads everything, reporting progress by `emit`."""
+    """Implements cluster.contract.Engine. `load` prepares and loads everything, reporting progress by `emit`."""
 
     def __init__(self, load: Callable[[Emit], Loaded], clock: Clock) -> None:
         self._load = load
@@ -47,14 +47,14 @@ class DecodeEngine:
         self._gauges_s = 0.0
 
     def submit(self, command: Command) -> None:
-        """See cluster.port.Engine. What a request needs compiled is compiled here, while others decode."""
+        """See cluster.contract.Engine. What a request needs compiled is compiled here, while others decode."""
         arrived_s = self._clock.monotonic_s()
         if isinstance(command, Submit) and self._loop is not None:
             self._loop.prepare(command)
         self._commands.put((command, arrived_s))
 
     def run(self, emit: Emit) -> None:
-        """See cluster.port.Engine. What an adapter raises becomes a Failed event with one line."""
+        """See cluster.contract.Engine. What an adapter raises becomes a Failed event with one line."""
         try:
             loaded = self._load(emit)
             self._loop, self._attach, self._arms = loaded.loop, loaded.attach, loaded.arms

@@ -70,7 +70,7 @@ class Hosted:
 
 
 class DraftEngine:
-    """Implements cluster.port.Engine. `load` prepares and loads the drafter, reporting progress by `emit`."""
+    """Implements cluster.contract.Engine. `load` prepares and loads the drafter, reporting progress by `emit`."""
 
     def __init__(self, load: Callable[[Emit], Hosted], clock: Clock) -> None:
         self._load = load
@@ -81,13 +81,13 @@ class DraftEngine:
         self._knocked: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
 
     def submit(self, command: Command) -> None:
-        """See cluster.port.Engine. A draft worker knows one command, Stop."""
+        """See cluster.contract.Engine. A draft worker knows one command, Stop."""
         if isinstance(command, Stop):
             self._stopped = True
             self._bell.ring()
 
     def run(self, emit: Emit) -> None:
-        """See cluster.port.Engine. What an adapter raises becomes a Failed event with one line."""
+        """See cluster.contract.Engine. What an adapter raises becomes a Failed event with one line."""
         try:
             hosted = self._load(emit)
             try:

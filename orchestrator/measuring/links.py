@@ -42,20 +42,20 @@ _POLL_S = 0.2
 
 
 class EchoEngine:
-    """Implements cluster.port.Engine: a worker that opens a door and answers every turn with nothing, until stopped.
-    `host`: the address at which other machines reach it ("": it serves its own only)."""
+    """Implements cluster.contract.Engine: a worker that opens a door and answers every turn with nothing, until
+    stopped. `host`: the address at which other machines reach it ("": it serves its own only)."""
 
     def __init__(self, host: str) -> None:
         self._host = host
         self._stopped = threading.Event()
 
     def submit(self, command: Command) -> None:
-        """See cluster.port.Engine."""
+        """See cluster.contract.Engine."""
         if isinstance(command, Stop):
             self._stopped.set()
 
     def run(self, emit: Callable[[Event], None]) -> None:
-        """See cluster.port.Engine."""
+        """See cluster.contract.Engine."""
         try:
             door = OpenDoor(self._host)
         except OSError as error:

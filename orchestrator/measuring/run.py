@@ -7,19 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from orchestrator.cluster.contract import Cluster, Worker, WorkerSpec
 from orchestrator.cluster.draft_messages import Door
-from orchestrator.cluster.port import (
-    Cluster,
-    Event,
-    Failed,
-    Finished,
-    Measured,
-    Opened,
-    Progress,
-    Stop,
-    Worker,
-    WorkerSpec,
-)
+from orchestrator.cluster.port import Event, Failed, Finished, Measured, Opened, Progress, Stop
 from orchestrator.errors import WorkerLost
 from orchestrator.measuring.engine import KINDS, Found
 

@@ -10,12 +10,9 @@ from typing import Any, cast
 
 import pytest
 
+from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.cluster.local import LocalCluster
-from orchestrator.cluster.port import (
-    Event,
-    Ready,
-    WorkerSpec,
-)
+from orchestrator.cluster.port import Event, Ready
 from orchestrator.errors import WorkerLost
 from tests.support import engines
 from tests.support.workers import gone, started, tokens_until

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from device_profiles.profile import Exactness
-from orchestrator.cluster.port import Delta, RequestStats, Round, WorkerSpec
+from orchestrator.cluster.contract import WorkerSpec
+from orchestrator.cluster.port import Delta, RequestStats, Round
 from orchestrator.config.placement import PlacementSection
 from orchestrator.control.plan_keeper import Patience, PlanKeeper
 from orchestrator.errors import WorkerError

@@ -14,8 +14,9 @@ import pytest
 
 from orchestrator.api.liveness import Liveness
 from orchestrator.clock import SystemClock
+from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.cluster.local import LocalCluster
-from orchestrator.cluster.port import Submit, WorkerSpec
+from orchestrator.cluster.port import Submit
 from orchestrator.control.port import ReplicaView
 from orchestrator.control.reconcile import ControlLimits, TargetControl
 from orchestrator.errors import RequestError, WorkerError

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Event, Ready, WorkerSpec
+from orchestrator.cluster.contract import WorkerSpec
+from orchestrator.cluster.port import Event, Ready
 from orchestrator.decoding.engine import DecodeEngine, Loaded
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from tests.support.drafters import FINGERPRINT, VOCABULARY

@@ -13,8 +13,9 @@ from adapters.contract import DeviceLost, ModelRefused
 from adapters.tokenizer import byte_texts
 from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.clock import SystemClock
+from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.cluster.draft_messages import Door, DrafterState, DraftReady
-from orchestrator.cluster.port import Event, Sampling, Stop, Submit, WorkerSpec
+from orchestrator.cluster.port import Event, Sampling, Stop, Submit
 from orchestrator.drafting.host import DraftEngine, Hosted
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 

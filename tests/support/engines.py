@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.cluster.port import (
     Cancel,
     Command,
@@ -34,7 +35,6 @@ from orchestrator.cluster.port import (
     Round,
     Stop,
     Submit,
-    WorkerSpec,
 )
 
 ENTRY = "tests.support.engines:scripted"

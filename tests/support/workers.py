@@ -11,7 +11,8 @@ from typing import Any
 
 import psutil
 
-from orchestrator.cluster.port import Cluster, Delta, Event, Ready, Round, Worker
+from orchestrator.cluster.contract import Cluster, Worker
+from orchestrator.cluster.port import Delta, Event, Ready, Round
 from tests.support import engines
 
 

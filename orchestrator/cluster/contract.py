@@ -1,0 +1,96 @@
+"""The contract of whatever starts a worker process, and of what runs inside one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from orchestrator.cluster.port import Command, Event
+
+
+class Engine(Protocol):
+    """What runs inside a worker process. `run` blocks in the worker's main thread until stopped.
+
+    `emit` may be called from any thread and never blocks on the other side of the boundary.
+    """
+
+    def submit(self, command: Command) -> None:
+        """Queue a command. Thread-safe; returns at once."""
+        ...
+
+    def run(self, emit: Callable[[Event], None]) -> None:
+        """Prepare, load, emit Ready, then run rounds until a Stop command. A failure is emitted as Failed."""
+        ...
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """What to start: `entry` is "package.module:function" taking `options` and returning an Engine.
+
+    `cpus` is what a cluster reserves for it; `environment` is added to the worker's own. `node`: the address of the
+    host that it is to run on, where the cluster has several ("": any). `cores`: the CPU cores that it may run on, by
+    their numbers on that host (none: all).
+    """
+
+    name: str
+    entry: str
+    options: dict[str, Any]
+    cpus: float = 1.0
+    environment: dict[str, str] = {}
+    node: str = ""
+    cores: list[int] = []
+
+
+class Worker(Protocol):
+    """A started worker process, seen from the daemon. All methods are for the event loop that started it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def where(self) -> str:
+        """Name the host and process for people ("local pid 123", "ray node 10.0.0.2 pid 123")."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Queue a command; never blocks. A lost worker drops it: its end is reported by `events`."""
+        ...
+
+    def events(self) -> AsyncIterator[Event]:
+        """Yield events in order until the worker ends.
+
+        Ends normally after a Stop command; otherwise raises WorkerLost, which says how it ended, e.g. by
+        which signal. To be iterated once.
+        """
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Send Stop, wait up to `grace_s`, then kill. Idempotent; leaves no process behind."""
+        ...
+
+
+class Cluster(Protocol):
+    """Starts workers. One contract suite runs over every implementation."""
+
+    @property
+    def runtime(self) -> str:
+        """Return "local" or "ray"."""
+        ...
+
+    async def open(self) -> None:
+        """Connect or start what is needed. Raises WorkerError with the way out."""
+        ...
+
+    async def nodes(self) -> list[str]:
+        """Return the addresses of the hosts that workers can be started on, for `WorkerSpec.node`; "" where there is
+        this machine only. To be called after `open`."""
+        ...
+
+    async def start(self, spec: WorkerSpec) -> Worker:
+        """Start a worker process; returns before it is ready. Raises WorkerStartFailed."""
+        ...
+
+    async def close(self) -> None:
+        """Stop every worker still running and whatever `open` started. Idempotent."""
+        ...
