@@ -21,53 +21,20 @@ Prefill goes through them the same way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, prod
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_profiles.cost import expected_tokens
 from device_profiles.link import SAME_HOST, LinkProfile
-from device_profiles.profile import Exactness
 from device_profiles.units import MS_PER_S
-from policies.plan import Drafter, Option, Prediction, Workload
+from policies.drafted import all_hit_rate, changes_of, depth_bound, drafted_shares, tokens_per_round, usual_depth
+from policies.parts import Part, TargetTimes, context_tokens, hops_ms, micro_batch_counts, prefill_ms
+from policies.plan import Drafter, Prediction, Workload
 
 Values = TypeVar("Values", float, NDArray[np.float64])
-
-MOST_BUSY = 0.99
-"""Other work that takes more of a device's time than this is counted as this."""
 _BYTES_PER_DRAFT = 64.0  # of one sequence's message on the draft's link: ids, confidences, framing
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One worker's part of a model: an option, the share of the layers that it runs, and the share of the device's
-    time that other work takes."""
-
-    option: Option
-    share: float = 1.0
-    utilisation: float = 0.0
-
-    def ms(self, rows: float, sequences: float, context_tokens: float, *, changes: float = 0.0) -> float:
-        """Return the time of one forward. `changes`: see StepCost.ms."""
-        option = self.option
-        work = self.share * option.cost.ms(rows, sequences, context_tokens, changes=changes)
-        total = work + option.overhead_ms + option.overhead_sequence_ms * sequences
-        return total / (1.0 - min(self.utilisation, MOST_BUSY))
-
-    def prefill_ms(self, tokens: int, done: int, chunk_rows: int, *, beside: bool = False) -> float:
-        """Return the time to prefill a prompt. `beside`: what it adds to rounds in which others decode."""
-        chunks = ceil(tokens / chunk_rows) if not beside else 0
-        work = self.share * self.option.cost.prefill_ms(tokens, done=done, chunk_rows=chunk_rows, beside=beside)
-        return (work + chunks * self.option.overhead_ms) / (1.0 - min(self.utilisation, MOST_BUSY))
-
-    @property
-    def layer_bytes(self) -> float:
-        """What a forward reads of each layer's weights, as a mean over the layers."""
-        return self.option.layer_bytes * self.share
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,53 +59,6 @@ class DraftSide:
     shared_bandwidth_bytes_per_s: float = 0.0
 
 
-def depth_bound(workload: Workload, drafter: Drafter) -> int:
-    """Return the deepest that is worth looking at."""
-    return min(workload.depth_bound, drafter.max_depth) if drafter.max_depth else workload.depth_bound
-
-
-def context_tokens(workload: Workload) -> float:
-    """Return how much a sequence holds, on average, while it decodes."""
-    return workload.prompt_tokens + workload.output_tokens / 2
-
-
-class TargetTimes:
-    """What a target's parts take, links apart, in whatever order they are; every figure is computed once."""
-
-    def __init__(self, parts: Sequence[Part], sequences: int, workload: Workload) -> None:
-        self._parts, self._sequences, self._load = parts, sequences, workload
-        self._known: dict[tuple[int, int, float], tuple[float, float, int]] = {}
-        self.prefill_ms = sum(prefill_ms(part, workload) for part in parts)
-        self.prefill_beside_ms = sum(prefill_ms(part, workload, beside=sequences > 1) for part in parts)
-
-    def at(self, depth: int, micro_batches: int, changes: float = 0.0) -> tuple[float, float, int]:
-        """Return the sum and the slowest of a verification of `depth` drafts, and the rows of a micro-batch."""
-        key = (depth, micro_batches, changes)
-        if key not in self._known:
-            bit = self._load.exactness is Exactness.BIT
-            sequences, context = ceil(self._sequences / micro_batches), context_tokens(self._load)
-            rows = [sequences * max(depth + 1, part.option.paid_rows if bit else 1) for part in self._parts]
-            pairs = zip(self._parts, rows, strict=True)
-            times = [part.ms(count, sequences, context, changes=changes) for part, count in pairs]
-            self._known[key] = (sum(times), max(times), max(rows))
-        return self._known[key]
-
-    def verify_ms(self, hops: Sequence[LinkProfile], depth: int, micro_batches: int, *, changes: float = 0.0) -> float:
-        """Return the time of a verification, with these links behind the parts. `changes`: see StepCost.ms."""
-        total, slowest, rows = self.at(depth, micro_batches, changes)
-        return max(total + _hops_ms(hops, self._load.target.hidden_bytes * rows), micro_batches * slowest)
-
-
-def micro_batch_counts(sequences: int) -> list[int]:
-    """Return the numbers of micro-batches that differ in their size, ascending: the fewest of each size."""
-    return sorted({ceil(sequences / count): count for count in range(sequences, 0, -1)}.values())
-
-
-def _hops_ms(hops: Sequence[LinkProfile], size_bytes: float) -> float:
-    """Return what so many bytes take through all shards, and a token from the last back to the first."""
-    return sum(link.transfer_ms(size_bytes) for link in hops[:-1]) + (hops[-1].rtt_ms / 2 if hops else 0.0)
-
-
 def verify_ms(
     target: TargetSide, workload: Workload, depth: int, micro_batches: int = 1, *, changes: float = 0.0
 ) -> float:
@@ -158,39 +78,6 @@ def draft_ms(draft: DraftSide, workload: Workload, depth: int, sequences: float)
     context = context_tokens(workload)
     first = draft.part.ms(2 * sequences, sequences, context)
     return first + (depth - 1) * draft.part.ms(sequences, sequences, context)
-
-
-def hit_rate(drafter: Drafter, depth: int) -> float:
-    """Return the chance that drafts made ahead of a verification follow it: all `depth` and the guess behind them."""
-    if drafter.hit_rate is not None:
-        return drafter.hit_rate
-    last = len(drafter.acceptance) - 1
-    return prod(drafter.acceptance[min(index, last)] for index in range(depth + 1))
-
-
-def drafted_shares(drafter: Drafter | None, depth: int) -> list[tuple[int, float]]:
-    """Return how many tokens a draft of at most `depth` has, and in which share of the rounds: (tokens, share), without
-    those that never occur."""
-    if drafter is None or depth == 0:
-        return [(0, 1.0)]
-    coverage, known = drafter.coverage, drafter.offered
-    offered = [min(coverage, known[min(place, len(known) - 1)]) if known else coverage for place in range(depth)]
-    reached = [1.0, *offered, 0.0]
-    shares = [(count, reached[count] - reached[count + 1]) for count in range(depth + 1)]
-    return [(count, share) for count, share in shares if share > 0.0]
-
-
-def changes_of(drafter: Drafter, sequences: int) -> float:
-    """Return the share of verifications that run another number of rows than the one before: the part of any sequence
-    may have changed, each drafting for itself."""
-    return float(1.0 - (1.0 - drafter.changes) ** sequences)
-
-
-def tokens_per_round(drafter: Drafter | None, depth: int) -> float:
-    """Return the expected tokens of one sequence in a round, the target's own included."""
-    if drafter is None or depth == 0:
-        return 1.0
-    return 1.0 + drafter.coverage * (expected_tokens(drafter.acceptance, depth) - 1.0)
 
 
 def predict(target: TargetSide, draft: DraftSide | None, workload: Workload, depth: int) -> Prediction:
@@ -213,12 +100,6 @@ def best_depth(
     return replace(best, plain_tokens_per_s=known[0].goodput_tokens_per_s)
 
 
-def usual_depth(drafter: Drafter, bound: int) -> int:
-    """Return how many tokens drafts have on average where there is one: where a policy that chooses may start."""
-    drafts = [(count, share) for count, share in drafted_shares(drafter, bound) if count]
-    return max(1, round(sum(count * share for count, share in drafts) / max(1e-9, sum(share for _, share in drafts))))
-
-
 def _best_of(predictor: _Predictor, depth: int) -> Prediction:
     return max(
         (predictor.at(depth, count) for count in predictor.plain),
@@ -238,9 +119,9 @@ class _Predictor:
         counts = micro_batch_counts(target.sequences) if len(target.parts) > 1 else [1]
         self.plain = {count: self._times.verify_ms(target.hops, 0, count) for count in counts}
         prompt = max(1, workload.prompt_tokens - workload.reused_prompt_tokens)
-        hops_ms = _hops_ms(target.hops, workload.target.hidden_bytes * prompt)
-        self._first = self._times.prefill_ms + hops_ms
-        self._plain_prefill = self._prefill = self._times.prefill_beside_ms + hops_ms
+        through_ms = hops_ms(target.hops, workload.target.hidden_bytes * prompt)
+        self._first = self._times.prefill_ms + through_ms
+        self._plain_prefill = self._prefill = self._times.prefill_beside_ms + through_ms
         if draft is not None and draft.part is not None and not draft.overlap:
             self._prefill += prefill_ms(draft.part, workload)
         self._error = max(part.option.cost.error for part in target.parts)
@@ -294,13 +175,6 @@ def together_ms(verify: Values, drafting: Values, late: Values, floor: Values, a
     return total
 
 
-def all_hit_rate(drafter: Drafter, depth: int, sequences: int) -> tuple[float, float]:
-    """Return the chance that the drafts made ahead of every sequence follow its verification, and how many sequences'
-    do not where some do not."""
-    hit = hit_rate(drafter, depth)
-    return float(hit**sequences), max(1.0, (1.0 - hit) * sequences)
-
-
 def shared_read_ms(target_bytes: Values, draft_bytes: Values, depth: Values, bytes_per_s: Values) -> Values:
     """Return what it takes to read the target's weights once and the draft's at every token from one memory of this
     bandwidth (infinite where the two share none, or it is not known)."""
@@ -326,15 +200,3 @@ def _together_ms(
         draft.shared_bandwidth_bytes_per_s or float("inf"),
     )
     return float(together_ms(verify, drafting, late, floor, all_hit))
-
-
-def prefill_ms(part: Part, workload: Workload, *, beside: bool = False) -> float:
-    """Return the time of one request's prompt on one worker. `beside`: what it adds to rounds that decode others."""
-    done = workload.reused_prompt_tokens
-    tokens = max(1, workload.prompt_tokens - done)
-    return part.prefill_ms(tokens, done, workload.prefill_chunk_rows, beside=beside)
-
-
-def kv_bytes(option: Option, workload: Workload, share: float = 1.0) -> float:
-    """Return what one sequence's KV cache takes when it is at its longest."""
-    return option.kv_bytes_per_token * share * (workload.prompt_tokens + workload.output_tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from device_profiles.units import MS_PER_S, human_bytes
-from policies.pairing import Part, context_tokens
+from policies.parts import Part, context_tokens
 from policies.plan import Device, Prediction, Score, ScoreWeights, Term, Workload
 
 _UNKNOWN = 0.5  # of a term whose figures are not known: neither for nor against

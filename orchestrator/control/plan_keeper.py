@@ -19,7 +19,7 @@ from orchestrator.planning.correction import Corrections, Key, key_of, scaled
 from orchestrator.planning.proposal import PlanError, Proposal
 from policies import drift
 from policies.drift import Drift
-from policies.pairing import Part, context_tokens
+from policies.parts import Part, context_tokens
 from policies.plan import Option, Role, diff
 
 _NEWEST = 0.05  # weight of the newest round in the measured tokens per second

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from device_profiles.link import LinkProfile
-from policies.pairing import DraftSide, Part, TargetSide, TargetTimes, best_depth, context_tokens, kv_bytes
+from policies.pairing import DraftSide, TargetSide, best_depth
+from policies.parts import Part, TargetTimes, context_tokens, kv_bytes
 from policies.placement import workers
 from policies.placement.links import Links
 from policies.plan import (

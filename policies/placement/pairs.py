@@ -13,18 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from device_profiles.units import MS_PER_S
-from policies.pairing import (
-    DraftSide,
-    all_hit_rate,
-    changes_of,
-    depth_bound,
-    draft_link_ms,
-    draft_ms,
-    drafted_shares,
-    shared_read_ms,
-    together_ms,
-    tokens_per_round,
-)
+from policies.drafted import all_hit_rate, changes_of, depth_bound, drafted_shares, tokens_per_round
+from policies.pairing import DraftSide, draft_link_ms, draft_ms, shared_read_ms, together_ms
 from policies.placement.candidate import Where
 from policies.placement.links import HostLinks
 from policies.placement.rows import Bools, Floats, Index, Ints, Rows

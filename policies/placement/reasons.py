@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from policies.pairing import context_tokens, depth_bound, predict
+from policies.drafted import depth_bound
+from policies.pairing import predict
+from policies.parts import context_tokens
 from policies.placement.candidate import Candidate, Placed, Rated, sides
 from policies.placement.filters import Usable
 from policies.placement.links import Links

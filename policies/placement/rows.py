@@ -12,18 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.pairing import (
-    MOST_BUSY,
-    DraftSide,
-    Part,
-    TargetSide,
-    all_hit_rate,
-    depth_bound,
-    draft_ms,
-    kv_bytes,
-    prefill_ms,
-    verify_ms,
-)
+from policies.drafted import all_hit_rate, depth_bound
+from policies.pairing import DraftSide, TargetSide, draft_ms, verify_ms
+from policies.parts import MOST_BUSY, Part, kv_bytes, prefill_ms
 from policies.placement import workers
 from policies.plan import Constraints, Device, Drafter, Host, Option, RejectedCandidate, Role, Workload
 

@@ -15,16 +15,8 @@ from math import ceil
 import numpy as np
 
 from device_profiles.profile import Exactness
-from policies.pairing import (
-    Part,
-    TargetTimes,
-    changes_of,
-    context_tokens,
-    drafted_shares,
-    kv_bytes,
-    micro_batch_counts,
-    tokens_per_round,
-)
+from policies.drafted import changes_of, drafted_shares, tokens_per_round
+from policies.parts import Part, TargetTimes, context_tokens, kv_bytes, micro_batch_counts
 from policies.placement import workers
 from policies.placement.candidate import Candidate, Placed, Rated, Where, problem, rated
 from policies.placement.links import Links

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from policies.pairing import Part, context_tokens, kv_bytes
+from policies.parts import Part, context_tokens, kv_bytes
 from policies.placement import workers
 from policies.placement.candidate import Placed, Rated, Where, rated, replica
 from policies.placement.filters import Usable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from device_profiles.units import human_bytes
-from policies.pairing import kv_bytes
+from policies.parts import kv_bytes
 from policies.plan import Constraints, Device, Host, Memory, ModelFacts, Option, Shard, Workload
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
 from device_profiles.measured import DeviceRates
-from policies.pairing import DraftSide, Part, TargetSide, best_depth, kv_bytes
+from policies.pairing import DraftSide, TargetSide, best_depth
+from policies.parts import Part, kv_bytes
 from policies.placement.links import links_of
 from policies.placement.workers import fixed_bytes
 from policies.plan import Cluster, Device, Drafter, Host, ModelFacts, Option, Role, Wanted, Workload

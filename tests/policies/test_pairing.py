@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
-from policies.pairing import DraftSide, Part, TargetSide, best_depth, predict, verify_ms
+from policies.pairing import DraftSide, TargetSide, best_depth, predict, verify_ms
+from policies.parts import Part
 from policies.plan import Drafter, ModelFacts, Option, Role, Workload
 
 MODEL = ModelFacts("m", 10, 4096, hidden_bytes=1000.0)

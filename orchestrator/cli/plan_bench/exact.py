@@ -17,20 +17,9 @@ from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
 from device_profiles.units import MS_PER_S
 from orchestrator.cli.plan_bench.program import Program
-from policies.pairing import (
-    DraftSide,
-    Part,
-    all_hit_rate,
-    context_tokens,
-    depth_bound,
-    draft_link_ms,
-    draft_ms,
-    drafted_shares,
-    kv_bytes,
-    micro_batch_counts,
-    prefill_ms,
-    tokens_per_round,
-)
+from policies.drafted import all_hit_rate, depth_bound, drafted_shares, tokens_per_round
+from policies.pairing import DraftSide, draft_link_ms, draft_ms
+from policies.parts import Part, context_tokens, kv_bytes, micro_batch_counts, prefill_ms
 from policies.placement.links import Links, links_of
 from policies.placement.workers import fixed_bytes, room_bytes
 from policies.plan import Cluster, Device, Drafter, ModelFacts, Option, Role, Wanted

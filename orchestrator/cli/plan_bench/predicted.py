@@ -13,7 +13,9 @@ from orchestrator.cli.plan_bench.runs import CONTROL_BEHIND, CONTROL_ROWS, PLAIN
 from orchestrator.planning.applied import whole_targets
 from orchestrator.planning.proposal import Asked, Proposal, propose_here
 from orchestrator.planning.wanted import SUFFIX, measured_drafter
-from policies.pairing import DraftSide, Part, TargetSide, drafted_shares, predict
+from policies.drafted import drafted_shares
+from policies.pairing import DraftSide, TargetSide, predict
+from policies.parts import Part
 from policies.plan import Option, Prediction, Role
 
 Place = tuple[str, int]
