@@ -8,8 +8,9 @@ from pathlib import Path
 from orchestrator.bootstrap.options import CANARY_PREFIX
 from orchestrator.clock import Clock
 from orchestrator.config.canary_kept import differences, to_keep
+from orchestrator.config.drafts import draft_names
 from orchestrator.config.load import store_directory
-from orchestrator.config.model import ClusterConfig, draft_names
+from orchestrator.config.model import ClusterConfig
 from orchestrator.control.port import Control
 from orchestrator.control.trial import Terms, Trial
 from orchestrator.control.trial_file import TrialFile

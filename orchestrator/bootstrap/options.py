@@ -12,19 +12,13 @@ from adapters.contract import StaticShapes
 from adapters.model_source import pinned
 from device_profiles.profile import Exactness
 from orchestrator.cluster.contract import WorkerSpec
+from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft, draft_names
 from orchestrator.config.load import store_directory
-from orchestrator.config.model import (
-    ClusterConfig,
-    Draft,
-    ModelDraft,
-    Placement,
-    Speculation,
-    SuffixDraft,
-    Target,
-    draft_names,
-)
+from orchestrator.config.model import ClusterConfig
 from orchestrator.config.slo import SloSection
 from orchestrator.config.source_text import Place, dotted
+from orchestrator.config.speculation import Speculation
+from orchestrator.config.target import Placement, Target
 from policies.acceptance import ToleranceGoal
 from policies.seeds import COLD_DEPTH
 from policies.slo import NO_OBJECTIVES, Objective, Objectives

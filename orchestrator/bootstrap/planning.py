@@ -18,7 +18,8 @@ from orchestrator.bootstrap.clusters import measuring_cluster
 from orchestrator.bootstrap.options import draft_specs, engine_options, worker_specs
 from orchestrator.bootstrap.profile_work import MEASURING_LOCK, Work, planned_work, profile_store
 from orchestrator.cluster.contract import Cluster, WorkerSpec
-from orchestrator.config.model import AUTO, ClusterConfig
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import AUTO
 from orchestrator.errors import WorkerError
 from orchestrator.measuring.run import Watch, measure
 from orchestrator.planning.applied import allowed, applied, whole_targets

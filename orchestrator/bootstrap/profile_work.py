@@ -21,7 +21,8 @@ from orchestrator.bootstrap.profile_keys import key_of, mark_of, profiles_in, st
 from orchestrator.bootstrap.profiling import STEPS_S, ProfileJob, job_spec
 from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.config.load import store_directory
-from orchestrator.config.model import AUTO, ClusterConfig
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import AUTO
 from orchestrator.measuring.texts import WORKLOAD
 from orchestrator.planning.digests import digest_at_hand
 

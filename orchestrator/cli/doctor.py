@@ -110,7 +110,8 @@ def _rooms() -> list[Check]:
 
 def _machine() -> list[Check]:
     from orchestrator.config.load import store_directory
-    from orchestrator.config.model import ClusterConfig, Target
+    from orchestrator.config.model import ClusterConfig
+    from orchestrator.config.target import Target
 
     memory = psutil.virtual_memory()
     store = store_directory(ClusterConfig(model=Target(source="simulated:toy", adapter="simulated")))

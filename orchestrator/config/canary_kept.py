@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.config.model import CanarySpeculation, ClusterConfig, ModelDraft, SuffixDraft
+from orchestrator.config.drafts import ModelDraft, SuffixDraft
+from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, dotted, parse_text, read_text
+from orchestrator.config.speculation import CanarySpeculation
 
 _KEYS = tuple(CanarySpeculation.model_fields)
 

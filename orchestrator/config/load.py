@@ -13,9 +13,11 @@ from pydantic import ValidationError
 from adapters.contract import ModelRefused
 from adapters.model_source import check
 from adapters.vocabulary import vocabulary_at_hand
+from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.keys_file import keys_path, read_keys
-from orchestrator.config.model import AUTO, ClusterConfig, ModelDraft
+from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, dotted, parse_text, read_text
+from orchestrator.config.target import AUTO
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
 from policies.vocabulary import Match, compare, refusal

@@ -10,8 +10,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from orchestrator.config.model import COUNTED, DRAFTS, PLACED, ClusterConfig, Placement
+from orchestrator.config.drafts import DRAFTS
+from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, dotted, shown
+from orchestrator.config.target import COUNTED, PLACED, Placement
 
 _KINDS = {
     "int_type": "must be an integer",

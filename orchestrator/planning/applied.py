@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.config.model import AUTO, ClusterConfig, Draft, SuffixDraft
+from orchestrator.config.drafts import Draft, SuffixDraft
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import AUTO
 from orchestrator.planning.here import Allowed
 from orchestrator.planning.proposal import Asked, Proposal
 from policies.plan import Option, Role, Shard

@@ -10,8 +10,9 @@ from device_profiles.acceptance import PairAcceptance
 from device_profiles.known_devices import known_devices
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
+from orchestrator.config.drafts import ModelDraft, draft_names
 from orchestrator.config.load import store_directory
-from orchestrator.config.model import ClusterConfig, ModelDraft, draft_names
+from orchestrator.config.model import ClusterConfig
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
 from orchestrator.errors import OutriderError

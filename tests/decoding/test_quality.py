@@ -14,7 +14,8 @@ from adapters.quality import add_quality, read_quality
 from orchestrator.bootstrap import engine_options, load_target
 from orchestrator.bootstrap.models import silent
 from orchestrator.bootstrap.quality import measure_quality, stored_quality
-from orchestrator.config.model import ClusterConfig, Store, Target
+from orchestrator.config.model import ClusterConfig, Store
+from orchestrator.config.target import Target
 from tests.support import reference_decoder, tiny_models
 
 PROMPTS = [[5, 9, 77, 120, 33, 8], [200, 14, 14, 90]]

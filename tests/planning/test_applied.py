@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from device_profiles.store import ProfileStore
+from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.load import parse_config
-from orchestrator.config.model import ModelDraft
 from orchestrator.config.sketch import load_sketch
 from orchestrator.planning.applied import allowed, applied, whole_targets
 from orchestrator.planning.basis import basis

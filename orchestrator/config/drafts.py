@@ -1,0 +1,84 @@
+"""The section `drafts`: each kind of drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import ByteSize, Field
+
+from orchestrator.config.section import Section, Size
+from orchestrator.config.target import (
+    ActivationPrecision,
+    AdapterName,
+    Cores,
+    KvCachePrecision,
+    StaticShapes,
+    WeightsPrecision,
+)
+
+
+class SuffixDraft(Section):
+    """A drafter that continues the longest match in the request's own text and in earlier outputs."""
+
+    method: Literal["suffix"]
+    """The kind of drafter."""
+    max_match: int = Field(default=16, ge=1, le=32)
+    """The longest context that is matched, in tokens."""
+    memory: Size = Field(default=ByteSize(64 * 1024 * 1024))
+    """Memory for earlier outputs; the oldest are forgotten first. `0 B` keeps none."""
+
+
+class ModelDraft(StaticShapes):
+    """A drafter that is a model: any that the runtimes load."""
+
+    method: Literal["model"]
+    """The kind of drafter."""
+    source: str = Field(min_length=1)
+    """Where the weights are: written as `model.source`."""
+    adapter: AdapterName = "openvino_rt"
+    """The runtime that runs it. `auto`: the plan chooses among those that are installed (`placement`)."""
+    device: str = "CPU"
+    """The device, as the runtime names it. `auto`: the plan chooses."""
+    weights: WeightsPrecision = "auto"
+    """The number format of the weights: as `model.weights`."""
+    activations: ActivationPrecision = "auto"
+    """The number format of activations; `auto` takes the fastest that the device computes natively."""
+    kv_cache_precision: KvCachePrecision = "auto"
+    """The number format of its KV cache: as `model.kv_cache_precision`, at any exactness of the target."""
+    kv_cache: Size = Field(default=ByteSize(256 * 1024 * 1024))
+    """Memory of its KV cache. Where it is too small for all sequences, those drafted for least recently are computed
+    again."""
+    threads: int = Field(default=0, ge=0, le=1024)
+    """Threads of its runtime; 0 is one for each of its `cores`, and `devices.threads` where it has none."""
+    cores: Cores = Field(default=[])
+    """With `process: own`: the CPU cores that it runs on, by their numbers on its host. Empty: all."""
+    process: Literal["target", "own"] = "target"
+    """`target`: in the target's worker. `own`: in a worker of its own, which the target neither waits for nor needs."""
+    host: str = ""
+    """With `process: own` on Ray: the address of the node that it runs on. Empty: any."""
+    overlap: Literal["auto", "always", "never"] = "auto"
+    """With `process: own`: whether it drafts on while the target verifies. `auto`: unless they share a device."""
+    max_wait_ms: float = Field(default=100.0, ge=0, le=60_000)
+    """With `process: own`: the longest that a round waits for its drafts. A round never waits longer than they are
+    worth by what was measured."""
+    answer_timeout_s: float = Field(default=20.0, gt=0, le=3600)
+    """With `process: own`: a worker that has not answered for so long is started again. Reading a long prompt is part
+    of it."""
+    mismatched_vocabulary: Literal["refuse", "translate"] = "refuse"
+    """What to do where its tokens mean other text than the target's. `refuse`: do not start. `translate`: encode what
+    it proposes with the target's tokenizer. Rows that only fill a vocabulary up are no difference."""
+
+
+Draft = Annotated[SuffixDraft | ModelDraft, Field(discriminator="method")]
+DRAFTS: dict[str, type[Section]] = {"suffix": SuffixDraft, "model": ModelDraft}
+"""What an item of `drafts` is, by its `method`."""
+
+
+def draft_names(drafts: Sequence[SuffixDraft | ModelDraft], prefix: str = "") -> list[str]:
+    """Return what the daemon calls each draft: its method, with a number where there are several of one."""
+    names: list[str] = []
+    for index, draft in enumerate(drafts):
+        before = sum(other.method == draft.method for other in drafts[:index])
+        names.append(prefix + (f"{draft.method}-{before + 1}" if before else draft.method))
+    return names

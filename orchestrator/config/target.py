@@ -1,0 +1,97 @@
+"""The section `model`: the target, how it runs, and where its replicas do."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from device_profiles.profile import Exactness
+from orchestrator.config.section import Section
+
+MAX_REPLICAS = 64
+
+AUTO = "auto"
+"""The plan chooses (`placement`)."""
+
+AdapterName = Literal["openvino_rt", "onnx_rt", "torch_device", "simulated", "auto"]
+WeightsPrecision = Literal["auto", "as_file", "int4", "int8", "bf16", "fp16", "fp32"]
+ActivationPrecision = Literal["auto", "bf16", "fp16", "fp32"]
+KvCachePrecision = Literal["auto", "16bit", "8bit"]
+
+Cores = Annotated[list[Annotated[int, Field(ge=0, le=4095)]], Field(max_length=1024)]
+
+
+class Placement(Section):
+    """Where one replica of the target runs."""
+
+    host: str = ""
+    """On Ray: the address of the node that it runs on. Empty: any."""
+    cores: Cores = Field(default=[])
+    """The CPU cores that it runs on, by their numbers on its host. Empty: all."""
+    threads: int = Field(default=0, ge=0, le=1024)
+    """Threads of its runtime; 0 is one for each of its `cores`, and `devices.threads` where it has none."""
+
+
+def _kind_of_replicas(value: object) -> str:
+    return PLACED if isinstance(value, (list, tuple)) else COUNTED
+
+
+COUNTED, PLACED = "a number of replicas", "a list of replicas"
+"""What `model.replicas` is, as pydantic's places name it."""
+
+Replicas = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_REPLICAS), Tag(COUNTED)]
+    | Annotated[list[Placement], Field(min_length=1, max_length=MAX_REPLICAS), Tag(PLACED)],
+    Discriminator(_kind_of_replicas),
+]
+
+
+class StaticShapes(Section):
+    """How a model runs where shapes are static."""
+
+    static_shapes: Literal["auto", "on"] = "auto"
+    """Graphs of fixed shape, one sequence a forward (`openvino_rt`): `auto` where the device takes nothing else
+    (`NPU`), `on` also where it does not need them."""
+    static_context_tokens: int = Field(default=0, ge=0, le=131_072)
+    """With static shapes: the longest sequence, prompt and output, in tokens. Every forward attends over so many. 0:
+    what the model and the KV cache hold, at most 2048."""
+    static_prefill_rows: int = Field(default=128, ge=1, le=4096)
+    """With static shapes: the rows of a forward of a prompt; a graph is compiled for them."""
+    static_verify_rows: list[Annotated[int, Field(ge=1, le=256)]] = Field(default=[1, 4, 8], min_length=1, max_length=8)
+    """With static shapes: the rows of forwards that decode or verify, the draft's among them; a graph is compiled for
+    each."""
+
+
+class Target(StaticShapes):
+    """The target model: what is served, and on which runtime it runs."""
+
+    source: str = Field(min_length=1)
+    """Where the weights are: `package:NAME/FILE` (a file inside an installed Python package), the path of a GGUF
+    file or of a Hugging Face directory (relative to this configuration file), `hf:ORG/NAME`, `hf:ORG/NAME@REVISION`
+    or `hf:ORG/NAME/FILE.gguf` (a model of the Hugging Face hub), or `simulated:toy` (no weights)."""
+    name: str = Field(default="", max_length=128)
+    """The model's name in the API. Empty: taken from the source."""
+    adapter: AdapterName = "openvino_rt"
+    """The runtime that runs it. `auto`: the plan chooses among those that are installed (`placement`)."""
+    device: str = "CPU"
+    """The device, as the runtime names it. `auto`: the plan chooses."""
+    exactness: Annotated[Exactness, Field(strict=False)] = Exactness.BIT
+    """`bit`: output is identical to the last bit whatever shares the batch. `kernel`: faster with many sequences,
+    and the last bits may depend on the batch."""
+    weights: WeightsPrecision = "auto"
+    """The number format of the weights. `as_file` takes them as the source has them. `auto` chooses by device: int8 for
+    NPUs, bf16 or fp16 for GPUs, on CPUs what `outrider models quality` measured fastest, and `as_file` until it did."""
+    activations: ActivationPrecision = "auto"
+    """The number format of activations; `auto` takes the fastest that the device computes natively."""
+    kv_cache_precision: KvCachePrecision = "auto"
+    """The number format of the KV cache. `8bit` holds twice the tokens; rows are not invariant then, so it needs
+    `exactness: kernel`."""
+    replicas: Replicas = 1
+    """How many workers serve it: a number, or a list that says where each runs. Each has a KV cache of
+    `limits.kv_cache` and decodes `limits.max_running` sequences."""
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Return where each replica runs."""
+        return [Placement()] * self.replicas if isinstance(self.replicas, int) else self.replicas
