@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import socket
-import stat
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import uvicorn
 
 from adapters.contract import AdapterError
 from adapters.tokenizer import Tokenizer
@@ -22,6 +16,7 @@ from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.keys import Keys
+from orchestrator.api.listening import listen_tcp, listen_unix, serving
 from orchestrator.bootstrap import build_cluster, build_trial, load_tokenizer, objectives_of
 from orchestrator.bootstrap.planning import PlanMaking, planned, profiled, started
 from orchestrator.clock import SystemClock
@@ -33,26 +28,12 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.control.plan_keeper import Patience, PlanKeeper
 from orchestrator.control.reconcile import ControlLimits, TargetControl
 from orchestrator.control.trial import Trial
-from orchestrator.errors import ConfigError, OutriderError
+from orchestrator.errors import ConfigError, DaemonError
 from orchestrator.planning.basis import plain
 from orchestrator.systemd import Notifier
 from orchestrator.telemetry import get_logger
 
-_SERVER_GRACE_S = 5
-
 _log = get_logger(__name__)
-
-
-class DaemonError(OutriderError):
-    """The daemon cannot start, or its model failed before it served."""
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the daemon drains first."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Daemon:
@@ -103,11 +84,11 @@ class Daemon:
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reread_keys)
         self._trial = build_trial(self._config, self._path, self._control, self._clock)
-        with _listen(self._config.api.host, self._config.api.port) as tcp:
+        with listen_tcp(self._config.api.host, self._config.api.port) as tcp:
             host, port = tcp.getsockname()[:2]
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             admin_path = admin_socket_path(self._config, port)
-            with _listen_unix(admin_path) as unix:
+            with listen_unix(admin_path) as unix:
                 settings = self._api_settings()
                 api = create_app(
                     self._control,
@@ -127,7 +108,7 @@ class Daemon:
                 )
                 admin = create_admin_app(self._control, *known)
                 self._control.on_round.extend(api.state.on_round)
-                async with _serving(api, tcp), _serving(admin, unix):
+                async with serving(api, tcp), serving(admin, unix):
                     await self._serve(url, admin_path)
 
     async def _plan(self) -> bool:
@@ -261,71 +242,3 @@ class Daemon:
             self._stage = progress.stage
             _log.info("preparing", stage=progress.stage)
             self._notifier.status(progress.stage)
-
-
-@asynccontextmanager
-async def _serving(app: object, bound: socket.socket) -> AsyncIterator[None]:
-    """Serve an ASGI app on a bound socket; on the way out let running responses end, briefly."""
-    settings = uvicorn.Config(
-        app,  # type: ignore[arg-type]  # uvicorn's own alias is narrower than ASGI
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=_SERVER_GRACE_S,
-    )
-    server = _Server(settings)
-    task = asyncio.create_task(server.serve(sockets=[bound]))
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await task
-
-
-@contextmanager
-def _listen(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            bound.bind((host, port))
-            bound.listen()  # whoever learns the address from the admin socket may connect; see there
-        except (OSError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise DaemonError(
-                f"cannot listen on {host}:{port}: {reason}; choose another with --host, --port or api in cluster.yaml"
-            ) from error
-        yield bound
-
-
-@contextmanager
-def _listen_unix(path: Path) -> Iterator[socket.socket]:
-    """Bind the admin socket for this user only; take over one that nobody listens on any more."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
-        try:
-            if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _answers(path):
-                path.unlink()
-            bound.bind(str(path))
-            path.chmod(0o600)
-            bound.listen()  # whoever sees the socket may connect; the answer comes when the app serves
-        except OSError as error:
-            raise DaemonError(
-                f"cannot listen on the admin socket {path}: {error.strerror or error}; another daemon may be using "
-                "it: set api.admin_socket"
-            ) from error
-        inode = path.stat().st_ino
-        try:
-            yield bound
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(path).st_ino == inode:
-                    path.unlink()
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-        return True

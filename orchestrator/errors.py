@@ -5,6 +5,7 @@ OutriderError
 +-- WorkerError
 |   +-- WorkerLost       the worker process ended or stopped answering
 |   +-- WorkerStartFailed  it never became ready
++-- DaemonError          the daemon cannot start
 +-- RequestError         a request that cannot be served; has an HTTP status and OpenAI's error fields
 """
 
@@ -31,6 +32,10 @@ class WorkerLost(WorkerError):
 
 class WorkerStartFailed(WorkerError):
     """The worker process never became ready."""
+
+
+class DaemonError(OutriderError):
+    """The daemon cannot start, or its model failed before it served."""
 
 
 class RequestError(OutriderError):

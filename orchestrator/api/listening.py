@@ -1,0 +1,96 @@
+"""The sockets that the API and the admin commands listen on, and what serves an app on them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from orchestrator.errors import DaemonError
+
+_SERVER_GRACE_S = 5
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the daemon drains first."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def serving(app: object, bound: socket.socket) -> AsyncIterator[None]:
+    """Serve an ASGI app on a bound socket; on the way out let running responses end, briefly."""
+    settings = uvicorn.Config(
+        app,  # type: ignore[arg-type]  # uvicorn's own alias is narrower than ASGI
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=_SERVER_GRACE_S,
+    )
+    server = _Server(settings)
+    task = asyncio.create_task(server.serve(sockets=[bound]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+@contextmanager
+def listen_tcp(host: str, port: int) -> Iterator[socket.socket]:
+    """Bind the endpoint. Raises DaemonError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((host, port))
+            bound.listen()  # whoever learns the address from the admin socket may connect; see there
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise DaemonError(
+                f"cannot listen on {host}:{port}: {reason}; choose another with --host, --port or api in cluster.yaml"
+            ) from error
+        yield bound
+
+
+@contextmanager
+def listen_unix(path: Path) -> Iterator[socket.socket]:
+    """Bind the admin socket for this user only; take over one that nobody listens on any more. Raises
+    DaemonError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
+        try:
+            if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _answers(path):
+                path.unlink()
+            bound.bind(str(path))
+            path.chmod(0o600)
+            bound.listen()  # whoever sees the socket may connect; the answer comes when the app serves
+        except OSError as error:
+            raise DaemonError(
+                f"cannot listen on the admin socket {path}: {error.strerror or error}; another daemon may be using "
+                "it: set api.admin_socket"
+            ) from error
+        inode = path.stat().st_ino
+        try:
+            yield bound
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(path).st_ino == inode:
+                    path.unlink()
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
