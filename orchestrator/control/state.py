@@ -9,7 +9,6 @@ from functools import reduce
 from itertools import zip_longest
 from typing import Final
 
-from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.cluster.port import Event, Gauges, Progress, Ready, Round
 from orchestrator.control.port import ReplicaView, StateView, Totals
 
@@ -41,12 +40,6 @@ def _added(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
     return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
 
 
-def failed_drafters(before: Gauges | None, now: Gauges) -> list[DrafterState]:
-    """Return the drafters that have failed since the state before."""
-    known = {drafter.name for drafter in before.drafters if drafter.state == "failed"} if before else set()
-    return [drafter for drafter in now.drafters if drafter.state == "failed" and drafter.name not in known]
-
-
 _ALIKE = ("model_digest", "vocabulary_fingerprint", "adapter", "weights", "activations", "kv_cache", "exactness")
 
 
@@ -65,12 +58,6 @@ def effective_places(ready: Ready, gauges: Gauges | None) -> int:
     """Return how many streams a worker decodes at a time: fewer than it has slots where an objective asks for it."""
     slo = gauges.slo if gauges is not None else None
     return ready.slots if slo is None else min(ready.slots, slo.max_running)
-
-
-def moved_levers(before: Gauges | None, now: Gauges) -> str:
-    """Return what is moved for objectives, and why, where it is not what it was; "" else."""
-    levers = before.slo.levers if before is not None and before.slo is not None else ["nothing"]
-    return now.slo.why if now.slo is not None and now.slo.levers != levers else ""
 
 
 @dataclass(slots=True)

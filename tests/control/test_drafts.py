@@ -16,8 +16,9 @@ import pytest
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.local import LocalCluster
 from orchestrator.cluster.port import Sampling, Submit
+from orchestrator.control.admission import ControlLimits
 from orchestrator.control.port import DraftView
-from orchestrator.control.reconcile import ControlLimits, TargetControl
+from orchestrator.control.reconcile import TargetControl
 from tests.support import drafted, drafters
 from tests.support.loops import decode as decode_here
 from tests.support.loops import loop_over, toy

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from orchestrator.cluster.port import Delta, Gauges, RequestStats, SloState, Submit
 from orchestrator.control.admission import ControlLimits, refuse_or_pass
 from orchestrator.control.port import StateView
-from orchestrator.control.state import TargetState, effective_places, moved_levers, whole
+from orchestrator.control.state import TargetState, effective_places, whole
 from orchestrator.control.streams import Streams, Usual
+from orchestrator.control.telling import moved_levers
 from orchestrator.errors import RequestError
 from policies.slo import Objective
 from tests.api.support import READY

@@ -16,7 +16,8 @@ import pytest
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.local import LocalCluster
 from orchestrator.cluster.port import Delta, Progress, Round, Submit
-from orchestrator.control.reconcile import ControlLimits, TargetControl
+from orchestrator.control.admission import ControlLimits
+from orchestrator.control.reconcile import TargetControl
 from orchestrator.errors import RequestError, WorkerError
 from tests.support import engines
 

@@ -17,8 +17,9 @@ from orchestrator.clock import SystemClock
 from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.cluster.local import LocalCluster
 from orchestrator.cluster.port import Submit
+from orchestrator.control.admission import ControlLimits
 from orchestrator.control.port import ReplicaView
-from orchestrator.control.reconcile import ControlLimits, TargetControl
+from orchestrator.control.reconcile import TargetControl
 from orchestrator.errors import RequestError, WorkerError
 from tests.control.test_reconcile import PROMPT, at_once, decode, refusal, until, workers
 from tests.support import engines

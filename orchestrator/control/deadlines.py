@@ -1,0 +1,31 @@
+"""How long a request may take, and what its reader gets when that is over."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from orchestrator.clock import Clock
+from orchestrator.cluster.port import DEADLINE, Delta, Submit
+from orchestrator.control.streams import Stream
+from orchestrator.errors import RequestError
+
+
+def deadline_s(submit: Submit, request_timeout_s: float, clock: Clock) -> float:
+    """Return when the request's time is over, by the clock. `request_timeout_s`: the longest for any, 0 is no limit."""
+    bounds = [bound for bound in (submit.timeout_s, request_timeout_s) if bound > 0.0]
+    return clock.monotonic_s() + min(bounds, default=math.inf)
+
+
+async def next_item(stream: Stream, end_s: float, clock: Clock) -> Delta | RequestError:
+    """Return what comes next; at the deadline the end of what there is, or an error where there is nothing."""
+    if end_s == math.inf:
+        return await stream.items.get()
+    try:
+        async with asyncio.timeout(end_s - clock.monotonic_s()):
+            return await stream.items.get()
+    except TimeoutError:
+        if stream.committed:
+            return Delta(stream.key, [], DEADLINE, stream.last_stats)
+        message = "the request's time was over before its first token came; give it longer, or try again later"
+        return RequestError(message, status=504, kind="server_error", code="deadline_exceeded", param="timeout_s")

@@ -1,0 +1,32 @@
+"""What the log says when a replica's gauges have changed: drafters that failed, levers that moved, low acceptance."""
+
+from __future__ import annotations
+
+import logging
+
+from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.cluster.port import Gauges
+from orchestrator.control import low_acceptance
+
+_log = logging.getLogger(__name__)
+
+
+def tell_changes(replica: str, before: Gauges | None, now: Gauges) -> None:
+    """Log what has changed since the state before; each change once."""
+    low_acceptance.tell_begun(replica, before, now)
+    for drafter in _failed_drafters(before, now):
+        _log.warning("drafter %s failed and is not used any more: %s", drafter.name, drafter.reason)
+    if why := moved_levers(before, now):
+        _log.info("objectives of %s: %s", replica, why)
+
+
+def _failed_drafters(before: Gauges | None, now: Gauges) -> list[DrafterState]:
+    """Return the drafters that have failed since the state before."""
+    known = {drafter.name for drafter in before.drafters if drafter.state == "failed"} if before else set()
+    return [drafter for drafter in now.drafters if drafter.state == "failed" and drafter.name not in known]
+
+
+def moved_levers(before: Gauges | None, now: Gauges) -> str:
+    """Return what is moved for objectives, and why, where it is not what it was; "" else."""
+    levers = before.slo.levers if before is not None and before.slo is not None else ["nothing"]
+    return now.slo.why if now.slo is not None and now.slo.levers != levers else ""
