@@ -30,7 +30,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.cli.status import ask
+from orchestrator.cli.daemon_socket import ask
 from orchestrator.config.load import admin_socket_path, load_config
 from orchestrator.errors import OutriderError
 from tools.soak_requests import Mix, Seen, Soak, make_cases, malformed

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.bench_prompts import BenchError
+from orchestrator.cli.options import ConfigFile
 
 
 def decode(
@@ -22,7 +23,7 @@ def decode(
     depth: Annotated[int | None, typer.Option(min=1, help="A fixed depth; else the policy chooses.")] = None,
     exactness: Annotated[str, typer.Option(help="bit or kernel; else as configured.")] = "",
     adapter: Annotated[str, typer.Option(help="The runtime; else as configured.")] = "",
-    config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
+    config: ConfigFile = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Decode every prompt plainly and with speculation, in turn; compare the tokens one by one."""
@@ -55,7 +56,7 @@ def pairs(
     limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 6,
     depth: Annotated[int | None, typer.Option(min=1, help="A fixed depth; else the policy chooses.")] = None,
     only: Annotated[str, typer.Option(help="Pairs whose name this regular expression finds.")] = "",
-    config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
+    config: ConfigFile = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Decode with every draft on every target of this machine, greedy and sampled; compare the tokens one by one."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.bench_prompts import BenchError, named, spread
+from orchestrator.cli.options import ConfigFile
 
 if TYPE_CHECKING:  # loaded where something is measured
     from orchestrator.bootstrap.profile_work import Work
@@ -39,7 +40,7 @@ def plan(
     clusters: Annotated[int, typer.Option(min=0, help="Large clusters of each kind to plan for; 0: none.")] = 1,
     instances: Annotated[int, typer.Option(min=0, help="Small clusters to prove the best plan of; 0: none.")] = 12,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure the profiles again first.")] = False,
-    config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
+    config: ConfigFile = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Run configurations and compare them with their predictions; time planning, and compare plans with the best."""

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, read_texts
+from orchestrator.cli.options import ConfigFile
 
 
 def policy(
@@ -27,7 +28,7 @@ def policy(
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each request.")] = 96,
     seed: Annotated[int, typer.Option(help="Of the order of runs.")] = 0,
     costs_s: Annotated[float, typer.Option(min=0.0, help="Seconds for measuring what forwards cost.")] = 15.0,
-    config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
+    config: ConfigFile = None,
     record: Annotated[Path | None, typer.Option(help="Write what replays are played from here.")] = None,
     replay: Annotated[Path | None, typer.Option(help="Replay such a file alone; nothing is run.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,

@@ -5,42 +5,47 @@ from __future__ import annotations
 import json
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from orchestrator.cli.status import ask, socket_of
+from orchestrator.cli.daemon_socket import ask, socket_of
+from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
 
 app = typer.Typer(help="Compare a share of requests that is drafted for in another way with the rest.")
 
-Config = Annotated[Path | None, typer.Option(help="The daemon's cluster.yaml, to find its socket.")]
-Port = Annotated[int | None, typer.Option(help="The daemon's API port, where it is not api.port.")]
-Socket = Annotated[Path | None, typer.Option(help="The admin socket itself.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what the daemon said.")]
 
 _FIGURES = {"ttft_ms": ("TTFT", "ms", 1), "tpot_ms": ("TPOT", "ms", 2), "acceptance": ("acceptance rate", "", 3)}
 
 
 @app.command()
-def status(config: Config = None, port: Port = None, socket: Socket = None, as_json: AsJson = False) -> None:
+def status(
+    config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
+) -> None:
     """Show both arms' figures with their 95 % intervals, and what was decided on which of them."""
     _show(ask(socket or socket_of(config, port), "/admin/canary"), as_json=as_json)
 
 
 @app.command()
-def promote(config: Config = None, port: Port = None, socket: Socket = None, as_json: AsJson = False) -> None:
+def promote(
+    config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
+) -> None:
     """Serve every new request by the canary; running ones end as they began."""
     _told("promote", socket or socket_of(config, port), as_json=as_json)
 
 
 @app.command()
-def abort(config: Config = None, port: Port = None, socket: Socket = None, as_json: AsJson = False) -> None:
+def abort(
+    config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
+) -> None:
     """Serve no new request by the canary; running ones end as they began."""
     _told("abort", socket or socket_of(config, port), as_json=as_json)
 
 
 @app.command()
-def restart(config: Config = None, port: Port = None, socket: Socket = None, as_json: AsJson = False) -> None:
+def restart(
+    config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
+) -> None:
     """Forget the figures and what was decided, and begin the trial anew."""
     _told("restart", socket or socket_of(config, port), as_json=as_json)
 

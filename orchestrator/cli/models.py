@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from device_profiles.units import human_bytes
+from orchestrator.cli.options import ConfigFile
 
 if TYPE_CHECKING:  # loaded where something is done
     from orchestrator.bootstrap import EngineOptions
 
 app = typer.Typer(invoke_without_command=True, help="Prepared models: what the store holds, and what they keep.")
 
-_Config = Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
-def models(context: typer.Context, config: _Config = None, as_json: _Json = False) -> None:
+def models(context: typer.Context, config: ConfigFile = None, as_json: _Json = False) -> None:
     """List the prepared models in the store, with the quality that was measured of them."""
     if context.invoked_subcommand is not None:
         return
@@ -40,7 +40,7 @@ def quality(
     weights: Annotated[str, typer.Option(help="as_file, int4, int8, bf16, fp16 or fp32; else as configured.")] = "",
     adapter: Annotated[str, typer.Option(help="The runtime; else as configured.")] = "",
     limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 0,
-    config: _Config = None,
+    config: ConfigFile = None,
     as_json: _Json = False,
 ) -> None:
     """Prepare the model in a number format and measure it: perplexity and greedy choices beside the exact values in

@@ -126,7 +126,7 @@ def _named(name: str, config: Path | None, cluster: Path | None, profiles: Path 
 
 def _running(config: Path | None) -> dict[str, Any]:
     """Return the plan that the daemon of a configuration runs. Raises StatusError or PlanError."""
-    from orchestrator.cli.status import ask, socket_of
+    from orchestrator.cli.daemon_socket import ask, socket_of
     from orchestrator.planning.proposal import PlanError
 
     found = ask(socket_of(config, None), "/admin/plan")

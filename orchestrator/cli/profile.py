@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from device_profiles.acceptance import TargetTexts
 from device_profiles.store import ProfileStore
+from orchestrator.cli.options import ConfigFile
 from orchestrator.cli.profile_table import print_profiles
 from orchestrator.errors import OutriderError, WorkerError
 
@@ -52,7 +52,7 @@ def profile(
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again what is stored already.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Measure although a daemon serves here.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    config: Annotated[Path | None, typer.Option(help="cluster.yaml; else the usual places.")] = None,
+    config: ConfigFile = None,
 ) -> None:
     """Measure devices, the configured models on them, their drafts and the links between hosts, and keep it all."""
     from orchestrator.bootstrap.profile_work import planned_work, profile_store, remote_work
@@ -103,7 +103,7 @@ class _Done:
 def _refuse_while_serving(config: ClusterConfig) -> None:
     """Raise ProfileError where the configuration's daemon answers: its device would be measured at half its speed, and
     its streams would stall."""
-    from orchestrator.cli.status import StatusError, ask
+    from orchestrator.cli.daemon_socket import StatusError, ask
     from orchestrator.config.load import admin_socket_path
 
     try:

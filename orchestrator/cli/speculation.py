@@ -14,8 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli.daemon_socket import ask, socket_of
+from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
 from orchestrator.cli.speculation_rows import speculation_rows
-from orchestrator.cli.status import ask, socket_of
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,18 +27,15 @@ ROUTE = "/admin/speculation"
 
 User = Annotated[str, typer.Option(help="The session: all requests that carry this `user` tag.")]
 EngineNumber = Annotated[int | None, typer.Option(min=0, help="The engine: the number of a replica, from 0.")]
-Config = Annotated[Path | None, typer.Option(help="The daemon's cluster.yaml, to find its socket.")]
-Port = Annotated[int | None, typer.Option(help="The daemon's API port, where it is not api.port.")]
-Socket = Annotated[Path | None, typer.Option(help="The admin socket itself.")]
 Tokens = Annotated[int, typer.Argument(min=0, max=64, help="Tokens drafted in one round; 0 is plain decoding.")]
 
 
 @app.command("status")
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="Print what the daemon said.")] = False,
-    config: Config = None,
-    port: Port = None,
-    socket: Socket = None,
+    as_json: DaemonJson = False,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
 ) -> None:
     """Show the operator's bounds, and which wishes stand, who asked for them and when."""
     found = ask(socket or socket_of(config, port))["speculation"]
@@ -49,7 +47,11 @@ def status(
 
 @app.command("off")
 def off(
-    user: User = "", engine: EngineNumber = None, config: Config = None, port: Port = None, socket: Socket = None
+    user: User = "",
+    engine: EngineNumber = None,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
 ) -> None:
     """Decode plainly: every drafter is left alone."""
     _wish({"method": "off"}, user, engine, socket or socket_of(config, port))
@@ -57,7 +59,11 @@ def off(
 
 @app.command("auto")
 def auto(
-    user: User = "", engine: EngineNumber = None, config: Config = None, port: Port = None, socket: Socket = None
+    user: User = "",
+    engine: EngineNumber = None,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
 ) -> None:
     """Leave the depth to the policy; for a session this wins over what its engine wishes."""
     _wish({"method": "auto"}, user, engine, socket or socket_of(config, port))
@@ -68,9 +74,9 @@ def depth(
     tokens: Tokens,
     user: User = "",
     engine: EngineNumber = None,
-    config: Config = None,
-    port: Port = None,
-    socket: Socket = None,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
 ) -> None:
     """Fix the depth: so many tokens are drafted in every round."""
     _wish({"num_speculative_tokens": tokens}, user, engine, socket or socket_of(config, port))
@@ -81,9 +87,9 @@ def at_most(
     tokens: Tokens,
     user: User = "",
     engine: EngineNumber = None,
-    config: Config = None,
-    port: Port = None,
-    socket: Socket = None,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
 ) -> None:
     """Bound the depth: the policy chooses, up to so many tokens."""
     _wish({"max_speculative_tokens": tokens}, user, engine, socket or socket_of(config, port))
@@ -91,7 +97,11 @@ def at_most(
 
 @app.command("reset")
 def reset(
-    user: User = "", engine: EngineNumber = None, config: Config = None, port: Port = None, socket: Socket = None
+    user: User = "",
+    engine: EngineNumber = None,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
 ) -> None:
     """Take back the wish of a session or an engine; without either, all there are."""
     _wish(None, user, engine, socket or socket_of(config, port))

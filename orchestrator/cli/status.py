@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from device_profiles.units import human_bytes
+from orchestrator.cli.daemon_socket import ask, socket_of
+from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
 from orchestrator.cli.speculation_rows import speculation_rows, warning_rows
 from orchestrator.cluster.cores import spans
-from orchestrator.errors import OutriderError
-
-_ANSWER_S = 10.0
-
-
-class StatusError(OutriderError):
-    """No daemon answers, or it refuses."""
 
 
 def status(
-    config: Annotated[Path | None, typer.Option(help="The daemon's cluster.yaml, to find its socket.")] = None,
-    port: Annotated[int | None, typer.Option(help="The daemon's API port, where it is not api.port.")] = None,
-    socket: Annotated[Path | None, typer.Option(help="The admin socket itself.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what the daemon said.")] = False,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    as_json: DaemonJson = False,
 ) -> None:
     """Show the effective state: model, device, precision, depth, streams, acceptance."""
     answer = ask(socket or socket_of(config, port))
@@ -32,37 +24,6 @@ def status(
         print(json.dumps(answer, indent=1))
     else:
         _print(answer)
-
-
-def ask(path: Path, route: str = "/admin/status", body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the daemon's status, or what another admin route says (to `body`, where there is one). Raises StatusError
-    when none answers on the socket, or the route refuses."""
-    import socket
-
-    import httpx
-
-    try:
-        with socket.socket(socket.AF_UNIX) as tried:  # httpx leaves its own open where nobody listens
-            tried.settimeout(_ANSWER_S)
-            tried.connect(str(path))
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=_ANSWER_S) as client:
-            response = client.request("GET" if body is None else "POST", f"http://outrider{route}", json=body)
-            if response.is_client_error:
-                raise StatusError(str(response.json()["error"]["message"]))
-            response.raise_for_status()
-            found: dict[str, Any] = response.json()
-    except (httpx.HTTPError, OSError, ValueError) as error:
-        raise StatusError(
-            f"no daemon answers on {path} ({error}); start one with `outrider serve`, or name its --port or --socket"
-        ) from error
-    return found
-
-
-def socket_of(config: Path | None, port: int | None) -> Path:
-    from orchestrator.config.load import admin_socket_path, default_config_path, load_config
-
-    loaded = load_config(config or default_config_path(), sources=False)
-    return admin_socket_path(loaded, loaded.api.port if port is None else port)
 
 
 def _print(answer: dict[str, Any]) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.daemon_socket import StatusError, ask
 from orchestrator.cli.doctor import _frameworks
-from orchestrator.cli.status import StatusError, ask
 from tests.support.daemon import outrider_process
 
 

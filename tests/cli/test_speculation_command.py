@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.cli.status import ask
+from orchestrator.cli.daemon_socket import ask
 from tests.support.daemon import Daemon, configuration, running
 
 BOUNDS = "speculation: {num_speculative_tokens: 6, min_speculative_tokens: 2}"

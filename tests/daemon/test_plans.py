@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from device_profiles.store import ProfileStore
-from orchestrator.cli.status import ask
+from orchestrator.cli.daemon_socket import ask
 from policies.seeds import COLD_DEPTH
 from tests.support.daemon import configuration, outrider_process, running
 from tests.support.profiles import simulated_profiles

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from openai import OpenAI
 
-from orchestrator.cli.status import ask
+from orchestrator.cli.daemon_socket import ask
 
 READY_WITHIN_S = 90.0
 STOP_WITHIN_S = 40.0

@@ -1,0 +1,47 @@
+"""Asks a daemon over its admin socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import OutriderError
+
+_ANSWER_S = 10.0
+
+
+class StatusError(OutriderError):
+    """No daemon answers, or it refuses."""
+
+
+def ask(path: Path, route: str = "/admin/status", body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the daemon's status, or what another admin route says (to `body`, where there is one). Raises StatusError
+    when none answers on the socket, or the route refuses."""
+    import socket
+
+    import httpx
+
+    try:
+        with socket.socket(socket.AF_UNIX) as tried:  # httpx leaves its own open where nobody listens
+            tried.settimeout(_ANSWER_S)
+            tried.connect(str(path))
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=_ANSWER_S) as client:
+            response = client.request("GET" if body is None else "POST", f"http://outrider{route}", json=body)
+            if response.is_client_error:
+                raise StatusError(str(response.json()["error"]["message"]))
+            response.raise_for_status()
+            found: dict[str, Any] = response.json()
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        raise StatusError(
+            f"no daemon answers on {path} ({error}); start one with `outrider serve`, or name its --port or --socket"
+        ) from error
+    return found
+
+
+def socket_of(config: Path | None, port: int | None) -> Path:
+    """Return the admin socket of the daemon of a cluster.yaml (None: in the usual places), on another port where one is
+    given. Raises ConfigError."""
+    from orchestrator.config.load import admin_socket_path, default_config_path, load_config
+
+    loaded = load_config(config or default_config_path(), sources=False)
+    return admin_socket_path(loaded, loaded.api.port if port is None else port)
