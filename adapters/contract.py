@@ -97,7 +97,7 @@ class Capabilities:
 
     `row_invariant`: a row's logits are the same to the bit whatever else is in the batch (measured by the
     conformance suite). `paid_rows`: the rows that every segment is charged for at least (2 where exactness
-    needs a second row: then the first draft token is free). `ragged`: several sequences in one forward.
+    needs a second row: then the first draft token is free).
 
     `apart_tokens`: a runtime may compute a row faster alone than as one of several of its segment, with other last
     bits. The class of a row must then follow from the request alone: rows behind a prompt of at most `apart_tokens`
@@ -115,9 +115,6 @@ class Capabilities:
     total_blocks: int
     row_invariant: bool
     paid_rows: int
-    ragged: bool
-    static_shapes: bool
-    tree_masks: bool
     weights: str
     activations: Precision
     kv_cache: Precision

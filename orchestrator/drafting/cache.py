@@ -223,7 +223,7 @@ class DraftCache:
         rows = 0
         for feed in feeds:
             more = max(len(feed.tokens), caps.paid_rows)
-            if group and (not caps.ragged or rows + more > caps.max_batch_rows):
+            if group and rows + more > caps.max_batch_rows:
                 yield group
                 group, rows = [], 0
             group.append(feed)
