@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 
-from adapters import registry
 from adapters.contract import AdapterUnavailable
 from device_profiles.measured import Hardware
 from device_profiles.profile import DeviceProfile
@@ -75,11 +74,6 @@ def cores() -> int:
     allowed = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else 0
     physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     return min(physical, allowed) if allowed else physical
-
-
-def devices_of(adapter: str) -> list[DeviceProfile]:
-    """Return the devices of a runtime. Raises AdapterUnavailable."""
-    return registry.get(adapter).devices()
 
 
 def _cpuinfo() -> dict[str, str]:

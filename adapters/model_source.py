@@ -50,8 +50,7 @@ class ModelSource:
 class GgufFacts:
     """What a GGUF file says about its model.
 
-    `file_type` is llama.cpp's number for the main weight format (None where the file does not say),
-    `tensor_bytes` the length of all tensors together.
+    `file_type` is llama.cpp's number for the main weight format (None where the file does not say).
     """
 
     architecture: str
@@ -59,7 +58,6 @@ class GgufFacts:
     vocabulary_size: int
     context_length: int
     file_type: int | None
-    tensor_bytes: int
 
 
 def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fraction: None) -> ModelSource:
@@ -154,7 +152,6 @@ def check_gguf(path: Path) -> GgufFacts:
         vocabulary_size=tokens or _positive(header, f"{architecture}.vocab_size"),
         context_length=_positive(header, f"{architecture}.context_length"),
         file_type=header.integer("general.file_type"),
-        tensor_bytes=sum(tensor.size for tensor in header.tensors),
     )
 
 

@@ -101,17 +101,6 @@ class ProfileStore:
         """Return the links that can be read."""
         return self._all(LinkProfile)
 
-    def unreadable(self) -> list[tuple[Path, str]]:
-        """Return the files that count as not there, and why."""
-        found = []
-        for kind in _ROOMS:
-            for path in self._files(kind):
-                try:
-                    read(path, kind)
-                except ValueError as error:
-                    found.append((path, str(error)))
-        return found
-
     def _all(self, kind: type[_T_Stored]) -> list[_T_Stored]:
         found: list[_T_Stored] = []
         for path in self._files(kind):

@@ -57,15 +57,6 @@ def begun(depth: float, limits: Limits) -> Pid:
     return Pid(start, depth=round(start))
 
 
-def limited(state: Pid, limits: Limits) -> Pid:
-    """Return the controller under new limits; one within them is as it was."""
-    integral = min(max(state.integral, limits.least), limits.most)
-    depth = min(max(state.depth, limits.least), limits.most)
-    if integral == state.integral and depth == state.depth:
-        return state
-    return Pid(integral, state.rate, state.slope, depth)
-
-
 def stepped(
     state: Pid, rate: float, dt: float, limits: Limits, gains: Gains = GAINS, set_point: float | None = None
 ) -> tuple[Pid, int]:

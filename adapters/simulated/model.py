@@ -28,7 +28,6 @@ from device_profiles.profile import Exactness, Precision
 from device_profiles.workload import ModelSpec, vocabulary_fingerprint
 
 VOCABULARY = 272
-END_TOKEN = 256
 CONTEXT_TOKENS = 4096
 BLOCK_TOKENS = 16
 APART_TOKENS = 32

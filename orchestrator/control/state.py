@@ -152,7 +152,7 @@ def whole(replicas: Sequence[ReplicaView], runtime: str, *, streams: int, uptime
     phase = next(phase for phase in (READY, RESTARTING, STARTING, FAILED) if any(r.phase == phase for r in replicas))
     first = next(replica for replica in replicas if replica.phase == phase)
     hidden = draining and phase != FAILED
-    detail = f"{streams} streams are being finished" if hidden else _detail(phase, first, replicas)
+    detail = f"{streams} streams are being finished" if hidden else _detail(first, replicas)
     return StateView(
         phase=DRAINING if hidden else phase,
         detail=detail,
@@ -167,7 +167,7 @@ def whole(replicas: Sequence[ReplicaView], runtime: str, *, streams: int, uptime
     )
 
 
-def _detail(phase: str, first: ReplicaView, replicas: Sequence[ReplicaView]) -> str:
+def _detail(first: ReplicaView, replicas: Sequence[ReplicaView]) -> str:
     if len(replicas) == 1 or all(replica.phase == READY for replica in replicas):
         return first.detail
     others = [

@@ -173,9 +173,7 @@ def problem(candidate: Candidate, cores: Mapping[str, float], load: Workload, li
     return ""
 
 
-def replica(
-    best: Rated, taken_cores: dict[str, int], hosts: Mapping[str, Host], links: Links, load: Workload
-) -> Replica:
+def replica(best: Rated, taken_cores: dict[str, int], hosts: Mapping[str, Host], load: Workload) -> Replica:
     """Return it as a part of a plan; the cores that it takes are added to `taken_cores`."""
     candidate, prediction = best.candidate, best.prediction
     first = dict(taken_cores)

@@ -23,7 +23,7 @@ def plan(cluster: Cluster, wanted: Wanted) -> Plan:
     if not chosen:
         raise no_plan(looked, left, wanted)
     taken_cores: dict[str, int] = {}
-    replicas = tuple(replica(one, taken_cores, left.hosts, links, wanted.workload) for one in chosen)
+    replicas = tuple(replica(one, taken_cores, left.hosts, wanted.workload) for one in chosen)
     instead, why_none = standby(chosen, looked, left, links, wanted)
     rejected = (
         *left.rejected,
@@ -68,7 +68,7 @@ def _several(left: Usable, links: Links, wanted: Wanted, count: int) -> list[Rat
         if one is None:
             break
         found.append(one)
-        replica(one, cores, left.hosts, links, wanted.workload)
+        replica(one, cores, left.hosts, wanted.workload)
         taken |= {placed.device.id for placed in one.candidate.placed} | _same(one, left, wanted)
     return found
 

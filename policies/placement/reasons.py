@@ -22,8 +22,8 @@ def alternatives(chosen: Rated, found: Found, links: Links, wanted: Wanted) -> l
     same devices."""
     return [
         *_depths(chosen, links, wanted),
-        *_drafters(chosen, found, links, wanted),
-        *_options(chosen, found, wanted),
+        *_drafters(chosen, found),
+        *_options(chosen, found),
     ]
 
 
@@ -50,7 +50,7 @@ def _depths(chosen: Rated, links: Links, wanted: Wanted) -> list[RejectedCandida
     return lost
 
 
-def _drafters(chosen: Rated, found: Found, links: Links, wanted: Wanted) -> list[RejectedCandidate]:
+def _drafters(chosen: Rated, found: Found) -> list[RejectedCandidate]:
     best = chosen.prediction.goodput_tokens_per_s
     mine = chosen.candidate.drafter.name if chosen.candidate.drafter else ""
     top: dict[str, tuple[float, Candidate]] = {}
@@ -67,7 +67,7 @@ def _drafters(chosen: Rated, found: Found, links: Links, wanted: Wanted) -> list
     ]
 
 
-def _options(chosen: Rated, found: Found, wanted: Wanted) -> list[RejectedCandidate]:
+def _options(chosen: Rated, found: Found) -> list[RejectedCandidate]:
     """Return the best that every other option on the target's device could do."""
     placed = chosen.candidate.target[0]
     top: dict[str, float] = {}

@@ -90,7 +90,7 @@ def best(found: Found, ground: Ground) -> Rated | None:
     if top <= 0.0:
         return None
     least = top * (1.0 - max(_ALIKE, ground.wanted.weights.indifference))
-    known = [rated(one, ground.links, ground.wanted) for one in _top(found, ground, least)]
+    known = [rated(one, ground.links, ground.wanted) for one in _top(found, least)]
     return max(known, key=_Order)
 
 
@@ -107,7 +107,7 @@ class _Order:
         return mine < others or (mine == others and self._one.candidate.key > other._one.candidate.key)
 
 
-def _top(found: Found, ground: Ground, least: float) -> list[Candidate]:
+def _top(found: Found, least: float) -> list[Candidate]:
     """Return the candidates that are predicted to reach that much; where there are many, those on the devices that
     come first (see rows.Index)."""
     columns = []

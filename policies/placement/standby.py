@@ -41,7 +41,7 @@ def standby(
         others = "; the other replicas take its requests" if len(chosen) > 1 else ""
         return None, [f"no standby: no other device can hold what would be lost{others}"]
     drafts = {one.candidate.draft.device.id for one in chosen if one.candidate.draft and one.prediction.depth}
-    return _described(picked, drafts, left, links, wanted), []
+    return _described(picked, drafts, left, wanted), []
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ def _spare(one: Rated, index: Index, free: np.ndarray, left: Usable, links: Link
     return _Picked(place, rated(candidate, links, wanted), picked[1])
 
 
-def _described(picked: _Picked, drafts: set[str], left: Usable, links: Links, wanted: Wanted) -> Standby:
-    part = replica(picked.instead, {}, left.hosts, links, wanted.workload)
+def _described(picked: _Picked, drafts: set[str], left: Usable, wanted: Wanted) -> Standby:
+    part = replica(picked.instead, {}, left.hosts, wanted.workload)
     shard = next(one for one in part.shards if one.device == picked.place.device.id)
     whole = len(part.shards) == 1
     covers = "the target" if whole else "any one shard"

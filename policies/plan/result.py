@@ -168,10 +168,3 @@ class Plan:
         targets = tuple(shard for one in self.replicas for shard in one.shards)
         drafts = (one.draft.shard for one in self.replicas if one.draft is not None)
         return targets + tuple(shard for shard in drafts if shard is not None)
-
-    def memory_by_device(self) -> dict[str, int]:
-        """Return the bytes that the plan takes of each device, by its id."""
-        total: dict[str, int] = {}
-        for shard in self.shards:
-            total[shard.device] = total.get(shard.device, 0) + shard.memory.total
-        return total

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.depth import GAINS, Limits, begun, limited, stepped
+from policies.depth import GAINS, Limits, begun, stepped
 
 RATES = st.floats(0.0, 1.0)
 LIMITS = st.tuples(st.integers(0, 6), st.integers(0, 20)).map(lambda ends: Limits(min(ends), max(ends)))
@@ -57,28 +57,6 @@ def test_it_leaves_a_limit_as_soon_as_the_error_turns(most, rounds):
         controller, _ = stepped(controller, 0.0, 1.0, limits)
     controller, _ = stepped(controller, 1.0, 1.0, limits)
     assert controller.integral > 0.0
-
-
-@given(ROUNDS, LIMITS, LIMITS)
-def test_limits_that_hold_already_change_nothing(rounds, limits, others):
-    controller = begun(3, limits)
-    for rate, dt in rounds:
-        controller, _ = stepped(controller, rate, dt, limits)
-    moved = limited(controller, others)
-    assert others.least <= moved.depth <= others.most
-    if others.least <= controller.depth <= others.most and others.least <= controller.integral <= others.most:
-        assert moved == controller
-    assert limited(controller, Limits(0, 99)) == controller  # wider ones do not make it jump
-
-
-@given(ROUNDS, st.integers(1, 12))
-def test_wider_limits_in_between_leave_no_trace(rounds, most):
-    """A limit that is lowered and raised again gives no jump: it goes on from where the lower one held it."""
-    controller = begun(most, Limits(0, 12))
-    for rate, dt in rounds:
-        controller, _ = stepped(controller, rate, dt, Limits(0, 12))
-    low = limited(controller, Limits(0, 2))
-    assert limited(low, Limits(0, 12)) == low
 
 
 @given(st.floats(0.05, 0.97), st.integers(1, 16))

@@ -69,7 +69,6 @@ def test_everything_is_found_as_it_was_saved(store):
     assert store.models() == store.models("0123456789ab") == [MODEL]
     assert (store.pairs(), store.texts(), store.links()) == ([PAIR], [TEXTS], [LINK])
     assert store.models("other") == []
-    assert store.unreadable() == []
 
 
 def test_files_are_readable_and_a_new_one_replaces_the_old(store):
@@ -107,7 +106,6 @@ def test_a_file_that_cannot_be_used_counts_as_not_there(store, text):
     path = store.save(DEVICE)
     path.write_text(text, encoding="utf-8")
     assert store.devices() == []
-    assert [found for found, _ in store.unreadable()] == [path]
     store.save(DEVICE)
     assert store.devices() == [DEVICE]
 

@@ -7,7 +7,7 @@ that do not matter is not surprised by a long prompt.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,10 +87,3 @@ def split(texts: Iterable[Text]) -> tuple[list[Text], dict[str, list[Text]]]:
         else:
             training.append(text)
     return training, dict(sorted(kept.items()))
-
-
-def batches(rows: Rows, size: int, order: NDArray[np.int64]) -> Iterator[Rows]:
-    """Give the rows in `order`, `size` at a time; the last batch may be smaller."""
-    for start in range(0, len(order), size):
-        taken = order[start : start + size]
-        yield Rows(rows.tokens[taken], rows.top_ids[taken], rows.chances[taken])
