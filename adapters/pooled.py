@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adapters.contract import Segment
+from adapters.contract import Capabilities, Segment
 from adapters.kv_blocks import BlockPool
 from device_profiles.profile import Exactness
 
@@ -17,8 +17,15 @@ def padded_rows(exactness: Exactness) -> int:
 class PooledModel:
     """The slots of a model whose KV cache is a `BlockPool`; the runtime's model derives from it."""
 
+    capabilities: Capabilities
+
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
+
+    def _check(self, batch: Sequence[Segment]) -> None:
+        """Refuse what is beyond the capabilities. Raises Unsupported."""
+        caps = self.capabilities
+        self._pool.check(batch, max_rows=caps.max_batch_rows, max_context=caps.max_context_tokens)
 
     def held(self, slot: int) -> int:
         """See the contract."""

@@ -98,8 +98,7 @@ class OrtModel(PooledModel):
         """See the contract."""
         if self._session is None:
             raise DeviceLost("the model was closed")
-        caps = self.capabilities
-        self._pool.check(batch, max_rows=caps.max_batch_rows, max_context=caps.max_context_tokens)
+        self._check(batch)
         self._pool.reserve(batch)
         counts = [segment.rows[1] - segment.rows[0] for segment in batch]
         logits = self._room(sum(counts))

@@ -93,8 +93,7 @@ class PagedModel(PooledModel):
         """See the contract."""
         if self._request is None:
             raise DeviceLost("the model was closed")
-        caps = self.capabilities
-        self._pool.check(batch, max_rows=caps.max_batch_rows, max_context=caps.max_context_tokens)
+        self._check(batch)
         self._pool.reserve(batch)
         self._set_inputs(batch)
         started = time.perf_counter()

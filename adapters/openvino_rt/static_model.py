@@ -157,8 +157,7 @@ class StaticModel(PooledModel):
         """See the contract."""
         if self._closed:
             raise DeviceLost("the model was closed")
-        caps = self.capabilities
-        self._pool.check(batch, max_rows=caps.max_batch_rows, max_context=caps.max_context_tokens)
+        self._check(batch)
         started = time.perf_counter()
         with self._guarded():
             self._reserve(batch)

@@ -88,7 +88,7 @@ class ToyModel(PooledModel):
         """See the contract."""
         if self._dead:
             raise DeviceLost("simulated: the model was closed or its device was lost")
-        self._pool.check(batch, max_rows=self.capabilities.max_batch_rows, max_context=CONTEXT_TOKENS)
+        self._check(batch)
         for segment in batch:
             if not all(0 <= token < VOCABULARY for token in segment.tokens):
                 raise Unsupported(f"slot {segment.slot}: a token is outside the vocabulary of {VOCABULARY}")

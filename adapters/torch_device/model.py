@@ -103,8 +103,7 @@ class TorchModel(PooledModel):
         """See the contract."""
         if self._runner is None:
             raise DeviceLost("the model was closed")
-        caps = self.capabilities
-        self._pool.check(batch, max_rows=caps.max_batch_rows, max_context=caps.max_context_tokens)
+        self._check(batch)
         for segment in batch:
             # On CUDA an id outside the table would take the device with it.
             if min(segment.tokens) < 0 or max(segment.tokens) >= self.spec.vocabulary_size:
