@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -38,6 +38,8 @@ from orchestrator.control.port import Control
 from orchestrator.control.trial import Trial
 from orchestrator.errors import RequestError
 from policies.slo import NO_OBJECTIVES, Objectives
+
+_Body = TypeVar("_Body", CompletionRequest, ChatRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +86,21 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         """Serve `/v1/completions`."""
-        raw, arrived_s = await self.read(request), self._clock.monotonic_s()
-        body = errors.parse(CompletionRequest, raw)
-        tokenizer, context = self.loaded(body.model)
-        bounds = self._settings.acceptance
-        submit = translate.completion(body, _request_id("cmpl"), tokenizer, context, _seed, bounds)
-        return await self._answer("completion", request, body, submit, tokenizer, arrived_s)
+        return await self._serve("completion", request, CompletionRequest, translate.completion)
 
     async def chat(self, request: Request) -> Response:
         """Serve `/v1/chat/completions`."""
+        return await self._serve("chat", request, ChatRequest, translate.chat)
+
+    async def _serve(
+        self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body]
+    ) -> Response:
         raw, arrived_s = await self.read(request), self._clock.monotonic_s()
-        body = errors.parse(ChatRequest, raw)
+        body = errors.parse(wire, raw)
         tokenizer, context = self.loaded(body.model)
         bounds = self._settings.acceptance
-        submit = translate.chat(body, _request_id("chatcmpl"), tokenizer, context, _seed, bounds)
-        return await self._answer("chat", request, body, submit, tokenizer, arrived_s)
+        submit = translated(body, _request_id(kind), tokenizer, context, _seed, bounds)
+        return await self._answer(kind, request, body, submit, tokenizer, arrived_s)
 
     def models(self) -> list[dict[str, Any]]:
         """Return the served models."""
@@ -289,8 +291,8 @@ async def _collect(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
         return [piece async for piece in pieces]
 
 
-def _request_id(prefix: str) -> str:
-    return f"{prefix}-{secrets.token_hex(12)}"
+def _request_id(kind: Kind) -> str:
+    return f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{secrets.token_hex(12)}"
 
 
 def _seed() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +22,9 @@ from policies.wishes import Scope
 
 _MASK64 = (1 << 64) - 1
 MakeSeed = Callable[[], int]
+_Wire = TypeVar("_Wire")
+Translate = Callable[[_Wire, str, TokenizerPort, int, MakeSeed, AcceptanceBounds], Submit]
+"""A request as it came, its id, the tokenizer, the context's length, what makes seeds, and the rules it may ask for."""
 
 
 def completion(
