@@ -1,13 +1,7 @@
-"""Text to token ids and back, in pieces as they come.
-
-Decoding does not go through the tokenizers library: every token stands for bytes, an answer is those bytes
-joined, and what is not UTF-8 in them becomes U+FFFD. That is the same whether an answer is decoded whole or
-token by token, which the library does not promise.
-"""
+"""Text to token ids and back; back by what bytes each id stands for (see `token_bytes`)."""
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -16,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from adapters.chat_template import ChatTemplate, Message, TemplateError, guarded
-from adapters.contract import ModelRefused, Unsupported
+from adapters.contract import ModelRefused
+from adapters.token_bytes import StreamDecoder, joined, pieces_of
 from adapters.tokenizer_files import (
     FORMAT,
     META_FILE,
-    METASPACE,
     TEMPLATE_FILE,
     TOKENIZER_FILE,
     TokenizerMeta,
@@ -28,10 +22,9 @@ from adapters.tokenizer_files import (
 )
 from device_profiles.workload import vocabulary_fingerprint
 
-__all__ = ["Message", "StreamDecoder", "TemplateError", "Tokenizer"]
+__all__ = ["Message", "TemplateError", "Tokenizer"]
 
 _AT_BEGINNING, _NOWHERE = '"prepend_scheme":"first"', '"prepend_scheme":"never"'
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _BYTE_VOCABULARY_SIZE = 272
 _BYTE_CONTROLS = {256: "<|end|>", 257: "<|start|>"}
 _BYTE_TEMPLATE = (
@@ -93,7 +86,7 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception for a damaged file
             raise ModelRefused(f"{directory}: the prepared tokenizer is damaged ({error}); prepare it again") from error
         vocabulary = _Vocabulary(
-            pieces=_pieces(texts, meta),
+            pieces=pieces_of(texts, meta),
             controls={texts[index]: index for index in meta.control_ids},
             encode=_plain_encoder(library),
             encode_inner=_plain_encoder(inner),
@@ -230,12 +223,12 @@ class Tokenizer:
         """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD. Raises Unsupported for an id
         outside the vocabulary."""
         pieces = self._shown if skip_special else self._vocabulary.pieces
-        return _join(pieces, ids).decode("utf-8", "replace")
+        return joined(pieces, ids).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that one id stands for: for a control token its name, for an unused id nothing.
         Raises Unsupported for an id outside the vocabulary."""
-        return _join(self._vocabulary.pieces, [token_id])
+        return joined(self._vocabulary.pieces, [token_id])
 
     def decoder(self) -> StreamDecoder:
         """Return a decoder for one answer."""
@@ -262,36 +255,6 @@ def byte_texts() -> list[str]:
     blank = _BYTE_VOCABULARY_SIZE - 256 - len(_BYTE_CONTROLS)
     unused = [f"<|unused_{index}|>" for index in range(blank)]
     return [*map(chr, range(256)), *_BYTE_CONTROLS.values(), *unused]
-
-
-class StreamDecoder:
-    """Decodes one answer as its tokens come; special tokens are skipped.
-
-    A character whose bytes are not all there yet is held back, so all that was returned, joined, is always
-    the beginning of the whole decode.
-    """
-
-    def __init__(self, shown: list[bytes]) -> None:
-        self._shown = shown
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, ids: Iterable[int]) -> str:
-        """Return the characters that these ids complete. Raises Unsupported for an id that does not exist."""
-        return self._utf8.decode(_join(self._shown, ids))
-
-    def flush(self) -> str:
-        """Return what was held back (as U+FFFD, for it is not whole) at the answer's end."""
-        return self._utf8.decode(b"", final=True)
-
-
-def _join(pieces: list[bytes], ids: Iterable[int]) -> bytes:
-    try:
-        ids = list(ids)
-        if ids and min(ids) < 0:  # Python would count from the end
-            raise IndexError
-        return b"".join([pieces[index] for index in ids])
-    except IndexError:
-        raise Unsupported(f"a token id is outside the vocabulary of {len(pieces)} tokens: {ids}") from None
 
 
 def _well_formed(text: str) -> str:
@@ -332,38 +295,3 @@ def _texts_by_id(library: Any, meta: TokenizerMeta) -> list[str]:
     if vocabulary_fingerprint(texts) != meta.vocabulary_fingerprint:
         raise ValueError("its two files do not belong together")
     return texts
-
-
-def _pieces(texts: list[str], meta: TokenizerMeta) -> list[bytes]:
-    spell = _from_letters(_byte_alphabet()) if meta.alphabet == "bytes" else _from_metaspace
-    verbatim, unused = set(meta.control_ids), set(meta.unused_ids)
-    if meta.alphabet == "bytes":
-        verbatim |= set(meta.user_defined_ids)
-    return [
-        b"" if index in unused else text.encode() if index in verbatim else spell(text)
-        for index, text in enumerate(texts)
-    ]
-
-
-def _from_letters(alphabet: dict[str, int]) -> Callable[[str], bytes]:
-    def spell(text: str) -> bytes:
-        try:
-            return bytes([alphabet[letter] for letter in text])
-        except KeyError:  # not written in the byte alphabet: an added token that the file calls a normal one
-            return text.encode()
-
-    return spell
-
-
-def _from_metaspace(text: str) -> bytes:
-    if _BYTE_TOKEN.fullmatch(text):
-        return bytes([int(text[3:5], 16)])
-    return text.replace(METASPACE, " ").encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's letters for bytes: printable Latin-1 as itself, every other byte as the next letter from
-    U+0100 on."""
-    itself = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [value for value in range(256) if value not in itself]
-    return {chr(value): value for value in itself} | {chr(0x100 + n): value for n, value in enumerate(others)}
