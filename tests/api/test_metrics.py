@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from orchestrator.api.measured import Recent
-from orchestrator.api.metrics import WINDOW_S, Metrics
+from orchestrator.api.metrics import Metrics
 from orchestrator.api.vllm_names import ONLY_OURS
+from orchestrator.api.worker_series import WINDOW_S
 from orchestrator.cluster.draft_messages import Door, DrafterState, DraftReady, RemoteState
 from orchestrator.cluster.port import AcceptanceWarning, Delta, Gauges, RequestStats, Round
 from orchestrator.control.port import DraftView

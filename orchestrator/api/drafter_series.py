@@ -1,0 +1,62 @@
+"""Metrics of each drafter, and of those in workers of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from device_profiles.units import MS_PER_S
+from orchestrator.api.series import Engine, PerWorker, Registered
+from orchestrator.cluster.draft_messages import DrafterState, RemoteState
+from orchestrator.control.port import DraftView
+
+
+class DrafterSeries:
+    """What the worker says of each drafter."""
+
+    def __init__(self, make: Registered) -> None:
+        self._up = make.gauge("drafter_up", "1 while a drafter works, 0 when it has failed.", "drafter")
+        self._drafted = PerWorker(make.counter("drafter_draft_tokens", "Its tokens verified.", "drafter"))
+        self._accepted = PerWorker(make.counter("drafter_accepted_tokens", "Its tokens accepted.", "drafter"))
+        self._rounds = PerWorker(make.counter("drafter_rounds", "Rounds in which it drafted.", "drafter"))
+        self._seconds = PerWorker(make.counter("drafter_seconds", "Time that its drafting took.", "drafter"))
+        self.remotes = _Remotes(make)
+
+    def count(self, of: Engine, pid: int, drafters: Sequence[DrafterState]) -> None:
+        """Take what the worker with this pid has counted so far."""
+        for drafter in drafters:
+            self._up.labels(*of, drafter.name).set(drafter.state == "ok")
+            self._drafted.update(pid, drafter.drafted, *of, drafter.name)
+            self._accepted.update(pid, drafter.accepted, *of, drafter.name)
+            self._rounds.update(pid, drafter.rounds, *of, drafter.name)
+            self._seconds.update(pid, drafter.draft_ms / MS_PER_S, *of, drafter.name)
+            if drafter.remote is not None:
+                self.remotes.count(pid, drafter.remote, *of, drafter.name)
+
+
+class _Remotes:
+    """Drafters in workers of their own."""
+
+    def __init__(self, make: Registered) -> None:
+        self._asks = PerWorker(make.counter("drafter_asks", "Rounds that asked it for drafts.", "drafter"))
+        self._late = PerWorker(make.counter("drafter_late_answers", "Answers after the round had gone on.", "drafter"))
+        self._connections = PerWorker(make.counter("drafter_connections", "Times it was connected.", "drafter"))
+        self._hits = PerWorker(
+            make.counter("drafter_ahead_hits", "Drafts there before they were asked for.", "drafter")
+        )
+        self._misses = PerWorker(make.counter("drafter_ahead_misses", "Drafts that were not there yet.", "drafter"))
+        self._restarts = make.counter("draft_worker_restarts", "Restarts of a draft worker.", "drafter")
+        self._restarts_counted: dict[tuple[str, int], int] = {}
+
+    def count(self, pid: int, remote: RemoteState, *labels: str) -> None:
+        self._asks.update(pid, remote.asks, *labels)
+        self._late.update(pid, remote.late, *labels)
+        self._connections.update(pid, remote.connections, *labels)
+        self._hits.update(pid, remote.ahead_hits, *labels)
+        self._misses.update(pid, remote.ahead_misses, *labels)
+
+    def refresh(self, model: str, draft: DraftView) -> None:
+        """Draft workers are counted under the number that they have among those of one draft."""
+        of = (draft.name, draft.number)
+        counted = self._restarts_counted.get(of, 0)
+        self._restarts.labels(model, str(draft.number), draft.name).inc(max(0, draft.restarts - counted))
+        self._restarts_counted[of] = draft.restarts
