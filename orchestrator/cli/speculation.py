@@ -45,66 +45,38 @@ def status(
         _print(found)
 
 
-@app.command("off")
-def off(
-    user: User = "",
-    engine: EngineNumber = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-) -> None:
-    """Decode plainly: every drafter is left alone."""
-    _wish({"method": "off"}, user, engine, socket or socket_of(config, port))
+def _command(name: str, wish: dict[str, Any] | None, what: str) -> None:
+    @app.command(name, help=what)
+    def command(
+        user: User = "",
+        engine: EngineNumber = None,
+        config: DaemonConfig = None,
+        port: DaemonPort = None,
+        socket: AdminSocket = None,
+    ) -> None:
+        _wish(wish, user, engine, socket or socket_of(config, port))
 
 
-@app.command("auto")
-def auto(
-    user: User = "",
-    engine: EngineNumber = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-) -> None:
-    """Leave the depth to the policy; for a session this wins over what its engine wishes."""
-    _wish({"method": "auto"}, user, engine, socket or socket_of(config, port))
+def _command_of_tokens(name: str, field: str, what: str) -> None:
+    @app.command(name, help=what)
+    def command(
+        tokens: Tokens,
+        user: User = "",
+        engine: EngineNumber = None,
+        config: DaemonConfig = None,
+        port: DaemonPort = None,
+        socket: AdminSocket = None,
+    ) -> None:
+        _wish({field: tokens}, user, engine, socket or socket_of(config, port))
 
 
-@app.command("depth")
-def depth(
-    tokens: Tokens,
-    user: User = "",
-    engine: EngineNumber = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-) -> None:
-    """Fix the depth: so many tokens are drafted in every round."""
-    _wish({"num_speculative_tokens": tokens}, user, engine, socket or socket_of(config, port))
-
-
-@app.command("at-most")
-def at_most(
-    tokens: Tokens,
-    user: User = "",
-    engine: EngineNumber = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-) -> None:
-    """Bound the depth: the policy chooses, up to so many tokens."""
-    _wish({"max_speculative_tokens": tokens}, user, engine, socket or socket_of(config, port))
-
-
-@app.command("reset")
-def reset(
-    user: User = "",
-    engine: EngineNumber = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-) -> None:
-    """Take back the wish of a session or an engine; without either, all there are."""
-    _wish(None, user, engine, socket or socket_of(config, port))
+_command("off", {"method": "off"}, "Decode plainly: every drafter is left alone.")
+_command(
+    "auto", {"method": "auto"}, "Leave the depth to the policy; for a session this wins over what its engine wishes."
+)
+_command_of_tokens("depth", "num_speculative_tokens", "Fix the depth: so many tokens are drafted in every round.")
+_command_of_tokens("at-most", "max_speculative_tokens", "Bound the depth: the policy chooses, up to so many tokens.")
+_command("reset", None, "Take back the wish of a session or an engine; without either, all there are.")
 
 
 def _wish(config: dict[str, Any] | None, user: str, engine: int | None, socket: Path) -> None:
