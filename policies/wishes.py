@@ -32,11 +32,13 @@ class Wish(NamedTuple):
 
 class Bounds(NamedTuple):
     """The operator's. `enabled` False: nobody gets drafts. `most` (>= 0) drafts a sequence; `least`: the lowest bound
-    that a wish can set where it does not switch speculation off."""
+    that a wish can set where it does not switch speculation off. `fixed`: who wishes nothing gets `most` in every
+    round."""
 
     enabled: bool = True
     most: int = 12
     least: int = 0
+    fixed: bool = False
 
 
 class Effective(NamedTuple):
@@ -63,7 +65,7 @@ def effective(wishes: Sequence[Wish], bounds: Bounds) -> Effective:
             return Effective(most, wish.depth is not None, wish.scope, most != wanted)
         if wish.enabled:
             return Effective(bounds.most, False, wish.scope, cut=False)
-    return Effective(bounds.most, False, Scope.DEFAULT, cut=False)
+    return Effective(bounds.most, bounds.fixed, Scope.DEFAULT, cut=False)
 
 
 def _wants(wish: Wish) -> bool:

@@ -28,7 +28,7 @@ def create_admin_app(
     `running_plan` the plan that runs, as plain data, `slo` how requests meet their objectives, `trial` the canary's."""
     app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
     errors.install(app)
-    speculation_admin.install(app, control)
+    speculation_admin.install(app, control, trial)
 
     @app.get("/admin/status")
     async def status() -> dict[str, Any]:
@@ -50,7 +50,7 @@ def create_admin_app(
             "replicas": [replica_of(replica) for replica in view.replicas],
             "slo": slo(),
             "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
-            "speculation": speculation_admin.shown(view),
+            "speculation": speculation_admin.shown(view, trial),
             "canary": admin_canary.trial_of(trial.view()) if trial is not None else None,
         }
 

@@ -12,6 +12,7 @@ from orchestrator.api import errors
 from orchestrator.api.speculation import wish_of
 from orchestrator.api.wire import MAX_USER_TAG, Body, SpeculativeConfig
 from orchestrator.control.port import AdminControl, StateView
+from orchestrator.control.trial import Trial
 from orchestrator.control.wishes import Wished, said
 from policies.wishes import Scope
 
@@ -40,8 +41,8 @@ class WishBody(Body):
         return self
 
 
-def install(app: FastAPI, control: AdminControl) -> None:
-    """Add the route."""
+def install(app: FastAPI, control: AdminControl, trial: Trial | None) -> None:
+    """Add the route. `trial`: of a canary, where there is one."""
 
     @app.post("/admin/speculation")
     async def wish(request: Request) -> dict[str, Any]:
@@ -51,13 +52,15 @@ def install(app: FastAPI, control: AdminControl) -> None:
             scope = Scope.SESSION if body.user else Scope.ENGINE
             wish = wish_of(config, scope)._replace(enabled=config.method != "off")
         control.wish(wish, body.asked_by, user=body.user, engine=body.engine)
-        return shown(control.view())
+        return shown(control.view(), trial)
 
 
-def shown(view: StateView) -> dict[str, Any]:
-    """Return the operator's bounds, and the wishes that stand."""
+def shown(view: StateView, trial: Trial | None) -> dict[str, Any]:
+    """Return the operator's bounds, of the canary's requests apart where one is tried, and the wishes that stand."""
+    canary = view.canary_bounds if trial is not None else None
     return {
         "bounds": view.bounds._asdict() if view.bounds is not None else None,
+        "canary_bounds": canary._asdict() if canary is not None else None,
         "engines": [{"engine": number, **_shown(wished)} for number, wished in sorted(view.wishes.engines.items())],
         "sessions": [{"user": user, **_shown(wished)} for user, wished in sorted(view.wishes.sessions.items())],
     }

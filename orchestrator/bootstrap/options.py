@@ -122,6 +122,16 @@ class EngineOptions(msgspec.Struct, frozen=True):
         return [*self.drafters, *((self.canary.drafters or []) if self.canary is not None else [])]
 
     @property
+    def canary_drafters(self) -> list[str]:
+        """The names of the drafters that only the canary has."""
+        return [draft.name for draft in self.canary.drafters or []] if self.canary is not None else []
+
+    @property
+    def canary_depth(self) -> int:
+        """The most drafts that a request of the canary gets in a round: none where it has no drafter."""
+        return self.canary.max_depth if self.canary is not None and self.all_drafters else 0
+
+    @property
     def deepest(self) -> int:
         """The most drafts that any request gets in a round."""
         return max(self.max_depth, self.canary.max_depth if self.canary is not None else 0)

@@ -9,6 +9,8 @@ from typing import Any
 def speculation_rows(speculation: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the operator's bounds, and the wishes of engines and sessions that stand."""
     rows = [("speculation", bounds_line(speculation["bounds"]))]
+    if speculation["canary_bounds"]:
+        rows.append(("speculation of the canary", bounds_line(speculation["canary_bounds"])))
     rows += [(f"wish of engine {one['engine']}", _line(one)) for one in speculation["engines"]]
     return rows + [(f"wish of session {one['user']}", _line(one)) for one in speculation["sessions"]]
 
@@ -18,7 +20,7 @@ def bounds_line(bounds: dict[str, Any] | None) -> str:
     if bounds is None:
         return "the model is not ready yet"
     if not bounds["enabled"]:
-        return "off for everybody: there is no drafter, or cluster.yaml switches it off"
+        return "off: there is no drafter, or cluster.yaml switches it off"
     return f"wishes are bounded to {bounds['least'] or 1} to {bounds['most']} tokens, or off"
 
 

@@ -86,7 +86,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     the forwards that there are graphs for. `precision_reason` says why the number formats are what they are,
     `precision_rejected` what else was possible and why not ("int8: not measured on this device").
     `fixed_depth`: requests that say nothing get `max_depth` drafts in every round.
-    `canary_depth`: the most drafts that a request of the canary gets in one.
+    `drafters`: of whoever is not the canary's; `canary_drafters`: those that only the canary has. `canary_depth`: the
+    most drafts that one of its requests gets in a round, `canary_fixed`: as `fixed_depth`, for these.
     `planned_memory_bytes`: what the worker was announced to hold at its peak before it loaded (0: its costs on this
     device are not known), `planned_memory` its parts. `costs_from`: what the depth policy knew of rounds before the
     first; requests of which nothing is known begin at `starting_depth`."""
@@ -122,7 +123,14 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     costs_from: str = ""
     starting_depth: float = 0.0
     fixed_depth: bool = False
+    canary_drafters: list[str] = []
     canary_depth: int = 0
+    canary_fixed: bool = False
+
+    @property
+    def all_drafters(self) -> list[str]:
+        """Every drafter that this worker asks, whoever it is for."""
+        return [*self.drafters, *self.canary_drafters]
 
 
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):

@@ -56,7 +56,7 @@ class Exchange:
             self._drafts.target_gone(old.name)
         for one in coming:
             if one.state.ready is not None:
-                self._drafts.target_ready(one.name, one.state.ready.drafters)
+                self._drafts.target_ready(one.name, one.state.ready.all_drafters)
 
     async def _ended(self, old: Replica) -> None:
         """Stop a replica that is retiring when no stream needs it any more."""

@@ -123,7 +123,8 @@ class StateView:
     `detail` says in one line what it waits for or why it failed. `ready` describes the current worker: None
     before the first is ready, the lost one's until the next is; of several replicas the first that serves. `gauges` and
     `totals` add up over the replicas. `plan`: None where nothing was left to one. `bounds` of speculation are the
-    operator's (None before the first worker is ready), `wishes` those of sessions and engines.
+    operator's (None before the first worker is ready), `canary_bounds` those of the canary's requests, `wishes` those
+    of sessions and engines.
     """
 
     phase: str
@@ -139,6 +140,7 @@ class StateView:
     replicas: tuple[ReplicaView, ...] = ()
     plan: PlanView | None = None
     bounds: Bounds | None = None
+    canary_bounds: Bounds | None = None
     wishes: Standing = NO_WISHES
 
 

@@ -34,6 +34,7 @@ from orchestrator.control.streams import Streams
 from orchestrator.control.telling import tell_changes
 from orchestrator.control.wishes import Wishes, bounds_of
 from orchestrator.errors import RequestError, WorkerError
+from policies.canary import Arm
 from policies.wishes import Wish
 
 _log = logging.getLogger(__name__)
@@ -116,9 +117,12 @@ class TargetControl:
             draining=self._draining,
         )
         plan = self.plan_view() if self.plan_view is not None else None
-        bounds = bounds_of(view.ready, self._limits.least_depth) if view.ready is not None else None
+        least = self._limits.least_depth
+        if view.ready is not None:
+            theirs = bounds_of(view.ready, least, Arm.CANARY.value)
+            view = replace(view, bounds=bounds_of(view.ready, least), canary_bounds=theirs)
         shown = replace(view, totals=added_totals([self._replicas.gone, view.totals]), plan=plan)
-        return replace(shown, drafts=self._drafts.views(), bounds=bounds, wishes=self._wishes.standing)
+        return replace(shown, drafts=self._drafts.views(), wishes=self._wishes.standing)
 
     def wish(self, wish: Wish | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
         """See control.port.Control."""

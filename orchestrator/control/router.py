@@ -87,7 +87,7 @@ class Router:
             if not self._streams.counts[found.name]:
                 found.busy_s = self._clock.monotonic_s()
             sent = self._streams.send(stream, found.name, kind_of(found.state.ready))
-            bounds = bounds_of(found.state.ready, self._least_depth)
+            bounds = bounds_of(found.state.ready, self._least_depth, stream.submit.lane)
             sent, stream.speculation = resolved(sent, stream.wishes, found.engine, bounds)
             found.send(sent)
             if len(self._replicas) > 1:

@@ -15,7 +15,8 @@ import msgspec
 
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Submit
-from orchestrator.control.port import PROMOTED, ROLLED_BACK, TRIAL, Control, TrialDecision, TrialView
+from orchestrator.control.port import PROMOTED, ROLLED_BACK, TRIAL, Control, StateView, TrialDecision, TrialView
+from orchestrator.control.state import FAILED, STARTING
 from orchestrator.control.trial_file import TrialFile, TrialState
 from policies.canary import Arm, Figures, Interval, Move, Rule, arm_of, decided, difference, looks, served
 
@@ -23,6 +24,9 @@ _SAVED_EVERY_S = 5.0
 _PHASES = {Move.PROMOTE: PROMOTED, Move.ROLL_BACK: ROLLED_BACK, Move.GO_ON: TRIAL}
 _IDENTICAL_RULES = ("greedy", "coupled")
 """Under these the output does not depend on the drafts; the others' requests take no part in a trial."""
+
+_OUT_OF_USE = ("failed", "refused")
+"""States of a drafter that does not draft any more (see DrafterState)."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +69,7 @@ class Trial:
 
     def entered(self, submit: Submit) -> tuple[Submit, Entry]:
         """Give a request its arm. One that says itself how it is drafted for, or whose output may depend on its drafts,
-        takes no part while nothing is decided."""
+        takes no part while nothing is decided; before each draft worker was ready once nothing counts."""
         state = self._state
         wishes = submit.policy_depth or submit.depth is not None or submit.most_depth is not None
         part = not wishes and submit.sampling.rule in _IDENTICAL_RULES
@@ -75,7 +79,9 @@ class Trial:
             arm = arm_of(submit.request_id, share=self._terms.share, salt=f"{self._salt}{state.number}")
         else:
             arm = Arm.CONTROL
-        entry = Entry(arm, part, state.number, self._control.view().totals.restarts)
+        view = self._control.view()
+        counted = part and not any(draft.phase == STARTING for draft in view.drafts)  # an arm may lack its drafts yet
+        entry = Entry(arm, counted, state.number, view.totals.restarts)
         return msgspec.structs.replace(submit, lane=arm.value), entry
 
     def ended(self, entry: Entry, *, ttft_ms: float | None, tpot_ms: float | None, acceptance: float | None) -> None:
@@ -87,15 +93,23 @@ class Trial:
             arms = {Arm(name): figures for name, figures in state.arms.items()}
             found = served(arms.get(entry.arm, Figures()), ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=acceptance)
             self._state = msgspec.structs.replace(state, arms={**state.arms, entry.arm.value: found})
-        drafters = view.gauges.drafters if view.gauges is not None else []
-        if failed := next(
-            (one for one in drafters if one.state == "failed" and one.name in self._terms.drafters), None
-        ):
-            self._decide(Move.ROLL_BACK, "drafter", "drafter", f"its drafter {failed.name} failed: {failed.reason}")
+        if failed := self._failed_drafter(view):
+            self._decide(Move.ROLL_BACK, "drafter", "drafter", failed)
         elif self._terms.by_rule:
             self._follow_the_rule(entry.arm)
         if self._clock.monotonic_s() - self._saved_s >= _SAVED_EVERY_S:
             self.save()
+
+    def _failed_drafter(self, view: StateView) -> str:
+        """Return which of the drafters that only the canary has does not draft any more, and why; "" where all may."""
+        mine = self._terms.drafters
+        for state in view.gauges.drafters if view.gauges is not None else []:
+            if state.name in mine and state.state in _OUT_OF_USE:
+                return f"its drafter {state.name} failed: {state.reason}"
+        for draft in view.drafts:
+            if draft.name in mine and draft.phase == FAILED:
+                return f"the worker of its drafter {draft.name} failed: {draft.detail}"
+        return ""
 
     def _follow_the_rule(self, arm: Arm) -> None:
         found = decided(self._arms, self._terms.rule)

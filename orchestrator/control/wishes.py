@@ -17,6 +17,7 @@ from orchestrator.clock import Clock
 from orchestrator.cluster.port import Ready, Submit
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger
+from policies.canary import Arm
 from policies.wishes import Bounds, Effective, Scope, Wish, effective
 
 MAX_SESSIONS = 1024
@@ -63,13 +64,15 @@ def resolved(submit: Submit, standing: Standing, engine: int, bounds: Bounds) ->
     return msgspec.structs.replace(submit, depth=depth, most_depth=most), found
 
 
-def bounds_of(ready: Ready | None, least: int) -> Bounds:
-    """Return the operator's bounds, as they are effective in a worker: without a drafter nobody gets drafts. `least`:
-    see Bounds."""
+def bounds_of(ready: Ready | None, least: int, lane: str = "") -> Bounds:
+    """Return the operator's bounds, as they are effective in a worker for requests of a lane (see Submit): without a
+    drafter nobody gets drafts. `least`: see Bounds."""
     if ready is None:
         return Bounds(least=least)
-    most = max(ready.max_depth if ready.drafters else 0, ready.canary_depth)  # the worker bounds each arm itself
-    return Bounds(most > 0, most, min(least, most))
+    canary = lane == Arm.CANARY.value
+    most = ready.canary_depth if canary else ready.max_depth if ready.drafters else 0
+    fixed = ready.canary_fixed if canary else ready.fixed_depth
+    return Bounds(most > 0, most, min(least, most), fixed)
 
 
 class Wishes:

@@ -138,7 +138,8 @@ def test_an_engines_wish_holds_where_nobody_nearer_says_anything(daemon, outride
     assert asked(daemon)[0] == (0, None, "engine", False)
     outrider("speculation", "reset", *at)
     assert daemon.status()["speculation"] == {
-        "bounds": {"enabled": True, "most": 6, "least": 2},
+        "bounds": {"enabled": True, "most": 6, "least": 2, "fixed": False},
+        "canary_bounds": None,
         "engines": [],
         "sessions": [],
     }

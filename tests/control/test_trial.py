@@ -12,7 +12,7 @@ import pytest
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.cluster.port import Delta, Gauges, Sampling, Submit
-from orchestrator.control.port import StateView, Totals
+from orchestrator.control.port import DraftView, StateView, Totals
 from orchestrator.control.trial import Terms, Trial
 from orchestrator.control.trial_file import TrialFile
 from policies.canary import Rule
@@ -27,10 +27,12 @@ class Workers:
 
     restarts: int = 0
     drafters: list[DrafterState] = field(default_factory=list)
+    drafts: tuple[DraftView, ...] = ()
 
     def view(self) -> StateView:
         gauges = Gauges(0, 0, 1, 1, 0, 0, 0, 0, drafters=self.drafters)
-        return StateView("ready", "", "", "local", None, gauges, Totals(restarts=self.restarts))
+        totals = Totals(restarts=self.restarts)
+        return StateView("ready", "", "", "local", None, gauges, totals, drafts=self.drafts)
 
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
         yield Delta(submit.request_id, [])
@@ -131,6 +133,21 @@ def test_a_drafter_of_its_own_that_fails_ends_it(tmp_path):
     assert decision is not None
     assert (found.view().phase, decision.by) == ("rolled_back", "drafter")
     assert "the device was lost" in decision.reason
+
+
+def test_nothing_counts_before_draft_workers_were_ready_and_one_that_is_given_up_ends_it(tmp_path):
+    workers = Workers()
+    found = trial(tmp_path, workers, by_rule=False)
+    for phase, seen in (("starting", 0), ("ready", 20), ("restarting", 40)):
+        workers.drafts = (DraftView("canary-model", phase, "", "", None, 0),)
+        serve(found, range(20), canary_ms=10.0)
+        assert sum(arm.ttft_ms.seen for arm in found.view().arms.values()) == seen
+    workers.drafts = (DraftView("canary-model", "failed", "no such fault", "", None, 5),)
+    serve(found, range(1), canary_ms=10.0)
+    decision = found.view().decision
+    assert decision is not None
+    assert (found.view().phase, decision.by) == ("rolled_back", "drafter")
+    assert decision.reason == "the worker of its drafter canary-model failed: no such fault"
 
 
 def test_a_daemon_that_starts_again_goes_on_and_a_restart_forgets(tmp_path):

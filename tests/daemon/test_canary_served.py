@@ -13,6 +13,7 @@ import httpx
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
+from tests.daemon.test_draft_workers import until
 from tests.daemon.test_life import collect
 from tests.support.daemon import Daemon, configuration, running
 
@@ -102,6 +103,46 @@ def test_both_arms_give_the_same_tokens_and_the_operator_moves_everybody_to_eith
         texts(daemon)
         assert ended(config.with_suffix(".log"))[-8:] == ["canary"] * 4 + ["control"] * 4
         assert '"event": "the canary is rolled back (by the operator)' in config.with_suffix(".log").read_text()
+
+
+OWN = """
+drafts: [{method: model, source: "simulated:toy?fault=nonsense", adapter: simulated}]
+speculation: {method: off}
+canary:
+  share: 0.5
+  decide: operator
+  drafts: [{method: model, source: "simulated:toy", adapter: simulated, process: own, overlap: always}]
+  speculation: {method: fixed, num_speculative_tokens: 3}
+"""
+HEADER = "X-Outrider-Speculation"
+
+
+def test_a_drafter_of_the_canarys_in_a_process_of_its_own_drafts_and_its_end_ends_the_trial(tmp_path):
+    config = configuration(tmp_path, script="base_ms=3", extra=OWN)
+    with running(config) as daemon:
+        until(lambda: daemon.status()["drafts"][0]["phase"] == "ready")
+        (worker,) = daemon.status()["drafts"]
+        assert (worker["name"], worker["target"]) == ("canary-model", "target")
+        ask = ASK | {"prompt": "the sea is", "max_tokens": 60}
+        raw = [daemon.client.completions.with_raw_response.create(**ask) for _ in range(16)]
+        arms = ended(config.with_suffix(".log"))
+        assert set(arms) == {"control", "canary"}
+        assert len({one.parse().choices[0].text for one in raw}) == 1
+        told = {"control": "off; by=operator", "canary": "num_speculative_tokens=3; by=default"}
+        assert [one.headers[HEADER] for one in raw] == [told[arm] for arm in arms], "each has the bound of its arm"
+        daemon.wait_for("gauges", running=0)
+        (drafter,) = daemon.status()["gauges"]["drafters"]
+        assert (drafter["name"], drafter["state"], drafter["remote"]["connections"]) == ("canary-model", "ok", 1)
+        assert drafter["accepted"] > 0
+        counts = counted(daemon, "outrider_arm_draft_tokens_total")
+        assert counts["control"] == 0 < counts["canary"]
+        status = canary(daemon, "status")
+        assert status["arms"]["canary"]["acceptance"]["requests"] == arms.count("canary")
+        assert status["arms"]["control"]["acceptance"]["requests"] == 0
+        os.kill(worker["ready"]["pid"], signal.SIGKILL)
+        assert daemon.client.completions.create(**ask).choices[0].text == raw[0].parse().choices[0].text
+        until(lambda: daemon.status()["drafts"][0]["restarts"] == 1)
+        assert canary(daemon, "status")["phase"] == "trial"
 
 
 def test_a_killed_worker_costs_no_token_in_either_arm_and_the_rule_rolls_back_what_is_slower(tmp_path):

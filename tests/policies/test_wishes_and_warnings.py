@@ -47,6 +47,7 @@ def test_what_a_scope_leaves_open_is_taken_from_the_next():
     assert effective([session], Bounds(most=2)).cut
     assert effective([Wish(Scope.SESSION, enabled=False), Wish(Scope.REQUEST, depth=4)], Bounds()).most == 4
     assert effective([], Bounds(most=9)) == (9, False, Scope.DEFAULT, False)
+    assert effective([], Bounds(most=9, fixed=True)) == (9, True, Scope.DEFAULT, False)
     assert effective([Wish(Scope.REQUEST, most=1)], Bounds(least=2)).most == 2
     for off in (Wish(Scope.REQUEST, depth=0), Wish(Scope.REQUEST, most=0), Wish(Scope.REQUEST, enabled=False, most=3)):
         assert effective([off], Bounds(least=2)) == (0, True, Scope.REQUEST, False)
