@@ -30,6 +30,7 @@ from orchestrator.control.plan_keeper import Patience, PlanKeeper
 from orchestrator.control.reconcile import TargetControl
 from orchestrator.control.trial import Trial
 from orchestrator.errors import ConfigError, DaemonError
+from orchestrator.planning.applied import left_out
 from orchestrator.planning.basis import plain
 from orchestrator.systemd import Notifier
 from orchestrator.telemetry import get_logger
@@ -136,6 +137,8 @@ class Daemon:
             predicted_tokens_per_s=round(replica.prediction.goodput_tokens_per_s, 1),
             others_rejected=len(found.proposal.plan.rejected),
         )
+        if missing := left_out(self._config, found.proposal):
+            _log.warning("the canary drafts nothing: the plan leaves out what it would draft with", left_out=missing)
         self._control.named(found.targets, found.drafts)
         placement = self._config.placement
         patience = Patience(placement.drift_tolerance, placement.drift_after_s)

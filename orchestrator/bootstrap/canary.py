@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from pathlib import Path
 
-from orchestrator.bootstrap.options import CANARY_PREFIX
+from orchestrator.bootstrap.options import CANARY_PREFIX, depth_of
 from orchestrator.clock import Clock
 from orchestrator.config.canary_kept import differences, to_keep
 from orchestrator.config.drafts import draft_names
@@ -32,9 +32,17 @@ def build_trial(config: ClusterConfig, path: Path, control: Control, clock: Cloc
         rule=Rule(canary.least_requests, canary.most_requests, canary.min_gain, canary.tolerance),
         differs=tuple(differences(config)),
         to_keep=tuple(to_keep(config, path)),
-        drafters=frozenset(draft_names(config.canary_drafts, CANARY_PREFIX)),
+        drafters=_own_drafters(config),
     )
     return Trial(terms, name, TrialFile(store_directory(config) / "canary" / f"{name}.json"), control, clock)
+
+
+def _own_drafters(config: ClusterConfig) -> frozenset[str]:
+    """Return what drafters are called that only the canary has. Those of everybody may be among them, where speculation
+    is off for the others, or a plan leaves them without."""
+    own = config.canary_drafts or config.drafts
+    names = {*draft_names(own, CANARY_PREFIX), *(draft_names(own) if not depth_of(config.speculation) else ())}
+    return frozenset(names)
 
 
 def _name_of(config: ClusterConfig, path: Path) -> str:

@@ -147,7 +147,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
     A model of the hub is pinned to a commit here, so that a worker that starts again loads the same one. Raises
     ModelRefused or DownloadFailed when that is not possible.
     """
-    depth = _depth(config.speculation)
+    depth = depth_of(config.speculation)
     return EngineOptions(
         model=ModelOptions(
             source=pinned(config.model.source),
@@ -191,17 +191,18 @@ def objectives_of(slo: SloSection) -> Objectives:
     )
 
 
-def _depth(speculation: Speculation) -> int:
+def depth_of(speculation: Speculation) -> int:
+    """Return the most drafts of a sequence in a round."""
     return 0 if speculation.method == "off" else speculation.num_speculative_tokens
 
 
 def _canary(config: ClusterConfig, base: Path) -> CanaryOptions:
     """Return how the canary's requests are drafted for. Drafters of its own have names of their own."""
     speculation = config.canary_speculation
-    depth, own = _depth(speculation), None
+    depth, own = depth_of(speculation), None
     if depth and config.canary_drafts:
         own = _drafters_of(config.canary_drafts, ("canary", "drafts"), CANARY_PREFIX, config, base)
-    elif depth and not _depth(config.speculation):
+    elif depth and not depth_of(config.speculation):
         own = _drafters(config, base)  # nobody else has them loaded
     return CanaryOptions(depth, speculation.method == "fixed", own)
 

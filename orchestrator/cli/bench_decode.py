@@ -22,6 +22,7 @@ from orchestrator.bootstrap import (
 )
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, PromptText, read_texts, spread
 from orchestrator.cli.bench_record import FORMULAS, Mode, Prompt, Run, control_ratio, measure, summarise
+from orchestrator.cli.canary import leave_out
 from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.port import Drafter
 
@@ -35,7 +36,7 @@ def options_of(config: Path | None, exactness: str, adapter: str, concurrency: i
     from orchestrator.config.load import default_config_path, load_config
 
     path = config or default_config_path()
-    options = engine_options(load_config(path), path.resolve().parent)
+    options = engine_options(leave_out(load_config(path)), path.resolve().parent)
     # Both modes decode the same prompts in turn: neither may find the other's prefill done.
     options = msgspec.structs.replace(options, max_running=max(concurrency, options.max_running), prefix_reuse=False)
     changes: dict[str, str] = {}

@@ -20,6 +20,7 @@ from orchestrator.bootstrap.options import DraftOptions, ModelDraftOptions, Mode
 from orchestrator.cli.bench_decode import encoded, read_prompts, run, warm_up
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, named
 from orchestrator.cli.bench_record import FORMULAS, Prompt
+from orchestrator.cli.canary import leave_out
 from orchestrator.cluster.port import Sampling
 from orchestrator.drafting.port import Drafter
 from orchestrator.errors import OutriderError
@@ -272,7 +273,7 @@ def options_of(config: Path | None) -> EngineOptions:
     from orchestrator.config.load import default_config_path, load_config
 
     path = config or default_config_path()
-    options = engine_options(load_config(path), path.resolve().parent)
+    options = engine_options(leave_out(load_config(path)), path.resolve().parent)
     if options.max_depth == 0:
         raise BenchError("the configuration switches speculation off: there is nothing to pair")
     return msgspec.structs.replace(options, prefix_reuse=False)

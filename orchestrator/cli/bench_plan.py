@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.bench_prompts import BenchError, named, spread
+from orchestrator.cli.canary import leave_out
 from orchestrator.cli.options import ConfigFile
 
 if TYPE_CHECKING:  # loaded where something is measured
@@ -52,7 +53,7 @@ def plan(
     if instances and importlib.util.find_spec("scipy") is None:
         raise BenchError("the exact solver needs scipy: install the extra `bench`, or pass --instances 0")
     path = config or default_config_path()
-    loaded = load_config(path)
+    loaded = leave_out(load_config(path))
     works = _works(loaded, path, runtime)
     chosen = _found(only, configurations([work.job.model.adapter for work in works], depth, concurrency))
     chosen = spread(chosen, min(limit, len(chosen)) or len(chosen))

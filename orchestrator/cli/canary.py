@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from orchestrator.cli.daemon_socket import ask, socket_of
 from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
+
+if TYPE_CHECKING:  # loaded where a configuration is read
+    from orchestrator.config.model import ClusterConfig
 
 app = typer.Typer(help="Compare a share of requests that is drafted for in another way with the rest.")
 
@@ -48,6 +52,19 @@ def restart(
 ) -> None:
     """Forget the figures and what was decided, and begin the trial anew."""
     _told("restart", socket or socket_of(config, port), as_json=as_json)
+
+
+def leave_out(config: ClusterConfig) -> ClusterConfig:
+    """Return a configuration whose canary is no part of what is measured now, and say so where it has one."""
+    from orchestrator.config.model import Canary
+
+    if config.canary.share:
+        print(
+            "outrider: the canary takes no part in this: what all other requests get is measured; "
+            "`outrider canary status` compares both while the daemon serves",
+            file=sys.stderr,
+        )
+    return config.model_copy(update={"canary": Canary()})
 
 
 def _told(what: str, socket: Path, *, as_json: bool) -> None:

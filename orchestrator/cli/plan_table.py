@@ -195,5 +195,8 @@ def _next_steps(proposal: Proposal, *, explain: bool) -> Iterator[str]:
             "machine, and plan again with its profiles (--profiles DIR)."
         )
     yield from (f"{line}: run `outrider profile` to measure it again." for line in drifted_profiles(proposal))
+    if proposal.asked.canary:
+        beside = [one.told(proposal.asked.replicas) for one in proposal.asked.beside]
+        yield "; ".join(["the canary is not planned: all figures are of the other requests", *beside])
     if not explain:
         yield f"{len(proposal.plan.rejected)} others lost: --explain says why."

@@ -154,11 +154,7 @@ def _check_canary(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Refuse a canary that is no other than the rest, and what cannot be tried that way. Raises ConfigError."""
     canary = config.canary
     where = f"{path}:{lines.get(('canary',), 1)}: canary:"
-    for at, draft in config.all_drafts:
-        for key in ("adapter", "device"):
-            if at[0] == "canary" and isinstance(draft, ModelDraft) and getattr(draft, key) == AUTO:
-                place = (*at, key)
-                raise ConfigError(f"{path}:{lines.get(place, 1)}: {dotted(place)}: no plan chooses for it; name one")
+    _check_canary_places(config, path, lines)
     if not canary.share:
         return
     if canary.least_requests > canary.most_requests:
@@ -179,6 +175,19 @@ def _check_canary(config: ClusterConfig, path: Path, lines: Lines) -> None:
             f"{where} is no other than the rest; set canary.drafts, canary.speculation.method or "
             "canary.speculation.num_speculative_tokens, or share: 0"
         )
+
+
+def _check_canary_places(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Refuse a drafter that only the canary has and that no plan places: plans are made for the others. Raises
+    ConfigError."""
+    off = config.speculation.method == "off" or not config.speculation.num_speculative_tokens
+    shared = bool(config.canary.share) and not config.canary.drafts and off  # nobody else has them loaded
+    for at, draft in config.all_drafts:
+        for key in ("adapter", "device"):
+            mine = at[0] == "canary" or shared
+            if mine and isinstance(draft, ModelDraft) and getattr(draft, key) == AUTO:
+                place = (*at, key)
+                raise ConfigError(f"{path}:{lines.get(place, 1)}: {dotted(place)}: no plan chooses for it; name one")
 
 
 def _check_replicas(config: ClusterConfig, path: Path, lines: Lines) -> None:

@@ -224,7 +224,7 @@ class TargetControl:
                 )
                 self._router.feed()
                 if replica in self._replicas.serving:
-                    self._drafts.target_ready(replica.name, event.drafters)
+                    self._drafts.target_ready(replica.name, event.all_drafters)
             case DraftLink():
                 self._drafts.observe(replica.name, event)
             case Refused():

@@ -35,15 +35,30 @@ def applied(config: ClusterConfig, proposal: Proposal, number: int) -> ClusterCo
     replica = proposal.plan.replicas[number]
     target = replica.shards[0]
     drafts = [_draft(draft, index, proposal, number) for index, draft in enumerate(config.drafts)]
+    placed = tuple(draft for draft in drafts if draft is not None)
     changes: dict[str, Any] = {
         "model": config.model.model_copy(
             update={"adapter": target.runtime, "device": device_of(proposal, target)},
         ),
-        "drafts": tuple(draft for draft in drafts if draft is not None) if replica.depth else (),
+        "drafts": placed if replica.depth else (),
     }
+    if config.canary.share and not config.canary.drafts and not replica.depth:  # the plan is the others'
+        changes["canary"] = config.canary.model_copy(update={"drafts": placed})
     if target.threads and not config.devices.threads and not config.devices.cores:
         changes["devices"] = config.devices.model_copy(update={"threads": target.threads})
     return config.model_copy(update=changes)
+
+
+def left_out(config: ClusterConfig, proposal: Proposal) -> list[str]:
+    """Return which drafts of a canary that has those of everybody the plan places nowhere, so that it has none."""
+    canary = config.canary_speculation
+    off = canary.method == "off" or not canary.num_speculative_tokens
+    if not config.canary.share or config.canary.drafts or off:
+        return []
+    everywhere = range(len(proposal.plan.replicas))
+    if any(applied(config, proposal, number).all_drafts for number in everywhere):
+        return []
+    return [f"drafts[{index}]" for index in range(len(config.drafts))]
 
 
 def whole_targets(asked: Asked) -> Asked:

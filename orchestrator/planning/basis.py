@@ -32,6 +32,7 @@ def plain(proposal: Proposal) -> dict[str, Any]:
         "basis": [asdict(one) for one in basis(proposal)],
         "assumed": list(proposal.assumed),
         "workload": asdict(proposal.wanted.workload),
+        "beside": [one.told(proposal.asked.replicas) for one in proposal.asked.beside],
     }
 
 

@@ -27,17 +27,18 @@ def cluster_here(
     free_bytes: Mapping[str, int],
     links: Sequence[LinkProfile] = (),
     allowed: Allowed | None = None,
+    left: Callable[[MeasuredHardware], int] = lambda one: 0,
 ) -> tuple[Cluster, dict[str, MeasuredHardware]]:
     """Return one host with all devices that were measured, and by profile what stands behind its figures.
 
     `free_bytes`: what a plan may fill of a device, by its name; else all its memory. `allowed`: whether an option on a
-    runtime's device may be chosen.
+    runtime's device may be chosen. `left`: how much of a device's memory is for something else.
     """
     devices, options, behind = [], [], {}
     cores = max((one.cores for one in found), default=0)
     for one in found:
         profile = f"{one.hardware.name} {one.name}"
-        memory = free_bytes.get(one.name, one.hardware.memory_bytes)
+        memory = max(0, free_bytes.get(one.name, one.hardware.memory_bytes) - left(one))
         devices.append(described(one, f"{HERE}/{one.name}", HERE, profile, memory))
         options += [
             replace(option, profile=profile)

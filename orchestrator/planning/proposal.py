@@ -16,6 +16,7 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
 from orchestrator.errors import OutriderError
+from orchestrator.planning.beside import Beside, beside_the_plan, left_for
 from orchestrator.planning.estimates import Stated
 from orchestrator.planning.here import Allowed, cluster_here
 from orchestrator.planning.models import PlannedModel, model_at_hand, sketched_model
@@ -36,7 +37,8 @@ class PlanError(OutriderError):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The models to place, and how. `suffix`: drafts from the text itself are allowed."""
+    """The models to place, and how. `suffix`: drafts from the text itself are allowed. `canary`: some requests are
+    served in another way, which is not planned; `beside`: what is loaded for that."""
 
     target: PlannedModel
     drafts: tuple[Draft, ...]
@@ -45,6 +47,8 @@ class Asked:
     depth_bound: int
     replicas: int
     placement: PlacementSection
+    canary: bool = False
+    beside: tuple[Beside, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ def propose_here(
         free_bytes=free_bytes,
         links=store.links(),
         allowed=allowed,
+        left=lambda one: left_for(one, asked.beside, asked.replicas),
     )
     if not any(option.role is Role.TARGET for option in cluster.options):
         raise PlanError(_no_profile(asked, store, found))
@@ -122,7 +127,7 @@ def asked_by_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) ->
     if sketch.target is None:
         if config is None:
             raise PlanError("the sketch has no `target` and there is no cluster.yaml; write one of them")
-        return asked_by_config(config, base, sketch.placement)
+        return replace(asked_by_config(config, base, sketch.placement), beside=())  # it is loaded here, not there
     drafts = tuple(Draft(sketched_model(one), (one.acceptance,)) for one in sketch.drafts)
     return Asked(
         sketched_model(sketch.target),
@@ -152,6 +157,8 @@ def asked_by_config(config: ClusterConfig, base: Path, placement: PlacementSecti
         0 if off else config.speculation.num_speculative_tokens,
         len(model.placements),
         placement,
+        bool(config.canary.share),
+        beside_the_plan(config, base),
     )
 
 
@@ -163,7 +170,8 @@ def proposal(
     try:
         goal, found = _settled(cluster, asked, pairs)
     except NoPlan as error:
-        raise PlanError(f"there is no plan: {error}") from error
+        left = "".join(f"; {one.told(asked.replicas)}" for one in asked.beside)
+        raise PlanError(f"there is no plan: {error}{left}") from error
     return Proposal(found, cluster, goal, behind, asked, _assumed(asked, known), tuple(pairs))
 
 

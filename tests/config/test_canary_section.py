@@ -42,6 +42,12 @@ WRONG = [
         ["canary.drafts[0].adapter: no plan chooses for it"],
     ),
     (
+        "speculation: {method: off}\ncanary: {share: 0.1, speculation: {method: auto}}\n"
+        "drafts:\n  - method: model\n    source: simulated:toy\n    device: auto\n    adapter: simulated\n",
+        10,
+        ["drafts[0].device: no plan chooses for it"],
+    ),
+    (
         "canary:\n  share: 0.1\n  drafts:\n    - {method: model, source: none.gguf}\n",
         8,
         ["canary.drafts[0].source:", "none.gguf"],

@@ -27,7 +27,7 @@ def devices(monkeypatch):
 
 def planned(directory: Path, script: str, extra: str = "") -> Path:
     path = configuration(directory, script=script, extra=extra)
-    path.write_text(path.read_text().replace("adapter: simulated", "adapter: auto, device: auto"))
+    path.write_text(path.read_text().replace("adapter: simulated", "adapter: auto, device: auto", 1))
     return path
 
 
@@ -74,6 +74,35 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
     log = config.with_suffix(".log").read_text()
     assert "times what was predicted" in log
     assert "takes the place of target: 1 streams move" in log, "the stream was moved while it ran"
+
+
+def test_a_canary_of_a_planned_daemon_has_its_drafts_where_the_plan_leaves_the_others_without(
+    tmp_path, plain, outrider
+):
+    ask_less = ASK | {"max_tokens": 40}
+    expected = plain.client.completions.create(**ask_less).choices[0].text
+    simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0})
+    canary = "canary: {share: 0.5, decide: operator, speculation: {method: fixed, num_speculative_tokens: 3}}"
+    draft = "drafts: [{method: model, source: 'simulated:toy', adapter: simulated, device: SIM.1}]"
+    config = planned(tmp_path, "", f"placement: {{profile: never}}\n{draft}\n{canary}")
+    assert "the canary is not planned" in " ".join(outrider("plan", "--config", str(config)).stdout.split())
+    with running(config) as daemon:
+        assert ask(daemon.admin, "/admin/plan")["plan"]["replicas"][0]["depth"] == 0
+        answers = [daemon.client.completions.with_raw_response.create(**ask_less) for _ in range(16)]
+        assert {answer.parse().choices[0].text for answer in answers} == {expected}
+        told = {answer.headers["X-Outrider-Speculation"] for answer in answers}
+        assert told == {"off; by=operator", "num_speculative_tokens=3; by=default"}
+        status = json.loads(outrider("canary", "status", "--json", "--socket", str(daemon.admin)).stdout)
+        seen = {arm: figures["acceptance"]["requests"] for arm, figures in status["arms"].items()}
+        assert seen["control"] == 0 < seen["canary"]
+        daemon.wait_for("gauges", running=0)
+        (drafter,) = daemon.status()["gauges"]["drafters"]
+        assert (drafter["name"], drafter["device"], drafter["state"]) == ("canary-model", "SIM.1", "ok")
+        lines = httpx.get(f"{daemon.url}/metrics").text.splitlines()
+        arms = {
+            line.partition('arm="')[2].partition('"')[0] for line in lines if "outrider_arm_requests_total{" in line
+        }
+        assert arms == {"control", "canary"}
 
 
 def test_a_plan_without_profiles_is_told_in_one_line(tmp_path, outrider):

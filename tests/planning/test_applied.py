@@ -10,8 +10,9 @@ from device_profiles.store import ProfileStore
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.load import parse_config
 from orchestrator.config.sketch import load_sketch
-from orchestrator.planning.applied import allowed, applied, whole_targets
+from orchestrator.planning.applied import allowed, applied, left_out, whole_targets
 from orchestrator.planning.basis import basis
+from orchestrator.planning.basis import plain as plain_data
 from orchestrator.planning.proposal import (
     PlanError,
     Proposal,
@@ -62,6 +63,42 @@ def test_a_draft_runs_where_the_plan_puts_it_or_not_at_all(tmp_path):
     poor = HEAD.format(adapter="auto", device="auto") + DRAFTS + "placement: {draft_acceptance: 0.01}\n"
     config, found = proposed(tmp_path, poor)
     assert [draft.method for draft in applied(config, found, 0).drafts] == ["suffix"]
+
+
+def canary_of(directory: Path, text: str) -> tuple[list[str], list[str], list[str]]:
+    """What everybody and what only the canary drafts with where the plan decides, and what is left out for it."""
+    canary = "canary: {share: 0.5, speculation: {method: fixed, num_speculative_tokens: 3}}\n"
+    config, found = proposed(directory, HEAD.format(adapter="auto", device="auto") + text + canary)
+    effective = applied(config, found, 0)
+    usual, own = ([str(draft.method) for draft in drafts] for drafts in (effective.drafts, effective.canary_drafts))
+    return usual, own, left_out(config, found)
+
+
+def test_a_canary_keeps_its_drafts_where_the_plan_leaves_the_others_without(tmp_path):
+    draft = "{method: model, source: 'simulated:toy', adapter: %s, device: %s}"
+    named, planned = draft % ("simulated", "SIM.1"), draft % ("auto", "auto")
+    poor = "placement: {draft_acceptance: 0.01}\n"
+    assert canary_of(tmp_path, "") == (["suffix"], [], []), "the same as everybody"
+    assert canary_of(tmp_path, "speculation: {method: off}\n") == ([], ["suffix"], [])
+    assert canary_of(tmp_path, f"drafts: [{named}]\n{poor}") == ([], ["model"], [])
+    assert canary_of(tmp_path, f"drafts: [{planned}]\n{poor}") == ([], [], ["drafts[0]"])
+
+
+def test_what_the_canary_loads_is_left_for_it(tmp_path):
+    head = HEAD.format(adapter="auto", device="auto")
+    draft = "{method: model, source: 'simulated:toy', adapter: simulated, device: SIM, kv_cache: %s MiB}"
+    canary = f"canary: {{share: 0.1, drafts: [{draft}]}}\n"
+    plain = proposed(tmp_path, head)[1]
+    config, small = proposed(tmp_path, head + canary % 512)
+    before, after = (next(one for one in found.cluster.devices if one.id == "here/SIM") for found in (plain, small))
+    assert 512 << 20 <= before.memory_bytes - after.memory_bytes < 513 << 20
+    assert plan_of(small) == "here/SIM"
+    (line,) = plain_data(small)["beside"]
+    assert line.startswith("the canary's simulated-toy: 512")
+    _, large = proposed(tmp_path, head + canary % 1020)
+    assert plan_of(large) == "here/SIM.1", "there is no room beside it"
+    none = config.model_copy(update={"canary": config.canary.model_copy(update={"share": 0.0})})
+    assert asked_by_config(none, tmp_path).beside == ()
 
 
 def test_where_everything_is_written_nothing_is_planned(tmp_path):
