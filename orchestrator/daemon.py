@@ -141,7 +141,7 @@ class Daemon:
             _log.warning("the canary drafts nothing: the plan leaves out what it would draft with", left_out=missing)
         self._control.named(found.targets, found.drafts)
         placement = self._config.placement
-        patience = Patience(placement.drift_tolerance, placement.drift_after_s)
+        patience = Patience(placement.drift_tolerance, placement.drift_after_s, placement.replan_pause_s)
         making = PlanMaking(self._config, self._base)
         self._keeper = PlanKeeper(found, self._control, making, patience, self._clock)
         self._control.plan_view = self._keeper.view

@@ -68,7 +68,7 @@ def worth_moving(current_tokens_per_s: float, proposed_tokens_per_s: float) -> b
     return proposed_tokens_per_s > (1.0 + LEAST_GAIN) * current_tokens_per_s
 
 
-def pause_s(plans: int) -> float:
-    """Return how long to keep a plan before it may be made anew, after so many were made already: each time twice as
-    long, so that two plans do not alternate."""
-    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, plans - 1))) if plans else 0.0
+def pause_s(plans: int, first_s: float = FIRST_PAUSE_S) -> float:
+    """Return how long to keep a plan before it may be made anew, after so many were made already: `first_s`, and each
+    time twice as long, so that two plans do not alternate; but not longer than LONGEST_PAUSE_S."""
+    return float(min(LONGEST_PAUSE_S, first_s * 2.0 ** min(plans - 1, 32))) if plans else 0.0

@@ -22,9 +22,10 @@ FAULTS = ("", "abort", "segfault", "exit", "hang", "device_lost", "out_of_memory
 @dataclass(frozen=True, slots=True)
 class Script:
     """`base_ms + row_ms * rows` is how long a forward takes, on devices behind the first `other_ms` longer, and on the
-    first device `drift_ms` longer from forward number `drift_at` on. The fault strikes at forward number `at`, counted
-    from 1 at the first forward that holds the token `arm` (-1: since loading; what measures a model when it is
-    loaded counts too). With `once`, it strikes only while that file does not exist, and creates it.
+    first device `drift_ms` longer from forward number `drift_at` on, where `drift_while` names a file only while that
+    exists. The fault strikes at forward number `at`, counted from 1 at the first forward that holds the token `arm`
+    (-1: since loading; what measures a model when it is loaded counts too). With `once`, it strikes only while that
+    file does not exist, and creates it.
     `shift`: it says the tokens that many ids behind the toy's, so it is another model."""
 
     base_ms: float = 0.0
@@ -33,6 +34,7 @@ class Script:
     other_ms: float = 0.0
     drift_ms: float = 0.0
     drift_at: int = 0
+    drift_while: str = ""
     fault: str = ""
     at: int = 1
     arm: int = -1
@@ -65,6 +67,8 @@ class Script:
     def wait(self, rows: int, forward: int) -> None:
         """Take as long as the forward of that number, of `rows` rows, takes."""
         drift_ms = self.drift_ms if forward >= self.drift_at else 0.0
+        if drift_ms and self.drift_while and not Path(self.drift_while).exists():
+            drift_ms = 0.0
         if total_ms := self.base_ms + self.row_ms * rows + drift_ms:
             time.sleep(total_ms / 1000.0)
 

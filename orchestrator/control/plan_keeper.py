@@ -63,10 +63,11 @@ class Making(Protocol):
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How far rounds may be from what is predicted, as a share of it, and for how long, in time of rounds, before a
-    profile is marked as drifted."""
+    profile is marked as drifted. `pause_s`: between the first two plans that are made anew."""
 
     tolerance: float
     marked_after_s: float
+    pause_s: float = drift.FIRST_PAUSE_S
 
 
 class PlanKeeper:
@@ -129,7 +130,7 @@ class PlanKeeper:
         if self._profiles.observe(key_of(option), (done.rows, sequences, context), measured_ms):
             self._begin_marking(key_of(option))
         self._count(engine, sum(len(one.tokens) for one in done.deltas), done.round_ms)
-        due = self._clock.monotonic_s() - self._planned_s >= drift.pause_s(self._plans)
+        due = self._clock.monotonic_s() - self._planned_s >= drift.pause_s(self._plans, self._patience.pause_s)
         if due and self._task is None and drift.drifted(self._drifts[engine]):
             self._task = asyncio.get_running_loop().create_task(self._again(engine), name="plan again")
             self._task.add_done_callback(self._ended)

@@ -85,9 +85,9 @@ class Making:
         return f"{key[0]} has drifted"
 
 
-def keeper(directory, row_ms, clock, workers, making=None, replicas=1) -> PlanKeeper:
+def keeper(directory, row_ms, clock, workers, making=None, replicas=1, pause_s=FIRST_PAUSE_S) -> PlanKeeper:
     running = Planned(first_plan(directory, row_ms, replicas))
-    return PlanKeeper(running, workers, making or Making(), Patience(0.2, 3.0), clock)
+    return PlanKeeper(running, workers, making or Making(), Patience(0.2, 3.0, pause_s), clock)
 
 
 def rounds(found: PlanKeeper, count: int, ms: float, engine: int = 0) -> None:
@@ -143,15 +143,16 @@ async def test_where_nothing_better_is_there_costs_are_corrected_and_the_worker_
     assert found.view().plans == 1
 
 
-async def test_plans_do_not_follow_each_other_at_once(tmp_path):
+@pytest.mark.parametrize("pause_s", [FIRST_PAUSE_S, 3.0])
+async def test_plans_do_not_follow_each_other_at_once(tmp_path, pause_s):
     workers, clock = Workers(), Clock()
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers)
+    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers, pause_s=pause_s)
     rounds(found, 2 * PATIENCE, 20.0)
     await until(found, 1)
     rounds(found, 3 * PATIENCE, 60.0)
     await asyncio.sleep(0.05)
     assert found.view().plans == 1, "too soon"
-    clock.now_s += FIRST_PAUSE_S
+    clock.now_s += pause_s
     rounds(found, 1, 60.0)
     await until(found, 2)
     assert workers.replaced == ["here/SIM.1", "here/SIM"]

@@ -14,7 +14,8 @@ import pytest
 from device_profiles.store import ProfileStore
 from orchestrator.cli.daemon_socket import ask
 from policies.seeds import COLD_DEPTH
-from tests.support.daemon import configuration, outrider_process, running
+from tests.daemon.test_draft_workers import until
+from tests.support.daemon import Daemon, configuration, outrider_process, running
 from tests.support.profiles import simulated_profiles
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 700, "temperature": 0.7, "seed": 4}
@@ -29,6 +30,10 @@ def planned(directory: Path, script: str, extra: str = "") -> Path:
     path = configuration(directory, script=script, extra=extra)
     path.write_text(path.read_text().replace("adapter: simulated", "adapter: auto, device: auto", 1))
     return path
+
+
+def text_of(daemon: Daemon, one: dict[str, Any]) -> str:
+    return str(daemon.client.completions.create(**one).choices[0].text)
 
 
 def metrics(url: str) -> dict[str, float]:
@@ -74,6 +79,35 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
     log = config.with_suffix(".log").read_text()
     assert "times what was predicted" in log
     assert "takes the place of target: 1 streams move" in log, "the stream was moved while it ran"
+
+
+def test_a_plan_goes_from_one_replica_to_two_and_back_while_streams_run(tmp_path, plain):
+    asks = [ASK | {"seed": seed} for seed in range(4)]
+    expected = [text_of(plain, one) for one in asks]
+    slow = tmp_path / "slow"
+    script = f"base_ms=3&other_ms=27&drift_ms=27&drift_while={slow}"
+    simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 3.0, "SIM.1": 30.0}, script=script)
+    # Of 64 requests at once so few rows are free that a second device helps, but not one that is ten times slower.
+    placement = "{profile: never, concurrency: 64, output_tokens: 512, drift_tolerance: 1.0, replan_pause_s: 0.2}"
+    config = planned(tmp_path, script, f"placement: {placement}\ndrafts: []")
+    config.write_text(config.read_text().replace("replicas: 1", "replicas: 2"))
+    with running(config) as daemon, ThreadPoolExecutor(len(asks)) as pool:
+        assert [one["ready"]["device"] for one in daemon.status()["replicas"]] == ["SIM"]
+        slow.touch()
+        texts = [pool.submit(text_of, daemon, one) for one in asks[:2]]
+        until(lambda: len(daemon.status()["replicas"]) == 2)
+        texts += [pool.submit(text_of, daemon, one) for one in asks[2:]]
+        until(lambda: all(one["totals"]["generated"] for one in daemon.status()["replicas"]))
+        assert [one["ready"]["device"] for one in daemon.status()["replicas"]] == ["SIM", "SIM.1"]
+        slow.unlink()
+        until(lambda: daemon.status()["plan"]["moves"] == 2)
+        (left,) = daemon.status()["replicas"]
+        assert left["ready"]["device"] == "SIM"
+        assert left["streams"] >= 2, "those of the one that left go on here"
+        assert [text.result(60.0) for text in texts] == expected
+        assert daemon.status()["totals"]["restarts"] == 0
+        assert daemon.status()["totals"]["generated"] == len(asks) * ASK["max_tokens"]
+        assert "is not needed any more: " in config.with_suffix(".log").read_text()
 
 
 def test_a_canary_of_a_planned_daemon_has_its_drafts_where_the_plan_leaves_the_others_without(
