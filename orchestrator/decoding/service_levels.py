@@ -20,7 +20,7 @@ WINDOW_S = 30.0
 _LOOK_EVERY_S = 0.25
 _MOST_SAMPLES = 256
 _LEAST_TTFTS = 4
-_LEAST_TOKENS = 8  # that a running request got: its TPOT so far is about what it will be
+_LEAST_TOKENS = 32  # that a running request got: a prompt beside fewer says little of what its TPOT will be
 _LEAST_STEPS = 4
 _NEWEST = 0.05  # weight of the newest round in running means
 
