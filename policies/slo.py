@@ -101,7 +101,10 @@ class Answer(NamedTuple):
         moved = [f"{beside}a draft's row is priced {self.row_price:.2f} times"] * (self.row_price != 1.0)
         moved += [f"prompts get {self.prefill_share:g} times their time"] * (self.prefill_share != 1.0)
         moved += [f"{self.running} may run"] * (Lever.ADMISSION_GIVES_WAY in self.levers)
-        return "; ".join([", ".join(lever.replace("_", " ") for lever in self.levers), *moved])
+        names = [lever.replace("_", " ") for lever in self.levers if lever is not Lever.NOTHING_HELPS]
+        if Lever.NOTHING_HELPS in self.levers:
+            names.append(f"nothing {'else ' if names else ''}helps but more machines or fewer requests")
+        return "; ".join([", ".join(names), *moved])
 
 
 def at_rest(max_running: int) -> Answer:

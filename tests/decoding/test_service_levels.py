@@ -223,6 +223,20 @@ def test_what_is_moved_is_told_with_its_reason():
     assert f"{state.max_running} may run" in state.why
 
 
+def test_where_both_are_missed_it_is_said_what_would_help():
+    clock = SimulatedClock()
+    objectives = Objectives(Objective(1.0), Objective(15.0))
+    loop = loop_over(TimedModel(clock), None, running=16, clock=clock, objectives=objectives)
+    for after_s, submit in asking(16):
+        assert loop.submit(submit, clock.now_s + after_s) is None
+    for _ in range(45):
+        loop.run_round()
+    state = loop.gauges(0).slo
+    assert state is not None
+    assert state.levers == ["nothing_helps"]
+    assert state.why.endswith(" of 15 ms: nothing helps but more machines or fewer requests")
+
+
 def test_without_objectives_nothing_is_followed():
     clock = SimulatedClock()
     loop = loop_over(TimedModel(clock), None, clock=clock)
