@@ -56,7 +56,7 @@ def restart(
 
 def leave_out(config: ClusterConfig) -> ClusterConfig:
     """Return a configuration whose canary is no part of what is measured now, and say so where it has one."""
-    from orchestrator.config.model import Canary
+    from orchestrator.config.speculation import Canary
 
     if config.canary.share:
         print(
