@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_profiles.units import human_bytes
+from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.load import store_directory
-from orchestrator.config.model import ClusterConfig, ModelDraft
+from orchestrator.config.model import ClusterConfig
 from orchestrator.planning.models import PlannedModel, model_at_hand
 from orchestrator.planning.stored import MeasuredHardware
 
