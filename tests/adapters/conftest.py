@@ -26,7 +26,7 @@ def prepared(request, tmp_path_factory, shared_store) -> Prepared:
         source = root / "script.txt"
         source.write_text("")
     else:
-        source = request.getfixturevalue("default_model_path")
+        source = request.getfixturevalue("first_layers_path")
     return prepared_by(adapter, source, shared_store, shapes, weights)
 
 
