@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -41,14 +42,15 @@ def default_model_path() -> Path:
 
 @pytest.fixture(scope="session")
 def first_layers_path(default_model_path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default model's first four layers: what it computes with, at a third of its time."""
+    """The default model's first four layers: its shapes and kernels, at a third of its time."""
     return write_first_layers(tmp_path_factory.mktemp("first") / "layers.gguf", default_model_path, 4)
 
 
 @pytest.fixture(scope="session")
 def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model store that tests share: what one has prepared (the default model, above all) the next ones find."""
-    return tmp_path_factory.mktemp("shared") / "store"
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-store"  # one for all processes
 
 
 @pytest.fixture

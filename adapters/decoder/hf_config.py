@@ -239,6 +239,8 @@ def _ropes(reader: _Reader, family: Family, kinds: list[str], head_dim: int) -> 
     made = {}
     for kind in sorted(set(kinds)):
         parameters = given.get(kind, given)
+        if not isinstance(parameters, Mapping):
+            raise reader.refused("rope_scaling", f"{kind} must be a mapping")
         if family.name == "gemma3" and kind == _SLIDING and kind not in given:
             parameters = {"rope_theta": reader.get("rope_local_base_freq")}
         try:

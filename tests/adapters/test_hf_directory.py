@@ -100,6 +100,7 @@ SHARD = "model-00002-of-00002.safetensors"
         (config(quantization_config={"quant_method": "gptq"}), ["quantization_config"]),
         (config(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), ["rope_scaling", "dynamic"]),
         (config(rope_scaling={"rope_type": "llama3", "factor": 2.0}), ["rope_scaling", "low_freq_factor"]),
+        (config(rope_scaling={"full_attention": None}), ["rope_scaling", "full_attention"]),
         (config(partial_rotary_factor=0.5, rope_scaling={"partial_rotary_factor": 0.5}), ["partial_rotary_factor"]),
         (config(layer_types=["chunked_attention"] * 4), ["layer_types"]),
     ],

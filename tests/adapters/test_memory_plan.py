@@ -16,15 +16,19 @@ from device_profiles.memory import MemoryCosts, ModelShape, plan_memory
 WORK = """
 import json, sys
 from adapters.contract import Segment
+from adapters.model_store import ModelStore
 from orchestrator.bootstrap import EngineOptions, build_drafter, load_target, planned_bytes
 from orchestrator.cluster.process_memory import peak_rss_bytes
+from pathlib import Path
 import msgspec
 
 options = msgspec.convert(json.loads(sys.argv[1]), EngineOptions)
+store = ModelStore(Path(options.model.store))
+before = store.all()
 target = load_target(options, lambda stage, fraction: None)
 drafter = build_drafter(options, target)
-if len(sys.argv) > 2:
-    sys.exit()  # it is prepared now
+if store.all() != before:
+    sys.exit()  # it is prepared now, which took memory of its own
 models = [target.model] + ([drafter._drafters[0]._model] if drafter else [])
 rows = options.model.max_batch_rows
 for model in models:
@@ -45,7 +49,7 @@ print(json.dumps({"planned": planned_bytes(target, options, drafter), "peak": pe
 """
 
 
-def model_options(adapter: str, source: Path, store: Path, kv_cache_mib: int = 96) -> dict[str, object]:
+def model_options(adapter: str, source: Path, store: Path, kv_cache_mib: int) -> dict[str, object]:
     return {
         "source": str(source),
         "base": str(store.parent),
@@ -63,19 +67,33 @@ def model_options(adapter: str, source: Path, store: Path, kv_cache_mib: int = 9
     }
 
 
+def peak(options: dict[str, object]) -> dict[str, int] | None:
+    """Bytes at the peak, and those that were planned; None when the model had to be prepared."""
+    command = [sys.executable, "-c", WORK, json.dumps(options)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
+    return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("adapter", "draft", "static"),
-    [("openvino_rt", "", False), ("onnx_rt", "", False), ("openvino_rt", "onnx_rt", False), ("openvino_rt", "", True)],
+    ("adapter", "draft", "static", "whole"),
+    [
+        ("openvino_rt", "", False, False),
+        ("onnx_rt", "", False, False),
+        ("openvino_rt", "onnx_rt", False, True),  # the whole model, most of which is weights
+        ("openvino_rt", "", True, True),
+    ],
     ids=["openvino_rt", "onnx_rt", "openvino_rt-onnx_rt", "static"],
 )
 def test_the_peak_stays_within_the_plan(
-    default_model_path: Path, shared_store: Path, adapter: str, draft: str, static: bool
+    request, shared_store: Path, adapter: str, draft: str, static: bool, whole: bool
 ):
+    source: Path = request.getfixturevalue("default_model_path" if whole else "first_layers_path")
+    kv_cache_mib = 64 if whole else 16  # for 1400 tokens, and for 2700
     drafts = [{"method": "model", "name": "draft", "place": "", "prefill_ms": 50.0}] if draft else []
     options = {
         "model": {
-            **model_options(adapter, default_model_path, shared_store),
+            **model_options(adapter, source, shared_store, kv_cache_mib),
             "static": {"on": static, "context_tokens": 512, "prefill_rows": 32, "verify_rows": [2]},
         },
         "max_running": 8,
@@ -84,12 +102,10 @@ def test_the_peak_stays_within_the_plan(
         "max_depth": 8 if draft else 0,
         "tolerance": {"acceptance_rate": 0.9, "warmup_tokens": 100, "max_delta": 2.0},
         "low_acceptance_rate": 0.0,
-        "drafters": [{**one, "model": model_options(draft, default_model_path, shared_store, 48)} for one in drafts],
+        "drafters": [{**one, "model": model_options(draft, source, shared_store, 48)} for one in drafts],
     }
-    command = [sys.executable, "-c", WORK, json.dumps(options)]
-    subprocess.run([*command, "prepare"], check=True, capture_output=True, timeout=200)
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
-    found = json.loads(done.stdout.splitlines()[-1])
+    while (found := peak(options)) is None:  # prepared now, by it or by another test beside it
+        pass
     assert found["peak"] <= 1.05 * found["planned"], found
     assert found["planned"] <= 1.3 * found["peak"], found
 

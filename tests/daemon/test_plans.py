@@ -15,7 +15,7 @@ from device_profiles.store import ProfileStore
 from orchestrator.cli.daemon_socket import ask
 from policies.seeds import COLD_DEPTH
 from tests.daemon.test_draft_workers import until
-from tests.support.daemon import Daemon, configuration, outrider_process, running
+from tests.support.daemon import Daemon, asked_url, configuration, outrider_process, running
 from tests.support.profiles import simulated_profiles
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 700, "temperature": 0.7, "seed": 4}
@@ -153,9 +153,8 @@ def test_a_plan_without_profiles_is_told_in_one_line(tmp_path, outrider):
 def probed_until_ready(admin: Path) -> list[tuple[dict[str, Any], httpx.Response]]:
     """What /health and /ready say from the first moment on."""
     seen: list[tuple[dict[str, Any], httpx.Response]] = []
-    while not admin.exists():
+    while not (url := asked_url(admin)):
         time.sleep(0.02)
-    url = str(ask(admin)["api"]).removesuffix("/v1")
     while not seen or seen[-1][1].status_code != httpx.codes.OK:
         time.sleep(0.05)
         seen.append((httpx.get(f"{url}/health").json(), httpx.get(f"{url}/ready")))

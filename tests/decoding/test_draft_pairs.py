@@ -1,4 +1,5 @@
-"""The pair matrix: every runtime as draft of every runtime as target, on the real model and real prompts.
+"""The pair matrix: every runtime as draft of every runtime as target, on the real model's first layers and real
+prompts.
 
 A runtime that is added to the registry joins by itself; one whose library is not installed is skipped by name. The
 simulated model's pairs, and their faults, are in test_draft_models.py.
@@ -13,6 +14,7 @@ import pytest
 
 from adapters import registry
 from adapters.contract import AdapterError, Exactness, LoadedModel, LoadOptions, StaticShapes
+from adapters.model_source import ModelSource
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.cluster.port import Sampling, Submit
@@ -64,8 +66,8 @@ class Loaded:
 
 
 @pytest.fixture(scope="module")
-def loaded(store, file) -> Iterator[Loaded]:
-    every = Loaded(store, file)
+def loaded(store, first_layers_path) -> Iterator[Loaded]:
+    every = Loaded(store, ModelSource(first_layers_path, "default", str(first_layers_path)))
     yield every
     every.close()
 
