@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
+MODEL_TESTS := tests/adapters tests/decoding
 SOURCES := device_profiles policies adapters orchestrator tests tools
 
 .PHONY: setup demo test check format lint types imports clean
@@ -29,10 +30,11 @@ $(STAMP): $(DEMO)
 demo: $(DEMO)
 	@$(BIN)/python tools/demo.py
 
-# Two processes, as half of the time is daemons that start and wait; a file stays in one, with its models and daemons.
-# In the order of directories: the dear files come first, and the last ones are short.
+# Tests that compute with models keep both cores busy, and share prepared models: one process. Half the time of the
+# others is daemons that start and wait: two, a file in one of them, in the order of directories (the last are short).
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(MODEL_TESTS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(MODEL_TESTS))
 
 check: setup lint types imports test
 
