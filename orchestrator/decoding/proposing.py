@@ -21,7 +21,7 @@ from policies.speculation import Place, Proposal, Round, Times, Verdict
 _LOOK_EVERY = 16  # rounds, for drafters that came or came back
 
 _WATCHED = 4
-"""So many drafts a round are shown to the watch: it takes about 4 us each."""
+"""So many drafts a round are shown to the watch, in turn: it takes about 4 us each."""
 
 
 class _Outcome(NamedTuple):
@@ -63,7 +63,7 @@ class Proposing:
         self._max_depth = max_depth
         self._watch = watch
         self._open: _Open | None = None
-        self._rounds = self._usable = self._drafts_judged = 0
+        self._rounds = self._usable = self._drafting_rounds = 0
 
     def begin(self, session: Session, *, drafts: bool) -> None:
         """A session starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
@@ -103,6 +103,7 @@ class Proposing:
             Proposal(len(draft.tokens), draft.confidences, any(draft.proposals)) if draft.tokens else _NO_PROPOSAL
             for draft in drafts
         ]
+        self._drafting_rounds += any(asked.limits)
         depths = _within_room(now, self._policy.decided(now, proposals))
         for part, draft, depth in zip(deciding, drafts, depths, strict=True):
             part.session.draft = _filled_up(part.session, draft.cut(depth), depth) if depth else NOTHING
@@ -178,14 +179,14 @@ class Proposing:
         """The verdict on a session's draft: so many of its tokens were accepted, and these were committed."""
         self._drafter.extend(session.key, taken)
         if self._open is not None:
-            draft = self._open.drafts[self._open.index[session.key]]
+            index = self._open.index[session.key]
+            draft = self._open.drafts[index]
             verdict = _compared(session, draft, accepted, taken) if draft.tokens else _NO_VERDICT
             self._open.outcomes[session.key] = _Outcome(accepted, len(taken), verdict)
-            if draft.tokens:
-                self._drafts_judged += 1
-                if self._drafts_judged % (1 + (len(self._open.now.places) - 1) // _WATCHED) == 0:
-                    right, verified = max(accepted, verdict.accepted), len(session.draft.tokens)
-                    self._watch.add(session.submit, draft, verified, right, verdict.compared)
+            every = 1 + (len(self._open.now.places) - 1) // _WATCHED
+            if draft.tokens and index % every == self._drafting_rounds % every:
+                right, verified = max(accepted, verdict.accepted), len(session.draft.tokens)
+                self._watch.add(session.submit, draft, verified, right, verdict.compared)
 
     def settle(self, verify_ms: float, draft_ms: float) -> None:
         """The round is over, after so long for drafting and for all the rest of it: the policy learns from it."""

@@ -9,6 +9,7 @@ import msgspec
 
 from orchestrator.bootstrap import EngineOptions, engine_options
 from orchestrator.cli.bench_prompts import BenchError, PromptText
+from orchestrator.cli.canary import leave_out
 from orchestrator.cli.policy_bench.drafters import with_suffix_alone
 from orchestrator.cli.policy_bench.requests import chosen_categories
 from orchestrator.cli.policy_bench.session import Plan
@@ -41,7 +42,7 @@ def options_of(config: Path | None, most_running: int) -> EngineOptions:
     """Return the options of a target for so many requests at once. Raises what reading a configuration raises, and
     BenchError where it drafts nothing from the text itself."""
     path = config or default_config_path()
-    options = with_suffix_alone(engine_options(load_config(path), path.resolve().parent))
+    options = with_suffix_alone(engine_options(leave_out(load_config(path)), path.resolve().parent))
     return msgspec.structs.replace(options, max_running=max(most_running, options.max_running))
 
 

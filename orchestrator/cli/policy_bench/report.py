@@ -70,12 +70,14 @@ def _scope(recording: Recording, real: Real | None) -> list[str]:
     if real is None:
         return [f"replayed alone: {replayed}; {drafts}"]
     plan = real.plan
+    uncounted = ", ".join(f"{cell.category} at {cell.concurrency}" for cell in real.found.uncounted)
     return [
         f"really run: plain and adaptive, {len(plan.categories)} categories x "
         f"{', '.join(map(str, plan.concurrencies))} at once x {drafts}, {plan.tokens} tokens a request; "
         f"every policy over the mix at {', '.join(map(str, plan.sampled))} at once; "
         f"{real.found.compared} outputs compared with plain decoding's",
         f"replayed, on what was recorded of these runs: {replayed}",
+        *([f"nothing counts of {uncounted}: some prompt is being read in every round"] if uncounted else []),
     ]
 
 

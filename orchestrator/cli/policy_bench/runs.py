@@ -128,11 +128,12 @@ def counted(loop: DecodeLoop, submits: Sequence[Submit], load: Load, advanced: C
                 raise BenchError(f"request {submit.request_id}: {refused.message}")
             found.outputs[submit.request_id] = []
             running += 1
+        full = running == due  # also where some of them wait for KV blocks
         began_s = time.perf_counter()
         done = loop.run_round()
         end_s = time.perf_counter()
         seen = _seen(found, prompts, done)
-        if seen is not None and (len(load) > 1 or seen.sequences == due):
+        if seen is not None and (len(load) > 1 or full):
             found.rounds.append(
                 seen._replace(
                     end_s=end_s - started_s, ms=MS_PER_S * (end_s - began_s), changed=done.rows != rows_before

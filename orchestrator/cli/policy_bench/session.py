@@ -102,9 +102,11 @@ class Plan:
 
 @dataclass(slots=True)
 class Found:
-    """What came of a session. `mismatches`: outputs that differ from plain decoding's."""
+    """What came of a session. `uncounted`: cells in which no round of some arm counts, since prompts are so long that
+    there is always one being read. `mismatches`: outputs that differ from plain decoding's."""
 
     visits: dict[tuple[Cell, Arm], list[Visit]] = field(default_factory=dict)
+    uncounted: list[Cell] = field(default_factory=list)
     compared: int = 0
     mismatches: list[str] = field(default_factory=list)
     timed: dict[Arm, Timed] = field(default_factory=dict)
@@ -112,6 +114,11 @@ class Found:
     def rate(self, cell: Cell, arm: Arm) -> float:
         """Return tokens/s: the median of the visits'."""
         return statistics.median(visit.tokens_per_s for visit in self.visits[cell, arm])
+
+    def leave_out_uncounted(self) -> None:
+        """Forget the visits to cells of which there is nothing to say."""
+        self.uncounted = list(dict.fromkeys(cell for cell, arm in self.visits if not self.rate(cell, arm)))
+        self.visits = {key: found for key, found in self.visits.items() if key[0] not in self.uncounted}
 
     def ratio(self, cell: Cell, arm: Arm) -> float:
         """Return tokens/s over plain decoding's."""
@@ -155,6 +162,7 @@ class Session:
         self._random.shuffle(cells)
         for cell in cells:
             self._visit(cell, self._cells[cell])
+        self.found.leave_out_uncounted()
         for _ in range(_AGAIN):
             for cell, arm in self._doubtful():
                 self._visit(cell, [Arm(PLAIN), arm])
