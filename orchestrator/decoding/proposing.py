@@ -25,22 +25,20 @@ _WATCHED = 4
 
 
 class _Outcome(NamedTuple):
-    """What became of a place: drafts accepted, tokens committed, and what all of its draft could be compared with."""
+    """What became of a place's draft: tokens accepted, and what all of it could be compared with."""
 
     accepted: int = 0
-    taken: int = 0
     verdict: Verdict = Verdict()
 
 
 _NO_OUTCOME = _Outcome()
-_NO_VERDICT = Verdict()
 _NO_PROPOSAL = Proposal()
 
 
 @dataclass(slots=True)
 class _Open:
     """A round whose forward runs. `drafts` as they were proposed, also where fewer tokens are verified. `index`: where
-    each sequence stands in it."""
+    each sequence stands in it. `outcomes`: of those that had a draft. `tokens` that were committed."""
 
     now: Round
     drafts: list[Draft]
@@ -48,6 +46,7 @@ class _Open:
     depths: list[int]
     index: dict[str, int]
     outcomes: dict[str, _Outcome] = field(default_factory=dict)
+    tokens: int = 0
     ended: list[str] = field(default_factory=list)
 
 
@@ -98,12 +97,16 @@ class Proposing:
             return
         now = self._round_of(parts, deciding, room, row_price)
         asked = self._policy.asked(now)
-        drafts = self._drafts(parts, deciding, now, self._asks(now, asked, cost, last_ms))
-        proposals = [
-            Proposal(len(draft.tokens), draft.confidences, any(draft.proposals)) if draft.tokens else _NO_PROPOSAL
-            for draft in drafts
-        ]
-        self._drafting_rounds += any(asked.limits)
+        if any(asked.limits) or any(part.session.rules is not None for part in deciding):
+            self._drafting_rounds += 1
+            drafts = self._drafts(parts, deciding, now, self._asks(now, asked, cost, last_ms))
+            proposals = [
+                Proposal(len(draft.tokens), draft.confidences, any(draft.proposals)) if draft.tokens else _NO_PROPOSAL
+                for draft in drafts
+            ]
+        else:
+            self._drafter.propose([])
+            drafts, proposals = [NOTHING] * len(deciding), [_NO_PROPOSAL] * len(deciding)
         depths = _within_room(now, self._policy.decided(now, proposals))
         for part, draft, depth in zip(deciding, drafts, depths, strict=True):
             part.session.draft = _filled_up(part.session, draft.cut(depth), depth) if depth else NOTHING
@@ -179,12 +182,15 @@ class Proposing:
         """The verdict on a session's draft: so many of its tokens were accepted, and these were committed."""
         self._drafter.extend(session.key, taken)
         if self._open is not None:
+            self._open.tokens += len(taken)
             index = self._open.index[session.key]
             draft = self._open.drafts[index]
-            verdict = _compared(session, draft, accepted, taken) if draft.tokens else _NO_VERDICT
-            self._open.outcomes[session.key] = _Outcome(accepted, len(taken), verdict)
+            if not draft.tokens and not session.draft.tokens:
+                return
+            verdict = _compared(session, draft, accepted, taken)
+            self._open.outcomes[session.key] = _Outcome(accepted, verdict)
             every = 1 + (len(self._open.now.places) - 1) // _WATCHED
-            if draft.tokens and index % every == self._drafting_rounds % every:
+            if index % every == self._drafting_rounds % every:
                 right, verified = max(accepted, verdict.accepted), len(session.draft.tokens)
                 self._watch.add(session.submit, draft, verified, right, verdict.compared)
 
@@ -193,7 +199,9 @@ class Proposing:
         done, self._open = self._open, None
         if done is None:
             return
-        outcomes = [done.outcomes.get(place.key, _NO_OUTCOME) for place in done.now.places]
+        outcomes = [_NO_OUTCOME] * len(done.depths)
+        for key, outcome in done.outcomes.items():
+            outcomes[done.index[key]] = outcome
         times = Times(verify_ms, draft_ms) if done.now.filling_rows == 0 and verify_ms > 0.0 else None
         self._policy.observed(
             done.now,
@@ -203,7 +211,7 @@ class Proposing:
                 [outcome.accepted for outcome in outcomes],
                 [outcome.verdict for outcome in outcomes],
                 times,
-                sum(outcome.taken for outcome in outcomes),
+                done.tokens,
             ),
         )
         for key in done.ended:

@@ -16,8 +16,9 @@ Mixes = Mapping[tuple[int | str, str], Mapping[str, Replay]]
 FORMULAS = {
     "tokens_per_s": "tokens / seconds of rounds that only decode while all places are taken, drafting and policy "
     "included; of several visits the median",
-    "worst_vs_plain": "least adaptive / plain tokens/s over categories, concurrencies and kinds of drafters; cells "
-    "below 0.97 are run again, twice; of a replay alone, the replayed one",
+    "worst_vs_plain": "least adaptive / plain tokens/s over categories, concurrencies and kinds of drafters, each "
+    "beside plain in the same turn; the worst cells below 0.97 are run again, twice, and the median counts; of a "
+    "replay alone, the replayed one",
     "vs_hindsight": "replayed: time for a token with the best fixed depth of each request / adaptive's, over the whole "
     "mix: all categories, concurrencies and kinds of drafters",
     "vs_hill_climber": "replayed: the hill-climber's time for a token / adaptive's over all categories and kinds of "

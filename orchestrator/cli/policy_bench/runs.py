@@ -49,8 +49,9 @@ class RoundSeen(NamedTuple):
 
 @dataclass(slots=True)
 class Visit:
-    """What a visit came to."""
+    """What a visit came to. `turn`: all arms of a cell are visited in one turn, one after the other."""
 
+    turn: int = 0
     outputs: dict[str, list[int]] = field(default_factory=dict)
     rounds: list[RoundSeen] = field(default_factory=list)
 

@@ -37,8 +37,7 @@ def _print_cells(console: Console, rows: list[dict[str, Any]]) -> None:
     for load in loads:
         table.add_column(f"{load} at once", justify="right")
     for category in dict.fromkeys(row["category"] for row in rows):
-        cells = [_least(rows, category, load) for load in loads]
-        table.add_row(category, *(f"{cell:.2f}" for cell in cells))
+        table.add_row(category, *(_least(rows, category, load) for load in loads))
     console.print(table)
     table = Table(title="the same by drafter: mean, least (replayed least)")
     table.add_column("drafter")
@@ -57,11 +56,14 @@ def _print_cells(console: Console, rows: list[dict[str, Any]]) -> None:
         )
 
 
-def _least(rows: list[dict[str, Any]], category: str, load: int) -> float:
-    return min(float(row["ratio"]) for row in rows if (row["category"], row["concurrency"]) == (category, load))
+def _least(rows: list[dict[str, Any]], category: str, load: int) -> str:
+    ratios = [row["ratio"] for row in rows if (row["category"], row["concurrency"]) == (category, load)]
+    return f"{min(ratios):.2f}" if ratios else "-"
 
 
 def _by_kind(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "-"
     ratios = [row["ratio"] for row in rows]
     replayed = min(row["replayed_ratio"] for row in rows)
     return f"{sum(ratios) / len(ratios):.2f}, {min(ratios):.2f} ({replayed:.2f})"
