@@ -27,7 +27,7 @@ async def test_status_before_the_first_worker():
     assert found["ready"] is found["gauges"] is None
     assert found["acceptance"] == {"default": "rejection", "tolerance_allowed": False}
     assert found["totals"]["acceptance_rate"] is found["totals"]["mean_acceptance_length"] is None
-    assert found["speculation"] == {"bounds": None, "engines": [], "sessions": []}
+    assert found["speculation"] == {"bounds": None, "canary_bounds": None, "engines": [], "sessions": []}
 
 
 async def test_status_of_a_running_worker():

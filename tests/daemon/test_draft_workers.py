@@ -23,7 +23,7 @@ ASK: dict[str, Any] = {
     "max_tokens": 300,
     "temperature": 0.8,
     "seed": 3,
-    "extra_body": {"ignore_eos": True},
+    "extra_body": {"ignore_eos": True, "speculative_config": {"num_speculative_tokens": 4}},
 }
 RUNTIMES = ["local", pytest.param("ray", marks=pytest.mark.ray)]
 

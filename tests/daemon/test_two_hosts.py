@@ -27,7 +27,7 @@ def test_a_cable_cut_or_a_draft_hung_in_a_stream_costs_no_token(tmp_path: Path, 
 
 def draft_over_the_cable(directory: Path, hosts: Hosts, expected: str) -> None:
     extra = own(overlap="always", answer_timeout_s=0.5, host=hosts.far_ip)
-    config = configuration(directory, script="base_ms=4", runtime="ray", extra=extra)
+    config = configuration(directory, script="base_ms=8", runtime="ray", extra=extra)
     config.write_text(config.read_text().replace("runtime: ray", f"runtime: ray, address: '{hosts.address}'"))
     with running(config) as daemon:
         until(lambda: draft_of(daemon)["phase"] == "ready", 60)
