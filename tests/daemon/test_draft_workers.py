@@ -43,7 +43,7 @@ def draft_of(daemon: Daemon) -> dict[str, Any]:
     return found
 
 
-def until(happened: Callable[[], Any], seconds: float = 30.0) -> None:
+def until(happened: Callable[[], Any], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline
