@@ -85,7 +85,9 @@ def remote(door: Door | None = None, **limits: float) -> Iterator[tuple[RemoteDr
 def test_the_output_is_the_targets_and_drafts_are_accepted(expected, texts, resumes, wrong_every, running):
     inner = KnowingDrafter(texts, wrong_every=wrong_every)
     with in_a_thread(inner, resumes=resumes) as door, remote(door) as (drafter, _):
-        out, rounds = decode(loop_over(toy(script="base_ms=1"), drafter, running=running), REQUESTS)
+        out, rounds = decode(
+            loop_over(toy(script="base_ms=3"), drafter, running=running, policy=FixedDepth(12)), REQUESTS
+        )
         assert out == expected
         assert sum(done.accepted for done in rounds) > 100
         (state,) = drafter.states()

@@ -47,11 +47,11 @@ def test_forwards_are_measured_in_whatever_room_there_is(room):
 
 
 def test_a_few_forwards_tell_roughly_what_rows_cost():
-    found = quick_cost(toy("base_ms=4&row_ms=1"), SystemClock(), budget_s=1.0)
+    found = quick_cost(toy("base_ms=12&row_ms=3"), SystemClock(), budget_s=2.0)
     assert found is not None
-    assert found.ms(9) == pytest.approx(13.0, rel=0.5)
+    assert found.ms(9) == pytest.approx(39.0, rel=0.5)
     assert found.ms(1) < found.ms(5) < found.ms(9)
-    assert found.changing_ms < 3.0
+    assert found.changing_ms < 9.0
     assert quick_cost(toy("base_ms=4"), SystemClock(), budget_s=0.0) is None, "no time, no figures"
 
 
