@@ -117,19 +117,17 @@ def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, contex
     tables, stale = (cost.table_ms, cost.row_ms, cost.least_ms), cost.stale + 1
     if stale >= REBUILD_EVERY:
         tables, stale = _tables(cost.fit, tuple(knots), len(cost.table_ms) - 1), 0
-    return MeasuredCost(
-        *(
-            cost.fit,
-            *tables,
-            cost.uneven,
-            tuple(knots),
-            log_scale,
-            exp(log_scale),
-            cost.seen + 1,
-            stale,
-            clipped,
-            latest,
-        )
+    return cost._replace(
+        table_ms=tables[0],
+        row_ms=tables[1],
+        least_ms=tables[2],
+        log_of_knot=tuple(knots),
+        log_scale=log_scale,
+        scale=exp(log_scale),
+        seen=cost.seen + 1,
+        stale=stale,
+        clipped=clipped,
+        latest=latest,
     )
 
 

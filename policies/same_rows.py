@@ -18,9 +18,8 @@ _CLIP = 0.5  # of what is expected: a round in which something else ran teaches 
 
 class SameRows(NamedTuple):
     """`last`: rows of the last forward, `last_base` those of them without drafts; 0 where there was none or where it
-    prefilled. `changed_ms`, `same_ms`: how much
-    longer than expected forwards take behind one of another number of rows, and of the same. `given_up`: tokens, since
-    the last change."""
+    prefilled. `changed_ms`, `same_ms`: how much longer than expected forwards take behind one of another number of
+    rows, and of the same. `given_up`: tokens, since the last change."""
 
     last: int = 0
     changed_ms: float = 0.0
