@@ -105,8 +105,12 @@ def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, contex
     residual = min(max(residual, -CLIP), CLIP)
     clipped = cost.clipped + _LATEST_WEIGHT * (residual - cost.clipped)
     if abs(clipped) > _TURNED * CLIP:
-        log_scale = cost.log_scale + latest / _TURNED  # the means began at 0
-        return cost._replace(log_scale=log_scale, scale=exp(log_scale), seen=cost.seen + 1, clipped=0.0, latest=0.0)
+        tables = _tables(cost.fit, cost.log_of_knot, len(cost.table_ms) - 1)  # what knots learned meanwhile is in it
+        built = cost._replace(table_ms=tables[0], row_ms=tables[1], least_ms=tables[2], stale=0)
+        turn = latest * CLIP / abs(clipped)  # both means began at 0
+        known = log(built.ms(rows, sequences, context_tokens) / cost.ms(rows, sequences, context_tokens))
+        log_scale = cost.log_scale + turn - known
+        return built._replace(log_scale=log_scale, scale=exp(log_scale), seen=cost.seen + 1, clipped=0.0, latest=0.0)
     log_scale = cost.log_scale + max(1.0 / (cost.seen + 1), _LEAST_WEIGHT) * residual
     each = rows / sequences if cost.fit.serial else rows
     place = min(log2(max(each, 1)), KNOTS - 1.0)
