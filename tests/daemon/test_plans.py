@@ -15,7 +15,7 @@ from device_profiles.store import ProfileStore
 from orchestrator.cli.daemon_socket import ask
 from policies.seeds import COLD_DEPTH
 from tests.daemon.test_draft_workers import until
-from tests.support.daemon import Daemon, asked_url, configuration, outrider_process, running
+from tests.support.daemon import READY_WITHIN_S, Daemon, asked_url, configuration, outrider_process, running
 from tests.support.profiles import simulated_profiles
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 700, "temperature": 0.7, "seed": 4}
@@ -153,9 +153,12 @@ def test_a_plan_without_profiles_is_told_in_one_line(tmp_path, outrider):
 def probed_until_ready(admin: Path) -> list[tuple[dict[str, Any], httpx.Response]]:
     """What /health and /ready say from the first moment on."""
     seen: list[tuple[dict[str, Any], httpx.Response]] = []
+    deadline = time.monotonic() + READY_WITHIN_S
     while not (url := asked_url(admin)):
+        assert time.monotonic() < deadline
         time.sleep(0.02)
     while not seen or seen[-1][1].status_code != httpx.codes.OK:
+        assert time.monotonic() < deadline
         time.sleep(0.05)
         seen.append((httpx.get(f"{url}/health").json(), httpx.get(f"{url}/ready")))
     return seen
@@ -169,7 +172,8 @@ def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_
         with running(config) as daemon:
             assert daemon.status()["ready"]["device"] == "SIM"
             assert "profile simulated SIM, target (1 of 1)" in config.with_suffix(".log").read_text()
-        measuring = [one for one in probing.result() if "profile simulated SIM, target (1 of 1): " in one[0]["detail"]]
+            probes = probing.result(60.0)
+        measuring = [one for one in probes if "profile simulated SIM, target (1 of 1): " in one[0]["detail"]]
     assert len({health["detail"] for health, _ in measuring}) > 2, "it says how far it is"
     assert {health["phase"] for health, _ in measuring} == {"starting"}
     assert {ready.status_code for _, ready in measuring} == {httpx.codes.SERVICE_UNAVAILABLE}
