@@ -16,7 +16,7 @@ from orchestrator.cli.policy_bench.recorder import recorded
 from orchestrator.cli.policy_bench.recording import Recording, load, save
 from orchestrator.cli.policy_bench.recovery import recovery
 from orchestrator.cli.policy_bench.requests import requests_of
-from orchestrator.cli.policy_bench.runs import Runner
+from orchestrator.cli.policy_bench.runs import Runner, alone
 from orchestrator.cluster.port import Sampling
 from orchestrator.drafting.port import Ask
 from policies.replay.recorded import Costs
@@ -70,7 +70,7 @@ def test_it_runs_compares_records_and_replays_alone(outrider, config, tmp_path):
     assert {(row["concurrency"], row["drafter"]) for row in found["cells"]} == {(n, k) for n in (1, 2) for k in KINDS}
     assert found["summary"]["worst_vs_plain"] == min(row["ratio"] for row in found["cells"])
     policies = {row["policy"] for row in found["sample"] if row["concurrency"] == 2}
-    assert {"plain", "control", "adaptive", "fixed-1", "fixed-8", "hill-climber", "batch-table"} <= policies
+    assert {"control", "adaptive", "fixed-1", "fixed-8", "hill-climber", "batch-table"} <= policies
     drawn = {path.name for path in (tmp_path / "plots").iterdir()}
     assert {"recovery.png", "real-load-steps-good.png", "replayed-load-steps-good.png"} <= drawn
     code, shown, errors = outrider("bench", "policy", "--replay", record, "--json", again)
@@ -104,7 +104,7 @@ def test_a_plain_replay_makes_the_tokens_of_a_plain_run(target, requests):
     submits = requests.all()
     runner = Runner(loaded, options, lambda tokens: None)
     runner.read(submits)
-    visit = runner.visit(submits, [(0, 1)], None, None)
+    visit = alone(runner.begin(submits, [(0, 1)]))
     kinds = recorded(submits, visit.outputs, options, loaded, lambda: None)
     for kind in KINDS:
         played = replay(
@@ -114,7 +114,7 @@ def test_a_plain_replay_makes_the_tokens_of_a_plain_run(target, requests):
         assert len(played.steps) == len(visit.rounds)
     # A real round at a fixed depth accepts what the recording says is right. One request: nothing is remembered yet.
     timed = Timed(policy_of("fixed-4", COSTS, COSTS.forward))
-    real = runner.visit(submits[:1], [(0, 1)], Drafters(options, loaded).of("good"), timed)
+    real = alone(runner.begin(submits[:1], [(0, 1)], Drafters(options, loaded).of("good"), timed))
     played = replay(
         kinds["good"][:1], policy_of("fixed-4", COSTS, COSTS.forward), COSTS, concurrency=1, most=options.max_depth
     )

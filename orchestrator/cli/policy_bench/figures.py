@@ -15,10 +15,10 @@ from policies.replay.run import Replay
 Mixes = Mapping[tuple[int | str, str], Mapping[str, Replay]]
 FORMULAS = {
     "tokens_per_s": "tokens / seconds of rounds that only decode while all places are taken, drafting and policy "
-    "included; of several visits the median",
-    "worst_vs_plain": "least adaptive / plain tokens/s over categories, concurrencies and kinds of drafters, each "
-    "beside plain in the same turn; the worst cells below 0.97 are run again, twice, and the median counts; of a "
-    "replay alone, the replayed one",
+    "included",
+    "worst_vs_plain": "least adaptive / plain tokens/s over categories, concurrencies and kinds of drafters, the two "
+    "in turns of at most a fifth of a second; the worst cells below 0.97 are run again, twice, and the median ratio "
+    "counts; of a replay alone, the replayed one",
     "vs_hindsight": "replayed: time for a token with the best fixed depth of each request / adaptive's, over the whole "
     "mix: all categories, concurrencies and kinds of drafters",
     "vs_hill_climber": "replayed: the hill-climber's time for a token / adaptive's over all categories and kinds of "
@@ -45,22 +45,30 @@ def cell_rows(found: Found, replayed: Mapping[tuple[str, int, str], float]) -> l
             "category": cell.category,
             "concurrency": cell.concurrency,
             "drafter": arm.kind,
-            "plain_tokens_per_s": found.rate(cell, Arm(PLAIN)),
-            "adaptive_tokens_per_s": found.rate(cell, arm),
-            "ratio": found.ratio(cell, arm),
-            "first_ratio": found.visits[cell, arm][0].tokens_per_s / found.visits[cell, Arm(PLAIN)][0].tokens_per_s,
+            **_pair_values(found, cell, arm),
             "replayed_ratio": replayed.get((cell.category, cell.concurrency, arm.kind)),
-            "visits": len(found.visits[cell, arm]),
-            "acceptance_rate": found.visits[cell, arm][0].acceptance,
-            "mean_depth": found.visits[cell, arm][0].mean_depth,
         }
         for cell, arm in adaptive_cells(found)
     ]
 
 
+def _pair_values(found: Found, cell: Cell, arm: Arm) -> dict[str, Any]:
+    """Return what a policy came to beside plain decoding; but for the ratio, the first time that it ran."""
+    pairs = found.pairs[cell, arm]
+    first = pairs[0]
+    return {
+        "plain_tokens_per_s": first.plain.tokens_per_s,
+        "tokens_per_s": first.own.tokens_per_s,
+        "ratio": found.ratio(cell, arm),
+        "ratios": [pair.ratio for pair in pairs],
+        "acceptance_rate": first.own.acceptance,
+        "mean_depth": first.own.mean_depth,
+    }
+
+
 def control_ratios(found: Found) -> list[float]:
-    """Return second over first plain runs: what the machine alone makes of the same work."""
-    return [found.ratio(cell, arm) for cell, arm in found.visits if arm.policy == CONTROL]
+    """Return plain over plain runs beside it: what the machine alone makes of the same work."""
+    return [found.ratio(cell, arm) for cell, arm in found.pairs if arm.policy == CONTROL]
 
 
 def sample_rows(found: Found) -> list[dict[str, Any]]:
@@ -69,13 +77,10 @@ def sample_rows(found: Found) -> list[dict[str, Any]]:
         {
             "concurrency": STEPS if cell.steps else cell.concurrency,
             "policy": arm.policy,
-            "tokens_per_s": found.rate(cell, arm),
-            "vs_plain": found.ratio(cell, arm),
-            "acceptance_rate": found.visits[cell, arm][0].acceptance,
-            "mean_depth": found.visits[cell, arm][0].mean_depth,
+            **_pair_values(found, cell, arm),
         }
-        for cell, arm in sorted(found.visits, key=_by_load)
-        if cell.category == MIX
+        for cell, arm in sorted(found.pairs, key=_by_load)
+        if cell.category == MIX and arm.policy != KERNEL
     ]
 
 
@@ -85,15 +90,17 @@ def _by_load(place: tuple[Cell, Arm]) -> tuple[bool, int]:
 
 def exactness_rows(found: Found) -> list[dict[str, Any]]:
     """Return what plain decoding costs in either exactness class."""
+    firsts = [
+        (cell, found.pairs[cell, arm][0]) for cell, arm in sorted(found.pairs, key=_by_load) if arm.policy == KERNEL
+    ]
     return [
         {
             "concurrency": cell.concurrency,
-            "bit_tokens_per_s": found.rate(cell, Arm(PLAIN)),
-            "kernel_tokens_per_s": found.rate(cell, arm),
-            "bit_over_kernel": found.rate(cell, Arm(PLAIN)) / found.rate(cell, arm),
+            "bit_tokens_per_s": pair.plain.tokens_per_s,
+            "kernel_tokens_per_s": pair.own.tokens_per_s,
+            "bit_over_kernel": 1.0 / pair.ratio,
         }
-        for cell, arm in sorted(found.visits, key=_by_load)
-        if arm.policy == KERNEL
+        for cell, pair in firsts
     ]
 
 

@@ -73,22 +73,22 @@ def _replayed(name: str, found: Mapping[str, Replay]) -> Line:
 
 
 def _real(found: Found) -> list[Line]:
-    lines = []
-    for (cell, arm), visits in found.visits.items():
-        if cell.steps:
-            rounds = visits[0].rounds
-            lines.append(
-                Line(
-                    arm.policy,
-                    [one.end_s for one in rounds],
-                    [one.ms / 1000.0 for one in rounds],
-                    [one.sequences for one in rounds],
-                    [one.drafted for one in rounds],
-                    [one.accepted for one in rounds],
-                    [one.tokens for one in rounds],
-                )
-            )
-    return lines
+    pairs = {arm.policy: pairs[0] for (cell, arm), pairs in found.pairs.items() if cell.steps}
+    runs = {policy: pair.own for policy, pair in pairs.items()}
+    if pairs:
+        runs[PLAIN] = pairs[ADAPTIVE].plain
+    return [
+        Line(
+            policy,
+            [one.end_s for one in visit.rounds],
+            [one.ms / 1000.0 for one in visit.rounds],
+            [one.sequences for one in visit.rounds],
+            [one.drafted for one in visit.rounds],
+            [one.accepted for one in visit.rounds],
+            [one.tokens for one in visit.rounds],
+        )
+        for policy, visit in runs.items()
+    ]
 
 
 def _course(path: Path, title: str, lines: Sequence[Line]) -> Path:

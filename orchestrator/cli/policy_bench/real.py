@@ -14,12 +14,12 @@ from device_profiles.cost import StepCost
 from orchestrator.bootstrap import EngineOptions, Target, first_cost, load_target, load_tokenizer
 from orchestrator.cli.bench_decode import environment_of
 from orchestrator.cli.bench_prompts import PromptText
-from orchestrator.cli.policy_bench.arms import ADAPTIVE, PLAIN
+from orchestrator.cli.policy_bench.arms import ADAPTIVE
 from orchestrator.cli.policy_bench.recorder import measured_costs, recorded, with_rounds
 from orchestrator.cli.policy_bench.recording import Recording
 from orchestrator.cli.policy_bench.requests import MIX, Requests, requests_of
-from orchestrator.cli.policy_bench.runs import RoundSeen, Runner
-from orchestrator.cli.policy_bench.session import Found, Plan, Session
+from orchestrator.cli.policy_bench.runs import Runner
+from orchestrator.cli.policy_bench.session import Arm, Found, Plan, Session
 from orchestrator.clock import SystemClock
 from policies.replay.recorded import Costs
 
@@ -38,7 +38,7 @@ def measured(options: EngineOptions, texts: Sequence[PromptText], plan: Plan, co
     with ExitStack() as stack:
         bar = stack.enter_context(_progress())
         told = _staged(bar)
-        target = _loaded(stack, options, told)
+        plain, target = (_loaded(stack, options, told) for _ in range(2))
         kernel = None
         if target.model.capabilities.exactness.value == "bit":
             kernel = _loaded(stack, options.with_model(exactness="kernel"), told)
@@ -47,8 +47,10 @@ def measured(options: EngineOptions, texts: Sequence[PromptText], plan: Plan, co
         requests = requests_of(
             texts, plan.categories, load_tokenizer(target.tokenizer_dir), count=plan.requests, max_tokens=plan.tokens
         )
-        found = _visited(bar, plan, requests, target, kernel, options, costs, known)
-        costs = with_rounds(costs, _rounds(found, PLAIN), _rounds(found, ADAPTIVE))
+        targets = [plain, target] if kernel is None else [plain, target, kernel]
+        found = _visited(bar, plan, requests, targets, options, costs, known)
+        visits = [pair for (_, arm), pairs in found.pairs.items() if arm == Arm(ADAPTIVE, "good") for pair in pairs]
+        costs = with_rounds(costs, *([one for pair in visits for one in pair[side].rounds] for side in range(2)))
         return Real(plan, found, _recorded(bar, plan, requests, found, options, target, costs, known))
 
 
@@ -77,12 +79,12 @@ def _visited(
     bar: Progress,
     plan: Plan,
     requests: Requests,
-    target: Target,
-    kernel: Target | None,
+    targets: Sequence[Target],
     options: EngineOptions,
     costs: Costs,
     known: StepCost,
 ) -> Found:
+    """`targets`: see Session; two copies, and perhaps one of the other exactness class."""
     task = bar.add_task("running", total=1.0)
     done_weight, size, began_s = 0.0, 0.0, bar.get_time()
     expected_tokens = 1
@@ -100,28 +102,10 @@ def _visited(
     def advanced(tokens: int) -> None:
         bar.advance(task, size * tokens / expected_tokens)
 
-    session = Session(
-        plan,
-        requests,
-        Runner(target, options, advanced),
-        Runner(kernel, options, advanced) if kernel is not None else None,
-        options,
-        costs,
-        known,
-        told,
-    )
+    plain, runner, *kernel = (Runner(target, options, advanced) for target in targets)
+    session = Session(plan, requests, plain, runner, kernel[0] if kernel else None, options, costs, known, told)
     bar.update(task, total=session.total)
     return session.run()
-
-
-def _rounds(found: Found, policy: str) -> list[RoundSeen]:
-    return [
-        one
-        for (_, arm), visits in found.visits.items()
-        if arm.policy == policy and arm.kind in ("", "good")
-        for visit in visits
-        for one in visit.rounds
-    ]
 
 
 def _recorded(
@@ -135,9 +119,9 @@ def _recorded(
     known: StepCost,
 ) -> Recording:
     outputs: dict[str, list[int]] = {}
-    for (cell, arm), visits in found.visits.items():
-        if arm.policy == PLAIN and cell.category != MIX:
-            for key, tokens in visits[0].outputs.items():
+    for (cell, _), pairs in found.pairs.items():
+        if cell.category != MIX:
+            for key, tokens in pairs[0].plain.outputs.items():
                 outputs[key] = max(outputs.get(key, []), tokens, key=len)
     submits = requests.all()
     task = bar.add_task("recording drafts", total=len(submits))

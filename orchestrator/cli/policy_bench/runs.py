@@ -1,10 +1,14 @@
-"""One visit: requests decoded under one arm, counted round by round.
+"""Visits: requests decoded under one arm, counted round by round; two of them beside each other.
 
 Prompts are read before, by a pass that is not counted, so that every arm begins with them in the target's prefix cache;
 rounds that still compute prompt tokens are not counted either, neither their tokens nor their time. At a steady load
 requests take each other's places, and counted is what is decoded while all places are taken: where a batch runs dry,
 its slowest request decides how long it takes, whatever is gained by the others. The first requests get fewer tokens,
 each another number, so that they do not end together.
+
+A machine's pace wanders by a tenth from one second to the next. So what is compared is decoded in turns, of 16
+rounds or a fifth of a second, on two copies of the target: both see the same machine, and neither sees the other's
+numbers of rows.
 """
 
 from __future__ import annotations
@@ -20,20 +24,21 @@ import msgspec
 from device_profiles.units import MS_PER_S
 from orchestrator.bootstrap import EngineOptions, Target, build_loop
 from orchestrator.cli.bench_prompts import BenchError
-from orchestrator.cli.policy_bench.arms import Timed
 from orchestrator.cluster.port import Round, Submit
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
 from policies.depth_policy import DepthPolicy
 
+_SLICE_S = 0.2
+_SLICE_ROUNDS = 16
 Load = Sequence[tuple[int, int]]
 """From so many output tokens on, so many requests at once: ascending, from 0."""
 
 
 class RoundSeen(NamedTuple):
-    """A round that only decoded. `end_s` from the visit's start; `rows` as they are charged for; `context_tokens` that
-    its sequences held on average; of its `ms`, drafting and the policy took `draft_ms`. `changed`: the round before had
-    another number of rows."""
+    """A round that only decoded. `end_s`: the visit's own time until then; `rows` as they are charged for;
+    `context_tokens` that its sequences held on average; of its `ms`, drafting and the policy took `draft_ms`.
+    `changed`: the round before had another number of rows."""
 
     end_s: float
     ms: float
@@ -49,9 +54,8 @@ class RoundSeen(NamedTuple):
 
 @dataclass(slots=True)
 class Visit:
-    """What a visit came to. `turn`: all arms of a cell are visited in one turn, one after the other."""
+    """What a visit came to."""
 
-    turn: int = 0
     outputs: dict[str, list[int]] = field(default_factory=dict)
     rounds: list[RoundSeen] = field(default_factory=list)
 
@@ -88,22 +92,18 @@ class Runner:
     def read(self, submits: Sequence[Submit]) -> None:
         """Read prompts, so that they are in the prefix cache."""
         first = [msgspec.structs.replace(submit, max_tokens=1) for submit in submits]
-        counted(self._loop(None, None), first, [(0, len(first))], lambda tokens: None)
+        loop = build_loop(self.target, self._options, None, None)
+        alone(Visiting(loop, None, first, [(0, len(first))], lambda tokens: None))
 
-    def visit(
-        self, submits: Sequence[Submit], load: Load, drafter: Drafter | None, policy: DepthPolicy | Timed | None
-    ) -> Visit:
-        """Decode requests, plainly without a drafter: at a load that steps to their ends, at a steady one while all
-        places are taken. Raises BenchError for one that is refused."""
+    def begin(
+        self, submits: Sequence[Submit], load: Load, drafter: Drafter | None = None, policy: DepthPolicy | None = None
+    ) -> Visiting:
+        """Return a visit that is still to be made, plain without a drafter: at a load that steps to the requests' ends,
+        at a steady one while all places are taken."""
         if len(load) == 1:
             submits = _staggered(submits, load[0][1])
-        found = counted(self._loop(drafter, policy), submits, load, self._advanced)
-        if drafter is not None:
-            drafter.close()
-        return found
-
-    def _loop(self, drafter: Drafter | None, policy: DepthPolicy | None) -> DecodeLoop:
-        return build_loop(self.target, self._options, drafter, policy)
+        loop = build_loop(self.target, self._options, drafter, policy)
+        return Visiting(loop, drafter, submits, load, self._advanced)
 
 
 def _staggered(submits: Sequence[Submit], count: int) -> list[Submit]:
@@ -114,44 +114,95 @@ def _staggered(submits: Sequence[Submit], count: int) -> list[Submit]:
     return [*first, *submits[count:]]
 
 
-def counted(loop: DecodeLoop, submits: Sequence[Submit], load: Load, advanced: Callable[[int], None]) -> Visit:
-    """Decode requests in order, as many at once as are due; see the module."""
-    waiting, found = deque(submits), Visit()
-    prompts = {submit.request_id: len(submit.prompt) for submit in submits}
-    made = running = rows_before = 0
-    started_s = time.perf_counter()
-    while waiting or running:
-        due = [count for tokens, count in load if tokens <= made][-1]
-        while waiting and running < due:
-            submit = waiting.popleft()
-            refused = loop.submit(submit)
-            if refused is not None:
-                raise BenchError(f"request {submit.request_id}: {refused.message}")
-            found.outputs[submit.request_id] = []
-            running += 1
-        full = running == due  # also where some of them wait for KV blocks
+class Visiting:
+    """A visit under way: requests in order, as many at once as are due; see the module."""
+
+    def __init__(
+        self,
+        loop: DecodeLoop,
+        drafter: Drafter | None,
+        submits: Sequence[Submit],
+        load: Load,
+        advanced: Callable[[int], None],
+    ) -> None:
+        self._loop, self._drafter, self._load, self._advanced = loop, drafter, load, advanced
+        self._waiting = deque(submits)
+        self._prompts = {submit.request_id: len(submit.prompt) for submit in submits}
+        self._made = self._running = self._rows_before = 0
+        self._busy_s = 0.0
+        self.visit = Visit()
+
+    @property
+    def steady(self) -> bool:
+        """Whether the load is the same throughout."""
+        return len(self._load) == 1
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left that counts."""
+        return not self._waiting and (self._running < self._due() if self.steady else not self._running)
+
+    def _due(self) -> int:
+        return [count for tokens, count in self._load if tokens <= self._made][-1]
+
+    def round(self, *, counts: bool = True) -> None:
+        """Run one round. Raises BenchError for a request that is refused."""
+        due = self._due()
+        while self._waiting and self._running < due:
+            self._submit(self._waiting.popleft())
+        full = self._running == due  # also where some of them wait for KV blocks
         began_s = time.perf_counter()
-        done = loop.run_round()
-        end_s = time.perf_counter()
-        seen = _seen(found, prompts, done)
-        if seen is not None and (len(load) > 1 or full):
-            found.rounds.append(
-                seen._replace(
-                    end_s=end_s - started_s, ms=MS_PER_S * (end_s - began_s), changed=done.rows != rows_before
-                )
-            )
-        rows_before = done.rows
+        done = self._loop.run_round()
+        took_s = time.perf_counter() - began_s
+        self._busy_s += took_s
+        seen = _seen(self.visit, self._prompts, done)
+        if seen is not None and counts and (full or not self.steady):
+            changed = done.rows != self._rows_before
+            self.visit.rounds.append(seen._replace(end_s=self._busy_s, ms=MS_PER_S * took_s, changed=changed))
+        self._rows_before = done.rows
         for delta in done.deltas:
-            found.outputs[delta.request_id] += delta.tokens
+            self.visit.outputs[delta.request_id] += delta.tokens
         tokens = sum(len(delta.tokens) for delta in done.deltas)
-        made += tokens
-        running -= sum(bool(delta.finish) for delta in done.deltas)
-        advanced(tokens)
-        if len(load) == 1 and not waiting and running < due:
-            break
-    for key in found.outputs:
-        loop.cancel(key)  # those that ended are not known any more
-    return found
+        self._made += tokens
+        self._running -= sum(bool(delta.finish) for delta in done.deltas)
+        self._advanced(tokens)
+
+    def _submit(self, submit: Submit) -> None:
+        refused = self._loop.submit(submit)
+        if refused is not None:
+            raise BenchError(f"request {submit.request_id}: {refused.message}")
+        self.visit.outputs[submit.request_id] = []
+        self._running += 1
+
+    def close(self) -> None:
+        """Give up what still runs."""
+        for key in self.visit.outputs:
+            self._loop.cancel(key)  # those that ended are not known any more
+        if self._drafter is not None:
+            self._drafter.close()
+
+
+def alone(visiting: Visiting) -> Visit:
+    """Make a visit."""
+    while not visiting.over:
+        visiting.round()
+    visiting.close()
+    return visiting.visit
+
+
+def side_by_side(both: Sequence[Visiting]) -> None:
+    """Make two visits in turns. Once one is over the other goes on, and at a steady load that does not count."""
+    turn = 0
+    while not all(one.over for one in both):
+        one, other = both[turn % 2], both[1 - turn % 2]
+        counts = not (other.over and one.steady)
+        until_s, rounds = time.perf_counter() + _SLICE_S, 0
+        while not one.over and rounds < _SLICE_ROUNDS and time.perf_counter() < until_s:
+            one.round(counts=counts)
+            rounds += 1
+        turn += 1
+    for one in both:
+        one.close()
 
 
 def _seen(found: Visit, prompts: Mapping[str, int], done: Round) -> RoundSeen | None:

@@ -1,19 +1,19 @@
-"""All visits, in random order within one session, and doubtful ones again."""
+"""All visits in random order, each beside plain decoding, and doubtful ones again."""
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from device_profiles.cost import StepCost
 from orchestrator.bootstrap import EngineOptions
-from orchestrator.cli.policy_bench.arms import ADAPTIVE, CLIMBER, CONTROL, FIXED, PLAIN, TABLE, Timed, policy_of
+from orchestrator.cli.policy_bench.arms import ADAPTIVE, CLIMBER, CONTROL, FIXED, TABLE, Timed, policy_of
 from orchestrator.cli.policy_bench.drafters import KINDS, Drafters
 from orchestrator.cli.policy_bench.requests import MIX, Requests
-from orchestrator.cli.policy_bench.runs import Load, Runner, Visit
+from orchestrator.cli.policy_bench.runs import Load, Runner, Visit, Visiting, side_by_side
 from orchestrator.cluster.port import Submit
 from policies.replay.recorded import Costs
 
@@ -80,24 +80,36 @@ class Plan:
         return [(1, 1), (some, some), (most, most + most // 4), (some, 2 * some), (1, 2)]
 
     def cells(self) -> dict[Cell, list[Arm]]:
-        """Return all cells with their arms."""
+        """Return all cells with the arms that run beside plain decoding."""
         adaptive = [Arm(ADAPTIVE, kind) for kind in KINDS]
         every = [Cell(category, count) for count in self.concurrencies for category in self.categories]
         found = {
-            cell: [Arm(PLAIN), *adaptive, *([Arm(CONTROL)] if number % _CONTROL_EVERY == 0 else [])]
+            cell: [*adaptive, *([Arm(CONTROL)] if number % _CONTROL_EVERY == 0 else [])]
             for number, cell in enumerate(every)
         }
         all_policies = [Arm(name, "good") for name in (ADAPTIVE, *FIXED, CLIMBER, TABLE)]
         for count in self.concurrencies:
             more = [Arm(CONTROL), *all_policies] if count in self.sampled else []
-            found[Cell(MIX, count)] = [Arm(PLAIN), Arm(KERNEL), *more]
-        found[Cell(MIX, max(self.concurrencies), steps=True)] = [Arm(PLAIN), *all_policies[:1], *all_policies[-2:]]
+            found[Cell(MIX, count)] = [Arm(KERNEL), *more]
+        found[Cell(MIX, max(self.concurrencies), steps=True)] = [*all_policies[:1], *all_policies[-2:]]
         return found
 
     def weight(self, cell: Cell) -> float:
         """Return roughly what a visit takes."""
         waves = self.count(cell) / cell.concurrency if cell.concurrency == 1 or cell.steps else 1.0
-        return waves * self.tokens * (_ROUND_MS + _SEQUENCE_MS * cell.concurrency)
+        return 2.0 * waves * self.tokens * (_ROUND_MS + _SEQUENCE_MS * cell.concurrency)
+
+
+class Pair(NamedTuple):
+    """A visit under some arm, and plain decoding beside it."""
+
+    plain: Visit
+    own: Visit
+
+    @property
+    def ratio(self) -> float:
+        """Its tokens/s over plain decoding's."""
+        return self.own.tokens_per_s / self.plain.tokens_per_s
 
 
 @dataclass(slots=True)
@@ -105,35 +117,33 @@ class Found:
     """What came of a session. `uncounted`: cells in which no round of some arm counts, since prompts are so long that
     there is always one being read. `mismatches`: outputs that differ from plain decoding's."""
 
-    visits: dict[tuple[Cell, Arm], list[Visit]] = field(default_factory=dict)
+    pairs: dict[tuple[Cell, Arm], list[Pair]] = field(default_factory=dict)
     uncounted: list[Cell] = field(default_factory=list)
     compared: int = 0
     mismatches: list[str] = field(default_factory=list)
     timed: dict[Arm, Timed] = field(default_factory=dict)
 
-    def rate(self, cell: Cell, arm: Arm) -> float:
-        """Return tokens/s: the median of the visits'."""
-        return statistics.median(visit.tokens_per_s for visit in self.visits[cell, arm])
-
     def leave_out_uncounted(self) -> None:
         """Forget the visits to cells of which there is nothing to say."""
-        self.uncounted = list(dict.fromkeys(cell for cell, arm in self.visits if not self.rate(cell, arm)))
-        self.visits = {key: found for key, found in self.visits.items() if key[0] not in self.uncounted}
+        silent = [cell for (cell, _), pairs in self.pairs.items() if not all(v.tokens for pair in pairs for v in pair)]
+        self.uncounted = list(dict.fromkeys(silent))
+        self.pairs = {key: pairs for key, pairs in self.pairs.items() if key[0] not in self.uncounted}
 
     def ratio(self, cell: Cell, arm: Arm) -> float:
-        """Return tokens/s over plain decoding's in the same pass; of several passes the median."""
-        plain = {visit.turn: visit.tokens_per_s for visit in self.visits[cell, Arm(PLAIN)]}
-        return statistics.median(visit.tokens_per_s / plain[visit.turn] for visit in self.visits[cell, arm])
+        """Return tokens/s over plain decoding's beside it; of several visits the median."""
+        return statistics.median(pair.ratio for pair in self.pairs[cell, arm])
 
 
 class Session:
-    """Runs a plan. `kernel`: a runner of the target in the other exactness class, None where there is none. `told`
-    hears what is done next, how large it is beside all of `total`, and how many tokens it makes at most."""
+    """Runs a plan. `plain` and `runner`: of two copies of the target, the former for plain decoding beside what is
+    compared with it. `kernel`: of the target in the other exactness class, None where there is none. `told` hears what
+    is done next, how large it is beside all of `total`, and how many tokens it makes at most."""
 
     def __init__(
         self,
         plan: Plan,
         requests: Requests,
+        plain: Runner,
         runner: Runner,
         kernel: Runner | None,
         options: EngineOptions,
@@ -142,7 +152,7 @@ class Session:
         told: Callable[[str, float, int], None],
     ) -> None:
         self._plan, self._requests, self._told = plan, requests, told
-        self._runner, self._kernel = runner, kernel
+        self._plain, self._runner, self._kernel = plain, runner, kernel
         self._options, self._costs, self._known = options, costs, known
         self._random = random.Random(plan.seed)  # noqa: S311  # an order, not a secret
         self._cells = {
@@ -150,7 +160,6 @@ class Session:
             for cell, arms in plan.cells().items()
         }
         self._drafters: dict[Arm, Drafters] = {}
-        self._turns = 0
         self.found = Found()
 
     @property
@@ -167,7 +176,7 @@ class Session:
         self.found.leave_out_uncounted()
         for _ in range(_AGAIN):
             for cell, arm in self._doubtful():
-                self._visit(cell, [Arm(PLAIN), arm])
+                self._visit(cell, [arm])
         return self.found
 
     def _doubtful(self) -> list[tuple[Cell, Arm]]:
@@ -177,46 +186,36 @@ class Session:
 
     def _visit(self, cell: Cell, arms: Sequence[Arm]) -> None:
         submits = self._requests.of(cell.category, self._plan.count(cell))
-        self._runner.read(submits)
+        for runner in (self._plain, self._runner):
+            runner.read(submits)
         if self._kernel is not None and Arm(KERNEL) in arms:
             self._kernel.read(submits)
-        outputs: dict[Arm, dict[str, list[int]]] = {}
-        self._turns += 1
-        for arm in self._in_random_order(arms):
-            self._told(_described(cell, arm), self._plan.weight(cell), self._plan.tokens * len(submits))
-            visit = self._run(cell, arm, submits)
-            visit.turn = self._turns
-            self.found.visits.setdefault((cell, arm), []).append(visit)
-            outputs[arm] = visit.outputs
-        self._compare(cell, outputs)
+        for arm in self._random.sample(arms, len(arms)):
+            self._told(_described(cell, arm), self._plan.weight(cell), 2 * self._plan.tokens * len(submits))
+            load = self._plan.load(cell)
+            both = [self._plain.begin(submits, load), self._begun(arm, submits, load)]
+            side_by_side(self._random.sample(both, 2))
+            pair = Pair(both[0].visit, both[1].visit)
+            self.found.pairs.setdefault((cell, arm), []).append(pair)
+            if arm.policy != KERNEL:  # another class may choose other tokens
+                self._compare(_described(cell, arm), pair)
 
-    def _in_random_order(self, arms: Sequence[Arm]) -> Iterator[Arm]:
-        order = list(arms)
-        self._random.shuffle(order)
-        yield from order
-
-    def _run(self, cell: Cell, arm: Arm, submits: Sequence[Submit]) -> Visit:
-        load = self._plan.load(cell)
+    def _begun(self, arm: Arm, submits: Sequence[Submit], load: Load) -> Visiting:
         if not arm.kind:
             runner = self._kernel if arm.policy == KERNEL and self._kernel is not None else self._runner
-            return runner.visit(submits, load, None, None)
+            return runner.begin(submits, load)
         timed = self.found.timed.get(arm)
         if timed is None:  # a policy lives as long as a server: it keeps what it learned
             timed = self.found.timed[arm] = Timed(policy_of(arm.policy, self._costs, self._known))
             self._drafters[arm] = Drafters(self._options, self._runner.target, seed=self._plan.seed)
-        return self._runner.visit(submits, load, self._drafters[arm].of(arm.kind), timed)
+        return self._runner.begin(submits, load, self._drafters[arm].of(arm.kind), timed)
 
-    def _compare(self, cell: Cell, outputs: dict[Arm, dict[str, list[int]]]) -> None:
-        plain = outputs[Arm(PLAIN)]
-        for arm, found in outputs.items():
-            if arm.policy in (PLAIN, KERNEL):  # another class may choose other tokens
-                continue
-            self.found.compared += len(found.keys() & plain.keys())
-            self.found.mismatches += [
-                f"{key}, {_described(cell, arm)}"
-                for key, tokens in found.items()
-                if key in plain and not _agree(tokens, plain[key])
-            ]
+    def _compare(self, described: str, pair: Pair) -> None:
+        plain, own = pair.plain.outputs, pair.own.outputs
+        self.found.compared += len(own.keys() & plain.keys())
+        self.found.mismatches += [
+            f"{key}, {described}" for key, tokens in own.items() if key in plain and not _agree(tokens, plain[key])
+        ]
 
 
 def _agree(left: Sequence[int], right: Sequence[int]) -> bool:
@@ -228,7 +227,7 @@ def _agree(left: Sequence[int], right: Sequence[int]) -> bool:
 def adaptive_cells(found: Found) -> list[tuple[Cell, Arm]]:
     """Return the cells of one category and one concurrency, with each adaptive arm."""
     return [
-        (cell, arm) for cell, arm in found.visits if arm.policy == ADAPTIVE and cell.category != MIX and not cell.steps
+        (cell, arm) for cell, arm in found.pairs if arm.policy == ADAPTIVE and cell.category != MIX and not cell.steps
     ]
 
 

@@ -49,9 +49,10 @@ def _print_cells(console: Console, rows: list[dict[str, Any]]) -> None:
         )
     console.print(table)
     for row in sorted(rows, key=lambda row: float(row["ratio"]))[:_WORST]:
+        seen = ", ".join(f"{ratio:.3f}" for ratio in row["ratios"])
         console.print(
-            f"{row['category']}, {row['concurrency']} at once, {row['drafter']}: {row['ratio']:.3f} in {row['visits']} "
-            f"visits (first {row['first_ratio']:.3f}, replayed {row['replayed_ratio']:.3f})",
+            f"{row['category']}, {row['concurrency']} at once, {row['drafter']}: {row['ratio']:.3f} (of {seen}; "
+            f"replayed {row['replayed_ratio']:.3f})",
             highlight=False,
         )
 
@@ -83,14 +84,14 @@ def _print_real(console: Console, result: dict[str, Any]) -> None:
             f"{row['kernel_tokens_per_s']:.1f} kernel: bit is {row['bit_over_kernel']:.2f} of kernel",
             highlight=False,
         )
-    rows = [row for row in result["sample"] if row["policy"] != "plain, kernel"]
+    rows = result["sample"]
     loads = list(dict.fromkeys(row["concurrency"] for row in rows))
     table = Table(title="real runs over the mix, good drafts: tokens/s / plain's")
     table.add_column("policy")
     for load in loads:
         table.add_column(_at_once(load), justify="right")
     for policy in dict.fromkeys(row["policy"] for row in rows):
-        known = {row["concurrency"]: row["vs_plain"] for row in rows if row["policy"] == policy}
+        known = {row["concurrency"]: row["ratio"] for row in rows if row["policy"] == policy}
         table.add_row(policy, *(f"{known[load]:.2f}" if load in known else "" for load in loads))
     console.print(table)
 
