@@ -15,6 +15,7 @@ from orchestrator.bootstrap import EngineOptions, Target, first_cost, load_targe
 from orchestrator.cli.bench_decode import environment_of
 from orchestrator.cli.bench_prompts import PromptText
 from orchestrator.cli.policy_bench.arms import ADAPTIVE
+from orchestrator.cli.policy_bench.halves import halves
 from orchestrator.cli.policy_bench.recorder import measured_costs, recorded, with_rounds
 from orchestrator.cli.policy_bench.recording import Recording
 from orchestrator.cli.policy_bench.requests import MIX, Requests, requests_of
@@ -38,7 +39,7 @@ def measured(options: EngineOptions, texts: Sequence[PromptText], plan: Plan, co
     with ExitStack() as stack:
         bar = stack.enter_context(_progress())
         told = _staged(bar)
-        plain, target = (_loaded(stack, options, told) for _ in range(2))
+        target = _loaded(stack, options, told, slots=2 * options.max_running)
         kernel = None
         if target.model.capabilities.exactness.value == "bit":
             kernel = _loaded(stack, options.with_model(exactness="kernel"), told)
@@ -47,7 +48,7 @@ def measured(options: EngineOptions, texts: Sequence[PromptText], plan: Plan, co
         requests = requests_of(
             texts, plan.categories, load_tokenizer(target.tokenizer_dir), count=plan.requests, max_tokens=plan.tokens
         )
-        targets = [plain, target] if kernel is None else [plain, target, kernel]
+        targets = [*halves(target, options.max_running), *([kernel] if kernel is not None else [])]
         found = _visited(bar, plan, requests, targets, options, costs, known)
         visits = [pair for (_, arm), pairs in found.pairs.items() if arm == Arm(ADAPTIVE, "good") for pair in pairs]
         costs = with_rounds(costs, *([one for pair in visits for one in pair[side].rounds] for side in range(2)))
@@ -69,8 +70,8 @@ def _staged(bar: Progress) -> Callable[[str, float], None]:
     return told
 
 
-def _loaded(stack: ExitStack, options: EngineOptions, told: Callable[[str, float], None]) -> Target:
-    target = load_target(options, told)
+def _loaded(stack: ExitStack, options: EngineOptions, told: Callable[[str, float], None], *, slots: int = 0) -> Target:
+    target = load_target(options, told, slots=slots)
     stack.callback(target.model.close)
     return target
 
@@ -84,7 +85,7 @@ def _visited(
     costs: Costs,
     known: StepCost,
 ) -> Found:
-    """`targets`: see Session; two copies, and perhaps one of the other exactness class."""
+    """`targets`: two halves, and perhaps one of the other exactness class."""
     task = bar.add_task("running", total=1.0)
     done_weight, size, began_s = 0.0, 0.0, bar.get_time()
     expected_tokens = 1

@@ -6,9 +6,9 @@ requests take each other's places, and counted is what is decoded while all plac
 its slowest request decides how long it takes, whatever is gained by the others. The first requests get fewer tokens,
 each another number, so that they do not end together.
 
-A machine's pace wanders by a tenth from one second to the next. So what is compared is decoded in turns, of 16
-rounds or a fifth of a second, on two copies of the target: both see the same machine, and neither sees the other's
-numbers of rows.
+A machine's pace wanders by a tenth from one second to the next. So what is compared is decoded in turns of a few
+rounds, on the halves of one target: both see the same machine. The first round of each turn does not count: it comes
+behind the other's number of rows.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
 from policies.depth_policy import DepthPolicy
 
-_SLICE_S = 0.2
-_SLICE_ROUNDS = 16
+_TURN_ROUNDS = 9
 Load = Sequence[tuple[int, int]]
 """From so many output tokens on, so many requests at once: ascending, from 0."""
 
@@ -191,15 +190,15 @@ def alone(visiting: Visiting) -> Visit:
 
 
 def side_by_side(both: Sequence[Visiting]) -> None:
-    """Make two visits in turns. Once one is over the other goes on, and at a steady load that does not count."""
+    """Make two visits in turns. Once one is over the other goes on, and at a steady load that does not count. Where the
+    load steps everything counts."""
     turn = 0
     while not all(one.over for one in both):
         one, other = both[turn % 2], both[1 - turn % 2]
         counts = not (other.over and one.steady)
-        until_s, rounds = time.perf_counter() + _SLICE_S, 0
-        while not one.over and rounds < _SLICE_ROUNDS and time.perf_counter() < until_s:
-            one.round(counts=counts)
-            rounds += 1
+        for number in range(_TURN_ROUNDS):
+            if not one.over:
+                one.round(counts=counts and (number > 0 or not one.steady))
         turn += 1
     for one in both:
         one.close()

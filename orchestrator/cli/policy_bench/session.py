@@ -135,7 +135,7 @@ class Found:
 
 
 class Session:
-    """Runs a plan. `plain` and `runner`: of two copies of the target, the former for plain decoding beside what is
+    """Runs a plan. `plain` and `runner`: of both halves of the target, the former for plain decoding beside what is
     compared with it. `kernel`: of the target in the other exactness class, None where there is none. `told` hears what
     is done next, how large it is beside all of `total`, and how many tokens it makes at most."""
 
@@ -186,8 +186,7 @@ class Session:
 
     def _visit(self, cell: Cell, arms: Sequence[Arm]) -> None:
         submits = self._requests.of(cell.category, self._plan.count(cell))
-        for runner in (self._plain, self._runner):
-            runner.read(submits)
+        self._runner.read(submits)
         if self._kernel is not None and Arm(KERNEL) in arms:
             self._kernel.read(submits)
         for arm in self._random.sample(arms, len(arms)):
