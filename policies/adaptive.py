@@ -20,6 +20,7 @@ from policies.speculation import (
     ended,
     least_chance,
     observed,
+    rested,
 )
 from policies.switching import ON, active
 
@@ -33,6 +34,7 @@ class Adaptive:
         self.state = Speculation(cost, gains, cold=cold, same=SameRows(changed_ms=cost.fit.changing_ms))
         self._decision = Decision([], [])
         self._asks = 0
+        self._last: Round | None = None
 
     def begin(self, key: str, of: ClassKey, most: int) -> None:
         """See the port."""
@@ -64,3 +66,11 @@ class Adaptive:
         self.state = observed(
             self.state, now, done.proposals, decision, done.verdicts, times=done.times, tokens_made=done.tokens
         )
+        self._last = now
+
+    def rest(self) -> int:
+        """See the port."""
+        rounds = rested(self.state, self._last) if self._last is not None else 0
+        if rounds:
+            self.state = self.state._replace(rounds=self.state.rounds + rounds)
+        return rounds

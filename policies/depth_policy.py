@@ -61,3 +61,8 @@ class DepthPolicy(Protocol):
     def observed(self, now: Round, done: Done) -> None:
         """Learn from the round."""
         ...
+
+    def rest(self) -> int:
+        """Return how many of the next rounds the policy need not hear of, if the same sequences do nothing but decode
+        in them: it asks for nothing, and learns nothing. It takes them for done."""
+        ...

@@ -1,8 +1,9 @@
 """What a forward costs, as measured, and corrected by what rounds really take.
 
-A fit made once (device_profiles.cost.StepCost) is off when the machine is busy, warm or another one. So two
-corrections of log time are learned from every round: one for all of them, and one by number of rows (linear in log2
-of the rows between knots), which fades where it is not confirmed. A residual counts no more than CLIP, so that a round
+A fit made once (device_profiles.cost.StepCost) is off when the machine is busy, warm or another one. So three
+corrections of log time are learned from every round: one for all of them, one by number of rows (linear in log2
+of the rows between knots), and one for just this number of rows, for kernels take a step where a row more needs another
+pass. The latter two fade where they are not confirmed. A residual counts no more than CLIP, so that a round
 in which something else ran teaches little; a first one is believed, so that a fit of the right shape is enough. Where
 nearly all of the latest ones reach CLIP on the same side, the machine has turned (other programs came, or went), and
 their mean is believed at once.
@@ -20,11 +21,14 @@ from device_profiles.cost import US_PER_MS, StepCost
 
 KNOTS = 10
 """Corrections are held at 1, 2, 4, ... 512 rows."""
+_SINGLE = 64
+"""Forwards of fewer rows each have a correction of their own."""
 CLIP = 0.25
 REBUILD_EVERY = 16
 """The table is built again after so many rounds; the correction for all rounds counts at once."""
 _LEAST_WEIGHT = 0.03  # of the newest round, for all rounds together
 _KNOT_WEIGHT = 0.06
+_ROW_WEIGHT = 0.06
 _LATEST_WEIGHT = 0.25  # of the newest residual in the means of the latest ones
 _TURNED = 0.8  # of CLIP: that far is the mean of the latest clipped residuals off where the machine has turned
 _FADING = 0.002  # of a knot's correction, a round
@@ -45,6 +49,7 @@ class MeasuredCost(NamedTuple):
     least_ms: tuple[float, ...]
     uneven: bool = False
     log_of_knot: tuple[float, ...] = (0.0,) * KNOTS
+    log_of_row: tuple[float, ...] = (0.0,) * _SINGLE
     log_scale: float = 0.0
     scale: float = 1.0
     seen: int = 0
@@ -91,7 +96,7 @@ class MeasuredCost(NamedTuple):
 
 def measured(fit: StepCost, *, most_rows: int = 256) -> MeasuredCost:
     """Return what is known before any round: the fit. `most_rows`: how far the table goes (2 or more)."""
-    table = _tables(fit, (0.0,) * KNOTS, most_rows)
+    table = _tables(fit, (0.0,) * KNOTS, (0.0,) * _SINGLE, most_rows)
     uneven = fit.serial or fit.least_rows > 1 or fit.least_forward_rows > 1
     return MeasuredCost(fit, *table, uneven)
 
@@ -105,7 +110,9 @@ def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, contex
     residual = min(max(residual, -CLIP), CLIP)
     clipped = cost.clipped + _LATEST_WEIGHT * (residual - cost.clipped)
     if abs(clipped) > _TURNED * CLIP:
-        tables = _tables(cost.fit, cost.log_of_knot, len(cost.table_ms) - 1)  # what knots learned meanwhile is in it
+        tables = _tables(
+            cost.fit, cost.log_of_knot, cost.log_of_row, len(cost.table_ms) - 1
+        )  # what was learned is in it
         built = cost._replace(table_ms=tables[0], row_ms=tables[1], least_ms=tables[2], stale=0)
         turn = latest * CLIP / abs(clipped)  # both means began at 0
         known = log(built.ms(rows, sequences, context_tokens) / cost.ms(rows, sequences, context_tokens))
@@ -118,14 +125,20 @@ def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, contex
     knots = [value - _FADING * value for value in cost.log_of_knot]
     knots[low] += _KNOT_WEIGHT * (low + 1 - place) * residual
     knots[low + 1] += _KNOT_WEIGHT * (place - low) * residual
+    log_of_row, at = cost.log_of_row, int(each)
+    if at < _SINGLE:
+        log_of_row = (*log_of_row[:at], log_of_row[at] + _ROW_WEIGHT * residual, *log_of_row[at + 1 :])
     tables, stale = (cost.table_ms, cost.row_ms, cost.least_ms), cost.stale + 1
     if stale >= REBUILD_EVERY:
-        tables, stale = _tables(cost.fit, tuple(knots), len(cost.table_ms) - 1), 0
+        faded = (1.0 - _FADING) ** REBUILD_EVERY
+        log_of_row = tuple([faded * value for value in log_of_row])
+        tables, stale = _tables(cost.fit, tuple(knots), log_of_row, len(cost.table_ms) - 1), 0
     return cost._replace(
         table_ms=tables[0],
         row_ms=tables[1],
         least_ms=tables[2],
         log_of_knot=tuple(knots),
+        log_of_row=log_of_row,
         log_scale=log_scale,
         scale=exp(log_scale),
         seen=cost.seen + 1,
@@ -136,7 +149,7 @@ def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, contex
 
 
 def _tables(
-    fit: StepCost, log_of_knot: tuple[float, ...], most_rows: int
+    fit: StepCost, log_of_knot: tuple[float, ...], log_of_row: tuple[float, ...], most_rows: int
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
     """Return `table_ms`, `row_ms` and `least_ms`. The last row adds as much as the second half on the average."""
     rows = np.arange(most_rows + 1, dtype=np.float64)
@@ -146,6 +159,7 @@ def _tables(
         slope = (fit.row_ms[-1] - fit.row_ms[-2]) / (fit.row_knots[-1] - fit.row_knots[-2])
         times += np.maximum(rows - fit.row_knots[-1], 0.0) * slope
     times *= np.exp(np.interp(np.log2(rows), np.arange(KNOTS), log_of_knot))
+    times[:_SINGLE] *= np.exp(log_of_row[: most_rows + 1])
     times = np.maximum.accumulate(times)
     half = most_rows // 2
     added = np.append(np.diff(times), (times[-1] - times[half]) / (most_rows - half))

@@ -38,13 +38,15 @@ _NO_PROPOSAL = Proposal()
 @dataclass(slots=True)
 class _Open:
     """A round whose forward runs. `drafts` as they were proposed, also where fewer tokens are verified. `index`: where
-    each sequence stands in it. `outcomes`: of those that had a draft. `tokens` that were committed."""
+    each sequence stands in it. `ruled`: some request's rules may draft. `outcomes`: of those that had a draft.
+    `tokens` that were committed."""
 
     now: Round
     drafts: list[Draft]
     proposals: list[Proposal]
     depths: list[int]
     index: dict[str, int]
+    ruled: bool
     outcomes: dict[str, _Outcome] = field(default_factory=dict)
     tokens: int = 0
     ended: list[str] = field(default_factory=list)
@@ -63,6 +65,8 @@ class Proposing:
         self._watch = watch
         self._open: _Open | None = None
         self._rounds = self._usable = self._drafting_rounds = 0
+        self._resting = 0  # rounds left that the policy does without, of
+        self._rested: list[str] = []  # these sequences
 
     def begin(self, session: Session, *, drafts: bool) -> None:
         """A session starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
@@ -92,12 +96,13 @@ class Proposing:
         policies.speculation.Round."""
         self._open = None
         deciding = [part for part in parts if part.samples]
-        if not deciding:
+        if not deciding or self._rests(parts):
             self._drafter.propose([])  # it hears that a round begins
             return
         now = self._round_of(parts, deciding, room, row_price)
         asked = self._policy.asked(now)
-        if any(asked.limits) or any(part.session.rules is not None for part in deciding):
+        ruled = any(part.session.rules is not None for part in deciding)
+        if ruled or any(asked.limits):
             self._drafting_rounds += 1
             drafts = self._drafts(parts, deciding, now, self._asks(now, asked, cost, last_ms))
             proposals = [
@@ -115,7 +120,17 @@ class Proposing:
             for part in deciding:  # drafts never cost a running sequence its place
                 part.session.draft = NOTHING
         index = {place.key: at for at, place in enumerate(now.places)}
-        self._open = _Open(now, drafts, proposals, depths, index)
+        self._open = _Open(now, drafts, proposals, depths, index, ruled)
+
+    def _rests(self, parts: Sequence[Part]) -> bool:
+        """Return whether this is a round that the policy does without."""
+        if not self._resting or self._rested != [part.session.key for part in parts] or any(p.fills for p in parts):
+            self._resting = 0
+            return False
+        self._resting -= 1
+        for part in parts:
+            part.session.draft = NOTHING
+        return True
 
     def _round_of(self, parts: Sequence[Part], deciding: Sequence[Part], room: int, row_price: float) -> Round:
         caps, alone = self._target.capabilities, len(parts) == 1
@@ -216,6 +231,9 @@ class Proposing:
         )
         for key in done.ended:
             self._policy.end(key)
+        self._resting = 0 if done.ruled or done.ended else self._policy.rest()
+        if self._resting:
+            self._rested = list(done.index)
         self._rounds += 1
         if self._rounds % _LOOK_EVERY == 0:
             before, self._usable = self._usable, sum(state.state == "ok" for state in self._drafter.states())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from policies import switching
 from policies.goodput import reach
 from policies.speculation.round import Place, Round
 from policies.speculation.state import Speculation, worth_per_ms
 
 NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
 SELDOM = 8  # one round in so many drafters are asked whose drafts bring less than asking takes
+REST_LOOK = 4  # of rounds that asked for nothing, one in so many is looked at: they are all alike
+_LEARNING = 0.75  # of what asking takes, judging what came and learning from it take as much again
 _CHEAP = 0.1  # drafting that takes more than this share of a forward is the switch's to leave alone
 
 
@@ -32,7 +35,17 @@ def brings_little(state: Speculation, now: Round, round_ms: float) -> bool:
     """Return whether drafts of drafters that cost little bring less than asking for them takes. `round_ms`: of this
     round without drafts."""
     worth = now.row_price * max(1.0, state.gain)
-    return state.ask_ms <= _CHEAP * round_ms and state.brought * round_ms < worth * state.ask_ms
+    asking_ms = state.ask_ms * (1.0 + _LEARNING)
+    return state.ask_ms <= _CHEAP * round_ms and state.brought * round_ms < worth * asking_ms
+
+
+def rested(state: Speculation, now: Round) -> int:
+    """Return how many rounds like `now`, the last one, need neither be asked about nor looked at from here on."""
+    left = -state.rounds % REST_LOOK
+    if left == 0 or not switching.active(state.switch) or any(place.fixed for place in now.places):
+        return 0
+    round_ms = state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
+    return left if brings_little(state, now, round_ms) else 0
 
 
 def _worth_asking(state: Speculation, place: Place, least: float) -> int:

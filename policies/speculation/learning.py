@@ -9,16 +9,15 @@ from policies import measured_cost, odds, positions, same_rows, seeds, switching
 from policies.depth import Gains
 from policies.positions import Positions
 from policies.seeds import ClassKey
-from policies.speculation.asking import NOTICED, SELDOM, brings_little
+from policies.speculation.asking import NOTICED, REST_LOOK, SELDOM, brings_little
 from policies.speculation.round import Decision, Proposal, Round, Times, Verdict, added_rows
-from policies.speculation.state import Request, Speculation, worth_per_ms
+from policies.speculation.state import Request, Speculation, optimism, worth_per_ms
 
 USUAL_DRAFT = 4.0
 """So many judged tokens are one dt of the controller."""
 _PROMISE_KEPT = 0.5  # a set point below the configured one is this share of what the drafts promise
 _NEWEST_VALUE = 0.05  # weight of the newest round in the mean worth of time
 _NEWEST_DRAFT = 0.2  # the same of what drafting takes
-_REST_LOOK = 4  # of rounds that asked for nothing, one in so many is looked at: they are all alike
 _NEWEST_USE = 0.1
 _REMEMBERED = 0.95  # of what was promised and kept, from one round to the next
 _TAKEN_IN = 5  # verdicts a round: it keeps the time that policies take small where there are many sequences
@@ -54,7 +53,7 @@ def observed(
     if times is None:
         same = state.same._replace(last=0, last_base=0, given_up=0.0)
         return state._replace(requests=requests, usual=usual, rounds=state.rounds + 1, same=same)
-    if not decision.asks and state.rounds % _REST_LOOK and switching.active(state.switch):
+    if not decision.asks and state.rounds % REST_LOOK and switching.active(state.switch):
         rows = now.base_rows + added_rows(now, decision.depths)
         same = state.same._replace(last=rows, last_base=now.base_rows, given_up=decision.given_up)
         return state._replace(requests=requests, usual=usual, rounds=state.rounds + 1, same=same)
@@ -122,7 +121,8 @@ def _timed(
         if decision.asks:
             more_ms = expected_ms - state.cost.ms(now.base_rows, sequences, context)
             more_ms += same_rows.more_ms(same, now.base_rows, more)
-            brought += _NEWEST_USE * ((hoped - worth_per_ms(state, now) * more_ms) / decision.asks - brought)
+            likely = hoped / optimism(state)
+            brought += _NEWEST_USE * ((likely - worth_per_ms(state, now) * more_ms) / decision.asks - brought)
     if state.cost.seen:
         over_ms = times.forward_ms - expected_ms
         same = same_rows.observed(same, now.base_rows, rows, decision.given_up, over_ms, expected_ms)

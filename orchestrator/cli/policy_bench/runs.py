@@ -24,10 +24,10 @@ import msgspec
 from device_profiles.units import MS_PER_S
 from orchestrator.bootstrap import EngineOptions, Target, build_loop
 from orchestrator.cli.bench_prompts import BenchError
+from orchestrator.cli.policy_bench.arms import Timed
 from orchestrator.cluster.port import Round, Submit
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
-from policies.depth_policy import DepthPolicy
 
 _TURN_ROUNDS = 9
 Load = Sequence[tuple[int, int]]
@@ -36,8 +36,8 @@ Load = Sequence[tuple[int, int]]
 
 class RoundSeen(NamedTuple):
     """A round that only decoded. `end_s`: the visit's own time until then; `rows` as they are charged for;
-    `context_tokens` that its sequences held on average; of its `ms`, drafting and the policy took `draft_ms`.
-    `changed`: the round before had another number of rows."""
+    `context_tokens` that its sequences held on average; of its `ms`, drafting and the policy took `draft_ms`, the
+    policy alone, with its learning, `policy_us`. `changed`: the round before had another number of rows."""
 
     end_s: float
     ms: float
@@ -49,6 +49,7 @@ class RoundSeen(NamedTuple):
     accepted: int
     tokens: int
     changed: bool
+    policy_us: float = 0.0
 
 
 @dataclass(slots=True)
@@ -92,17 +93,17 @@ class Runner:
         """Read prompts, so that they are in the prefix cache."""
         first = [msgspec.structs.replace(submit, max_tokens=1) for submit in submits]
         loop = build_loop(self.target, self._options, None, None)
-        alone(Visiting(loop, None, first, [(0, len(first))], lambda tokens: None))
+        alone(Visiting(loop, first, [(0, len(first))], lambda tokens: None))
 
     def begin(
-        self, submits: Sequence[Submit], load: Load, drafter: Drafter | None = None, policy: DepthPolicy | None = None
+        self, submits: Sequence[Submit], load: Load, drafter: Drafter | None = None, policy: Timed | None = None
     ) -> Visiting:
         """Return a visit that is still to be made, plain without a drafter: at a load that steps to the requests' ends,
         at a steady one while all places are taken."""
         if len(load) == 1:
             submits = _staggered(submits, load[0][1])
         loop = build_loop(self.target, self._options, drafter, policy)
-        return Visiting(loop, drafter, submits, load, self._advanced)
+        return Visiting(loop, submits, load, self._advanced, drafter, policy)
 
 
 def _staggered(submits: Sequence[Submit], count: int) -> list[Submit]:
@@ -119,12 +120,14 @@ class Visiting:
     def __init__(
         self,
         loop: DecodeLoop,
-        drafter: Drafter | None,
         submits: Sequence[Submit],
         load: Load,
         advanced: Callable[[int], None],
+        drafter: Drafter | None = None,
+        policy: Timed | None = None,
     ) -> None:
-        self._loop, self._drafter, self._load, self._advanced = loop, drafter, load, advanced
+        self._loop, self._load, self._advanced = loop, load, advanced
+        self._drafter, self._policy = drafter, policy
         self._waiting = deque(submits)
         self._prompts = {submit.request_id: len(submit.prompt) for submit in submits}
         self._made = self._running = self._rows_before = 0
@@ -150,6 +153,7 @@ class Visiting:
         while self._waiting and self._running < due:
             self._submit(self._waiting.popleft())
         full = self._running == due  # also where some of them wait for KV blocks
+        policy_s = self._policy_s
         began_s = time.perf_counter()
         done = self._loop.run_round()
         took_s = time.perf_counter() - began_s
@@ -157,7 +161,9 @@ class Visiting:
         seen = _seen(self.visit, self._prompts, done)
         if seen is not None and counts and (full or not self.steady):
             changed = done.rows != self._rows_before
-            self.visit.rounds.append(seen._replace(end_s=self._busy_s, ms=MS_PER_S * took_s, changed=changed))
+            policy_us = 1e6 * (self._policy_s - policy_s)
+            seen = seen._replace(end_s=self._busy_s, ms=MS_PER_S * took_s, changed=changed, policy_us=policy_us)
+            self.visit.rounds.append(seen)
         self._rows_before = done.rows
         for delta in done.deltas:
             self.visit.outputs[delta.request_id] += delta.tokens
@@ -165,6 +171,10 @@ class Visiting:
         self._made += tokens
         self._running -= sum(bool(delta.finish) for delta in done.deltas)
         self._advanced(tokens)
+
+    @property
+    def _policy_s(self) -> float:
+        return self._policy.spent_s if self._policy is not None else 0.0
 
     def _submit(self, submit: Submit) -> None:
         refused = self._loop.submit(submit)
