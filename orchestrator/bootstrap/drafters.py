@@ -107,10 +107,15 @@ def _chained(
 
 def _build(options: DraftOptions, engine: EngineOptions, target: Target, progress: OnProgress) -> Drafter:
     if isinstance(options, SuffixOptions):
-        return SuffixDrafter(
-            max_match=options.max_match, memory_bytes=options.memory_bytes, clock=SystemClock(), name=options.name
-        )
+        return build_suffix(options)
     return _build_model(options, engine, target, progress)
+
+
+def build_suffix(options: SuffixOptions) -> SuffixDrafter:
+    """Return a suffix drafter with nothing remembered."""
+    return SuffixDrafter(
+        max_match=options.max_match, memory_bytes=options.memory_bytes, clock=SystemClock(), name=options.name
+    )
 
 
 def _build_model(options: ModelDraftOptions, engine: EngineOptions, target: Target, progress: OnProgress) -> Drafter:

@@ -97,7 +97,7 @@ class SuffixDrafter:
     def __init__(self, *, max_match: int, memory_bytes: int, clock: Clock, name: str = "suffix") -> None:
         self.name = name
         self._meter = Meter(DrafterState(name, "suffix"), clock)
-        self._max_match = max_match
+        self._max_match, self._memory_bytes = max_match, memory_bytes
         self._store = OutputStore(memory_bytes)
         self._indexes: dict[str, SuffixIndex] = {}
         self._prompts: dict[str, int] = {}
@@ -120,6 +120,10 @@ class SuffixDrafter:
         prompt = self._prompts.pop(key, 0)
         if index is not None and keep and len(index.tokens) > prompt:
             self._store.add(index.tokens[prompt:])
+
+    def forget(self) -> None:
+        """Forget earlier outputs."""
+        self._store = OutputStore(self._memory_bytes)
 
     def memory_bytes(self) -> int:
         """See the port."""

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from orchestrator.bootstrap import EngineOptions, Target, build_drafter
+from orchestrator.bootstrap import EngineOptions, Target
+from orchestrator.bootstrap.drafters import build_suffix
 from orchestrator.bootstrap.options import SuffixOptions
 from orchestrator.cli.bench_prompts import BenchError
 from orchestrator.cluster.draft_messages import DrafterState
@@ -69,26 +70,26 @@ class Alternating:
     name = "alternating"
 
     def __init__(self, good: Drafter, bad: Drafter, every: int = TURNS_EVERY) -> None:
-        self.good, self._bad, self._every = good, bad, every
+        self._good, self._bad, self._every = good, bad, every
         self._done: dict[str, int] = {}
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
         """See the port."""
         self._done[key] = 0
-        self.good.begin(key, tokens, sampling)
+        self._good.begin(key, tokens, sampling)
         self._bad.begin(key, tokens, sampling)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         """See the port."""
         if key in self._done:
             self._done[key] += len(tokens)
-        self.good.extend(key, tokens)
+        self._good.extend(key, tokens)
         self._bad.extend(key, tokens)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See the port."""
         drafts = [NOTHING] * len(asks)
-        for drafter, turn in ((self.good, 0), (self._bad, 1)):
+        for drafter, turn in ((self._good, 0), (self._bad, 1)):
             places = [place for place, ask in enumerate(asks) if self._done.get(ask.key, 0) // self._every % 2 == turn]
             for place, draft in zip(places, drafter.propose([asks[place] for place in places]), strict=True):
                 drafts[place] = draft
@@ -97,20 +98,20 @@ class Alternating:
     def end(self, key: str, *, keep: bool) -> None:
         """See the port."""
         self._done.pop(key, None)
-        self.good.end(key, keep=keep)
+        self._good.end(key, keep=keep)
         self._bad.end(key, keep=keep)
 
     def memory_bytes(self) -> int:
         """See the port."""
-        return self.good.memory_bytes() + self._bad.memory_bytes()
+        return self._good.memory_bytes() + self._bad.memory_bytes()
 
     def states(self) -> list[DrafterState]:
         """See the port."""
-        return [*self.good.states(), *self._bad.states()]
+        return [*self._good.states(), *self._bad.states()]
 
     def close(self) -> None:
         """See the port."""
-        self.good.close()
+        self._good.close()
         self._bad.close()
 
 
@@ -123,28 +124,23 @@ def with_suffix_alone(options: EngineOptions) -> EngineOptions:
 
 
 class Drafters:
-    """Drafters of each kind, as a long-lived server has them: what the chain learned of a bad or an alternating one
-    stays, but no text is remembered from one to the next (`of`), for benchmarks send the same prompts again. `options`:
-    of `with_suffix_alone`."""
+    """Drafters of each kind, as a long-lived server has them: what a chain learned of its drafters stays, but no text
+    is remembered from one visit to the next (`of`), for benchmarks send the same prompts again. `options`: of
+    `with_suffix_alone`."""
 
     def __init__(self, options: EngineOptions, target: Target, *, seed: int = 0) -> None:
-        self._options, self._target = options, target
         vocabulary = target.model.spec.vocabulary_size
-        self._bad = ChainDrafter([RandomTokens(vocabulary, seed)])
-        self._alternating = Alternating(self._good(), RandomTokens(vocabulary, seed))
-        self._alternating_chain = ChainDrafter([self._alternating])
+        own = [one for one in options.drafters if isinstance(one, SuffixOptions)]
+        good, turning = ([build_suffix(one) for one in own] for _ in range(2))
+        self._suffixes = [*good, *turning]
+        self._chains = {
+            "good": ChainDrafter(good),
+            "bad": ChainDrafter([RandomTokens(vocabulary, seed)]),
+            "alternating": ChainDrafter([Alternating(one, RandomTokens(vocabulary, seed)) for one in turning]),
+        }
 
     def of(self, kind: str) -> Drafter:
         """Return a drafter with no text remembered; the one that was returned before for this kind is not used on."""
-        if kind == "good":
-            return self._good()
-        if kind == "bad":
-            return self._bad
-        self._alternating.good = self._good()
-        return self._alternating_chain
-
-    def _good(self) -> Drafter:
-        drafter = build_drafter(self._options, self._target)
-        if drafter is None:
-            raise BenchError("the configuration drafts nothing")
-        return drafter
+        for suffix in self._suffixes:
+            suffix.forget()
+        return self._chains[kind]
