@@ -70,7 +70,7 @@ class Adaptive:
 
     def rest(self) -> int:
         """See the port."""
-        rounds = rested(self.state, self._last) if self._last is not None else 0
-        if rounds:
-            self.state = self.state._replace(rounds=self.state.rounds + rounds)
+        if self._last is None:
+            return 0
+        self.state, rounds = rested(self.state, self._last)
         return rounds

@@ -26,9 +26,11 @@ _SINGLE = 64
 CLIP = 0.25
 REBUILD_EVERY = 16
 """The table is built again after so many rounds; the correction for all rounds counts at once."""
-_LEAST_WEIGHT = 0.03  # of the newest round, for all rounds together
-_KNOT_WEIGHT = 0.06
-_ROW_WEIGHT = 0.06
+_LEAST_WEIGHT = 0.05  # of the newest round, for all rounds together
+_KNOT_WEIGHT = 0.02
+_ROW_WEIGHT = 0.06  # of the first round of just so many rows
+_ROW_ROUNDS = 4.0  # after so many it is half of that: a number of rows that is often seen must not stand for all
+_LEAST_ROW_WEIGHT = 0.003
 _LATEST_WEIGHT = 0.25  # of the newest residual in the means of the latest ones
 _TURNED = 0.8  # of CLIP: that far is the mean of the latest clipped residuals off where the machine has turned
 _FADING = 0.002  # of a knot's correction, a round
@@ -39,9 +41,10 @@ TYPICAL = StepCost((1.0, 8.0, 16.0, 64.0, 128.0), (1.0, 1.5, 2.2, 6.0, 11.5))
 class MeasuredCost(NamedTuple):
     """`table_ms[r]`: a forward of r rows of one sequence with nothing before them, before the correction for all
     rounds, `scale`. Never falling in r. `row_ms[r]`: what one more row adds to it, `least_ms[r]`: the least that any
-    row beyond r adds. `seen` rounds were taken in, the last `stale` of them after the table was built. `uneven`: what
-    a row adds does not follow from the rows alone (StepCost.serial, or rows that are padded). `clipped`, `latest`:
-    means of the latest residuals, clipped and as they were."""
+    row beyond r adds. `log_of_row[r]`: the correction for r rows, learned in `seen_of_row[r]` rounds, of which
+    `built_of_row[r]` is in the table. `seen` rounds were taken in, the last `stale` of them after the table was
+    built. `uneven`: what a row adds does not follow from the rows alone (StepCost.serial, or rows that are padded).
+    `clipped`, `latest`: means of the latest residuals, clipped and as they were."""
 
     fit: StepCost
     table_ms: tuple[float, ...]
@@ -49,7 +52,9 @@ class MeasuredCost(NamedTuple):
     least_ms: tuple[float, ...]
     uneven: bool = False
     log_of_knot: tuple[float, ...] = (0.0,) * KNOTS
-    log_of_row: tuple[float, ...] = (0.0,) * _SINGLE
+    log_of_row: tuple[float, ...] = (0.0,) * (_SINGLE + 1)
+    built_of_row: tuple[float, ...] = (0.0,) * (_SINGLE + 1)
+    seen_of_row: tuple[int, ...] = (0,) * _SINGLE
     log_scale: float = 0.0
     scale: float = 1.0
     seen: int = 0
@@ -96,55 +101,68 @@ class MeasuredCost(NamedTuple):
 
 def measured(fit: StepCost, *, most_rows: int = 256) -> MeasuredCost:
     """Return what is known before any round: the fit. `most_rows`: how far the table goes (2 or more)."""
-    table = _tables(fit, (0.0,) * KNOTS, (0.0,) * _SINGLE, most_rows)
+    table = _tables(fit, (0.0,) * KNOTS, (0.0,) * (_SINGLE + 1), most_rows)
     uneven = fit.serial or fit.least_rows > 1 or fit.least_forward_rows > 1
     return MeasuredCost(fit, *table, uneven)
 
 
 def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, context_tokens: float) -> MeasuredCost:
     """Take in that a forward took `ms` (> 0)."""
-    residual = log(ms / cost.ms(rows, sequences, context_tokens))
+    each = rows / sequences if cost.fit.serial else rows
+    single = min(int(each), _SINGLE)
+    pending = cost.log_of_row[single] - cost.built_of_row[single]
+    residual = log(ms / cost.ms(rows, sequences, context_tokens)) - pending
     if cost.seen == 0:
         return cost._replace(log_scale=residual, scale=exp(residual), seen=1)
     latest = cost.latest + _LATEST_WEIGHT * (residual - cost.latest)
     residual = min(max(residual, -CLIP), CLIP)
     clipped = cost.clipped + _LATEST_WEIGHT * (residual - cost.clipped)
     if abs(clipped) > _TURNED * CLIP:
-        tables = _tables(
-            cost.fit, cost.log_of_knot, cost.log_of_row, len(cost.table_ms) - 1
-        )  # what was learned is in it
-        built = cost._replace(table_ms=tables[0], row_ms=tables[1], least_ms=tables[2], stale=0)
+        built = _built(cost)  # what was learned meanwhile is in it
         turn = latest * CLIP / abs(clipped)  # both means began at 0
         known = log(built.ms(rows, sequences, context_tokens) / cost.ms(rows, sequences, context_tokens))
-        log_scale = cost.log_scale + turn - known
+        log_scale = cost.log_scale + turn - known + pending
         return built._replace(log_scale=log_scale, scale=exp(log_scale), seen=cost.seen + 1, clipped=0.0, latest=0.0)
     log_scale = cost.log_scale + max(1.0 / (cost.seen + 1), _LEAST_WEIGHT) * residual
-    each = rows / sequences if cost.fit.serial else rows
     place = min(log2(max(each, 1)), KNOTS - 1.0)
     low = min(int(place), KNOTS - 2)
     knots = [value - _FADING * value for value in cost.log_of_knot]
     knots[low] += _KNOT_WEIGHT * (low + 1 - place) * residual
     knots[low + 1] += _KNOT_WEIGHT * (place - low) * residual
-    log_of_row, at = cost.log_of_row, int(each)
-    if at < _SINGLE:
-        log_of_row = (*log_of_row[:at], log_of_row[at] + _ROW_WEIGHT * residual, *log_of_row[at + 1 :])
-    tables, stale = (cost.table_ms, cost.row_ms, cost.least_ms), cost.stale + 1
-    if stale >= REBUILD_EVERY:
-        faded = (1.0 - _FADING) ** REBUILD_EVERY
-        log_of_row = tuple([faded * value for value in log_of_row])
-        tables, stale = _tables(cost.fit, tuple(knots), log_of_row, len(cost.table_ms) - 1), 0
-    return cost._replace(
-        table_ms=tables[0],
-        row_ms=tables[1],
-        least_ms=tables[2],
+    log_of_row, seen_of_row = _with_row(cost, single, residual)
+    learned = cost._replace(
         log_of_knot=tuple(knots),
         log_of_row=log_of_row,
+        seen_of_row=seen_of_row,
         log_scale=log_scale,
         scale=exp(log_scale),
         seen=cost.seen + 1,
-        stale=stale,
+        stale=cost.stale + 1,
         clipped=clipped,
         latest=latest,
+    )
+    return _built(learned) if learned.stale >= REBUILD_EVERY else learned
+
+
+def _with_row(cost: MeasuredCost, rows: int, residual: float) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return `log_of_row` and `seen_of_row` after a round."""
+    logs, seen = cost.log_of_row, cost.seen_of_row
+    if rows == _SINGLE:
+        return logs, seen
+    weight = max(_LEAST_ROW_WEIGHT, _ROW_WEIGHT / (1.0 + seen[rows] / _ROW_ROUNDS))
+    return (
+        (*logs[:rows], logs[rows] + weight * residual, *logs[rows + 1 :]),
+        (*seen[:rows], seen[rows] + 1, *seen[rows + 1 :]),
+    )
+
+
+def _built(cost: MeasuredCost) -> MeasuredCost:
+    """Return costs whose tables hold all corrections."""
+    kept = (1.0 - _FADING) ** cost.stale  # of knots each round takes its share itself
+    logs = tuple([kept * value for value in cost.log_of_row])
+    table_ms, row_ms, least_ms = _tables(cost.fit, cost.log_of_knot, logs, len(cost.table_ms) - 1)
+    return cost._replace(
+        table_ms=table_ms, row_ms=row_ms, least_ms=least_ms, log_of_row=logs, built_of_row=logs, stale=0
     )
 
 
@@ -159,7 +177,7 @@ def _tables(
         slope = (fit.row_ms[-1] - fit.row_ms[-2]) / (fit.row_knots[-1] - fit.row_knots[-2])
         times += np.maximum(rows - fit.row_knots[-1], 0.0) * slope
     times *= np.exp(np.interp(np.log2(rows), np.arange(KNOTS), log_of_knot))
-    times[:_SINGLE] *= np.exp(log_of_row[: most_rows + 1])
+    times[:_SINGLE] *= np.exp(log_of_row[: min(_SINGLE, most_rows + 1)])
     times = np.maximum.accumulate(times)
     half = most_rows // 2
     added = np.append(np.diff(times), (times[-1] - times[half]) / (most_rows - half))

@@ -3,8 +3,9 @@
 To keep them may mean to leave out drafts that are worth a row, or to fill up with tokens that are worth none. Either
 way something is given up in each round, while a change is paid once. What will be drafted next is not known, so it is
 decided as in the ski rental problem (Karlin et al., "Competitive snoopy caching", 1988): rows change when what was
-given up since the last change has come to what a change takes. That is at most twice what the best choice with
-hindsight would have lost.
+given up since the last change has come to what changing takes. That is at most twice what the best choice with
+hindsight would have lost. Rows that are added for drafts are to be left out again, so changing to more
+takes two changes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _NEWEST = 0.05
+_CHANGES_UP, _CHANGES_DOWN = 2.0, 1.0
 _CLIP = 0.5  # of what is expected: a round in which something else ran teaches no more than that
 
 
@@ -55,7 +57,8 @@ def kept(
     lost = sum(offers[taken:best]) - sum(offers[best:taken])
     lost += value * (sum(added_ms[best:target]) - sum(added_ms[target:best]))
     given_up = state.given_up + max(0.0, lost)
-    if given_up >= value * state.change_ms:
+    changes = _CHANGES_UP if best > target else _CHANGES_DOWN
+    if given_up >= value * changes * state.change_ms:
         return Kept(best, 0, 0.0)
     return Kept(taken, target - taken, given_up)
 

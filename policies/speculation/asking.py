@@ -8,7 +8,7 @@ from policies.speculation.round import Place, Round
 from policies.speculation.state import Speculation, worth_per_ms
 
 NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
-SELDOM = 8  # one round in so many drafters are asked whose drafts bring less than asking takes
+SELDOM = 12  # one round in so many drafters are asked whose drafts bring less than asking takes
 REST_LOOK = 4  # of rounds that asked for nothing, one in so many is looked at: they are all alike
 _LEARNING = 0.75  # of what asking takes, judging what came and learning from it take as much again
 _CHEAP = 0.1  # drafting that takes more than this share of a forward is the switch's to leave alone
@@ -39,13 +39,19 @@ def brings_little(state: Speculation, now: Round, round_ms: float) -> bool:
     return state.ask_ms <= _CHEAP * round_ms and state.brought * round_ms < worth * asking_ms
 
 
-def rested(state: Speculation, now: Round) -> int:
-    """Return how many rounds like `now`, the last one, need neither be asked about nor looked at from here on."""
+def rested(state: Speculation, now: Round) -> tuple[Speculation, int]:
+    """Return how many rounds like `now`, the last one, need neither be asked about nor looked at from here on, and what
+    is known after them."""
     left = -state.rounds % REST_LOOK
-    if left == 0 or not switching.active(state.switch) or any(place.fixed for place in now.places):
-        return 0
+    if left == 0 or any(place.fixed for place in now.places):
+        return state, 0
     round_ms = state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
-    return left if brings_little(state, now, round_ms) else 0
+    if not brings_little(state, now, round_ms):
+        return state, 0
+    switch = state.switch
+    if not switching.active(switch):
+        switch = switching.rested(switch, left * round_ms)
+    return state._replace(rounds=state.rounds + left, switch=switch), left
 
 
 def _worth_asking(state: Speculation, place: Place, least: float) -> int:

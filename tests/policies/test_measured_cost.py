@@ -74,6 +74,29 @@ def test_a_fit_that_is_wrong_for_many_rows_is_bent():
     assert cost.ms(32) == pytest.approx(1.6 * FIT.ms(32), rel=0.08)
 
 
+def test_a_step_between_two_numbers_of_rows_is_found():
+    """Rows 3 and 4 take another pass of a kernel, which the fit does not know."""
+    cost = measured(FIT)
+    true_ms = {rows: FIT.ms(rows) * (1.15 if rows > 2 else 1.0) for rows in (1, 2, 3, 4, 8)}
+    for _ in range(60):
+        for rows in (2, 2, 2, 2, 3, 4):
+            cost = observed(cost, true_ms[rows], rows=rows, sequences=1, context_tokens=0.0)
+    step_ms = true_ms[3] - true_ms[2]
+    assert cost.added_ms(2, 1)[0] == pytest.approx(step_ms, rel=0.35)
+    assert cost.added_ms(2, 1)[0] > 2.0 * (FIT.ms(3) - FIT.ms(2))
+
+
+@given(st.floats(0.5, 0.9), st.integers(1, 16))
+def test_a_number_of_rows_that_is_always_run_does_not_stand_for_all(factor, rows):
+    """A machine that slows down slows all rows down."""
+    cost = measured(FIT)
+    for number in range(600):
+        pace = factor if number < 300 else 1.0
+        cost = observed(cost, pace * FIT.ms(rows), rows=rows, sequences=1, context_tokens=0.0)
+    added_ms = sum(cost.added_ms(rows, 4))
+    assert added_ms == pytest.approx(FIT.ms(rows + 4) - FIT.ms(rows), rel=0.45)
+
+
 def test_without_a_fit_a_typical_shape_is_scaled():
     cost = observed(measured(TYPICAL), 20.0, rows=1, sequences=1, context_tokens=0.0)
     assert cost.ms(1) == pytest.approx(20.0)

@@ -24,6 +24,7 @@ from policies.speculation import (
     least_chance,
     observed,
 )
+from policies.speculation.asking import REST_LOOK, SELDOM
 from policies.switching import active
 
 FIT = StepCost((1.0, 2.0, 8.0, 32.0, 128.0), (7.3, 7.7, 10.9, 27.0, 95.0), 0.25)
@@ -237,10 +238,15 @@ def test_drafters_whose_drafts_bring_nothing_are_asked_seldom_and_found_again(se
     now = Round(places, sequences, 200)
     for place in places:
         policy.begin(place.key, NO_CLASS, 12)
+    rests = 0
 
     def rounds(count, right):
-        asks = 0
+        nonlocal rests
+        asks = resting = 0
         for _ in range(count):
+            if resting:
+                resting -= 1
+                continue
             limits = policy.asked(now).limits
             asks += any(limits)
             proposals = [Proposal(limit, (0.95,) * limit) for limit in limits]
@@ -253,9 +259,14 @@ def test_drafters_whose_drafts_bring_nothing_are_asked_seldom_and_found_again(se
             times = Times(FIT.ms(sequences + sum(depths), sequences), 0.3 if any(limits) else 0.0)
             done = Done(proposals, depths, accepted, verdicts, times, sequences + sum(accepted))
             policy.observed(now, done)
+            resting = policy.rest()
+            rests += resting
+        assert not resting, "it has no part in a round in which it would ask"
         return asks
 
-    rounds(80, 0)
-    assert rounds(64, 0) == 8
+    rounds(7 * SELDOM, 0)
+    rests = 0
+    assert rounds(5 * SELDOM, 0) == 5
+    assert rests == 5 * (SELDOM - SELDOM // REST_LOOK)
     rounds(160, 12)
     assert rounds(32, 12) == 32
