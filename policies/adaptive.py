@@ -21,6 +21,7 @@ from policies.speculation import (
     least_chance,
     observed,
     rested,
+    rests,
 )
 from policies.switching import ON, active
 
@@ -70,7 +71,9 @@ class Adaptive:
 
     def rest(self) -> int:
         """See the port."""
-        if self._last is None:
-            return 0
-        self.state, rounds = rested(self.state, self._last)
-        return rounds
+        return rests(self.state, self._last) if self._last is not None else 0
+
+    def rested(self, rounds: int) -> None:
+        """See the port."""
+        if self._last is not None:
+            self.state = rested(self.state, self._last, rounds)

@@ -64,5 +64,9 @@ class DepthPolicy(Protocol):
 
     def rest(self) -> int:
         """Return how many of the next rounds the policy need not hear of, if the same sequences do nothing but decode
-        in them: it asks for nothing, and learns nothing. It takes them for done."""
+        in them: it would ask for nothing, and learn nothing."""
+        ...
+
+    def rested(self, rounds: int) -> None:
+        """So many rounds (1 or more) were run without a word to the policy."""
         ...

@@ -65,8 +65,8 @@ class Proposing:
         self._watch = watch
         self._open: _Open | None = None
         self._rounds = self._usable = self._drafting_rounds = 0
-        self._resting = 0  # rounds left that the policy does without, of
-        self._rested: list[str] = []  # these sequences
+        self._resting = self._rested = 0  # rounds that the policy does without: still to come, and done
+        self._resters: list[str] = []  # while these sequences decode
 
     def begin(self, session: Session, *, drafts: bool) -> None:
         """A session starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
@@ -124,10 +124,13 @@ class Proposing:
 
     def _rests(self, parts: Sequence[Part]) -> bool:
         """Return whether this is a round that the policy does without."""
-        if not self._resting or self._rested != [part.session.key for part in parts] or any(p.fills for p in parts):
-            self._resting = 0
+        if not self._resting or self._resters != [part.session.key for part in parts] or any(p.fills for p in parts):
+            if self._rested:
+                self._policy.rested(self._rested)
+            self._resting = self._rested = 0
             return False
         self._resting -= 1
+        self._rested += 1
         for part in parts:
             part.session.draft = NOTHING
         return True
@@ -233,7 +236,7 @@ class Proposing:
             self._policy.end(key)
         self._resting = 0 if done.ruled or done.ended else self._policy.rest()
         if self._resting:
-            self._rested = list(done.index)
+            self._resters = list(done.index)
         self._rounds += 1
         if self._rounds % _LOOK_EVERY == 0:
             before, self._usable = self._usable, sum(state.state == "ok" for state in self._drafter.states())

@@ -46,3 +46,6 @@ class FixedDepth:
     def rest(self) -> int:
         """See the port: a round costs next to nothing."""
         return 0
+
+    def rested(self, rounds: int) -> None:
+        """See the port."""

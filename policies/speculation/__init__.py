@@ -9,7 +9,7 @@ request's chances (policies.odds), rounds correct the costs (policies.measured_c
 alone whose drafts do not pay for what they cost.
 """
 
-from policies.speculation.asking import asked, least_chance, rested
+from policies.speculation.asking import asked, least_chance, rested, rests
 from policies.speculation.deciding import decided
 from policies.speculation.learning import observed
 from policies.speculation.round import Decision, Place, Proposal, Round, Times, Verdict
@@ -30,4 +30,5 @@ __all__ = [
     "least_chance",
     "observed",
     "rested",
+    "rests",
 ]

@@ -39,19 +39,22 @@ def brings_little(state: Speculation, now: Round, round_ms: float) -> bool:
     return state.ask_ms <= _CHEAP * round_ms and state.brought * round_ms < worth * asking_ms
 
 
-def rested(state: Speculation, now: Round) -> tuple[Speculation, int]:
-    """Return how many rounds like `now`, the last one, need neither be asked about nor looked at from here on, and what
-    is known after them."""
+def rests(state: Speculation, now: Round) -> int:
+    """Return how many rounds like `now`, the last one, need neither be asked about nor looked at from here on."""
     left = -state.rounds % REST_LOOK
     if left == 0 or any(place.fixed for place in now.places):
-        return state, 0
+        return 0
     round_ms = state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
-    if not brings_little(state, now, round_ms):
-        return state, 0
+    return left if brings_little(state, now, round_ms) else 0
+
+
+def rested(state: Speculation, now: Round, rounds: int) -> Speculation:
+    """Take in that so many rounds like `now` were run without a word."""
     switch = state.switch
     if not switching.active(switch):
-        switch = switching.rested(switch, left * round_ms)
-    return state._replace(rounds=state.rounds + left, switch=switch), left
+        round_ms = state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
+        switch = switching.rested(switch, rounds * round_ms)
+    return state._replace(rounds=state.rounds + rounds, switch=switch)
 
 
 def _worth_asking(state: Speculation, place: Place, least: float) -> int:

@@ -62,6 +62,40 @@ def test_identity_with_target_only_decoding(expected, running, depth, rows):
         assert sum(done.drafted for done in rounds) == 0
 
 
+class RestsAfterEach(FixedDepth):
+    """Drafts in a round, and does without the next three."""
+
+    heard = without = 0
+
+    def observed(self, now, done):
+        self.heard += 1
+
+    def rest(self):
+        return 3
+
+    def rested(self, rounds):
+        self.without += rounds
+
+
+def test_a_policy_that_rests_hears_of_no_round_until_the_sequences_change(expected):
+    policy = RestsAfterEach(2)
+    loop = loop_over(toy(), suffix(), policy=policy, depth=2)
+    first, second = requests(2)
+    loop.submit(first)
+    rounds = [loop.run_round() for _ in range(10)]
+    assert policy.heard == 3
+    assert not any(done.drafted for place, done in enumerate(rounds) if place % 4)
+    loop.submit(second)
+    rounds.append(loop.run_round())
+    assert policy.heard == 4, "there is another sequence"
+    assert policy.without == 7, "the last rest was cut short"
+    while not loop.idle:
+        rounds.append(loop.run_round())
+    for submit in (first, second):
+        deltas = [delta for done in rounds for delta in done.deltas if delta.request_id == submit.request_id]
+        assert [token for delta in deltas for token in delta.tokens] == expected[submit.request_id]
+
+
 @given(
     st.lists(st.lists(st.integers(0, 271), max_size=6), max_size=8),
     st.integers(1, 6),

@@ -260,6 +260,8 @@ def test_drafters_whose_drafts_bring_nothing_are_asked_seldom_and_found_again(se
             done = Done(proposals, depths, accepted, verdicts, times, sequences + sum(accepted))
             policy.observed(now, done)
             resting = policy.rest()
+            if resting:
+                policy.rested(resting)
             rests += resting
         assert not resting, "it has no part in a round in which it would ask"
         return asks

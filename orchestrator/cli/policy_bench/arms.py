@@ -94,3 +94,7 @@ class Timed:
         found = self.policy.rest()
         self.spent_s += time.thread_time() - began_s
         return found
+
+    def rested(self, rounds: int) -> None:
+        """See the port."""
+        self.policy.rested(rounds)
