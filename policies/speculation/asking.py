@@ -42,7 +42,8 @@ def brings_little(state: Speculation, now: Round, round_ms: float) -> bool:
 def rests(state: Speculation, now: Round) -> int:
     """Return how many rounds like `now`, the last one, need neither be asked about nor looked at from here on."""
     left = -state.rounds % REST_LOOK
-    if left == 0 or any(place.fixed for place in now.places):
+    kept_up = state.same.last != now.base_rows  # rows are kept for what may be proposed next, or it prefilled
+    if left == 0 or kept_up or any(place.fixed for place in now.places):
         return 0
     round_ms = state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
     return left if brings_little(state, now, round_ms) else 0
