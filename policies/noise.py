@@ -13,8 +13,10 @@ A rule that needs several random numbers at a position takes each from a purpose
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,9 @@ _PURPOSE_SALT = 0xA0761D6478BD642F
 _PIECE = 16384  # tokens hashed at a time: a longer array costs more for its memory than for what is computed
 
 Keys = tuple[np.uint32 | NDArray[np.uint32], np.uint32 | NDArray[np.uint32]]
+
+_TOKEN_MULTIPLIER, _FIRST, _SECOND = np.uint32(0x9E3779B9), np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
+_15, _16 = np.uint32(15), np.uint32(16)
 
 
 class Purpose(IntEnum):
@@ -45,27 +50,33 @@ def _mix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _keys(seed: int, position: int, salt: int) -> Keys:
-    mixed = _mix64(_mix64((seed ^ salt) & _MASK64) ^ ((position * _GOLDEN) & _MASK64))
-    return np.uint32(mixed >> 32), np.uint32(mixed & 0xFFFFFFFF)
+@lru_cache(maxsize=4096)
+def _mixed_seed(seed: int, salt: int) -> int:
+    return _mix64((seed ^ salt) & _MASK64)
+
+
+def _mixed(seed: int, position: int, salt: int) -> int:
+    """Return the two keys of a position, the first one in the high bits."""
+    return _mix64(_mixed_seed(seed, salt) ^ ((position * _GOLDEN) & _MASK64))
 
 
 def _hash32(tokens: NDArray[np.uint32], keys: Keys) -> NDArray[np.uint32]:
-    x = (tokens * np.uint32(0x9E3779B9)) ^ keys[0]
-    x ^= x >> np.uint32(16)
-    x *= np.uint32(0x7FEB352D)
-    x ^= x >> np.uint32(15)
+    x = (tokens * _TOKEN_MULTIPLIER) ^ keys[0]
+    x ^= x >> _16
+    x *= _FIRST
+    x ^= x >> _15
     x += keys[1]
-    x *= np.uint32(0x846CA68B)
-    x ^= x >> np.uint32(16)
-    x *= np.uint32(0x7FEB352D)
-    x ^= x >> np.uint32(15)
+    x *= _SECOND
+    x ^= x >> _16
+    x *= _FIRST
+    x ^= x >> _15
     return x
 
 
 def high_bits(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return the 32 high bits of each token's uniform: uniform is in [h, h + 1) / 2**32."""
-    return _hash32(tokens, _keys(seed, position, 0))
+    mixed = _mixed(seed, position, 0)
+    return _hash32(tokens, (np.uint32(mixed >> 32), np.uint32(mixed & 0xFFFFFFFF)))
 
 
 def loudest(seed: int, position: int, least: int, vocabulary: int) -> NDArray[np.uint32]:
@@ -79,8 +90,17 @@ def loudest(seed: int, position: int, least: int, vocabulary: int) -> NDArray[np
 
 def uniform(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[np.float64]:
     """Return uniforms in the open interval (0, 1), midpoints of a grid of 2**-52, of tokens of shape (n,)."""
-    keys = np.array([_keys(seed, position, 0), _keys(seed, position, _LOW_SALT)], np.uint32)[..., None]
-    high, low = _hash32(tokens, (keys[:, 0], keys[:, 1])).astype(np.uint64)
+    return _uniform([(seed, position)], [len(tokens)], tokens)
+
+
+def _uniform(
+    places: Sequence[tuple[int, int]], counts: Sequence[int], tokens: NDArray[np.uint32]
+) -> NDArray[np.float64]:
+    """Return the uniforms of tokens, the first `counts[0]` of which are asked for at `places[0]`, and so on."""
+    mixed = np.array([[_mixed(*place, salt) for place in places] for salt in (0, _LOW_SALT)], np.uint64)
+    mixed = mixed.repeat(counts, axis=1)
+    keys = (mixed >> np.uint64(32)).astype(np.uint32), mixed.astype(np.uint32)
+    high, low = _hash32(tokens, keys).astype(np.uint64)
     grid = (high << np.uint64(20)) | (low >> np.uint64(12))
     return np.asarray((grid.astype(np.float64) + 0.5) * 2.0**-52, dtype=np.float64)
 
@@ -88,6 +108,16 @@ def uniform(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[np.
 def gumbel(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[np.float64]:
     """Return standard Gumbel noise, -log(-log(u)), of each token at a position, shape of `tokens`."""
     return np.asarray(-np.log(-np.log(uniform(seed, position, tokens))), dtype=np.float64)
+
+
+def gumbels(places: Sequence[tuple[int, int]], tokens: Sequence[NDArray[np.uint32]]) -> list[NDArray[np.float64]]:
+    """Return what `gumbel` does for each place, a seed and a position, and its tokens: computed together."""
+    if not places:
+        return []
+    counts = [len(own) for own in tokens]
+    found = -np.log(-np.log(_uniform(places, counts, np.concatenate(tokens))))
+    ends = list(accumulate(counts))
+    return [found[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
 
 def single(seed: int, position: int, purpose: Purpose) -> float:

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from adapters.contract import GrammarFailed
 from orchestrator.decoding.session import Session
-from policies.acceptance import Row, Sampling, ToleranceGoal, ToleranceState, Verdict, calibrated, verdict
+from policies.acceptance import (
+    Row,
+    Sampling,
+    ToleranceGoal,
+    ToleranceState,
+    Verdict,
+    calibrated,
+    coupled_verdicts,
+    verdict,
+)
 
 
 class Judging:
@@ -13,21 +25,37 @@ class Judging:
         self._goal = goal
         self._learned = {"greedy": ToleranceState(), "sampled": ToleranceState()}
 
-    def verdict(self, session: Session, rows: Row) -> Verdict:
-        """Judge a session's draft by its rows (see policies.acceptance.verdict). Raises NotFinite and GrammarFailed."""
+    def verdicts(self, asked: Sequence[tuple[Session, Row]]) -> list[Verdict | GrammarFailed]:
+        """Judge sessions' drafts by their rows (see policies.acceptance.verdict), each by itself: why it could not be
+        done, where a grammar failed. Raises NotFinite."""
+        found = [None if _side_by_side(session) else self._verdict(session, rows) for session, rows in asked]
+        others = coupled_verdicts(
+            [
+                (rows, session.draft.tokens, session.submit.sampling, len(session.tokens))
+                for (session, rows), own in zip(asked, found, strict=True)
+                if own is None
+            ]
+        )
+        following = iter(others)
+        return [next(following) if own is None else own for own in found]
+
+    def _verdict(self, session: Session, rows: Row) -> Verdict | GrammarFailed:
         sampling = session.submit.sampling
         delta = self._learned[_kind(sampling)].delta if sampling.rule == "tolerance" else None
         if delta is not None and session.draft.tokens:
             session.tolerance_delta = delta
-        found = verdict(
-            rows,
-            session.draft.tokens,
-            sampling,
-            len(session.tokens),
-            session.rules.shape if session.rules is not None else None,
-            proposals=session.draft.proposals,
-            delta=delta,
-        )
+        try:
+            found = verdict(
+                rows,
+                session.draft.tokens,
+                sampling,
+                len(session.tokens),
+                session.rules.shape if session.rules is not None else None,
+                proposals=session.draft.proposals,
+                delta=delta,
+            )
+        except GrammarFailed as error:
+            return error
         if found.gaps:
             kind, greedy = _kind(sampling), sampling.temperature == 0.0
             self._learned[kind] = calibrated(self._learned[kind], found.gaps, self._goal, greedy=greedy)
@@ -37,6 +65,11 @@ class Judging:
     def deltas(self) -> dict[str, float]:
         """The tolerances that are known, in nats."""
         return {kind: state.delta for kind, state in self._learned.items() if state.delta is not None}
+
+
+def _side_by_side(session: Session) -> bool:
+    """True where a session may be judged together with others: by the coupled rule, as its rows are."""
+    return session.rules is None and session.submit.sampling.rule == "coupled"
 
 
 def _kind(sampling: Sampling) -> str:

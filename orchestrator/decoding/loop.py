@@ -171,23 +171,25 @@ class DecodeLoop:
         self._schedule.leave(session)
 
     def _accept(self, parts: Sequence[Part], rows: Sequence[Row]) -> list[Verdict | None]:
-        verdicts: list[Verdict | None] = []
+        asked: list[tuple[Session, Row]] = []
         for part, own in zip(parts, rows, strict=True):
             session = part.session
             if session.scores is not None and session.scores_prompt:
                 session.scores.see_prompt(own, session.cached + 1)
-            if not part.samples:
-                verdicts.append(None)
-                continue
-            try:
-                verdicts.append(self._judging.verdict(session, own[len(own) - len(session.draft.tokens) - 1 :]))
-            except NotFinite as error:
-                device = self._target.capabilities.device
-                raise DeviceLost(f"{device} computed garbage: {error}") from error
-            except GrammarFailed as error:
-                self._fail(session, error)
-                verdicts.append(None)
-        return verdicts
+            if part.samples:
+                asked.append((session, own[len(own) - len(session.draft.tokens) - 1 :]))
+        try:
+            judged = iter(self._judging.verdicts(asked))
+        except NotFinite as error:
+            device = self._target.capabilities.device
+            raise DeviceLost(f"{device} computed garbage: {error}") from error
+        return [self._usable(part.session, next(judged)) if part.samples else None for part in parts]
+
+    def _usable(self, session: Session, judged: Verdict | GrammarFailed) -> Verdict | None:
+        if isinstance(judged, GrammarFailed):
+            self._fail(session, judged)
+            return None
+        return judged
 
     def _commit(
         self, parts: Sequence[Part], verdicts: Sequence[Verdict | None], rows: Sequence[Row]

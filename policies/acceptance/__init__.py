@@ -26,7 +26,7 @@ from policies.acceptance.judge import Judged, judge, residual
 from policies.acceptance.proposal import PROPOSAL_WIDTH, Proposal, propose
 from policies.acceptance.sampling import Acceptance, NotFinite, Row, Rule, Sampling, Shape
 from policies.acceptance.tolerance import ToleranceGoal, ToleranceState, calibrated
-from policies.acceptance.verdict import Verdict, verdict
+from policies.acceptance.verdict import Verdict, coupled_verdicts, verdict
 
 __all__ = [
     "PROPOSAL_WIDTH",
@@ -43,6 +43,7 @@ __all__ = [
     "Verdict",
     "calibrated",
     "choose",
+    "coupled_verdicts",
     "distribution",
     "filtered",
     "greedy",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies import noise
-from policies.acceptance.filters import filtered
+from policies.acceptance.filters import survivors
 from policies.acceptance.sampling import NotFinite, Row, Sampling, finite_top, scaled
 
 _SCREEN_NATS = 5.0
@@ -23,14 +25,35 @@ def greedy(rows: Row) -> list[int]:
 
 def choose(row: Row, sampling: Sampling, position: int) -> int:
     """Return the target's choice at `position` from its logits (float32, shape (vocabulary,)). Raises NotFinite."""
-    if sampling.temperature == 0.0:
-        return greedy(row[None, :])[0]
-    top = finite_top(row)
-    if sampling.unfiltered:
-        return _choose_unfiltered(row, top, sampling, position)
-    kept = filtered(row, sampling, top)
-    scores = scaled(row, top, kept, sampling) + noise.gumbel(sampling.seed, position, kept)
-    return int(kept[int(scores.argmax())])
+    return choose_each([(row, sampling, position)])[0]
+
+
+def choose_each(asked: Iterable[tuple[Row, Sampling, int]]) -> list[int]:
+    """Return what `choose` does for each row, sampling and position. Raises NotFinite.
+
+    The noise of all is made at once: for the few tokens that filters leave of a row, calls cost more than what is
+    computed in them.
+    """
+    chosen: list[int] = []
+    contests: list[tuple[int, NDArray[np.uint32], NDArray[np.float64]]] = []
+    places: list[tuple[int, int]] = []
+    for row, sampling, position in asked:
+        if sampling.temperature == 0.0:
+            chosen.append(greedy(row[None, :])[0])
+            continue
+        top = finite_top(row)
+        if sampling.unfiltered:
+            chosen.append(_choose_unfiltered(row, top, sampling, position))
+            continue
+        kept, nats = survivors(row, sampling, top)
+        if len(kept) > 1:
+            contests.append((len(chosen), kept, nats))
+            places.append((sampling.seed, position))
+        chosen.append(int(kept[0]))
+    noises = noise.gumbels(places, [kept for _, kept, _ in contests])
+    for (index, kept, nats), own in zip(contests, noises, strict=True):
+        chosen[index] = int(kept[(nats + own).argmax()])
+    return chosen
 
 
 def _choose_unfiltered(row: Row, top: float, sampling: Sampling, position: int) -> int:

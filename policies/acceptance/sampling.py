@@ -69,4 +69,12 @@ def finite_top(row: Row) -> float:
 
 def scaled(row: Row, top: float, tokens: NDArray[np.uint32], sampling: Sampling) -> NDArray[np.float64]:
     """Return the logits of some tokens relative to the best, in nats at the request's temperature."""
-    return (row[tokens].astype(np.float64) - top) / sampling.temperature
+    return relative(row[tokens], top, sampling)
+
+
+def relative(logits: Row, top: float, sampling: Sampling) -> NDArray[np.float64]:
+    """Return some logits relative to the best, in nats at the request's temperature."""
+    nats = logits.astype(np.float64)
+    nats -= top
+    nats /= sampling.temperature
+    return nats

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.acceptance.coupled import choose, greedy
+from policies.acceptance.coupled import choose, choose_each, greedy
 from policies.acceptance.judge import judge
 from policies.acceptance.proposal import Proposal
 from policies.acceptance.sampling import NotFinite, Row, Sampling, Shape
@@ -56,6 +56,28 @@ def verdict(
     row = _shaped(rows[count], draft, shape)
     bonus = () if row is None else (choose(row, sampling, position + count),)
     return Verdict(count, (*draft, *bonus), tuple(gaps))
+
+
+def coupled_verdicts(asked: Sequence[tuple[Row, Sequence[int], Sampling, int]]) -> list[Verdict]:
+    """Return what `verdict` does for each (rows, draft, sampling, position), where all go by the coupled rule and none
+    has a shape: side by side, a position of each at a time. Raises NotFinite."""
+    taken: list[list[int]] = [[] for _ in asked]
+    going = list(range(len(asked)))
+    while going:
+        chosen = choose_each(_next(*asked[index], len(taken[index])) for index in going)
+        for index, token in zip(going, chosen, strict=True):
+            taken[index].append(token)
+        going = [index for index in going if _goes_on(taken[index], asked[index][1])]
+    return [Verdict(len(tokens) - 1, tuple(tokens)) for tokens in taken]
+
+
+def _next(rows: Row, draft: Sequence[int], sampling: Sampling, position: int, taken: int) -> tuple[Row, Sampling, int]:
+    return rows[taken], sampling, position + taken
+
+
+def _goes_on(taken: Sequence[int], draft: Sequence[int]) -> bool:
+    """True where the last token was drafted, so that the row behind it counts."""
+    return len(taken) <= len(draft) and taken[-1] == draft[len(taken) - 1]
 
 
 def _greedy_verdict(rows: Row, draft: Sequence[int]) -> Verdict:
