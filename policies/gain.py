@@ -8,7 +8,7 @@ times). Within a draft, one token more pays while the chance that it is accepted
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _NEWEST = 0.1  # least weight of the newest observation
 KNOWN_ROUNDS = 4
@@ -60,9 +60,10 @@ def seen(cost: RoundCost, *, draft_rows: int, forward_ms: float, drafting_ms: fl
     plain = draft_rows == 0 and drafting_ms <= _DRAFTED * forward_ms
     if cost.round_ms == 0.0 or (plain and cost.plain_rounds < KNOWN_ROUNDS):
         least_ms = min(cost.round_ms or forward_ms, forward_ms)
-        return replace(cost, round_ms=least_ms, plain_rounds=cost.plain_rounds + plain)
+        return RoundCost(least_ms, cost.row_ms, cost.plain_rounds + plain)
     if plain or forward_ms < cost.round_ms:
-        return replace(cost, round_ms=mean(cost.round_ms, forward_ms))
+        return RoundCost(mean(cost.round_ms, forward_ms), cost.row_ms, cost.plain_rounds)
     if draft_rows == 0:
         return cost
-    return replace(cost, row_ms=mean(cost.row_ms, (forward_ms - cost.round_ms) / draft_rows))
+    row_ms = mean(cost.row_ms, (forward_ms - cost.round_ms) / draft_rows)
+    return RoundCost(cost.round_ms, row_ms, cost.plain_rounds)

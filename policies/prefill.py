@@ -6,7 +6,7 @@ rows: what a row costs depends on the device, the model and the context, so it i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _DECODE_WEIGHT = 0.2  # of the newest forward, in an exponential mean
 _HALF_WEIGHT_ROWS = 128  # so many rows of prefill count as much as all that was known before
@@ -28,11 +28,11 @@ def observed(cost: PrefillCost, *, prefill_rows: int, decoding: bool, forward_ms
     than few, whose share of what a forward costs anyway is large.
     """
     if not prefill_rows:
-        return replace(cost, decode_ms=_mean(cost.decode_ms, forward_ms, _DECODE_WEIGHT)) if decoding else cost
+        return PrefillCost(_mean(cost.decode_ms, forward_ms, _DECODE_WEIGHT), cost.row_ms) if decoding else cost
     base_ms = (cost.decode_ms or 0.0) if decoding else 0.0
     found_ms = max(0.0, forward_ms - base_ms) / prefill_rows
     weight = prefill_rows / (prefill_rows + _HALF_WEIGHT_ROWS)
-    return replace(cost, row_ms=_mean(cost.row_ms, found_ms, weight))
+    return PrefillCost(cost.decode_ms, _mean(cost.row_ms, found_ms, weight))
 
 
 def rows_within(cost: PrefillCost, *, bound_ms: float, most: int, least: int, share: float = 1.0) -> int:

@@ -94,6 +94,11 @@ class Schedule:
 
     def admit(self) -> list[Session]:
         """Give slots to those who can start now, and return them."""
+        started = self._started() if self._waiting else []
+        self.levels.look(self._running, self._waiting)
+        return started
+
+    def _started(self) -> list[Session]:
         caps = self._target.capabilities
         blocks = [
             ceil_div(len(session.tokens) + caps.paid_rows, caps.block_tokens)
@@ -112,7 +117,6 @@ class Schedule:
             session.slot = self._free_slots.pop()
             session.admitted_s = session.admitted_s or now
         self._running += started
-        self.levels.look(self._running, self._waiting)
         return started
 
     def _promised_blocks(self) -> int:
@@ -140,11 +144,18 @@ class Schedule:
             parts = plan(
                 self._in_turn(), max_rows=caps.max_batch_rows, prefill_rows=prefill_rows, paid_rows=caps.paid_rows
             )
-            batch = [part.segment() for part in parts]
-            missing = self._target.blocks_needed(batch) - self._target.free_blocks()
+            free = self._target.free_blocks()
+            if free >= self._most_blocks(parts):
+                return parts, preempted
+            missing = self._target.blocks_needed([part.segment() for part in parts]) - free
             if missing <= 0:
                 return parts, preempted
             preempted += self._preempt(missing)
+
+    def _most_blocks(self, parts: Sequence[Part]) -> int:
+        """Return no less than the blocks that parts need: found in less time, for where there are plenty."""
+        caps = self._target.capabilities
+        return sum(ceil_div(part.known + caps.paid_rows, caps.block_tokens) + 1 for part in parts)
 
     def _in_turn(self) -> list[Session]:
         """Return who takes part in the next round: where not all who decode fit its latency budget, those of them who
@@ -219,7 +230,8 @@ class Schedule:
     def observe(self, parts: Sequence[Part], forward_ms: float, drafting_ms: float) -> None:
         """Learn from a forward, after so much drafting, what prefill and drafts cost. To be called before its verdicts
         are committed."""
-        decodes = not any(part.fills for part in parts)
+        filling = [part for part in parts if part.fills]
+        decodes = not filling
         self._turn += 1
         for part in parts:
             if part.samples:
@@ -233,13 +245,14 @@ class Schedule:
         self._last_ms = forward_ms if decodes else 0.0
         if decodes:
             alone, paid_rows = len(parts) == 1, self._target.capabilities.paid_rows
-            draft_rows = sum(max(0, part.rows - paid(part, alone, paid_rows)) for part in parts)
+            drafted = [part for part in parts if part.session.draft.tokens]
+            draft_rows = sum(max(0, part.rows - paid(part, alone, paid_rows)) for part in drafted)
             self._round_cost = seen(
                 self._round_cost, draft_rows=draft_rows, forward_ms=forward_ms, drafting_ms=drafting_ms
             )
         self._cost = observed(
             self._cost,
-            prefill_rows=sum(part.known for part in parts if part.fills),
-            decoding=not all(part.fills for part in parts),
+            prefill_rows=sum(part.known for part in filling),
+            decoding=len(filling) < len(parts),
             forward_ms=forward_ms,
         )

@@ -43,6 +43,8 @@ class ByDrafter:
 
     def add(self, draft: Draft, accepted: int) -> None:
         """A draft was verified, and so many of its leading tokens were accepted."""
+        if not draft.tokens:
+            return
         self._drafted[draft.drafter] += draft.own
         self._accepted[draft.drafter] += min(accepted, draft.own)
 

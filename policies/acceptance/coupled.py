@@ -17,10 +17,10 @@ _SCREEN_NATS = 5.0
 
 def greedy(rows: Row) -> list[int]:
     """Return the best token of each row, the lowest id where several tie. Raises NotFinite."""
-    best = rows.argmax(axis=1)
-    if not np.isfinite(rows[np.arange(len(rows)), best]).all():
+    best = [int(row.argmax()) for row in rows]
+    if not all(math.isfinite(row[token]) for row, token in zip(rows, best, strict=True)):
         raise NotFinite("the logits are not finite")
-    return [int(token) for token in best]
+    return best
 
 
 def choose(row: Row, sampling: Sampling, position: int) -> int:

@@ -81,10 +81,10 @@ def _nucleus(row: Row, top: float, floor: float, sampling: Sampling) -> tuple[ND
         logits = row[ids]
         nats = relative(logits, top, sampling)
         shares = np.exp(nats)
-        if float(shares.sum()) * _ROUNDED < least:
+        if float(np.add.reduce(shares)) * _ROUNDED < least:
             continue  # nothing is sorted in vain
         order = (-logits).argsort(kind="stable")
-        steps = shares[order].cumsum()
+        steps = np.add.accumulate(shares[order])
         last = int(steps.searchsorted(least))
         if last < len(steps) and steps[last] < most:
             least = most = sampling.top_p * _mass(row, top, floor, sampling)
