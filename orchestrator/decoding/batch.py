@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adapters.contract import Segment
+from device_profiles.units import ceil_div
 from orchestrator.decoding.session import Session
 
 SCORED_ROWS = 128
@@ -132,3 +133,9 @@ def rows_of(parts: Sequence[Part], paid_rows: int) -> int:
     """Return the rows that a forward of these parts is charged for, drafts included."""
     alone = len(parts) == 1
     return sum(max(paid(part, alone, paid_rows), part.rows) for part in parts)
+
+
+def most_blocks(parts: Sequence[Part], *, paid_rows: int, block_tokens: int) -> int:
+    """Return no less than the free blocks that parts without drafts need: found in less time than what they do need,
+    for where there are plenty."""
+    return sum(ceil_div(part.known + paid_rows, block_tokens) + 1 for part in parts)

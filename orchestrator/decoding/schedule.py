@@ -10,7 +10,7 @@ from itertools import islice
 from adapters.contract import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
-from orchestrator.decoding.batch import Part, paid, plan, rows_of
+from orchestrator.decoding.batch import Part, most_blocks, paid, plan, rows_of
 from orchestrator.decoding.prefixes import Prefixes
 from orchestrator.decoding.service_levels import ServiceLevels
 from orchestrator.decoding.session import NO_SLOT, Session
@@ -145,17 +145,12 @@ class Schedule:
                 self._in_turn(), max_rows=caps.max_batch_rows, prefill_rows=prefill_rows, paid_rows=caps.paid_rows
             )
             free = self._target.free_blocks()
-            if free >= self._most_blocks(parts):
+            if free >= most_blocks(parts, paid_rows=caps.paid_rows, block_tokens=caps.block_tokens):
                 return parts, preempted
             missing = self._target.blocks_needed([part.segment() for part in parts]) - free
             if missing <= 0:
                 return parts, preempted
             preempted += self._preempt(missing)
-
-    def _most_blocks(self, parts: Sequence[Part]) -> int:
-        """Return no less than the blocks that parts need: found in less time, for where there are plenty."""
-        caps = self._target.capabilities
-        return sum(ceil_div(part.known + caps.paid_rows, caps.block_tokens) + 1 for part in parts)
 
     def _in_turn(self) -> list[Session]:
         """Return who takes part in the next round: where not all who decode fit its latency budget, those of them who

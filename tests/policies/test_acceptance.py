@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from policies import noise
-from policies.acceptance import NotFinite, Sampling, choose, filtered, greedy, verdict
+from policies.acceptance import NotFinite, Sampling, choose, coupled_verdicts, filtered, greedy, verdict
 
 VOCABULARY = 12
 
@@ -45,6 +45,18 @@ def test_whatever_is_drafted_the_same_tokens_come_out(sampling, table, start, da
         assert list(judged.tokens[:-1]) == guesses[: judged.accepted]
         out.extend(judged.tokens)
     assert out == plain[: len(out)]
+
+
+@given(st.lists(st.tuples(SAMPLINGS, st.integers(0, 2**32), st.integers(0, 500)), max_size=6), st.data())
+@settings(max_examples=200)
+def test_judged_side_by_side_or_alone_the_same_tokens_come_out(sequences, data):
+    asked = []
+    for sampling, table, position in sequences:
+        rows = rows_of(table, data.draw(st.integers(1, 5)))
+        right = [choose(row, sampling, position + index) for index, row in enumerate(rows[:-1])]
+        draft = [token if data.draw(st.booleans()) else 3 for token in right]
+        asked.append((rows, draft, sampling, position))
+    assert coupled_verdicts(asked) == [verdict(*one) for one in asked]
 
 
 def exact_probabilities(row: np.ndarray, sampling: Sampling) -> np.ndarray:
@@ -126,5 +138,9 @@ def test_greedy_takes_the_lowest_of_equals():
 def test_garbage_is_refused(temperature, bad):
     row = rows_of(1, 1)
     row[0, 3] = bad
-    with pytest.raises(NotFinite):
-        verdict(row, [], Sampling(temperature), 0)
+    sound: tuple[np.ndarray, list[int], Sampling, int] = (rows_of(2, 1), [], Sampling(temperature), 0)
+    for sampling in (Sampling(temperature), Sampling(temperature, top_p=0.9)):
+        with pytest.raises(NotFinite):
+            verdict(row, [], sampling, 0)
+        with pytest.raises(NotFinite):
+            coupled_verdicts([sound, (row, [], sampling, 0)])

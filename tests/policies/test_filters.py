@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from policies import noise
 from policies.acceptance import Sampling, choose, distribution, filtered
+from policies.acceptance.filters import _ESTIMATED, _estimated_mass, _mass
 
 _SIZES = [1, 2, 63, 64, 500, 8193, 20_000]
 
@@ -91,3 +92,31 @@ def test_a_nucleus_wider_than_the_first_candidates_is_found(table, top_p):
     sampling = Sampling(0.5, top_p=top_p)
     expected, apart = survivors(row, sampling)
     assert abs(len(filtered(row, sampling)) - len(expected)) <= (apart < 1e-6).sum()
+
+
+TEMPERATURES = st.sampled_from([1e-6, 0.01, 0.3, 0.8, 1.0, 2.0, 1e6])
+
+
+@given(rows(), TEMPERATURES)
+@settings(max_examples=200, deadline=None)
+def test_the_estimate_of_a_mass_is_within_its_error(row, temperature):
+    sampling = Sampling(temperature)
+    mass = _mass(row, float(row.max()), -np.inf, sampling)
+    assert abs(_estimated_mass(row, float(row.max()), sampling) / mass - 1.0) < _ESTIMATED / 2
+
+
+@given(rows(), TEMPERATURES, st.integers(0, 40), st.sampled_from([-1e-5, -1e-6, -1e-9, 0.0, 1e-9, 1e-6, 1e-5]))
+@settings(max_examples=300, deadline=None)
+def test_a_nucleus_ends_where_the_mass_says_however_near_the_estimate_is(row, temperature, end, beside):
+    """top-p is put at the end of a nucleus, or so near beside it that an estimate cannot tell on which side it is."""
+    order = np.argsort(-row, kind="stable")
+    top = float(row.max())
+    steps = np.cumsum(np.exp((row[order].astype(np.float64) - top) / temperature))
+    mass = _mass(row, top, -np.inf, Sampling(temperature))
+    top_p = float(steps[min(end, len(row) - 1)] / mass) * (1.0 + beside)
+    if not 0.0 < top_p < 1.0:
+        return
+    sampling = Sampling(temperature, top_p=top_p)
+    last = int((steps >= top_p * mass).argmax()) if steps[-1] >= top_p * mass else None
+    if last is not None and steps[last] < steps[-1] * (1.0 - 1e-5):  # at the very end all ids are cut by another sum
+        assert filtered(row, sampling).tolist() == order[: last + 1].tolist()

@@ -19,6 +19,14 @@ def test_a_token_s_noise_does_not_depend_on_which_others_are_asked_for(seed, pos
     assert together.tolist() == alone
 
 
+@given(st.lists(st.tuples(SEEDS, POSITIONS, st.integers(1, 40)), max_size=5))
+def test_the_noise_of_several_places_is_that_of_each(asked):
+    tokens = [TOKENS[7 * count : 8 * count] for _, _, count in asked]
+    together = noise.gumbels([(seed, position) for seed, position, _ in asked], tokens)
+    alone = [noise.gumbel(seed, position, own) for (seed, position, _), own in zip(asked, tokens, strict=True)]
+    assert [own.tolist() for own in together] == [own.tolist() for own in alone]
+
+
 @given(SEEDS, POSITIONS)
 def test_high_bits_bound_the_uniform_from_both_sides(seed, position):
     high = noise.high_bits(seed, position, TOKENS).astype(np.float64)
