@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies import noise
-from policies.acceptance.filters import survivors
+from policies.acceptance.filters import contenders, nucleus_size
 from policies.acceptance.sampling import NotFinite, Row, Sampling, finite_top, scaled
 
 _SCREEN_NATS = 5.0
@@ -35,8 +36,7 @@ def choose_each(asked: Iterable[tuple[Row, Sampling, int]]) -> list[int]:
     computed in them.
     """
     chosen: list[int] = []
-    contests: list[tuple[int, NDArray[np.uint32], NDArray[np.float64]]] = []
-    places: list[tuple[int, int]] = []
+    contests: list[_Contest] = []
     for row, sampling, position in asked:
         if sampling.temperature == 0.0:
             chosen.append(greedy(row[None, :])[0])
@@ -45,15 +45,34 @@ def choose_each(asked: Iterable[tuple[Row, Sampling, int]]) -> list[int]:
         if sampling.unfiltered:
             chosen.append(_choose_unfiltered(row, top, sampling, position))
             continue
-        kept, nats = survivors(row, sampling, top)
-        if len(kept) > 1:
-            contests.append((len(chosen), kept, nats))
-            places.append((sampling.seed, position))
-        chosen.append(int(kept[0]))
-    noises = noise.gumbels(places, [kept for _, kept, _ in contests])
-    for (index, kept, nats), own in zip(contests, noises, strict=True):
-        chosen[index] = int(kept[(nats + own).argmax()])
+        ids, nats, sure = contenders(row, sampling, top)
+        if len(ids) > 1:
+            contests.append(_Contest(len(chosen), row, sampling, position, top, ids, nats, sure))
+        chosen.append(int(ids[0]))
+    noises = noise.gumbels([(one.sampling.seed, one.position) for one in contests], [one.ids for one in contests])
+    for one, own in zip(contests, noises, strict=True):
+        chosen[one.place] = one.winner(own)
     return chosen
+
+
+class _Contest(NamedTuple):
+    """What `contenders` gave for a row, and where its winner goes."""
+
+    place: int
+    row: Row
+    sampling: Sampling
+    position: int
+    top: float
+    ids: NDArray[np.uint32]
+    nats: NDArray[np.float64]
+    sure: int
+
+    def winner(self, noises: NDArray[np.float64]) -> int:
+        scores = self.nats + noises
+        best = int(scores.argmax())
+        if best >= self.sure:
+            best = int(scores[: nucleus_size(self.row, self.sampling, self.top, self.nats)].argmax())
+        return int(self.ids[best])
 
 
 def _choose_unfiltered(row: Row, top: float, sampling: Sampling, position: int) -> int:

@@ -4,8 +4,8 @@ A row is as long as the vocabulary, and an array of that size that is made anew 
 it (its memory comes from the system each time). So the mass of a row is taken by pieces, in place, and only candidates
 are gathered and sorted.
 
-Where a nucleus ends is defined by `_mass`. What is taken of a row first is an estimate that costs half as much; it
-decides unless the end lies within the estimate's error, and then `_mass` does. So the estimate is never seen.
+Where a nucleus ends is defined by `_mass`. What is taken of a row first is an estimate that costs half as much, and
+leaves it open whether a few tokens are in: `contenders`. Only where one of those would be chosen, `_mass` decides.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _WIDTHS_OVER_MIN_P = (4.0, 8.0, 16.0)
 _ROUNDED = 1.0 + 1e-9  # above what the order of a sum may change
 _PIECE = 8192  # tokens of which the mass is taken at a time; another number would round otherwise
 _LARGE_PIECE = 24576  # tokens of which it is estimated at a time
-# What the two may be off together, a share. In single precision a token's nats are off by at most 2e-7 of them; their
-# mean is below the logarithm of the vocabulary's size (an entropy is): 3e-6 in each. The rest is a tenth of that.
-_ESTIMATED = 1e-5
+_DOT = 8192  # of these at a time are summed: of more, BLAS would make threads
+# What the two may be off together, as a share. In single precision a token's nats are off by at most 3e-7 of them, and
+# their mean is below the logarithm of the vocabulary's size (an entropy is); a sum of _DOT by 5e-4, in the worst order.
+_ESTIMATED = 1e-3
 _GROUP = 64  # tokens that the best of them stands for
 
 
@@ -55,20 +56,36 @@ def filtered(row: Row, sampling: Sampling) -> NDArray[np.uint32]:
 
 def survivors(row: Row, sampling: Sampling, top: float) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
     """Return what `filtered` does, and how far each of them is below `top`, the best logit, in nats."""
+    ids, nats, sure = contenders(row, sampling, top)
+    count = sure if sure == len(ids) else nucleus_size(row, sampling, top, nats)
+    return ids[:count], nats[:count]
+
+
+def contenders(row: Row, sampling: Sampling, top: float) -> tuple[NDArray[np.uint32], NDArray[np.float64], int]:
+    """Return ids and nats that begin with the `survivors`, and how many of them are such for sure: no more than a few
+    less than all. `nucleus_size` says how many are."""
     floor = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
     if sampling.top_p < 1.0 and sampling.top_k == 0:
         return _nucleus(row, top, floor, sampling)
     low = top + floor * sampling.temperature
     if sampling.top_k == 0:
         ids = _best_first(row, low)
-        return ids, scaled(row, top, ids, sampling)
+        return ids, scaled(row, top, ids, sampling), len(ids)
     ids = _best_first(row, max(low, _reached(row, sampling.top_k)))[: sampling.top_k]
     nats = scaled(row, top, ids, sampling)
-    return (ids, nats) if sampling.top_p >= 1.0 else _cut(ids, nats, sampling)
+    return (ids, nats, len(ids)) if sampling.top_p >= 1.0 else _cut(ids, nats, sampling)
 
 
-def _nucleus(row: Row, top: float, floor: float, sampling: Sampling) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
-    """Return what top-p leaves, alone or behind min-p: of the whole vocabulary's mass, or of what min-p keeps."""
+def nucleus_size(row: Row, sampling: Sampling, top: float, nats: NDArray[np.float64]) -> int:
+    """Return how many of the `contenders`, whose nats these are, survive."""
+    wanted = sampling.top_p * _mass(row, top, -math.inf, sampling)
+    return int(np.add.accumulate(np.exp(nats)).searchsorted(wanted)) + 1
+
+
+def _nucleus(
+    row: Row, top: float, floor: float, sampling: Sampling
+) -> tuple[NDArray[np.uint32], NDArray[np.float64], int]:
+    """Return the contenders of top-p, alone or behind min-p: of the whole vocabulary's mass, or of what min-p keeps."""
     widths: tuple[float, ...]
     if floor == -math.inf:
         widths, mass, error = _WIDTHS, _estimated_mass(row, top, sampling), _ESTIMATED
@@ -85,25 +102,24 @@ def _nucleus(row: Row, top: float, floor: float, sampling: Sampling) -> tuple[ND
             continue  # nothing is sorted in vain
         order = (-logits).argsort(kind="stable")
         steps = np.add.accumulate(shares[order])
-        last = int(steps.searchsorted(least))
-        if last < len(steps) and steps[last] < most:
+        if steps[-1] < most and least < most:  # it may end here, or among the next
             least = most = sampling.top_p * _mass(row, top, floor, sampling)
-            last = int(steps.searchsorted(least))
+        last = int(steps.searchsorted(most))
         if last < len(steps):
             order = order[: last + 1]
-            return ids[order], nats[order]
+            return ids[order], nats[order], int(steps.searchsorted(least)) + 1
     ids = _best_first(row, top + floor * sampling.temperature)
     return _cut(ids, scaled(row, top, ids, sampling), sampling)
 
 
 def _cut(
     ids: NDArray[np.uint32], nats: NDArray[np.float64], sampling: Sampling
-) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
+) -> tuple[NDArray[np.uint32], NDArray[np.float64], int]:
     """Return the nucleus of some ids, best first."""
     shares = np.exp(nats)
     within = np.cumsum(shares) >= sampling.top_p * float(shares.sum())
     count = int(within.argmax()) + 1 if within.any() else len(ids)
-    return ids[:count], nats[:count]
+    return ids[:count], nats[:count], count
 
 
 def _reaching(row: Row, low: float) -> NDArray[np.uint32]:
@@ -140,11 +156,13 @@ def _mass(row: Row, top: float, floor: float, sampling: Sampling) -> float:
 
 def _estimated_mass(row: Row, top: float, sampling: Sampling) -> float:
     """Return `_mass` without min-p, but for _ESTIMATED of it."""
-    best, scale = np.float32(top), np.float32(math.log2(math.e) / sampling.temperature)
+    best, scale = np.float32(top), np.float32(math.log2(math.e) / 2.0 / sampling.temperature)
     mass = 0.0
     for start in range(0, len(row), _LARGE_PIECE):
-        shares = row[start : start + _LARGE_PIECE] - best
-        shares *= scale
-        np.exp2(shares, out=shares)
-        mass += float(np.add.reduce(shares))
+        roots = row[start : start + _LARGE_PIECE] - best
+        roots *= scale
+        np.exp2(roots, out=roots)
+        for begin in range(0, len(roots), _DOT):
+            some = roots[begin : begin + _DOT]
+            mass += float(some.dot(some))
     return mass
