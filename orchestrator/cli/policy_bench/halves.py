@@ -29,7 +29,7 @@ class Half:
         return self._capabilities
 
     def _whole(self, batch: Sequence[Segment]) -> list[Segment]:
-        return [replace(segment, slot=self._first + segment.slot) for segment in batch]
+        return [Segment(self._first + one.slot, one.start, one.tokens, one.rows, one.apart) for one in batch]
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
