@@ -126,7 +126,7 @@ class Found:
     def leave_out_uncounted(self) -> None:
         """Forget the visits to cells of which there is nothing to say."""
         silent = [cell for (cell, _), pairs in self.pairs.items() if not all(v.tokens for pair in pairs for v in pair)]
-        self.uncounted = list(dict.fromkeys(silent))
+        self.uncounted += dict.fromkeys(silent)
         self.pairs = {key: pairs for key, pairs in self.pairs.items() if key[0] not in self.uncounted}
 
     def ratio(self, cell: Cell, arm: Arm) -> float:
@@ -177,6 +177,7 @@ class Session:
         for _ in range(_AGAIN):
             for cell, arm in self._doubtful():
                 self._visit(cell, [arm])
+            self.found.leave_out_uncounted()
         return self.found
 
     def _doubtful(self) -> list[tuple[Cell, Arm]]:
