@@ -9,7 +9,7 @@ from policies.speculation.state import Speculation, worth_per_ms
 
 NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
 SELDOM = 12  # one round in so many drafters are asked whose drafts bring less than asking takes
-REST_LOOK = 4  # of rounds that asked for nothing, one in so many is looked at: they are all alike
+REST_LOOK = 6  # of rounds that asked for nothing, one in so many is looked at: they are all alike
 _LEARNING = 0.75  # of what asking takes, judging what came and learning from it take as much again
 _CHEAP = 0.1  # drafting that takes more than this share of a forward is the switch's to leave alone
 
