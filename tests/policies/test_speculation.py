@@ -168,7 +168,7 @@ def test_a_drafter_that_costs_more_than_it_saves_is_not_asked(sequences):
         limits = asked(state, now) if active(state.switch) else [0] * sequences
         calls += any(limits)
         proposals = [Proposal(limit, (0.5,) * limit) for limit in limits]
-        decision = decided(state, now, proposals)
+        decision = decided(state, now, proposals)._replace(asks=sum(limit > 0 for limit in limits))
         verdicts = [Verdict(0, min(1, limit)) for limit in limits]
         times = Times(FIT.ms(sequences + sum(decision.depths), sequences), 5.0 if any(limits) else 0.0)
         state = observed(state, now, proposals, decision, verdicts, times=times, tokens_made=sequences)
