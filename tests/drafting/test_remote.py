@@ -207,7 +207,7 @@ def test_a_link_that_is_cut_is_made_again_and_told_everything(expected, texts):
 
     held: dict[str, list[int]] = {}
     with answering(answer) as door, remote(door) as (drafter, reports):
-        out, _ = decode(loop_over(toy(script="base_ms=4"), drafter), REQUESTS)
+        out, _ = decode(loop_over(toy(script="base_ms=4"), drafter, policy=FixedDepth(4)), REQUESTS)
         assert out == expected
         assert remote_of(drafter).connections > 2
         assert {"connected", "lost"} == {report.state for report in reports}
