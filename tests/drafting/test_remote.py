@@ -215,7 +215,7 @@ def test_a_link_that_is_cut_is_made_again_and_told_everything(expected, texts):
 
 def test_a_process_that_never_answers_is_given_up_and_a_new_one_drafts(expected, texts):
     with answering(lambda turn, link: None) as mute, remote(mute, answer_timeout_s=0.1) as (drafter, reports):
-        loop = loop_over(toy(script="base_ms=3"), drafter)
+        loop = loop_over(toy(script="base_ms=3"), drafter, policy=FixedDepth(12))
         out, rounds = decode(loop, REQUESTS)
         assert out == expected
         assert sum(done.drafted for done in rounds) == 0
