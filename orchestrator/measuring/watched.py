@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from adapters.contract import Capabilities, ForwardResult, LoadedModel, Segment
-from device_profiles.workload import ModelSpec
+from adapters.contract import ForwardResult, LoadedModel, Segment
+from orchestrator.measuring.slots import SomeSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,69 +22,23 @@ class Forward:
     run_rows: int
 
 
-class WatchedModel:
-    """The slots of a loaded model from `first_slot` on, for a loop of its own. The KV cache's blocks are shared: who
-    makes several of these sees to it that there are enough.
+class WatchedModel(SomeSlots):
+    """The slots of a loaded model from `first_slot` on, for a loop of its own.
 
     `forward_was`: the last forward. `changed`: whether it ran another number of rows than the one before.
     """
 
     def __init__(self, model: LoadedModel, first_slot: int = 0) -> None:
-        self._model = model
-        self._first = first_slot
+        super().__init__(model, first_slot)
         self.forward_was = Forward(0, 0, 0.0, 0, 0.0, 0)
         self.changed = False
 
-    @property
-    def spec(self) -> ModelSpec:
-        """See the contract."""
-        return self._model.spec
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """See the contract."""
-        caps = self._model.capabilities
-        return replace(caps, slots=caps.slots - self._first) if self._first else caps
-
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
-        result = self._model.forward(self._moved(batch))
-        before, self.forward_was = self.forward_was, forward_of(batch, self._model.capabilities.paid_rows)
+        result = super().forward(batch)
+        before, self.forward_was = self.forward_was, forward_of(batch, self.capabilities.paid_rows)
         self.changed = before.run_rows != self.forward_was.run_rows
         return result
-
-    def held(self, slot: int) -> int:
-        """See the contract."""
-        return self._model.held(self._first + slot)
-
-    def free_blocks(self) -> int:
-        """See the contract."""
-        return self._model.free_blocks()
-
-    def blocks_needed(self, batch: Sequence[Segment]) -> int:
-        """See the contract."""
-        return self._model.blocks_needed(self._moved(batch))
-
-    def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract."""
-        return self._model.attach(self._first + slot, tokens)
-
-    def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See the contract."""
-        self._model.share(self._first + slot, tokens)
-
-    def release(self, slot: int) -> None:
-        """See the contract."""
-        self._model.release(self._first + slot)
-
-    def close(self) -> None:
-        """See the contract."""
-        self._model.close()
-
-    def _moved(self, batch: Sequence[Segment]) -> Sequence[Segment]:
-        if not self._first:
-            return batch
-        return [replace(segment, slot=self._first + segment.slot) for segment in batch]
 
 
 def forward_of(batch: Sequence[Segment], paid_rows: int) -> Forward:

@@ -4,7 +4,6 @@ asked       what is asked for, checked: categories, concurrencies, tokens
 requests    the requests of each category, greedy and seeded
 drafters    a good drafter, a bad one, and one that turns every 50 tokens
 arms        what is compared: plain, adaptive, fixed depths, the hill-climber, the table; and a policy that is timed
-halves      one target for two decode loops in turns
 runs        visits: requests under one arm in the decode loop, counted round by round; two of them in turns
 session     all visits in random order, each beside plain decoding, and doubtful ones again
 recorder    drafts behind every token of real outputs, and what rounds cost: what replays are played from

@@ -1,5 +1,4 @@
-"""One loaded target for two decode loops in turns: each has half of the slots, and both share the weights, the blocks
-and what is remembered of prompts. Two copies would do as well, if one were not faster than the other by 2 %."""
+"""Some slots of a loaded model, as a model of their own: for decode loops that take turns on one."""
 
 from __future__ import annotations
 
@@ -8,15 +7,16 @@ from dataclasses import replace
 
 from adapters.contract import Capabilities, ForwardResult, LoadedModel, Segment
 from device_profiles.workload import ModelSpec
-from orchestrator.bootstrap import Target
 
 
-class Half:
-    """`slots` slots of a loaded model, from `first` on, as a model of its own. The model is its owner's to close."""
+class SomeSlots:
+    """`slots` slots of a loaded model from `first` on (None: all that are left). Weights, the KV cache's blocks and
+    what is remembered of prompts are shared: who makes several of these sees to it that there are enough blocks."""
 
-    def __init__(self, model: LoadedModel, first: int, slots: int) -> None:
+    def __init__(self, model: LoadedModel, first: int = 0, slots: int | None = None) -> None:
         self._model, self._first = model, first
-        self._capabilities = replace(model.capabilities, slots=slots)
+        caps = model.capabilities
+        self._capabilities = replace(caps, slots=caps.slots - first if slots is None else slots)
 
     @property
     def spec(self) -> ModelSpec:
@@ -28,12 +28,9 @@ class Half:
         """See the contract."""
         return self._capabilities
 
-    def _whole(self, batch: Sequence[Segment]) -> list[Segment]:
-        return [Segment(self._first + one.slot, one.start, one.tokens, one.rows, one.apart) for one in batch]
-
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
-        return self._model.forward(self._whole(batch))
+        return self._model.forward(self._moved(batch))
 
     def held(self, slot: int) -> int:
         """See the contract."""
@@ -45,7 +42,7 @@ class Half:
 
     def blocks_needed(self, batch: Sequence[Segment]) -> int:
         """See the contract."""
-        return self._model.blocks_needed(self._whole(batch))
+        return self._model.blocks_needed(self._moved(batch))
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
         """See the contract."""
@@ -60,10 +57,9 @@ class Half:
         self._model.release(self._first + slot)
 
     def close(self) -> None:
-        """See the contract: nothing is its own."""
+        """See the contract."""
+        self._model.close()
 
-
-def halves(target: Target, slots: int) -> tuple[Target, Target]:
-    """Return both halves of a target that was loaded with twice as many `slots`."""
-    one, other = (replace(target, model=Half(target.model, first, slots)) for first in (0, slots))
-    return one, other
+    def _moved(self, batch: Sequence[Segment]) -> list[Segment]:
+        """Also from slot 0 on: loops that are compared take the same time for it."""
+        return [Segment(self._first + one.slot, one.start, one.tokens, one.rows, one.apart) for one in batch]
