@@ -73,7 +73,7 @@ class Adaptive:
         """See the port."""
         return rests(self.state, self._last) if self._last is not None else 0
 
-    def rested(self, rounds: int) -> None:
+    def rested(self, rounds: int, rows: int) -> None:
         """See the port."""
         if self._last is not None:
-            self.state = rested(self.state, self._last, rounds)
+            self.state = rested(self.state, self._last, rounds, rows)

@@ -63,10 +63,11 @@ class DepthPolicy(Protocol):
         ...
 
     def rest(self) -> int:
-        """Return how many of the next rounds the policy need not hear of, if the same sequences do nothing but decode
-        in them: it would ask for nothing, and learn nothing."""
+        """Return how many of the next rounds the policy need not hear of, as long as no more sequences begin or end than
+        were in the last one: it would ask for nothing, and learn nothing."""
         ...
 
-    def rested(self, rounds: int) -> None:
-        """So many rounds (1 or more) were run without a word to the policy."""
+    def rested(self, rounds: int, rows: int) -> None:
+        """So many rounds (1 or more) were run without a word to the policy, the last of them with so many `rows` (0: it
+        prefilled)."""
         ...

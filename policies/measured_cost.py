@@ -11,6 +11,8 @@ their mean is believed at once.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from itertools import pairwise
 from math import exp, log, log2
 from typing import NamedTuple
@@ -33,7 +35,7 @@ _ROW_ROUNDS = 4.0  # after so many it is half of that: a number of rows that is 
 _LEAST_ROW_WEIGHT = 0.003
 _LATEST_WEIGHT = 0.25  # of the newest residual in the means of the latest ones
 _TURNED = 0.8  # of CLIP: that far is the mean of the latest clipped residuals off where the machine has turned
-_FADING = 0.002  # of a knot's correction, a round
+_FADING = 0.002  # of a correction, a round
 TYPICAL = StepCost((1.0, 8.0, 16.0, 64.0, 128.0), (1.0, 1.5, 2.2, 6.0, 11.5))
 """The shape of a small model's step cost on a processor, for where nothing was measured yet; its unit is arbitrary."""
 
@@ -44,17 +46,18 @@ class MeasuredCost(NamedTuple):
     row beyond r adds. `log_of_row[r]`: the correction for r rows, learned in `seen_of_row[r]` rounds, of which
     `built_of_row[r]` is in the table. `seen` rounds were taken in, the last `stale` of them after the table was
     built. `uneven`: what a row adds does not follow from the rows alone (StepCost.serial, or rows that are padded).
-    `clipped`, `latest`: means of the latest residuals, clipped and as they were."""
+    `clipped`, `latest`: means of the latest residuals, clipped and as they were. Arrays are not changed in place: they
+    are copied in much less time than tuples of as many numbers, between forwards that leave little in a processor's caches."""
 
     fit: StepCost
     table_ms: tuple[float, ...]
     row_ms: tuple[float, ...]
     least_ms: tuple[float, ...]
     uneven: bool = False
-    log_of_knot: tuple[float, ...] = (0.0,) * KNOTS
-    log_of_row: tuple[float, ...] = (0.0,) * (_SINGLE + 1)
-    built_of_row: tuple[float, ...] = (0.0,) * (_SINGLE + 1)
-    seen_of_row: tuple[int, ...] = (0,) * _SINGLE
+    log_of_knot: array[float] = array("d", (0.0,) * KNOTS)
+    log_of_row: array[float] = array("d", (0.0,) * (_SINGLE + 1))
+    built_of_row: array[float] = array("d", (0.0,) * (_SINGLE + 1))
+    seen_of_row: array[int] = array("l", (0,) * _SINGLE)
     log_scale: float = 0.0
     scale: float = 1.0
     seen: int = 0
@@ -106,12 +109,14 @@ def measured(fit: StepCost, *, most_rows: int = 256) -> MeasuredCost:
     return MeasuredCost(fit, *table, uneven)
 
 
-def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, context_tokens: float) -> MeasuredCost:
-    """Take in that a forward took `ms` (> 0)."""
+def observed(
+    cost: MeasuredCost, ms: float, *, rows: int, sequences: int, context_tokens: float, expected_ms: float = 0.0
+) -> MeasuredCost:
+    """Take in that a forward took `ms` (> 0). `expected_ms`: what `cost.ms` says of it, where that is known already."""
     each = rows / sequences if cost.fit.serial else rows
     single = min(int(each), _SINGLE)
     pending = cost.log_of_row[single] - cost.built_of_row[single]
-    residual = log(ms / cost.ms(rows, sequences, context_tokens)) - pending
+    residual = log(ms / (expected_ms or cost.ms(rows, sequences, context_tokens))) - pending
     if cost.seen == 0:
         return cost._replace(log_scale=residual, scale=exp(residual), seen=1)
     latest = cost.latest + _LATEST_WEIGHT * (residual - cost.latest)
@@ -126,48 +131,40 @@ def observed(cost: MeasuredCost, ms: float, *, rows: int, sequences: int, contex
     log_scale = cost.log_scale + max(1.0 / (cost.seen + 1), _LEAST_WEIGHT) * residual
     place = min(log2(max(each, 1)), KNOTS - 1.0)
     low = min(int(place), KNOTS - 2)
-    knots = [value - _FADING * value for value in cost.log_of_knot]
-    knots[low] += _KNOT_WEIGHT * (low + 1 - place) * residual
-    knots[low + 1] += _KNOT_WEIGHT * (place - low) * residual
-    log_of_row, seen_of_row = _with_row(cost, single, residual)
-    learned = cost._replace(
-        log_of_knot=tuple(knots),
-        log_of_row=log_of_row,
-        seen_of_row=seen_of_row,
-        log_scale=log_scale,
-        scale=exp(log_scale),
-        seen=cost.seen + 1,
-        stale=cost.stale + 1,
-        clipped=clipped,
-        latest=latest,
+    log_of_knot, log_of_row, seen_of_row = cost.log_of_knot[:], cost.log_of_row, cost.seen_of_row
+    log_of_knot[low] += _KNOT_WEIGHT * (low + 1 - place) * residual
+    log_of_knot[low + 1] += _KNOT_WEIGHT * (place - low) * residual
+    if single < _SINGLE:
+        log_of_row, seen_of_row = log_of_row[:], seen_of_row[:]
+        seen = seen_of_row[single]
+        log_of_row[single] += max(_LEAST_ROW_WEIGHT, _ROW_WEIGHT / (1.0 + seen / _ROW_ROUNDS)) * residual
+        seen_of_row[single] = seen + 1
+    learned = MeasuredCost(
+        *(cost.fit, cost.table_ms, cost.row_ms, cost.least_ms, cost.uneven),
+        *(log_of_knot, log_of_row, cost.built_of_row, seen_of_row),
+        *(log_scale, exp(log_scale), cost.seen + 1, cost.stale + 1, clipped, latest),
     )
     return _built(learned) if learned.stale >= REBUILD_EVERY else learned
 
 
-def _with_row(cost: MeasuredCost, rows: int, residual: float) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return `log_of_row` and `seen_of_row` after a round."""
-    logs, seen = cost.log_of_row, cost.seen_of_row
-    if rows == _SINGLE:
-        return logs, seen
-    weight = max(_LEAST_ROW_WEIGHT, _ROW_WEIGHT / (1.0 + seen[rows] / _ROW_ROUNDS))
-    return (
-        (*logs[:rows], logs[rows] + weight * residual, *logs[rows + 1 :]),
-        (*seen[:rows], seen[rows] + 1, *seen[rows + 1 :]),
-    )
-
-
 def _built(cost: MeasuredCost) -> MeasuredCost:
     """Return costs whose tables hold all corrections."""
-    kept = (1.0 - _FADING) ** cost.stale  # of knots each round takes its share itself
-    logs = tuple([kept * value for value in cost.log_of_row])
-    table_ms, row_ms, least_ms = _tables(cost.fit, cost.log_of_knot, logs, len(cost.table_ms) - 1)
+    kept = (1.0 - _FADING) ** cost.stale
+    knots, logs = (array("d", [kept * value for value in values]) for values in (cost.log_of_knot, cost.log_of_row))
+    table_ms, row_ms, least_ms = _tables(cost.fit, knots, logs, len(cost.table_ms) - 1)
     return cost._replace(
-        table_ms=table_ms, row_ms=row_ms, least_ms=least_ms, log_of_row=logs, built_of_row=logs, stale=0
+        table_ms=table_ms,
+        row_ms=row_ms,
+        least_ms=least_ms,
+        log_of_knot=knots,
+        log_of_row=logs,
+        built_of_row=logs,
+        stale=0,
     )
 
 
 def _tables(
-    fit: StepCost, log_of_knot: tuple[float, ...], log_of_row: tuple[float, ...], most_rows: int
+    fit: StepCost, log_of_knot: Sequence[float], log_of_row: Sequence[float], most_rows: int
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
     """Return `table_ms`, `row_ms` and `least_ms`. The last row adds as much as the second half on the average."""
     rows = np.arange(most_rows + 1, dtype=np.float64)

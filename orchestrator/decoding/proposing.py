@@ -10,7 +10,7 @@ from typing import NamedTuple
 from adapters.contract import LoadedModel
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.decoding.acceptance_watch import AcceptanceWatch
-from orchestrator.decoding.batch import Part, paid
+from orchestrator.decoding.batch import Part, paid, rows_of
 from orchestrator.decoding.session import Session
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from policies.depth_policy import Asked, DepthPolicy, Done
@@ -38,15 +38,13 @@ _NO_PROPOSAL = Proposal()
 @dataclass(slots=True)
 class _Open:
     """A round whose forward runs. `drafts` as they were proposed, also where fewer tokens are verified. `index`: where
-    each sequence stands in it. `ruled`: some request's rules may draft. `outcomes`: of those that had a draft.
-    `tokens` that were committed."""
+    each sequence stands in it. `outcomes`: of those that had a draft. `tokens` that were committed."""
 
     now: Round
     drafts: list[Draft]
     proposals: list[Proposal]
     depths: list[int]
     index: dict[str, int]
-    ruled: bool
     outcomes: dict[str, _Outcome] = field(default_factory=dict)
     tokens: int = 0
     ended: list[str] = field(default_factory=list)
@@ -66,17 +64,29 @@ class Proposing:
         self._open: _Open | None = None
         self._rounds = self._usable = self._drafting_rounds = 0
         self._resting = self._rested = 0  # rounds that the policy does without: still to come, and done
-        self._resters: list[str] = []  # while these sequences decode
+        self._restless: set[str] = set()  # sequences that may draft where the policy would not
+        self._moves_left = 0  # so many sequences may begin or end meanwhile
+        self._last_parts: Sequence[Part] = ()  # of the last of those rounds
+        self._untold: dict[str, list[int]] = {}  # what was committed in them: the drafter hears of it in one piece
 
     def begin(self, session: Session, *, drafts: bool) -> None:
         """A session starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
         most = self._most(session)
+        self._moved()
+        if session.submit.depth is not None or session.rules is not None:
+            self._restless.add(session.key)
+            self._resting = 0
         self._policy.begin(session.key, ClassKey(session.submit.route, session.submit.user, session.submit.lane), most)
+        self._untold.pop(session.key, None)
         if drafts and most > 0 and session.depth_bound > 0:
             self._drafter.begin(session.key, session.tokens, session.submit.sampling)
 
     def end(self, key: str, *, keep: bool) -> None:
         """A session ends. `keep`: its output may help later drafts."""
+        self._moved()
+        self._restless.discard(key)
+        if (untold := self._untold.pop(key, None)) and keep:
+            self._drafter.extend(key, untold)
         self._drafter.end(key, keep=keep)
         if self._open is not None:
             self._open.ended.append(key)  # what came of its last drafts is still to be learned
@@ -88,15 +98,40 @@ class Proposing:
         asked = submit.most_depth if submit.depth is None else submit.depth
         return self._max_depth if asked is None else min(asked, self._max_depth)
 
+    def _moved(self) -> None:
+        self._moves_left -= 1
+        if self._moves_left < 0:
+            self._resting = 0
+
+    def rests(self, parts: Sequence[Part]) -> bool:
+        """Begin a round. True: it is one that the policy does without, and nobody has a draft in it."""
+        self._open = None
+        if self._resting:
+            self._resting -= 1
+            self._rested += 1
+            self._last_parts = parts
+            self._drafter.propose([])  # it hears that a round begins
+            for part in parts:
+                part.session.draft = NOTHING
+            return True
+        if self._rested:
+            filled = any(part.fills for part in self._last_parts)
+            rows = 0 if filled else rows_of(self._last_parts, self._target.capabilities.paid_rows)
+            self._policy.rested(self._rested, rows)
+            self._rested, self._last_parts = 0, ()
+            for key, tokens in self._untold.items():
+                self._drafter.extend(key, tokens)
+            self._untold.clear()
+        return False
+
     def propose(
         self, parts: Sequence[Part], cost: RoundCost, last_ms: float, *, room: int, row_price: float = 1.0
     ) -> None:
-        """Give every sampling part its draft, within `room` rows and the blocks that are left. `cost`: what rounds take
-        without drafts; `last_ms`: what the target's part of the last round took (0: not known). `row_price`: see
-        policies.speculation.Round."""
-        self._open = None
+        """Give every sampling part its draft, within `room` rows and the blocks that are left, in a round that does not
+        rest. `cost`: what rounds take without drafts; `last_ms`: what the target's part of the last round took (0: not
+        known). `row_price`: see policies.speculation.Round."""
         deciding = [part for part in parts if part.samples]
-        if not deciding or self._rests(parts):
+        if not deciding:
             self._drafter.propose([])  # it hears that a round begins
             return
         now = self._round_of(parts, deciding, room, row_price)
@@ -120,20 +155,7 @@ class Proposing:
             for part in deciding:  # drafts never cost a running sequence its place
                 part.session.draft = NOTHING
         index = {place.key: at for at, place in enumerate(now.places)}
-        self._open = _Open(now, drafts, proposals, depths, index, ruled)
-
-    def _rests(self, parts: Sequence[Part]) -> bool:
-        """Return whether this is a round that the policy does without."""
-        if not self._resting or self._resters != [part.session.key for part in parts] or any(p.fills for p in parts):
-            if self._rested:
-                self._policy.rested(self._rested)
-            self._resting = self._rested = 0
-            return False
-        self._resting -= 1
-        self._rested += 1
-        for part in parts:
-            part.session.draft = NOTHING
-        return True
+        self._open = _Open(now, drafts, proposals, depths, index)
 
     def _round_of(self, parts: Sequence[Part], deciding: Sequence[Part], room: int, row_price: float) -> Round:
         caps, alone = self._target.capabilities, len(parts) == 1
@@ -198,6 +220,9 @@ class Proposing:
 
     def judged(self, session: Session, accepted: int, taken: Sequence[int]) -> None:
         """The verdict on a session's draft: so many of its tokens were accepted, and these were committed."""
+        if self._rested:
+            self._untold.setdefault(session.key, []).extend(taken)
+            return
         self._drafter.extend(session.key, taken)
         if self._open is not None:
             self._open.tokens += len(taken)
@@ -234,9 +259,8 @@ class Proposing:
         )
         for key in done.ended:
             self._policy.end(key)
-        self._resting = 0 if done.ruled or done.ended else self._policy.rest()
-        if self._resting:
-            self._resters = list(done.index)
+        self._resting = 0 if self._restless else self._policy.rest()
+        self._moves_left = len(done.index)
         self._rounds += 1
         if self._rounds % _LOOK_EVERY == 0:
             before, self._usable = self._usable, sum(state.state == "ok" for state in self._drafter.states())

@@ -47,5 +47,5 @@ class FixedDepth:
         """See the port: a round costs next to nothing."""
         return 0
 
-    def rested(self, rounds: int) -> None:
+    def rested(self, rounds: int, rows: int) -> None:
         """See the port."""

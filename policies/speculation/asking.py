@@ -5,12 +5,12 @@ from __future__ import annotations
 from policies import switching
 from policies.goodput import reach
 from policies.speculation.round import Place, Round
-from policies.speculation.state import Speculation, worth_per_ms
+from policies.speculation.state import Speculation, load_of, worth_per_ms
 
 NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
-SELDOM = 12  # one round in so many drafters are asked whose drafts bring less than asking takes
-REST_LOOK = 6  # of rounds that asked for nothing, one in so many is looked at: they are all alike
-_LEARNING = 0.75  # of what asking takes, judging what came and learning from it take as much again
+SELDOM, MANY, SELDOM_OF_MANY = 12, 8, 24
+REST_LOOKS = 2  # of the rounds from one such ask to the next so many are looked at: they are all alike
+_LEARNING = 1.1  # of what asking takes, judging what came and learning from it take as much again
 _CHEAP = 0.1  # drafting that takes more than this share of a forward is the switch's to leave alone
 
 
@@ -25,37 +25,49 @@ def asked(state: Speculation, now: Round) -> list[int]:
     return [place.most if place.fixed else _worth_asking(state, place, least) for place in now.places]
 
 
+def seldom(sequences: int) -> int:
+    """Return how many rounds there are to each in which drafters are asked whose drafts bring less than asking takes:
+    it takes more of a round of many, and more is learned of it."""
+    return SELDOM if sequences < MANY else SELDOM_OF_MANY
+
+
 def _resting(state: Speculation, now: Round, round_ms: float) -> bool:
     """Return whether to ask for nothing in this round, since drafts bring less than asking for them takes. Drafters
     that take long are not meant: the switch leaves those alone, and they would have a text to read each time."""
-    return state.rounds % SELDOM > 0 and brings_little(state, now, round_ms)
+    return state.rounds % seldom(len(now.places)) > 0 and brings_little(state, now, round_ms)
 
 
 def brings_little(state: Speculation, now: Round, round_ms: float) -> bool:
     """Return whether drafts of drafters that cost little bring less than asking for them takes. `round_ms`: of this
     round without drafts."""
     worth = now.row_price * max(1.0, state.gain)
-    asking_ms = state.ask_ms * (1.0 + _LEARNING)
-    return state.ask_ms <= _CHEAP * round_ms and state.brought * round_ms < worth * asking_ms
+    sequences = len(now.places)
+    if sequences * state.ask_ms > _CHEAP * round_ms:
+        return False
+    return state.brought[load_of(sequences)] * round_ms < worth * sequences * state.ask_ms * (1.0 + _LEARNING)
 
 
 def rests(state: Speculation, now: Round) -> int:
     """Return how many rounds like `now`, the last one, need neither be asked about nor looked at from here on."""
-    left = -state.rounds % REST_LOOK
-    kept_up = state.same.last != now.base_rows  # rows are kept for what may be proposed next, or it prefilled
+    left = -state.rounds % (seldom(len(now.places)) // REST_LOOKS)
+    kept_up = 0 < state.same.last != now.base_rows  # rows are kept for what may be proposed next
     if left == 0 or kept_up or any(place.fixed for place in now.places):
         return 0
     round_ms = state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
     return left if brings_little(state, now, round_ms) else 0
 
 
-def rested(state: Speculation, now: Round, rounds: int) -> Speculation:
-    """Take in that so many rounds like `now` were run without a word."""
+def rested(state: Speculation, now: Round, rounds: int, rows: int) -> Speculation:
+    """Take in that so many rounds much like `now` were run without a word, the last of them with `rows` (0: it
+    prefilled)."""
     switch = state.switch
     if not switching.active(switch):
         round_ms = state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
         switch = switching.rested(switch, rounds * round_ms)
-    return state._replace(rounds=state.rounds + rounds, switch=switch)
+    same = state.same
+    if rows != same.last:
+        same = same._replace(last=rows, last_base=rows, given_up=0.0)
+    return state._replace(rounds=state.rounds + rounds, switch=switch, same=same)
 
 
 def _worth_asking(state: Speculation, place: Place, least: float) -> int:

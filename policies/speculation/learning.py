@@ -9,9 +9,9 @@ from policies import measured_cost, odds, positions, same_rows, seeds, switching
 from policies.depth import Gains
 from policies.positions import Positions
 from policies.seeds import ClassKey
-from policies.speculation.asking import NOTICED, REST_LOOK, SELDOM, brings_little
+from policies.speculation.asking import NOTICED, REST_LOOKS, brings_little, seldom
 from policies.speculation.round import Decision, Proposal, Round, Times, Verdict, added_rows
-from policies.speculation.state import Request, Speculation, optimism, worth_per_ms
+from policies.speculation.state import Request, Speculation, load_of, optimism, worth_per_ms
 
 USUAL_DRAFT = 4.0
 """So many judged tokens are one dt of the controller."""
@@ -37,7 +37,7 @@ def observed(
     cost of rows."""
     moved: dict[str, Request] = {}
     usual = state.usual
-    for index in _looked_at(state, now):
+    for index in _looked_at(state, now) if any(decision.reaches) else ():
         place, (accepted, compared), chances = now.places[index], verdicts[index], decision.reaches[index]
         if not compared or not chances or place.fixed:
             continue
@@ -53,7 +53,8 @@ def observed(
     if times is None:
         same = state.same._replace(last=0, last_base=0, given_up=0.0)
         return state._replace(requests=requests, usual=usual, rounds=state.rounds + 1, same=same)
-    if not decision.asks and state.rounds % REST_LOOK and switching.active(state.switch):
+    unasked = not decision.asks and state.rounds % (seldom(len(now.places)) // REST_LOOKS)
+    if unasked and switching.active(state.switch):
         rows = now.base_rows + added_rows(now, decision.depths)
         same = state.same._replace(last=rows, last_base=now.base_rows, given_up=decision.given_up)
         return state._replace(requests=requests, usual=usual, rounds=state.rounds + 1, same=same)
@@ -62,14 +63,15 @@ def observed(
 
 def _looked_at(state: Speculation, now: Round) -> range:
     """Return the places whose verdicts are taken in: where there are many, each in its turn, whatever came of it (to
-    pick those that turned out right would teach that drafts are better than they are). All, where drafters are asked
-    seldom: it is what they are asked for."""
+    pick those that turned out right would teach that drafts are better than they are). Twice as many where drafters
+    are asked seldom: it is what they are asked for."""
     sequences = len(now.places)
     every = 1 + (sequences - 1) // _TAKEN_IN
-    if every > 1 and state.rounds % SELDOM == 0:
+    asks = state.rounds // seldom(sequences)
+    if every > 1 and state.rounds % seldom(sequences) == 0:
         round_ms = state.cost.ms(now.base_rows, sequences, now.context_tokens)
-        every = 1 if brings_little(state, now, round_ms) else every
-    return range((state.rounds + state.rounds // SELDOM) % every, sequences, every)
+        every = (every + 1) // 2 if brings_little(state, now, round_ms) else every
+    return range((state.rounds + asks) % every, sequences, every)
 
 
 def _moved(request: Request, gains: Gains, chances: Sequence[float], accepted: int, compared: int) -> Request:
@@ -105,12 +107,15 @@ def _timed(
     sequences, context, same = len(now.places), now.context_tokens, state.same
     more = added_rows(now, decision.depths)
     rows = now.base_rows + more
-    expected_ms = state.cost.ms(rows, sequences, context)
+    base_ms = state.cost.ms(now.base_rows, sequences, context)
+    expected_ms = state.cost.ms(rows, sequences, context) if more else base_ms
     change_ms = max(0.0, same.change_ms) if state.cost.seen and rows != same.last else 0.0
     steady_ms = times.forward_ms * expected_ms / (expected_ms + change_ms)
-    cost = measured_cost.observed(state.cost, steady_ms, rows=rows, sequences=sequences, context_tokens=context)
+    cost = measured_cost.observed(
+        state.cost, steady_ms, rows=rows, sequences=sequences, context_tokens=context, expected_ms=expected_ms
+    )
     spent_ms = times.forward_ms + times.draft_ms
-    gain = tokens / sequences * cost.ms(now.base_rows, sequences, context) / spent_ms
+    gain = tokens / sequences * cost.scale / state.cost.scale * base_ms / spent_ms
     mean, brought = state.gain, state.brought
     promised, kept = _REMEMBERED * state.promised, _REMEMBERED * state.kept
     if not decision.forced:  # what was forced says nothing of what was chosen
@@ -119,10 +124,13 @@ def _timed(
         hoped = sum([sum(chances[:depth]) for chances, depth in drafts])
         promised, kept = promised + hoped, kept + tokens - sequences
         if decision.asks:
-            more_ms = expected_ms - state.cost.ms(now.base_rows, sequences, context)
+            more_ms = expected_ms - base_ms
             more_ms += same_rows.more_ms(same, now.base_rows, more)
             likely = hoped / optimism(state)
-            brought += _NEWEST_USE * ((likely - worth_per_ms(state, now) * more_ms) / decision.asks - brought)
+            load = load_of(sequences)
+            newest = (likely - worth_per_ms(state, now) * more_ms) / decision.asks
+            mixed = brought[load] + _NEWEST_USE * (newest - brought[load])
+            brought = (*brought[:load], mixed, *brought[load + 1 :])
     if state.cost.seen:
         over_ms = times.forward_ms - expected_ms
         same = same_rows.observed(same, now.base_rows, rows, decision.given_up, over_ms, expected_ms)
@@ -145,8 +153,8 @@ def _drafting(
 ) -> tuple[float, float, float]:
     """Return `ask_ms`, `draft_ms` and `step_ms` after a round."""
     ask_ms, draft_ms, step_ms = state.ask_ms, state.draft_ms, state.step_ms
-    if decision.asks and decision.asks == sum([place.most > 0 for place in now.places]):
-        ask_ms += _NEWEST_DRAFT * (times.draft_ms - ask_ms)
+    if decision.asks:
+        ask_ms += _NEWEST_DRAFT * (times.draft_ms / decision.asks - ask_ms)
     drafted = max([proposal.tokens for proposal in proposals]) if times.draft_ms else 0
     if drafted and switching.active(state.switch):
         draft_ms += _NEWEST_DRAFT * (times.draft_ms - draft_ms)

@@ -74,6 +74,8 @@ class Times(NamedTuple):
 
 def added_rows(now: Round, depths: Sequence[int]) -> int:
     """Return the rows that these depths add to what is run anyway."""
+    if not any(depths):
+        return 0
     if not now.widths:
         return sum(depths) - sum(
             [min(place.free, depth) for place, depth in zip(now.places, depths, strict=True) if place.free]

@@ -18,6 +18,7 @@ from policies.speculation.round import Round
 from policies.switching import ON, Switch
 
 _HOPED = 0.1  # tokens that a draft is thought to bring at first
+_LOADS = 6
 _PROMISES = 4.0  # accepted tokens that are taken as promised at first
 _MOST_OPTIMISM = 1.3
 
@@ -35,9 +36,9 @@ class Request(NamedTuple):
 class Speculation(NamedTuple):
     """All that is known. `cold`: what is taken to be usual in a class of which nothing is. `gain`: tokens that a round
     makes to those of plain decoding in the same time, on the average: the worth of time. `draft_ms`, `step_ms`: what
-    drafting takes in a round, and each token of its longest draft. `ask_ms`: what drafting takes where all
-    sequences are asked, `brought`: tokens that this brings for each of them, less those that decoding makes in the time
-    that their rows add. `promised`, `kept`: tokens of late that verified drafts promised, and that were accepted."""
+    drafting takes in a round, and each token of its longest draft. `ask_ms`: what drafting takes for each
+    sequence that is asked, `brought[load]`: tokens that this brings for each of them, less those that decoding makes in
+    the time that their rows add, where as many sequences run (see `load_of`). `promised`, `kept`: tokens of late that verified drafts promised, and that were accepted."""
 
     cost: MeasuredCost
     gains: Gains = GAINS
@@ -52,7 +53,7 @@ class Speculation(NamedTuple):
     rounds: int = 0
     same: SameRows = SameRows()
     ask_ms: float = 0.0
-    brought: float = _HOPED
+    brought: tuple[float, ...] = (_HOPED,) * _LOADS
     promised: float = 0.0
     kept: float = 0.0
 
@@ -80,6 +81,12 @@ def ended(state: Speculation, key: str) -> Speculation:
 
 def _course(request: Request) -> Course:
     return Course(request.pid.integral, request.odds.log_factor, request.evidence)
+
+
+def load_of(sequences: int) -> int:
+    """Return the place of a number of sequences among loads of 1, 2 to 3, 4 to 7, ... of them: what speculation brings
+    where one runs says nothing of where many do."""
+    return min(sequences.bit_length(), _LOADS) - 1
 
 
 def worth_per_ms(state: Speculation, now: Round) -> float:

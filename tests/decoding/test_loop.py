@@ -65,33 +65,44 @@ def test_identity_with_target_only_decoding(expected, running, depth, rows):
 class RestsAfterEach(FixedDepth):
     """Drafts in a round, and does without the next three."""
 
-    heard = without = 0
+    def __init__(self, depth):
+        super().__init__(depth)
+        self.heard, self.without = [], []
 
     def observed(self, now, done):
-        self.heard += 1
+        self.heard.append(len(now.places))
 
     def rest(self):
         return 3
 
-    def rested(self, rounds):
-        self.without += rounds
+    def rested(self, rounds, rows):
+        self.without.append((rounds, rows))
 
 
-def test_a_policy_that_rests_hears_of_no_round_until_the_sequences_change(expected):
+def test_a_policy_that_rests_hears_of_nothing_while_few_sequences_begin_or_end(expected):
     policy = RestsAfterEach(2)
-    loop = loop_over(toy(), suffix(), policy=policy, depth=2)
-    first, second = requests(2)
-    loop.submit(first)
-    rounds = [loop.run_round() for _ in range(10)]
-    assert policy.heard == 3
+    loop = loop_over(toy(), suffix(), policy=policy, depth=2, running=9)
+    waiting = requests(9)
+    rounds = []
+
+    def run(count, *more):
+        for submit in more:
+            loop.submit(submit)
+        rounds.extend(loop.run_round() for _ in range(count))
+
+    run(9, *waiting[:2])
+    assert policy.heard == [2, 2, 2]
     assert not any(done.drafted for place, done in enumerate(rounds) if place % 4)
-    loop.submit(second)
-    rounds.append(loop.run_round())
-    assert policy.heard == 4, "there is another sequence"
-    assert policy.without == 7, "the last rest was cut short"
+    run(3, *waiting[2:4])
+    assert policy.heard == [2, 2, 2], "as many came as there were"
+    run(1)
+    assert policy.heard == [2, 2, 2, 4]
+    run(1, *waiting[4:])
+    assert len(policy.heard) == 5, "more came than there were"
+    assert [rounds for rounds, _ in policy.without] == [3, 3, 3]
     while not loop.idle:
         rounds.append(loop.run_round())
-    for submit in (first, second):
+    for submit in waiting:
         deltas = [delta for done in rounds for delta in done.deltas if delta.request_id == submit.request_id]
         assert [token for delta in deltas for token in delta.tokens] == expected[submit.request_id]
 

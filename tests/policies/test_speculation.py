@@ -24,7 +24,7 @@ from policies.speculation import (
     least_chance,
     observed,
 )
-from policies.speculation.asking import REST_LOOK, SELDOM
+from policies.speculation.asking import REST_LOOKS, seldom
 from policies.switching import active
 
 FIT = StepCost((1.0, 2.0, 8.0, 32.0, 128.0), (7.3, 7.7, 10.9, 27.0, 95.0), 0.25)
@@ -261,14 +261,15 @@ def test_drafters_whose_drafts_bring_nothing_are_asked_seldom_and_found_again(se
             policy.observed(now, done)
             resting = policy.rest()
             if resting:
-                policy.rested(resting)
+                policy.rested(resting, sequences)
             rests += resting
         assert not resting, "it has no part in a round in which it would ask"
         return asks
 
-    rounds(7 * SELDOM, 0)
+    every = seldom(sequences)
+    rounds(9 * every, 0)
     rests = 0
-    assert rounds(5 * SELDOM, 0) == 5
-    assert rests == 5 * (SELDOM - SELDOM // REST_LOOK)
-    rounds(160, 12)
+    assert rounds(5 * every, 0) == 5
+    assert rests == 5 * (every - REST_LOOKS)
+    rounds(20 * every, 12)
     assert rounds(32, 12) == 32

@@ -95,6 +95,8 @@ class Timed:
         self.spent_s += time.thread_time() - began_s
         return found
 
-    def rested(self, rounds: int) -> None:
+    def rested(self, rounds: int, rows: int) -> None:
         """See the port."""
-        self.policy.rested(rounds)
+        began_s = time.thread_time()
+        self.policy.rested(rounds, rows)
+        self.spent_s += time.thread_time() - began_s
