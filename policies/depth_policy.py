@@ -63,8 +63,8 @@ class DepthPolicy(Protocol):
         ...
 
     def rest(self) -> int:
-        """Return how many of the next rounds the policy need not hear of, as long as no more sequences begin or end than
-        were in the last one: it would ask for nothing, and learn nothing."""
+        """Return how many of the next rounds the policy need not hear of, as long as no more sequences begin or end
+        than were in the last one: it would ask for nothing, and learn nothing."""
         ...
 
     def rested(self, rounds: int, rows: int) -> None:

@@ -47,7 +47,7 @@ class MeasuredCost(NamedTuple):
     `built_of_row[r]` is in the table. `seen` rounds were taken in, the last `stale` of them after the table was
     built. `uneven`: what a row adds does not follow from the rows alone (StepCost.serial, or rows that are padded).
     `clipped`, `latest`: means of the latest residuals, clipped and as they were. Arrays are not changed in place: they
-    are copied in much less time than tuples of as many numbers, between forwards that leave little in a processor's caches."""
+    are there since copies of tuples take much longer where a forward left little in the processor's caches."""
 
     fit: StepCost
     table_ms: tuple[float, ...]
@@ -136,14 +136,13 @@ def observed(
     log_of_knot[low + 1] += _KNOT_WEIGHT * (place - low) * residual
     if single < _SINGLE:
         log_of_row, seen_of_row = log_of_row[:], seen_of_row[:]
-        seen = seen_of_row[single]
-        log_of_row[single] += max(_LEAST_ROW_WEIGHT, _ROW_WEIGHT / (1.0 + seen / _ROW_ROUNDS)) * residual
-        seen_of_row[single] = seen + 1
-    learned = MeasuredCost(
-        *(cost.fit, cost.table_ms, cost.row_ms, cost.least_ms, cost.uneven),
-        *(log_of_knot, log_of_row, cost.built_of_row, seen_of_row),
-        *(log_scale, exp(log_scale), cost.seen + 1, cost.stale + 1, clipped, latest),
-    )
+        weight = max(_LEAST_ROW_WEIGHT, _ROW_WEIGHT / (1.0 + seen_of_row[single] / _ROW_ROUNDS))
+        log_of_row[single] += weight * residual
+        seen_of_row[single] += 1
+    fixed = (cost.fit, cost.table_ms, cost.row_ms, cost.least_ms, cost.uneven)
+    by_rows = (log_of_knot, log_of_row, cost.built_of_row, seen_of_row)
+    seen, stale = cost.seen + 1, cost.stale + 1
+    learned = MeasuredCost(*fixed, *by_rows, log_scale, exp(log_scale), seen, stale, clipped, latest)
     return _built(learned) if learned.stale >= REBUILD_EVERY else learned
 
 

@@ -15,14 +15,14 @@ from __future__ import annotations
 from math import exp
 from typing import NamedTuple
 
-FADE = 0.98
+FADE = 0.985
 PRIOR_PRECISION = 3.0
 """A request's factor is at first known to about a factor e of its class's."""
 MOST = 6.0
 """|log w| stays within this: further, it would take too long to come back."""
 _RECENT = 0.7  # of the sum of surprises, from one verdict to the next
-_SIGMAS_SQUARED = 5.0
-_FORGETTING = 0.15  # of the precision, after a surprise
+_SIGMAS_SQUARED = 6.0
+_FORGETTING = 0.12  # of the precision, after a surprise
 _LEAST_PRECISION = 0.25
 _UNCERTAIN = 0.3  # added to the variance: a single token that was thought certain is no proof
 _STEP = 2.0  # the furthest that one verdict moves log w

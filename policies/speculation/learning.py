@@ -15,10 +15,10 @@ from policies.speculation.state import Request, Speculation, load_of, optimism, 
 
 USUAL_DRAFT = 4.0
 """So many judged tokens are one dt of the controller."""
-_PROMISE_KEPT = 0.5  # a set point below the configured one is this share of what the drafts promise
+_PROMISE_KEPT = 0.25  # a set point below the configured one is this share of what the drafts promise
 _NEWEST_VALUE = 0.05  # weight of the newest round in the mean worth of time
 _NEWEST_DRAFT = 0.2  # the same of what drafting takes
-_NEWEST_USE = 0.1
+_BETTER, _WORSE = 0.25, 0.15  # the same of what asking brings: where drafts begin to be right, they often go on so
 _REMEMBERED = 0.95  # of what was promised and kept, from one round to the next
 _TAKEN_IN = 5  # verdicts a round: it keeps the time that policies take small where there are many sequences
 
@@ -44,7 +44,7 @@ def observed(
         request = state.requests[place.key]
         if not proposals[index].confidences:
             before = usual.get(request.of, Positions())
-            judged_now = positions.judged(before, accepted, compared)
+            judged_now = positions.judged(before, request.odds.log_factor, accepted, compared)
             known = request.of in usual  # then nothing has to give way, which is quicker
             usual = {**usual, request.of: judged_now} if known else seeds.remembered(usual, request.of, judged_now)
         judged = max(decision.depths[index], compared)
@@ -63,14 +63,14 @@ def observed(
 
 def _looked_at(state: Speculation, now: Round) -> range:
     """Return the places whose verdicts are taken in: where there are many, each in its turn, whatever came of it (to
-    pick those that turned out right would teach that drafts are better than they are). Twice as many where drafters
-    are asked seldom: it is what they are asked for."""
+    pick those that turned out right would teach that drafts are better than they are). All, where drafters are
+    asked seldom: it is what they are asked for."""
     sequences = len(now.places)
     every = 1 + (sequences - 1) // _TAKEN_IN
     asks = state.rounds // seldom(sequences)
     if every > 1 and state.rounds % seldom(sequences) == 0:
         round_ms = state.cost.ms(now.base_rows, sequences, now.context_tokens)
-        every = (every + 1) // 2 if brings_little(state, now, round_ms) else every
+        every = 1 if brings_little(state, now, round_ms) else every
     return range((state.rounds + asks) % every, sequences, every)
 
 
@@ -129,8 +129,9 @@ def _timed(
             likely = hoped / optimism(state)
             load = load_of(sequences)
             newest = (likely - worth_per_ms(state, now) * more_ms) / decision.asks
-            mixed = brought[load] + _NEWEST_USE * (newest - brought[load])
-            brought = (*brought[:load], mixed, *brought[load + 1 :])
+            change = newest - brought[load]
+            change *= _BETTER if change > 0.0 else _WORSE
+            brought = (*brought[:load], brought[load] + change, *brought[load + 1 :])
     if state.cost.seen:
         over_ms = times.forward_ms - expected_ms
         same = same_rows.observed(same, now.base_rows, rows, decision.given_up, over_ms, expected_ms)

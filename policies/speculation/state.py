@@ -36,9 +36,9 @@ class Request(NamedTuple):
 class Speculation(NamedTuple):
     """All that is known. `cold`: what is taken to be usual in a class of which nothing is. `gain`: tokens that a round
     makes to those of plain decoding in the same time, on the average: the worth of time. `draft_ms`, `step_ms`: what
-    drafting takes in a round, and each token of its longest draft. `ask_ms`: what drafting takes for each
-    sequence that is asked, `brought[load]`: tokens that this brings for each of them, less those that decoding makes in
-    the time that their rows add, where as many sequences run (see `load_of`). `promised`, `kept`: tokens of late that verified drafts promised, and that were accepted."""
+    drafting takes in a round, and each token of its longest draft. `ask_ms`: what drafting takes for each sequence that
+    is asked, `brought[load_of(n)]`: tokens that this brings for each of n, less those that decoding makes in the time
+    that their rows add. `promised`, `kept`: tokens of late that verified drafts promised, and that were accepted."""
 
     cost: MeasuredCost
     gains: Gains = GAINS

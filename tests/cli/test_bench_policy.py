@@ -166,9 +166,8 @@ def test_a_recording_is_read_as_it_was_written_and_others_are_refused(target, re
 def test_depth_recovers_on_these_costs():
     for most in (4, 6, 8, 12):
         found = recovery(COSTS, COSTS.forward, most)
-        if most <= 8:  # beyond the best depth, 9, tokens are worth about their rows: it may rest there, too
-            assert found.rounds is not None
-            assert found.rounds <= 10
+        assert found.rounds is not None
+        assert found.rounds <= 10
         assert found.worth >= 0.97
-        assert found.swing <= 1
+        assert found.swing <= (1 if most <= 8 else 2)  # around the best depth, 9, tokens are worth about their rows
         assert max(found.depths[20 : found.turned]) <= 1

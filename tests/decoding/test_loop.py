@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import DeviceLost
-from orchestrator.cluster.port import Sampling, Submit
+from orchestrator.cluster.port import Round, Sampling, Submit
 from orchestrator.drafting.port import Draft
 from policies.replay.fixed import FixedDepth
 from tests.support.loops import END, alone, decode, loop_over, requests, suffix, toy
@@ -83,7 +83,7 @@ def test_a_policy_that_rests_hears_of_nothing_while_few_sequences_begin_or_end(e
     policy = RestsAfterEach(2)
     loop = loop_over(toy(), suffix(), policy=policy, depth=2, running=9)
     waiting = requests(9)
-    rounds = []
+    rounds: list[Round] = []
 
     def run(count, *more):
         for submit in more:

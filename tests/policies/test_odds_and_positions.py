@@ -1,5 +1,8 @@
 """What verdicts teach about the chances of drafts, with and without a drafter's own word."""
 
+from math import exp, log
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,24 +51,38 @@ def test_a_text_that_turns_is_believed_within_a_few_verdicts(before):
     assert believed(known, 0.9) > 0.6
 
 
-@given(st.integers(1, 12), st.lists(st.integers(0, 12), min_size=60, max_size=120))
-def test_positions_count_what_could_be_compared(length, accepted):
+@given(st.integers(1, 12), st.lists(st.integers(0, 12), min_size=60, max_size=120), st.randoms())
+def test_positions_follow_what_could_be_compared(length, accepted, random):
+    random.shuffle(accepted)  # a text that turns is another matter
     known = Positions()
     for right in [min(right, length) for right in accepted]:
-        known = positions.judged(known, right, min(right + 1, length))
+        known = positions.judged(known, 0.0, right, min(right + 1, length))
     for place, chance in enumerate(known.chances(length)):
         reached = sum(min(right, length) >= place for right in accepted)
         passed = sum(min(right, length) > place for right in accepted)
         if reached > 50:
-            assert chance == pytest.approx(passed / reached, abs=0.08)
+            assert chance == pytest.approx(passed / reached, abs=0.15)
         assert 0.0 <= chance <= 1.0
+
+
+@given(st.sampled_from([-4.0, -2.0, 2.0, 4.0]), st.floats(0.2, 0.8))
+def test_what_a_factor_explains_positions_do_not_learn_once_more(log_factor, usual):
+    """The drafts of a request are better or worse than its class's, as its factor says: positions keep their shape."""
+    before = Positions((log(usual / (1.0 - usual)),) * 6, (50.0,) * 6)
+    chance = 1.0 / (1.0 + exp(-log_factor) * (1.0 - usual) / usual)
+    draws, known = Random(7), before
+    for _ in range(200):
+        right = next((place for place in range(6) if draws.random() >= chance), 6)
+        known = positions.judged(known, log_factor, right, min(right + 1, 6))
+    for now, then in zip(known.chances(6), before.chances(6), strict=True):
+        assert abs(now - then) < 0.15
 
 
 def test_an_unknown_position_is_as_the_one_before_it():
     known = Positions()
     assert known.chances(3) == [0.5, 0.5, 0.5]
     for _ in range(50):
-        known = positions.judged(known, 1, 1)
+        known = positions.judged(known, 0.0, 1, 1)
     first, second, third = known.chances(3)
     assert first > 0.9
     assert first == second == third

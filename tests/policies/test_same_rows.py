@@ -31,7 +31,7 @@ def test_rows_change_when_as_much_was_given_up_as_that_takes(rounds, value, chan
         else:
             assert (taken, filling) == (best, 0)
             lost = 0.0
-        assert lost <= value * (2.0 if best > rows - before else 1.0) * change_ms + 1e-6
+        assert lost <= value * (1.0 if best < rows - before else 2.0) * change_ms + 1e-6
         state = observed(state, before, rows, given_up, 0.0, 10.0)._replace(changed_ms=change_ms)
 
 

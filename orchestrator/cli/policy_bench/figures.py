@@ -17,7 +17,7 @@ FORMULAS = {
     "tokens_per_s": "tokens / seconds of rounds that only decode while all places are taken, drafting and policy "
     "included",
     "worst_vs_plain": "least adaptive / plain tokens/s over categories, concurrencies and kinds of drafters, the two "
-    "in turns of 9 rounds, of which 8 count; the worst cells below 0.97 are run again, four times, and the median "
+    "in turns of 9 rounds, of which 8 count; the worst cells below 0.97 are run again, eight times, and the median "
     "ratio counts; of a replay alone, the replayed one",
     "vs_hindsight": "replayed: time for a token with the best fixed depth of each request / adaptive's, over the whole "
     "mix: all categories, concurrencies and kinds of drafters",

@@ -1,13 +1,14 @@
 """Acceptance that steps up, on the costs of this machine: how fast depth follows, and whether it swings where it stays.
 
-Without chance: drafts are right as often as they are to be, evenly spread.
+Drafts are right as often as they are to be, in every few places.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log, sqrt
+from math import log
 from statistics import mean
 
 from device_profiles.cost import StepCost
@@ -20,7 +21,7 @@ from policies.replay.run import replay
 from policies.speculation import Round
 
 LOW, HIGH = 0.1, 0.9
-_GOLDEN = (sqrt(5.0) - 1.0) / 2.0
+_SPREAD = 20
 BEFORE, AFTER = 120, 1200
 """Output tokens at either acceptance."""
 
@@ -72,10 +73,13 @@ def recovery(costs: Costs, known: StepCost, most: int) -> Recovery:
 def evenly(chances: Sequence[float], most: int) -> RecordedRequest:
     """Return a request whose drafts are right as often as the chances of their places say, and say nothing of it.
 
-    A draft has k right tokens or more with chance^k: quantiles of that, in the order of the golden ratio's multiples,
-    so that whichever places a policy comes by, it meets them in about their shares."""
-    drafts = []
-    for place, chance in enumerate(chances, start=1):
-        share = place * _GOLDEN % 1.0
-        drafts.append(RecordedDraft(most, (), min(most, int(log(share) / log(chance)))))
+    A draft has k right tokens or more with chance^k: quantiles of that, each once in _SPREAD places, in an order
+    that is drawn anew for the next ones. In a regular order a depth may come by the same ones over and over."""
+    draws = random.Random(_SPREAD)  # noqa: S311  # an order, not a secret
+    drafts, shares = [], []  # type: list[RecordedDraft], list[float]
+    for chance in chances:
+        if not shares:
+            shares = [(place + 0.5) / _SPREAD for place in range(_SPREAD)]
+            draws.shuffle(shares)
+        drafts.append(RecordedDraft(most, (), min(most, int(log(shares.pop()) / log(chance)))))
     return RecordedRequest("even", tuple(drafts))

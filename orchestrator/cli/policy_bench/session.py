@@ -21,7 +21,7 @@ BAR = 0.97
 KERNEL = "plain, kernel"
 """Plain decoding in the other exactness class."""
 _DOUBTS = 12  # cells that are visited again, in each of
-_AGAIN = 4  # so many passes
+_AGAIN = 8  # so many passes
 _CONTROL_EVERY = 3  # cells
 _ROUND_MS, _SEQUENCE_MS = 7.0, 1.5  # what a round takes, roughly: weights of the progress bar
 
