@@ -8,7 +8,7 @@ from policies.speculation.round import Place, Round
 from policies.speculation.state import Speculation, load_of, worth_per_ms
 
 NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
-SELDOM, MANY, SELDOM_OF_MANY = 12, 8, 20
+SELDOM, MANY, SELDOM_OF_MANY = 12, 8, 20  # rounds, sequences, rounds: see `seldom`
 REST_LOOKS = 2  # of the rounds from one such ask to the next so many are looked at: they are all alike
 _LEARNING = 1.1  # of what asking takes, judging what came and learning from it take as much again
 _CHEAP = 0.1  # drafting that takes more than this share of a forward is the switch's to leave alone
@@ -45,6 +45,13 @@ def brings_little(state: Speculation, now: Round, round_ms: float) -> bool:
     if sequences * state.ask_ms > _CHEAP * round_ms:
         return False
     return state.brought[load_of(sequences)] * round_ms < worth * sequences * state.ask_ms * (1.0 + _LEARNING)
+
+
+def rounds_of_rest(state: Speculation, now: Round) -> int:
+    """Return how many rounds there are, this one included, until drafters are asked; 1 where they do not rest."""
+    round_ms = state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
+    every = seldom(len(now.places))
+    return every - state.rounds % every if brings_little(state, now, round_ms) else 1
 
 
 def rests(state: Speculation, now: Round) -> int:

@@ -16,7 +16,7 @@ from policies.goodput import (
 )
 from policies.positions import Positions
 from policies.rows import filled
-from policies.speculation.asking import least_chance
+from policies.speculation.asking import least_chance, rounds_of_rest
 from policies.speculation.round import Decision, Proposal, Round
 from policies.speculation.state import Request, Speculation, optimism, worth_per_ms
 
@@ -71,7 +71,8 @@ def decided(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> De
     paid_for = [place.free for place in now.places]
     offers = offered(bids, paid_for)
     best = worth_taking(offers, added_ms, value)
-    taken, filling, given_up = same_rows.kept(state.same, before, offers, added_ms, value, best)
+    alike = rounds_of_rest(state, now) if nothing else 1
+    taken, filling, given_up = same_rows.kept(state.same, before, offers, added_ms, value, best, alike)
     depths = given(bids, paid_for, offers, taken)
     if filling and not _filled_up(now, depths, filling):
         depths, given_up = given(bids, paid_for, offers, best), 0.0

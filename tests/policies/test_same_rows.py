@@ -28,6 +28,9 @@ def test_rows_change_when_as_much_was_given_up_as_that_takes(rounds, value, chan
         assert taken <= len(offers)
         if rows == state.last:
             lost += worth(offers, best, value) - worth(offers, taken + filling, value)
+        elif rows == before < best + before and before > state.last:  # they change anyway, but more would change back
+            lost = worth(offers, best, value)
+            assert lost <= value * change_ms + 1e-6
         else:
             assert (taken, filling) == (best, 0)
             lost = 0.0
@@ -49,6 +52,13 @@ def test_a_sure_long_draft_is_worth_a_change_at_once():
 
 def test_rows_are_filled_up_for_a_round_that_drafts_nothing():
     assert kept(SameRows(5, changed_ms=5.0), 2, [], ADDED_MS, 0.1, 0)[:2] == (0, 3)
+
+
+@given(st.integers(1, 12), st.integers(1, 20), st.floats(0.1, 5.0))
+def test_rows_that_nobody_will_want_for_long_are_left_out_at_once(kept_rows, rounds, change_ms):
+    state = SameRows(2 + kept_rows, changed_ms=change_ms)
+    found = kept(state, 2, [], ADDED_MS, 0.1, 0, rounds)
+    assert found.filling == (0 if 0.5 * kept_rows * rounds >= change_ms else kept_rows)
 
 
 @given(
