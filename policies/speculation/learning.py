@@ -15,7 +15,8 @@ from policies.speculation.state import Request, Speculation, load_of, optimism, 
 
 USUAL_DRAFT = 4.0
 """So many judged tokens are one dt of the controller."""
-_PROMISE_KEPT = 0.25  # a set point below the configured one is this share of what the drafts promise
+_PROMISE_KEPT = 0.5  # a set point below the configured one is this share of what the drafts promise
+_USUAL_KEPT = 0.25  # the same where the drafter says nothing, and outcomes have told what to expect
 _NEWEST_VALUE = 0.05  # weight of the newest round in the mean worth of time
 _NEWEST_DRAFT = 0.2  # the same of what drafting takes
 _BETTER, _WORSE = 0.25, 0.15  # the same of what asking brings: where drafts begin to be right, they often go on so
@@ -48,7 +49,8 @@ def observed(
             known = request.of in usual  # then nothing has to give way, which is quicker
             usual = {**usual, request.of: judged_now} if known else seeds.remembered(usual, request.of, judged_now)
         judged = max(decision.depths[index], compared)
-        moved[place.key] = _moved(request, state.gains, chances[:judged], accepted, compared)
+        share = _PROMISE_KEPT if proposals[index].confidences else _USUAL_KEPT
+        moved[place.key] = _moved(request, state.gains, chances[:judged], accepted, compared, share)
     requests = {**state.requests, **moved} if moved else state.requests
     if times is None:
         same = state.same._replace(last=0, last_base=0, given_up=0.0)
@@ -74,8 +76,11 @@ def _looked_at(state: Speculation, now: Round) -> range:
     return range((state.rounds + asks) % every, sequences, every)
 
 
-def _moved(request: Request, gains: Gains, chances: Sequence[float], accepted: int, compared: int) -> Request:
-    """Let a request's controllers take in a verdict on draft tokens with these chances (all before included)."""
+def _moved(
+    request: Request, gains: Gains, chances: Sequence[float], accepted: int, compared: int, share: float
+) -> Request:
+    """Let a request's controllers take in a verdict on draft tokens with these chances (all before included), of which
+    `share` is to be kept."""
     of, limits, controller, learned, evidence = request
     tokens = len(chances)
     gap = float(min(accepted, tokens))
@@ -87,7 +92,7 @@ def _moved(request: Request, gains: Gains, chances: Sequence[float], accepted: i
         gap -= alone
         variance += alone * (1.0 - alone)
         before = chance
-    kept = _PROMISE_KEPT * sum(chances) / tokens
+    kept = share * sum(chances) / tokens
     set_point = kept if kept < gains.set_point else gains.set_point
     controller, _ = pid.stepped(controller, rate, tokens / USUAL_DRAFT, limits, gains, set_point)
     return Request(of, limits, controller, odds.judged(learned, gap, variance), evidence + tokens)
