@@ -5,7 +5,7 @@ from __future__ import annotations
 from policies import switching
 from policies.goodput import reach
 from policies.speculation.round import Place, Round
-from policies.speculation.state import Speculation, load_of, worth_per_ms
+from policies.speculation.state import Speculation, base_ms, load_of, worth_per_ms
 
 NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
 SELDOM, MANY, SELDOM_OF_MANY = 12, 8, 20  # rounds, sequences, rounds: see `seldom`
@@ -16,10 +16,9 @@ _CHEAP = 0.1  # drafting that takes more than this share of a forward is the swi
 
 def asked(state: Speculation, now: Round) -> list[int]:
     """Return how many tokens to ask the drafter for, for each place."""
-    round_ms = state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
-    if _resting(state, now, round_ms):
+    if _resting(state, now):
         return [place.most if place.fixed else 0 for place in now.places]
-    if state.step_ms <= NOTICED * round_ms:
+    if state.step_ms <= NOTICED * base_ms(state, now):
         return [place.most for place in now.places]
     least = least_chance(state, now)
     return [place.most if place.fixed else _worth_asking(state, place, least) for place in now.places]
@@ -31,16 +30,20 @@ def seldom(sequences: int) -> int:
     return SELDOM if sequences < MANY else SELDOM_OF_MANY
 
 
-def _resting(state: Speculation, now: Round, round_ms: float) -> bool:
+def look_every(sequences: int) -> int:
+    """Return in one round of how many a rest is looked at, if only for what rounds take."""
+    return seldom(sequences) // REST_LOOKS
+
+
+def _resting(state: Speculation, now: Round) -> bool:
     """Return whether to ask for nothing in this round, since drafts bring less than asking for them takes. Drafters
     that take long are not meant: the switch leaves those alone, and they would have a text to read each time."""
-    return state.rounds % seldom(len(now.places)) > 0 and brings_little(state, now, round_ms)
+    return state.rounds % seldom(len(now.places)) > 0 and brings_little(state, now)
 
 
-def brings_little(state: Speculation, now: Round, round_ms: float) -> bool:
-    """Return whether drafts of drafters that cost little bring less than asking for them takes. `round_ms`: of this
-    round without drafts."""
-    worth = now.row_price * max(1.0, state.gain)
+def brings_little(state: Speculation, now: Round) -> bool:
+    """Return whether drafts of drafters that cost little bring less than asking for them takes."""
+    worth, round_ms = now.row_price * max(1.0, state.gain), base_ms(state, now)
     sequences = len(now.places)
     if sequences * state.ask_ms > _CHEAP * round_ms:
         return False
@@ -49,19 +52,17 @@ def brings_little(state: Speculation, now: Round, round_ms: float) -> bool:
 
 def rounds_of_rest(state: Speculation, now: Round) -> int:
     """Return how many rounds there are, this one included, until drafters are asked; 1 where they do not rest."""
-    round_ms = state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
     every = seldom(len(now.places))
-    return every - state.rounds % every if brings_little(state, now, round_ms) else 1
+    return every - state.rounds % every if brings_little(state, now) else 1
 
 
 def rests(state: Speculation, now: Round) -> int:
     """Return how many rounds like `now`, the last one, need neither be asked about nor looked at from here on."""
-    left = -state.rounds % (seldom(len(now.places)) // REST_LOOKS)
+    left = -state.rounds % look_every(len(now.places))
     kept_up = 0 < state.same.last != now.base_rows  # rows are kept for what may be proposed next
     if left == 0 or kept_up or any(place.fixed for place in now.places):
         return 0
-    round_ms = state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
-    return left if brings_little(state, now, round_ms) else 0
+    return left if brings_little(state, now) else 0
 
 
 def rested(state: Speculation, now: Round, rounds: int, rows: int) -> Speculation:
@@ -69,8 +70,7 @@ def rested(state: Speculation, now: Round, rounds: int, rows: int) -> Speculatio
     prefilled)."""
     switch = state.switch
     if not switching.active(switch):
-        round_ms = state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
-        switch = switching.rested(switch, rounds * round_ms)
+        switch = switching.rested(switch, rounds * base_ms(state, now))
     same = state.same
     if rows != same.last:
         same = same._replace(last=rows, last_base=rows, given_up=0.0)

@@ -9,9 +9,9 @@ from policies import measured_cost, odds, positions, same_rows, seeds, switching
 from policies.depth import Gains
 from policies.positions import Positions
 from policies.seeds import ClassKey
-from policies.speculation.asking import NOTICED, REST_LOOKS, brings_little, seldom
+from policies.speculation.asking import NOTICED, brings_little, look_every, seldom
 from policies.speculation.round import Decision, Proposal, Round, Times, Verdict, added_rows
-from policies.speculation.state import Request, Speculation, load_of, optimism, worth_per_ms
+from policies.speculation.state import Request, Speculation, base_ms, load_of, optimism, worth_per_ms
 
 USUAL_DRAFT = 4.0
 """So many judged tokens are one dt of the controller."""
@@ -55,7 +55,7 @@ def observed(
     if times is None:
         same = state.same._replace(last=0, last_base=0, given_up=0.0)
         return state._replace(requests=requests, usual=usual, rounds=state.rounds + 1, same=same)
-    unasked = not decision.asks and state.rounds % (seldom(len(now.places)) // REST_LOOKS)
+    unasked = not decision.asks and state.rounds % look_every(len(now.places))
     if unasked and switching.active(state.switch):
         rows = now.base_rows + added_rows(now, decision.depths)
         same = state.same._replace(last=rows, last_base=now.base_rows, given_up=decision.given_up)
@@ -69,10 +69,9 @@ def _looked_at(state: Speculation, now: Round) -> range:
     asked seldom: it is what they are asked for."""
     sequences = len(now.places)
     every = 1 + (sequences - 1) // _TAKEN_IN
-    asks = state.rounds // seldom(sequences)
-    if every > 1 and state.rounds % seldom(sequences) == 0:
-        round_ms = state.cost.ms(now.base_rows, sequences, now.context_tokens)
-        every = 1 if brings_little(state, now, round_ms) else every
+    asks, since = divmod(state.rounds, seldom(sequences))
+    if every > 1 and since == 0 and brings_little(state, now):
+        every = 1
     return range((state.rounds + asks) % every, sequences, every)
 
 
@@ -112,15 +111,15 @@ def _timed(
     sequences, context, same = len(now.places), now.context_tokens, state.same
     more = added_rows(now, decision.depths)
     rows = now.base_rows + more
-    base_ms = state.cost.ms(now.base_rows, sequences, context)
-    expected_ms = state.cost.ms(rows, sequences, context) if more else base_ms
+    plain_ms = base_ms(state, now)
+    expected_ms = state.cost.ms(rows, sequences, context) if more else plain_ms
     change_ms = max(0.0, same.change_ms) if state.cost.seen and rows != same.last else 0.0
     steady_ms = times.forward_ms * expected_ms / (expected_ms + change_ms)
     cost = measured_cost.observed(
         state.cost, steady_ms, rows=rows, sequences=sequences, context_tokens=context, expected_ms=expected_ms
     )
     spent_ms = times.forward_ms + times.draft_ms
-    gain = tokens / sequences * cost.scale / state.cost.scale * base_ms / spent_ms
+    gain = tokens / sequences * cost.scale / state.cost.scale * plain_ms / spent_ms
     mean, brought = state.gain, state.brought
     promised, kept = _REMEMBERED * state.promised, _REMEMBERED * state.kept
     if not decision.forced:  # what was forced says nothing of what was chosen
@@ -129,7 +128,7 @@ def _timed(
         hoped = sum([sum(chances[:depth]) for chances, depth in drafts])
         promised, kept = promised + hoped, kept + tokens - sequences
         if decision.asks:
-            more_ms = expected_ms - base_ms
+            more_ms = expected_ms - plain_ms
             more_ms += same_rows.more_ms(same, now.base_rows, more)
             likely = hoped / optimism(state)
             load = load_of(sequences)

@@ -89,13 +89,15 @@ def load_of(sequences: int) -> int:
     return min(sequences.bit_length(), _LOADS) - 1
 
 
+def base_ms(state: Speculation, now: Round) -> float:
+    """Return what this round takes without drafts."""
+    return state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
+
+
 def worth_per_ms(state: Speculation, now: Round) -> float:
     """Return what a row of a draft has to bring: the tokens per ms that decoding makes on the average, at this round's
     load and price."""
-    sequences = len(now.places)
-    return (
-        now.row_price * max(1.0, state.gain) * sequences / state.cost.ms(now.base_rows, sequences, now.context_tokens)
-    )
+    return now.row_price * max(1.0, state.gain) * len(now.places) / base_ms(state, now)
 
 
 def optimism(state: Speculation) -> float:
