@@ -23,6 +23,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from device_profiles.numerical_class import NumericalClass as NumericalClass
 from device_profiles.profile import DeviceProfile
 from device_profiles.profile import Exactness as Exactness
 from device_profiles.profile import Precision as Precision
@@ -95,9 +96,10 @@ class ForwardResult:
 class Capabilities:
     """What a loaded model can do.
 
-    `row_invariant`: a row's logits are the same to the bit whatever else is in the batch (measured by the
-    conformance suite). `paid_rows`: the rows that every segment is charged for at least (2 where exactness
-    needs a second row: then the first draft token is free).
+    `numerical_class`: how rows are computed, as the compiled model has it. `row_invariant`: a row's logits are expected
+    to be the same to the bit whatever else is in the batch (adapters/invariance.py measures it). `paid_rows`: the rows
+    that every segment is charged for at least (2 where exactness needs a second row: then the first draft token is
+    free).
 
     `apart_tokens`: a runtime may compute a row faster alone than as one of several of its segment, with other last
     bits. The class of a row must then follow from the request alone: rows behind a prompt of at most `apart_tokens`
@@ -116,12 +118,21 @@ class Capabilities:
     row_invariant: bool
     paid_rows: int
     weights: str
-    activations: Precision
-    kv_cache: Precision
+    numerical_class: NumericalClass
     exactness: Exactness
     device: str
     apart_tokens: int = 0
     static_widths: tuple[int, ...] = ()
+
+    @property
+    def activations(self) -> Precision:
+        """The number format of activations."""
+        return self.numerical_class.activations
+
+    @property
+    def kv_cache(self) -> Precision:
+        """The number format of the KV cache."""
+        return self.numerical_class.kv_cache
 
 
 class LoadedModel(Protocol):
@@ -193,8 +204,9 @@ class StaticShapes:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load: `kv_cache_bytes` bounds the KV pool, `threads` 0 leaves the count to the runtime. Where
-    `activations` or `kv_cache` is None, the runtime takes its own. `static` is read where shapes are static."""
+    """How to load: `kv_cache_bytes` bounds the KV pool, `threads` 0 leaves the count to the runtime. `numerical_class`:
+    one of `Adapter.classes`, None for the first of them. `activations` and `kv_cache`, where they are not None, leave
+    only the classes that have them. `static` is read where shapes are static."""
 
     device: str = "CPU"
     exactness: Exactness = Exactness.BIT
@@ -205,6 +217,7 @@ class LoadOptions:
     max_batch_rows: int = 512
     threads: int = 0
     static: StaticShapes = StaticShapes()
+    numerical_class: NumericalClass | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +246,16 @@ class Adapter(Protocol):
 
     def devices(self) -> list[DeviceProfile]:
         """List what this runtime can use. Raises AdapterUnavailable."""
+        ...
+
+    def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+        """Return the numerical classes that a model may be run in, in tiers.
+
+        Those of a tier are in order of preference: what more devices share comes first. Which one is used is decided
+        by measuring them. The next tier is for where none of these keeps its rows' bits.
+
+        Raises Unsupported where `options` leave none, AdapterUnavailable.
+        """
         ...
 
     def recipe(self, weights: Precision | None = None) -> str:

@@ -1,66 +1,182 @@
-"""Measures whether a loaded model is row-invariant, instead of believing it."""
+"""Measures whether a loaded model is row-invariant, and what its bits are, instead of believing it."""
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from adapters.contract import LoadedModel, Logits, Segment
 
-_LENGTH = 12
-_GROUPINGS = ((12,), (2, 2, 2, 2, 2, 2), (7, 1, 4), (1,) * 12)
-_PROMPT = 6
-_LONG_LENGTH = 72
-_LONG_GROUPINGS = ((72,), (71, 1), (36, 36), (33, 39))
-"""Kernels cut long calls into blocks of rows, and treat the last one as they like."""
+PROBE_TOKENS = 96
+"""The length of the text whose bits are a class's fingerprint; so many of them are run as one segment."""
+_PROBE_APART = 8
+_TEXT_TOKENS = 257
+_PROMPT = 24
+_PROMPT_GROUPINGS: tuple[tuple[int, ...], ...] = (
+    (*range(2, 18), 31, 33, 32, 9),
+    (1, 1, 1, 63, 191),
+    (128, 64, 65),
+    (127, 129, 1),
+    (255, 2),
+    (256, 1),
+)
+"""How one text is cut: every number of rows from 1 to 17, those around 32, 64, 128 and 256, and single last rows."""
+_APART_GROUPINGS = (tuple(range(1, 17)), (17, 31, 33, 32, 23), (64, 65, 7))
+_COMPANY = (5, 9, 2, 14, 1)
+"""The prompts of sequences that are run beside one another."""
+_COMPANY_TOKENS = 26
 
 
 def measure_row_invariance(model: LoadedModel) -> bool:
-    """Run one short text in several groupings, alone and beside other sequences, and a longer one in some, and compare
-    every bit.
+    """Return whether no row's bits depend on what else is in its forward. See `find_variance`."""
+    return not find_variance(model)
 
-    Both numerical classes are measured where the model has two. Uses slots 0..2 (free before, free after) and some
-    ten forwards a class. Any mismatch gives False.
+
+def find_variance(model: LoadedModel) -> str:
+    """Return where a row's bits first depend on how many rows are run with it, as in "5 rows at a time"; "" where they
+    never do.
+
+    One text is run whole and in several groupings, rows behind a prompt apart, and ragged sequences beside one another.
+    Uses the first slots, free before and after, and some 90 forwards. Raises what `LoadedModel.forward` raises.
     """
     caps = model.capabilities
-    text = [(7 * i * i + 11 * i + 3) % model.spec.vocabulary_size for i in range(_LONG_LENGTH)]
-    short = text[:_LENGTH]
-    if not all(_consistent(model, short, prompt) for prompt in (_LENGTH, _PROMPT)[: 1 + (caps.apart_tokens > 0)]):
-        return False
-    if min(caps.max_batch_rows, caps.max_context_tokens, caps.total_blocks * caps.block_tokens) < _LONG_LENGTH + 2:
-        return True
-    reference = _run(model, text, _LONG_GROUPINGS[0], prompt=_LONG_LENGTH, beside=False)
-    return all(
-        _same(reference, _run(model, text, grouping, prompt=_LONG_LENGTH, beside=False))
-        for grouping in _LONG_GROUPINGS[1:]
-    )
+    room = min(caps.max_batch_rows, caps.max_context_tokens, caps.total_blocks * caps.block_tokens) - 2
+    text = probe_text(model, min(_TEXT_TOKENS, room))
+    return _vary_prompt(model, text) or _vary_apart(model, text) or _vary_company(model, text)
 
 
-def _same(left: Logits, right: Logits) -> bool:
-    return np.array_equal(left.view(np.uint32), right.view(np.uint32))
+def probe_text(model: LoadedModel, count: int) -> list[int]:
+    """Return the first `count` tokens of the text that fingerprints are made of."""
+    return [(7 * i * i + 11 * i + 3) % model.spec.vocabulary_size for i in range(count)]
 
 
-def _consistent(model: LoadedModel, text: list[int], prompt: int) -> bool:
-    reference = _run(model, text, _GROUPINGS[0], prompt=prompt, beside=False)
-    return all(
-        _same(reference, _run(model, text, grouping, prompt=prompt, beside=beside))
-        for grouping in _GROUPINGS
-        for beside in (False, True)
-        if not beside or model.capabilities.slots >= 3
-    )
+def fingerprint_bits(model: LoadedModel) -> str:
+    """Return a digest of the bits of a fixed text's logits: SHA-1 of the float32 rows of one segment, shape
+    (PROBE_TOKENS, outputs), and behind a dash that of rows that stand apart. Slot 0 is free before and after.
+
+    Models with one fingerprint are interchangeable to the bit. Raises what `LoadedModel.forward` raises.
+    """
+    caps = model.capabilities
+    room = min(caps.max_batch_rows, caps.max_context_tokens, caps.total_blocks * caps.block_tokens)
+    text = probe_text(model, PROBE_TOKENS + _PROBE_APART)
+    count = min(PROBE_TOKENS, room - _PROBE_APART)
+    try:
+        digests = [_digest(model.forward([Segment(0, 0, text[:count], (0, count))]).logits)]
+        if caps.apart_tokens:
+            part = Segment(0, count, text[count : count + _PROBE_APART], (0, _PROBE_APART), apart=True)
+            digests.append(_digest(model.forward([part]).logits))
+    finally:
+        model.release(0)
+    return "-".join(digests)
 
 
-def _run(model: LoadedModel, text: list[int], grouping: tuple[int, ...], *, prompt: int, beside: bool) -> Logits:
-    """Return all rows of the text, fed in groups; those behind the prompt apart. No group reaches over its end."""
-    rows: list[Logits] = []
-    start = 0
-    ends = sorted({prompt, *np.cumsum(grouping).tolist()})
-    for index, end in enumerate(ends):
-        batch = [Segment(0, start, text[start:end], (0, end - start), apart=start >= prompt)]
-        if beside:
-            batch.insert(0, Segment(1, index, text[:1], (0, 0)))
-            batch.append(Segment(2, 0, text[: 3 + index % 4], (0, 0)))
-        rows.append(model.forward(batch).logits.copy())
-        start = end
-    for slot in range(3):
-        model.release(slot)
+def _digest(logits: Logits) -> str:
+    rows = np.ascontiguousarray(logits, np.float32).tobytes()
+    return hashlib.sha1(rows, usedforsecurity=False).hexdigest()[:12]
+
+
+def same_bits(left: Logits, right: Logits) -> bool:
+    """Return whether two arrays are the same to the bit, and hold no NaN: that is equal to nothing."""
+    return np.array_equal(left.view(np.uint32), right.view(np.uint32)) and bool(np.isfinite(left).all())
+
+
+def _vary_prompt(model: LoadedModel, text: list[int]) -> str:
+    whole = _run(model, text, (len(text),), prompt=len(text))
+    for grouping in _PROMPT_GROUPINGS:
+        problem = _compare(model, text, _fitted(grouping, len(text)), whole, prompt=len(text))
+        if problem:
+            return problem
+    return ""
+
+
+def _vary_apart(model: LoadedModel, text: list[int]) -> str:
+    if not model.capabilities.apart_tokens:
+        return ""
+    text = text[: _PROMPT + sum(_APART_GROUPINGS[0])]
+    whole = _run(model, text, (_PROMPT, len(text) - _PROMPT), prompt=_PROMPT)
+    for grouping in _APART_GROUPINGS:
+        fitted = (_PROMPT, *_fitted(grouping, len(text) - _PROMPT))
+        problem = _compare(model, text, fitted, whole, prompt=_PROMPT)
+        if problem:
+            return f"{problem} behind a prompt"
+    return ""
+
+
+def _compare(model: LoadedModel, text: list[int], grouping: tuple[int, ...], whole: Logits, *, prompt: int) -> str:
+    rows = _run(model, text, grouping, prompt=prompt)
+    for start, stop in pairwise((0, *accumulate(grouping))):
+        if not same_bits(rows[start:stop], whole[start:stop]):
+            return f"{stop - start} rows at a time, not {len(text) if start < prompt else len(text) - prompt}"
+    return ""
+
+
+def _fitted(grouping: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """Return a grouping cut, or drawn out with what is left, to a text's length."""
+    fitted: list[int] = []
+    for size in grouping:
+        if sum(fitted) + size > length:
+            break
+        fitted.append(size)
+    left = length - sum(fitted)
+    return (*fitted, left) if left else tuple(fitted)
+
+
+def _run(model: LoadedModel, text: list[int], grouping: Sequence[int], *, prompt: int) -> Logits:
+    """Return all rows of a text, fed in groups; those behind the prompt apart."""
+    rows = []
+    for start, end in pairwise((0, *accumulate(grouping))):
+        segment = Segment(0, start, text[start:end], (0, end - start), apart=start >= prompt)
+        rows.append(model.forward([segment]).logits.copy())
+    model.release(0)
     return np.concatenate(rows)
+
+
+def _vary_company(model: LoadedModel, text: list[int]) -> str:
+    """Compare sequences that are run beside one another, prompts and decoding rows mixed, with each alone."""
+    prompts = _COMPANY[: model.capabilities.slots]
+    texts = [text[7 * slot : 7 * slot + _COMPANY_TOKENS] for slot in range(len(prompts))]
+    texts = [part for part in texts if len(part) == _COMPANY_TOKENS]
+    alone = [
+        _run(model, part, (prompt, _COMPANY_TOKENS - prompt), prompt=_ends_apart(model, prompt))
+        for part, prompt in zip(texts, prompts, strict=False)
+    ]
+    for batch in _ragged(model, texts, prompts):
+        rows = model.forward(batch).logits
+        at = 0
+        for segment in batch:
+            count = len(segment.tokens)
+            if not same_bits(rows[at : at + count], alone[segment.slot][segment.start : segment.start + count]):
+                _release(model, len(texts))
+                return f"{count} rows beside {len(batch) - 1} other sequences"
+            at += count
+    _release(model, len(texts))
+    return ""
+
+
+def _ragged(model: LoadedModel, texts: list[list[int]], prompts: Sequence[int]) -> Iterator[list[Segment]]:
+    """Yield batches in which each sequence comes from its own place on, by one to four tokens."""
+    held, step = [0] * len(texts), 0
+    while any(count < _COMPANY_TOKENS for count in held):
+        batch = []
+        for slot, part in enumerate(texts):
+            ends = _COMPANY_TOKENS if held[slot] >= prompts[slot] else prompts[slot]
+            count = min(1 + (3 * slot + step * (slot + 1)) % 4, ends - held[slot])
+            if count and (slot <= step):
+                apart = held[slot] >= _ends_apart(model, prompts[slot])
+                batch.append(Segment(slot, held[slot], part[held[slot] : held[slot] + count], (0, count), apart=apart))
+                held[slot] += count
+        step += 1
+        yield batch
+
+
+def _ends_apart(model: LoadedModel, prompt: int) -> int:
+    """Return where rows begin to stand apart: nowhere, for a model of one class."""
+    return prompt if model.capabilities.apart_tokens else _COMPANY_TOKENS
+
+
+def _release(model: LoadedModel, slots: int) -> None:
+    for slot in range(slots):
+        model.release(slot)

@@ -102,6 +102,7 @@ class MeasuredModel:
     forward. `planned_bytes`: what it was announced to hold (0: costs not known); `peak_bytes`: what its process held at
     most. `energy_j_per_token`: None where the device tells nothing. `samples`: what `cost` was fitted to. `drifted`:
     how rounds differed from it while serving, so that it is to be measured again; "" where they did not.
+    `numerical_class` and `class_fingerprint`: see device_profiles.numerical_class.
     """
 
     fingerprint: str
@@ -136,6 +137,8 @@ class MeasuredModel:
     measured_at: str = ""
     took_s: float = 0.0
     drifted: str = ""
+    numerical_class: str = ""
+    class_fingerprint: str = ""
 
 
 def fingerprint(hardware: Hardware, runtime_version: str) -> str:

@@ -1,7 +1,7 @@
 """Keeps what was measured, as readable JSON files: one for each device, model on a device, pair and link.
 
-They lie in `devices/`, `models/`, `pairs/`, `texts/` and `links/`, written atomically. A file of another schema, a
-damaged one, and one that does not fit its type count as not there: what they said is measured again.
+They lie in `devices/`, `models/`, `classes/`, `pairs/`, `texts/` and `links/`, written atomically. A file of another
+schema, a damaged one, and one that does not fit its type count as not there: what they said is measured again.
 """
 
 from __future__ import annotations
@@ -20,19 +20,26 @@ import msgspec
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.link import LinkProfile
 from device_profiles.measured import MeasuredDevice, MeasuredModel
+from device_profiles.numerical_class import MeasuredClasses
 
 SCHEMA = 3
 """Grows with every change of what files hold; an older file is measured again."""
 
-Stored = MeasuredDevice | MeasuredModel | PairAcceptance | TargetTexts | LinkProfile
+Stored = MeasuredDevice | MeasuredModel | MeasuredClasses | PairAcceptance | TargetTexts | LinkProfile
 _NUMBERS = re.compile(r"\[[-+\d.eE,\s]+\]")
 _T = TypeVar("_T")
-_T_Stored = TypeVar("_T_Stored", MeasuredDevice, MeasuredModel, PairAcceptance, TargetTexts, LinkProfile)
+_T_Stored = TypeVar(
+    "_T_Stored", MeasuredDevice, MeasuredModel, MeasuredClasses, PairAcceptance, TargetTexts, LinkProfile
+)
 _ROOMS: dict[type, tuple[str, tuple[str, ...]]] = {
     MeasuredDevice: ("devices", ("adapter", "device", "threads", "fingerprint")),
     MeasuredModel: (
         "models",
         ("adapter", "device", "role", "model", "model_digest", "formats", "exactness", "threads", "fingerprint"),
+    ),
+    MeasuredClasses: (
+        "classes",
+        ("adapter", "device", "model", "model_digest", "weights", "asked", "threads", "fingerprint"),
     ),
     PairAcceptance: (
         "pairs",
@@ -88,6 +95,10 @@ class ProfileStore:
     def models(self, fingerprint: str | None = None) -> list[MeasuredModel]:
         """Return the models that can be read, on one device or on all."""
         return [one for one in self._all(MeasuredModel) if fingerprint is None or one.fingerprint == fingerprint]
+
+    def classes(self, fingerprint: str | None = None) -> list[MeasuredClasses]:
+        """Return the numerical classes of models that can be read, on one device or on all."""
+        return [one for one in self._all(MeasuredClasses) if fingerprint is None or one.fingerprint == fingerprint]
 
     def pairs(self) -> list[PairAcceptance]:
         """Return the pairs that can be read."""

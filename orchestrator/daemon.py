@@ -192,11 +192,11 @@ class Daemon:
                     activations=ready.activations,
                     exactness=ready.exactness,
                     row_invariant=ready.row_invariant,
+                    numerical_class=ready.numerical_class,
+                    class_fingerprint=ready.class_fingerprint,
                     drafters=ready.drafters,
                     max_depth=ready.max_depth,
                 )
-                if ready.exactness == "bit" and not ready.row_invariant:
-                    _log.warning("this device's kernels are not row-invariant: output may depend on the batch")
                 self._notifier.ready()
                 await self._stop.wait()
             self._notifier.stopping()

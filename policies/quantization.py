@@ -81,11 +81,12 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionChoice:
-    """`weights` is a precision's name or AS_FILE. `weights_bytes` is what they are expected to take."""
+    """`weights` is a precision's name or AS_FILE. `weights_bytes` is what they are expected to take. `activations` and
+    `kv_cache` None: those of the numerical class that is measured to be the best."""
 
     weights: str
-    activations: Precision
-    kv_cache: Precision
+    activations: Precision | None
+    kv_cache: Precision | None
     weights_bytes: int
     reason: str
     rejected: tuple[Rejected, ...]
@@ -113,7 +114,7 @@ def choose_precision(
     Raises NoPrecision when a wish cannot be met or nothing fits; the message says why.
     """
     activations, about_activations = _activations(device, wishes)
-    kv_cache, about_kv = _kv_cache(device, activations, wishes)
+    kv_cache, about_kv = _kv_cache(device, wishes)
     room = None if free_bytes is None else free_bytes - other_bytes
     weights, why, rejected = _weights(device, model, measured, wishes, room)
     return PrecisionChoice(
@@ -121,7 +122,7 @@ def choose_precision(
         activations=activations,
         kv_cache=kv_cache,
         weights_bytes=weights_bytes(model, weights),
-        reason=f"weights {weights}: {why}; activations {activations}: {about_activations}; KV cache {about_kv}",
+        reason="; ".join(filter(None, (f"weights {weights}: {why}", about_activations, about_kv))),
         rejected=(*rejected, *_rejected_kv(device, kv_cache, wishes)),
     )
 
@@ -206,41 +207,34 @@ def _why_by_kind(device: DeviceProfile, weights: str, model: ModelSizes) -> str:
     return f"what {kind.upper()}s compute best" if weights == first else f"the best for the {kind} that fits"
 
 
-def _activations(device: DeviceProfile, wishes: Wishes) -> tuple[Precision, str]:
-    native = [precision for precision in _FLOATS if precision in device.precisions] or [Precision.FP32]
+def _activations(device: DeviceProfile, wishes: Wishes) -> tuple[Precision | None, str]:
     if wishes.activations == AUTO:
-        return native[0], "the fastest that the device computes natively"
+        return None, ""
+    native = [precision for precision in _FLOATS if precision in device.precisions] or [Precision.FP32]
     wanted = Precision(wishes.activations)
     if wanted not in native and wanted is not Precision.FP32:
         raise NoPrecision(
             f"activations {wanted}: {device.adapter} computes in {', '.join(native)} on {device.name}; "
             "ask for one of these, or leave them at auto"
         )
-    return wanted, "asked for"
+    return wanted, f"activations {wanted}: asked for"
 
 
-def _kv_cache(device: DeviceProfile, activations: Precision, wishes: Wishes) -> tuple[Precision, str]:
-    offered = device.kv_cache or (activations,)
+def _kv_cache(device: DeviceProfile, wishes: Wishes) -> tuple[Precision | None, str]:
     if wishes.kv_cache == "8bit":
         problem = _no_8_bits(device, wishes)
         if problem:
             raise NoPrecision(f"kv_cache_precision 8bit: {problem}")
-        return Precision.INT8, f"{Precision.INT8}: asked for"
-    sixteen = [precision for precision in offered if precision in _SIXTEEN]
-    if not sixteen:
-        if wishes.kv_cache == "16bit":
-            raise NoPrecision(
-                f"kv_cache_precision 16bit: {device.adapter}'s on {device.name} is {', '.join(offered)}; "
-                "leave it at auto"
-            )
-        return offered[0], f"{offered[0]}: the only one of {device.adapter} here"
-    if wishes.kv_cache == AUTO and activations in offered and activations not in sixteen:
-        return activations, f"{activations}: that of the activations"
-    chosen = activations if activations in sixteen else Precision.FP16 if Precision.FP16 in sixteen else sixteen[0]
-    return chosen, f"{chosen}: " + ("asked for" if wishes.kv_cache == "16bit" else "16 bits keep rows invariant")
+        return Precision.INT8, f"KV cache {Precision.INT8}: asked for"
+    if wishes.kv_cache == "16bit" and device.kv_cache and not set(_SIXTEEN) & set(device.kv_cache):
+        raise NoPrecision(
+            f"kv_cache_precision 16bit: {device.adapter}'s on {device.name} is {', '.join(device.kv_cache)}; "
+            "leave it at auto"
+        )
+    return None, ""
 
 
-def _rejected_kv(device: DeviceProfile, chosen: Precision, wishes: Wishes) -> list[Rejected]:
+def _rejected_kv(device: DeviceProfile, chosen: Precision | None, wishes: Wishes) -> list[Rejected]:
     if chosen is Precision.INT8 or Precision.INT8 not in device.kv_cache:
         return []
     return [Rejected("KV cache int8", _no_8_bits(device, wishes) or "costs quality, and was not asked for")]

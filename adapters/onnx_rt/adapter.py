@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from adapters.contract import (
     AdapterUnavailable,
     LoadOptions,
     ModelRefused,
+    NumericalClass,
     OutOfMemory,
     Precision,
     Progress,
@@ -20,6 +22,7 @@ from adapters.contract import (
 from adapters.onnx_rt.graph import MODEL_FILE, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
 from adapters.onnx_rt.providers import Choice, choose, confirm, device_names
+from adapters.pooled import padded_rows
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from device_profiles.measured import DeviceRates
 from device_profiles.memory import MemoryCosts
@@ -33,6 +36,8 @@ INSTALL = "pip install 'outrider[onnx]'"
 _CPU_MEMORY = MemoryCosts(
     fixed_bytes=70 * MIB, weights_copies=1, embedding_bytes=0, logits_copies=1, mlp_floats=10, hidden_floats=20
 )
+_GROUP = 32
+"""MatMulNBits quantises activations in the groups that the weights have, all of them here of 32."""
 _SPIN_US = 200  # ADR 0008
 _FATAL = 4  # log severity: failures reach us as exceptions, and a copy on standard error only confuses
 
@@ -83,6 +88,15 @@ class OnnxRuntimeAdapter:
         _installed("onnx")
         return rates(_runtime(), device, threads)
 
+    def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+        """See the contract."""
+        if options.activations not in (None, Precision.FP32):
+            raise Unsupported(f"activations {options.activations}: on ONNX Runtime they are fp32; leave them at auto")
+        if options.kv_cache not in (None, Precision.FP32):
+            raise Unsupported(f"a KV cache in {options.kv_cache}: ONNX Runtime's is fp32; leave it at auto")
+        rows = padded_rows(options.exactness)
+        return [[NumericalClass(Precision.FP32, Precision.FP32, _GROUP, segment_rows=rows, forward_rows=rows)]]
+
     def recipe(self, weights: Precision | None = None) -> str:
         """Name the graph's format and the library that writes it."""
         libraries = f"{_installed('onnx')}; {_installed('gguf')}"
@@ -115,10 +129,7 @@ class OnnxRuntimeAdapter:
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> OrtModel:
         """See the contract."""
         choice = choose(options.device, _runtime().get_available_providers())
-        if options.activations not in (None, Precision.FP32):
-            raise Unsupported(f"activations {options.activations}: on ONNX Runtime they are fp32; leave them at auto")
-        if options.kv_cache not in (None, Precision.FP32):
-            raise Unsupported(f"a KV cache in {options.kv_cache}: ONNX Runtime's is fp32; leave it at auto")
+        chosen = options.numerical_class or self.classes(options)[0][0]
         facts = read_facts(prepared)
         if options.exactness is Exactness.BIT and facts["head_dim"] > _EXACT_HEAD_DIM:
             raise Unsupported(
@@ -133,6 +144,7 @@ class OnnxRuntimeAdapter:
             session,
             model_spec(facts, cache.bytes_per_token),
             options,
+            chosen,
             cache=cache,
             weights=facts["weights"],
             device=choice.device,

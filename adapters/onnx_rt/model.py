@@ -22,14 +22,14 @@ from adapters.contract import (
     DeviceLost,
     ForwardResult,
     LoadOptions,
+    NumericalClass,
     OutOfMemory,
-    Precision,
     Segment,
 )
 from adapters.kv_blocks import BlockPool
 from adapters.kv_memory import KvMemory, block_tokens
 from adapters.onnx_rt.graph import cache_names
-from adapters.pooled import PooledModel, padded_rows
+from adapters.pooled import PooledModel
 from device_profiles.profile import Exactness
 from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec
@@ -57,12 +57,20 @@ class OrtModel(PooledModel):
     """See the module and the contract. One thread calls it."""
 
     def __init__(
-        self, session: Any, spec: ModelSpec, options: LoadOptions, *, cache: CacheShape, weights: str, device: str
+        self,
+        session: Any,
+        spec: ModelSpec,
+        options: LoadOptions,
+        numerical_class: NumericalClass,
+        *,
+        cache: CacheShape,
+        weights: str,
+        device: str,
     ) -> None:
         self._session = session
         self._layers = cache.layers
         self._outputs = spec.outputs
-        pad_to = padded_rows(options.exactness)
+        pad_to = numerical_class.segment_rows
         block = block_tokens(cache.head_dim * 4, options.kv_cache_bytes)
         blocks = max(1, options.kv_cache_bytes // (block * cache.bytes_per_token))
         even_behind = _LEAST_ROW_BLOCK if options.exactness is Exactness.BIT else 0
@@ -88,8 +96,7 @@ class OrtModel(PooledModel):
             row_invariant=options.exactness is Exactness.BIT,
             paid_rows=pad_to,
             weights=weights,
-            activations=Precision.FP32,
-            kv_cache=Precision.FP32,
+            numerical_class=numerical_class,
             exactness=options.exactness,
             device=device,
         )

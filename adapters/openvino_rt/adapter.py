@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from adapters.contract import (
     AdapterUnavailable,
     LoadOptions,
     ModelRefused,
+    NumericalClass,
     Precision,
     Progress,
     Unsupported,
 )
 from adapters.hf_directory import title
+from adapters.openvino_rt.classes import CPU, HINTS, KV_HINTS, effective_class, numerical_classes
 from adapters.openvino_rt.convert import MODEL_FILE
 from adapters.openvino_rt.model import PagedModel
 from adapters.prepared_facts import model_spec, read_facts
@@ -31,8 +34,6 @@ from device_profiles.units import MIB
 _CPU_MEMORY = MemoryCosts(
     fixed_bytes=62 * MIB, weights_copies=2, embedding_bytes=2, logits_copies=2.5, mlp_floats=2, hidden_floats=4
 )
-HINTS = {Precision.BF16: "bf16", Precision.FP16: "f16", Precision.FP32: "f32"}
-_KV_HINTS = {Precision.BF16: "bf16", Precision.FP16: "f16", Precision.INT8: "u8"}
 
 
 def _core() -> Any:
@@ -125,39 +126,33 @@ class OpenVinoAdapter:
             raise ModelRefused(f"{name} cannot be converted for OpenVINO: {reason}")
         progress(f"convert {name}", 1.0)
 
+    def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+        """See the contract."""
+        return numerical_classes(device_profile(core_with(options.device), options.device), options)
+
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> PagedModel:
         """See the contract."""
         core = core_with(options.device)
         facts = read_facts(prepared)
-        profile = device_profile(core, options.device)
-        activations = options.activations or (
-            Precision.BF16 if Precision.BF16 in profile.precisions else Precision.FP32
-        )
-        kv_cache = options.kv_cache or (Precision.BF16 if activations is Precision.BF16 else Precision.FP16)
-        if kv_cache not in _KV_HINTS:
-            raise Unsupported(f"a KV cache in {kv_cache}: OpenVINO's has bf16, fp16 or int8")
+        chosen = options.numerical_class or self.classes(options)[0][0]
         progress("load", 0.0)
-        compiled = self._compile(core, prepared / MODEL_FILE, options, activations, kv_cache)
+        compiled = self._compile(core, prepared / MODEL_FILE, options, chosen)
         progress("load", 0.9)
-        model = PagedModel(
-            compiled,
-            model_spec(facts, _bytes_per_token(compiled)),
-            options,
-            weights=facts["weights"],
-            activations=activations,
-            kv_cache=kv_cache,
-        )
+        spec = model_spec(facts, _bytes_per_token(compiled))
+        model = PagedModel(compiled, spec, options, effective_class(compiled, chosen), weights=facts["weights"])
         progress("load", 1.0)
         return model
 
-    def _compile(self, core: Any, path: Path, options: LoadOptions, activations: Precision, kv_cache: Precision) -> Any:
+    def _compile(self, core: Any, path: Path, options: LoadOptions, chosen: NumericalClass) -> Any:
         from adapters.openvino_rt.graph import read_paged
 
         settings: dict[str, Any] = {
-            "INFERENCE_PRECISION_HINT": HINTS[activations],
-            "KV_CACHE_PRECISION": _KV_HINTS[kv_cache],
+            "INFERENCE_PRECISION_HINT": HINTS[chosen.activations],
+            "KV_CACHE_PRECISION": KV_HINTS[chosen.kv_cache],
             "PERFORMANCE_HINT": "LATENCY",
         }
+        if options.device == CPU:
+            settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = chosen.quantization_group
         if options.threads:
             settings["INFERENCE_NUM_THREADS"] = options.threads
         try:

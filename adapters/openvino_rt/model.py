@@ -1,9 +1,9 @@
 """A paged-attention model on an OpenVINO device.
 
-Exactness (measured, see docs/adr/0002-two-rows-per-segment.md): with a 16-bit KV cache a row's logits are the same to
-the bit in every forward in which its segment has two rows or more, and again in every forward of two rows or more in
-which it stands apart, as a sequence of its own. So `bit` pads a prompt's last single row, and a forward of one row
-alone, with a second row whose result nobody reads.
+Exactness (measured, see docs/adr/0040-numerical-classes.md): a row's logits are the same to the bit in every forward in
+which its segment has two rows or more, and again in every forward of enough rows in which it stands apart, as a
+sequence of its own. So `bit` pads a prompt's last single row with a second one, and a forward of too few rows with
+rows of a scratch sequence; nobody reads their results.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from adapters.contract import (
     DeviceLost,
     ForwardResult,
     LoadOptions,
+    Logits,
+    NumericalClass,
     Precision,
     Segment,
 )
 from adapters.kv_blocks import BlockPool
 from adapters.openvino_rt.failures import typed
 from adapters.openvino_rt.graph import ROWS_INPUT
-from adapters.pooled import PooledModel, padded_rows
+from adapters.openvino_rt.rows import Rows
+from adapters.pooled import PooledModel
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
 
@@ -40,10 +43,9 @@ class PagedModel(PooledModel):
         compiled: Any,
         spec: ModelSpec,
         options: LoadOptions,
+        numerical_class: NumericalClass,
         *,
         weights: str,
-        activations: Precision,
-        kv_cache: Precision,
     ) -> None:
         import openvino as ov
 
@@ -52,8 +54,8 @@ class PagedModel(PooledModel):
         self._request = compiled.create_infer_request()
         self._bound: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
         block_tokens, blocks = self._allocate_cache(options.kv_cache_bytes)
-        pad_to = padded_rows(options.exactness)
-        super().__init__(BlockPool(blocks, block_tokens, options.slots, pad_to=pad_to))
+        self._class, self._scratch_block = numerical_class, blocks
+        super().__init__(BlockPool(blocks, block_tokens, options.slots, pad_to=numerical_class.segment_rows))
         self.spec = spec
         self.capabilities = Capabilities(
             slots=options.slots,
@@ -61,14 +63,14 @@ class PagedModel(PooledModel):
             max_batch_rows=options.max_batch_rows,
             block_tokens=block_tokens,
             total_blocks=blocks,
-            row_invariant=options.exactness is Exactness.BIT and kv_cache is not Precision.INT8,
-            paid_rows=pad_to,
+            row_invariant=options.exactness is Exactness.BIT and numerical_class.kv_cache is not Precision.INT8,
+            paid_rows=max(numerical_class.segment_rows, numerical_class.forward_rows),
             weights=weights,
-            activations=activations,
-            kv_cache=kv_cache,
+            numerical_class=numerical_class,
             exactness=options.exactness,
             device=options.device,
-            apart_tokens=spec.context_length,  # rows alone in their sequence are the cheaper ones (ADR 0002)
+            # rows alone in their sequence are the cheaper ones (ADR 0002)
+            apart_tokens=spec.context_length if numerical_class.apart else 0,
         )
 
     def _allocate_cache(self, budget_bytes: int) -> tuple[int, int]:
@@ -80,10 +82,11 @@ class PagedModel(PooledModel):
         block_bytes = sum(
             int(np.prod(shape)) * port.get_element_type().size for shape, port in zip(shapes, caches, strict=True)
         )
-        blocks = max(1, budget_bytes // block_bytes)
+        blocks = max(1, budget_bytes // block_bytes - 1)
         try:
             for shape, port in zip(shapes, caches, strict=True):
-                tensor = ov.Tensor(port.get_element_type(), ov.Shape([blocks, *shape]))
+                # One more than the pool knows: padding is written there.
+                tensor = ov.Tensor(port.get_element_type(), ov.Shape([blocks + 1, *shape]))
                 self._request.set_tensor(port.any_name, tensor)
         except RuntimeError as error:
             raise typed(error) from error
@@ -95,7 +98,18 @@ class PagedModel(PooledModel):
             raise DeviceLost("the model was closed")
         self._check(batch)
         self._pool.reserve(batch)
-        self._set_inputs(batch)
+        rows = self._rows(batch)
+        width = self._class.fixed_width
+        if not width:
+            logits, device_ms = self._run(rows)
+            return ForwardResult(logits, device_ms)
+        parts = [self._run(part) for part in rows.cut(width)]
+        wanted = [logits[: len(part.wanted)] for (logits, _), part in zip(parts, rows.cut(width), strict=True)]
+        return ForwardResult(np.concatenate(wanted), sum(device_ms for _, device_ms in parts))
+
+    def _run(self, rows: Rows) -> tuple[Logits, float]:
+        """Return the logits of the wanted rows (of the first, where none is), and the milliseconds that it took."""
+        self._set_inputs(rows)
         started = time.perf_counter()
         try:
             self._request.infer()
@@ -104,42 +118,33 @@ class PagedModel(PooledModel):
             raise typed(error) from error
         device_ms = (time.perf_counter() - started) * 1000.0
         logits = self._request.get_output_tensor(0).data
-        return ForwardResult(logits.reshape(-1, logits.shape[-1]), device_ms)
+        logits = logits.reshape(-1, logits.shape[-1])
+        return (logits.copy() if self._class.fixed_width else logits), device_ms
 
-    def _set_inputs(self, batch: Sequence[Segment]) -> None:
-        tokens: list[int] = []
-        positions: list[int] = []
-        begins, block_begins = [0], [0]
-        pasts: list[int] = []
-        blocks: list[int] = []
-        wanted: list[int] = []
-        longest = 0
-        lone = len(batch) == 1 and batch[0].apart and len(batch[0].tokens) == 1
+    def _rows(self, batch: Sequence[Segment]) -> Rows:
+        """Return the rows of a forward, those that only fill it up among them."""
+        rows = Rows()
+        width, least = self._class.fixed_width, self._class.forward_rows
         for segment in batch:
-            first = len(tokens)
-            rows = len(segment.tokens) if segment.apart and not lone else self._pool.padded(segment)
-            end = segment.start + rows
-            tokens.extend(segment.tokens)
-            tokens.extend([segment.tokens[0]] * (rows - len(segment.tokens)))
-            positions.extend(range(segment.start, end))
-            wanted.extend(range(first + segment.rows[0], first + segment.rows[1]))
-            # Rows that are apart are sequences of their own over the same blocks.
-            for start, stop in _pieces(segment, end):
-                pasts.append(start)
-                begins.append(begins[-1] + stop - start)
-                blocks.extend(self._pool.table(segment.slot, stop))
-                block_begins.append(len(blocks))
-            longest = max(longest, end)
-        if not wanted:
-            wanted.append(0)  # a gather of nothing leaves the output layer without a shape it knows
-        self._set("input_ids", tokens, np.int64)
-        self._set("position_ids", positions, np.int64)
-        self._set("past_lens", pasts, np.int32)
-        self._set("subsequence_begins", begins, np.int32)
-        self._set("block_indices", blocks, np.int32)
-        self._set("block_indices_begins", block_begins, np.int32)
-        self._set("max_context_len", longest, np.int32)
-        self._set(ROWS_INPUT, wanted, np.int64)
+            apart = segment.apart or width > 0
+            count = len(segment.tokens) if apart else self._pool.padded(segment)
+            blocks = self._pool.table(segment.slot, segment.start + count)
+            rows.add(segment, count, blocks, self._pool.block_tokens, apart=apart)
+        # A forward with a segment of several rows has the kernels of many.
+        missing = -len(rows.tokens) % width if width else least - len(rows.tokens)
+        for _ in range(missing):
+            rows.fill(self._scratch_block)
+        return rows
+
+    def _set_inputs(self, rows: Rows) -> None:
+        self._set("input_ids", rows.tokens, np.int64)
+        self._set("position_ids", rows.positions, np.int64)
+        self._set("past_lens", rows.pasts, np.int32)
+        self._set("subsequence_begins", rows.begins, np.int32)
+        self._set("block_indices", rows.blocks, np.int32)
+        self._set("block_indices_begins", rows.block_begins, np.int32)
+        self._set("max_context_len", rows.longest, np.int32)
+        self._set(ROWS_INPUT, rows.wanted or [0], np.int64)  # a gather of nothing leaves no shape to the output layer
 
     def _set(self, name: str, values: Sequence[int] | int, kind: type[np.int32] | type[np.int64]) -> None:
         """Write an input. The request keeps a tensor that is only overwritten while its shape stays the same:
@@ -156,10 +161,3 @@ class PagedModel(PooledModel):
         """See the contract."""
         self._request = None
         self._compiled = None
-
-
-def _pieces(segment: Segment, end: int) -> list[tuple[int, int]]:
-    """Return the (first position, position behind) of each sequence that a segment is run as."""
-    if segment.apart:
-        return [(position, position + 1) for position in range(segment.start, end)]
-    return [(segment.start, end)]

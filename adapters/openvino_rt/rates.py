@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from adapters.openvino_rt.adapter import HINTS, core_with, device_profile
+from adapters.openvino_rt.adapter import core_with, device_profile
+from adapters.openvino_rt.classes import HINTS
 from adapters.rates import Product, measured_rates
 from device_profiles.measured import DeviceRates
 from device_profiles.profile import Precision

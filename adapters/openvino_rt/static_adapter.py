@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from adapters.contract import Footprint, LoadOptions, Precision, Progress, Unsupported
+from adapters.contract import Footprint, LoadOptions, NumericalClass, Precision, Progress, Unsupported
 from adapters.hf_directory import title
-from adapters.openvino_rt.adapter import HINTS, core_with, device_profile, devices
+from adapters.openvino_rt.adapter import core_with, device_profile, devices
+from adapters.openvino_rt.classes import HINTS
 from adapters.openvino_rt.static_build import BODY_FILE, HEAD_FILE
 from adapters.openvino_rt.static_graphs import Compiler
 from adapters.openvino_rt.static_model import StaticModel
@@ -73,10 +75,15 @@ class StaticOpenVinoAdapter:
         write_facts(target, facts_of(chosen, source))
         progress(f"convert {title(source)}", 1.0)
 
+    def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+        """See the contract."""
+        return numerical_classes(device_profile(core_with(options.device), options.device), options)
+
     def footprint(self, prepared: Path, options: LoadOptions) -> Footprint:
         """See adapters.contract.FixedShapes."""
         profile = device_profile(core_with(options.device), options.device)
-        plan = planned(options, read_facts(prepared), _activations(profile, options.activations))
+        chosen = options.numerical_class or numerical_classes(profile, options)[0][0]
+        plan = planned(options, read_facts(prepared), chosen.activations)
         cache = plan.cache
         body, head = ((prepared / name).with_suffix(".bin").stat().st_size for name in (BODY_FILE, HEAD_FILE))
         bodies, heads = len(plan.widths), len(plan.verify_rows)
@@ -91,11 +98,8 @@ class StaticOpenVinoAdapter:
         core = core_with(options.device)
         facts = read_facts(prepared)
         profile = device_profile(core, options.device)
-        activations = _activations(profile, options.activations)
-        if options.kv_cache not in (None, activations):
-            raise Unsupported(
-                f"a KV cache in {options.kv_cache}: with static shapes it is in the activations' format, {activations}"
-            )
+        chosen = options.numerical_class or numerical_classes(profile, options)[0][0]
+        activations = chosen.activations
         plan = planned(options, facts, activations)
         progress("load", 0.0)
         settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": HINTS[activations], "PERFORMANCE_HINT": "LATENCY"}
@@ -108,7 +112,7 @@ class StaticOpenVinoAdapter:
             options,
             plan,
             weights=facts["weights"],
-            activations=activations,
+            numerical_class=chosen,
             progress=lambda done: progress("load", 0.9 * done),
         )
         progress("load", 1.0)
@@ -122,12 +126,17 @@ def _static(found: DeviceProfile) -> DeviceProfile:
     return replace(found, weights=(Precision.INT8,), kv_cache=held, exact_kv_cache=held, memory_costs=costs)
 
 
-def _activations(profile: DeviceProfile, asked: Precision | None) -> Precision:
-    """Return the number format of activations: what the device computes fastest where none is asked for."""
-    if asked is not None:
-        if asked not in profile.precisions:
-            known = ", ".join(precision.value for precision in profile.precisions)
-            raise Unsupported(f"{profile.name} does not compute in {asked.value}; it has {known}")
-        return asked
-    order = _ACTIVATIONS[profile.name == _CPU]
-    return next((precision for precision in order if precision in profile.precisions), order[0])
+def numerical_classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+    """See adapters.contract.Adapter.classes: the KV cache has the activations' format. Raises Unsupported."""
+    asked, order = options.activations, _ACTIVATIONS[profile.name == _CPU]
+    there = [one for one in order if one in profile.precisions] or list(order[:1])
+    if asked is not None and asked not in profile.precisions:
+        known = ", ".join(precision.value for precision in profile.precisions)
+        raise Unsupported(f"{profile.name} does not compute in {asked.value}; it has {known}")
+    left = [one for one in ([asked] if asked is not None else there) if options.kv_cache in (None, one)]
+    if not left:
+        raise Unsupported(
+            f"a KV cache in {options.kv_cache}: with static shapes it is in the activations' format, "
+            f"{' or '.join(there)}"
+        )
+    return [[NumericalClass(one, one) for one in left]]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -23,8 +24,8 @@ from adapters.contract import (
     DeviceLost,
     ForwardResult,
     LoadOptions,
+    NumericalClass,
     OutOfMemory,
-    Precision,
     Segment,
 )
 from adapters.kv_blocks import BlockPool
@@ -54,7 +55,7 @@ class StaticModel(PooledModel):
         plan: StaticPlan,
         *,
         weights: str,
-        activations: Precision,
+        numerical_class: NumericalClass,
         progress: Callable[[float], None],
     ) -> None:
         """Compile all widths, and measure them. Raises ModelRefused, DeviceLost, OutOfMemory."""
@@ -94,8 +95,7 @@ class StaticModel(PooledModel):
             row_invariant=exact,
             paid_rows=self._cover.widths[0],
             weights=weights,
-            activations=activations,
-            kv_cache=cache.precision,
+            numerical_class=replace(numerical_class, kv_cache=cache.precision, segment_rows=self._cover.widths[0]),
             exactness=options.exactness,
             device=options.device,
             static_widths=self._cover.widths,

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from adapters.contract import LoadOptions, Progress, Unsupported
+from adapters.contract import Exactness, LoadOptions, NumericalClass, Progress, Unsupported
 from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from device_profiles.profile import DeviceProfile, Precision
 
 SCRIPT_FILE = "script.txt"
+_FIXED_WIDTH = 16
 DEVICES_VARIABLE = "OUTRIDER_SIMULATED_DEVICES"
 
 
@@ -37,6 +39,16 @@ class SimulatedAdapter:
             for number in range(int(os.environ.get(DEVICES_VARIABLE, "1")))
         ]
 
+    def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+        """See the contract."""
+        for asked in (options.activations, options.kv_cache):
+            if asked not in (None, Precision.FP32):
+                raise Unsupported(f"{asked}: the simulated model is in fp32; leave it at auto")
+        as_they_come = NumericalClass(Precision.FP32, Precision.FP32, apart=True)
+        if options.exactness is not Exactness.BIT:
+            return [[as_they_come]]
+        return [[as_they_come], [NumericalClass(Precision.FP32, Precision.FP32, fixed_width=_FIXED_WIDTH)]]
+
     def recipe(self, weights: Precision | None = None) -> str:
         """Name the format of what `prepare` writes; there are no weights."""
         return "simulated 1"
@@ -57,4 +69,4 @@ class SimulatedAdapter:
         progress("load", 0.0)
         time.sleep(script.load_ms / 1000.0)
         progress("load", 1.0)
-        return ToyModel(script, options)
+        return ToyModel(script, options, options.numerical_class or self.classes(options)[0][0])

@@ -17,6 +17,7 @@ from adapters.contract import (
     DeviceLost,
     ForwardResult,
     LoadOptions,
+    NumericalClass,
     Segment,
     Unsupported,
 )
@@ -25,6 +26,7 @@ from adapters.pooled import PooledModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import byte_texts
 from device_profiles.profile import Exactness, Precision
+from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec, vocabulary_fingerprint
 
 VOCABULARY = 272
@@ -47,12 +49,15 @@ def _tables() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     return context, history
 
 
+_CLASS = NumericalClass(Precision.FP32, Precision.FP32, apart=True)
+
+
 class ToyModel(PooledModel):
     """See the module. One thread calls it."""
 
-    def __init__(self, script: Script, options: LoadOptions) -> None:
+    def __init__(self, script: Script, options: LoadOptions, numerical_class: NumericalClass = _CLASS) -> None:
         blocks = max(1, options.kv_cache_bytes // (BLOCK_TOKENS * BYTES_PER_TOKEN))
-        self._script = script.on(options.device)
+        self._script, self._width = script.on(options.device), numerical_class.fixed_width
         super().__init__(BlockPool(blocks, BLOCK_TOKENS, options.slots))
         self._context, self._history = _tables()
         # What a KV cache holds, by block: each position's token, and the hash of everything up to it.
@@ -77,11 +82,10 @@ class ToyModel(PooledModel):
             row_invariant=True,
             paid_rows=1,
             weights="fp32",
-            activations=Precision.FP32,
-            kv_cache=Precision.FP32,
+            numerical_class=numerical_class,
             exactness=Exactness.BIT,
             device=options.device,
-            apart_tokens=APART_TOKENS,
+            apart_tokens=APART_TOKENS if numerical_class.apart else 0,
         )
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
@@ -102,12 +106,16 @@ class ToyModel(PooledModel):
             raise
         self._pool.reserve(batch)
         rows = sum(len(segment.tokens) for segment in batch)
-        self._script.wait(rows, self._forwards)
+        width = self._width or rows
+        padded = ceil_div(rows, width) * width
+        self._script.wait(padded, self._forwards)
         parts = [self._run(segment) for segment in batch]
         logits = np.concatenate(parts) if parts else np.empty((0, VOCABULARY), np.float32)
+        if bits := self._script.last_bits(width, self._forwards):
+            logits += np.float32(bits)
         if garbage:
             logits[:] = np.nan
-        return ForwardResult(logits, self._script.base_ms + self._script.row_ms * rows)
+        return ForwardResult(logits, self._script.base_ms + self._script.row_ms * padded)
 
     def _run(self, segment: Segment) -> NDArray[np.float32]:
         table = self._pool.table(segment.slot, segment.start + len(segment.tokens))

@@ -26,7 +26,9 @@ class Script:
     exists. The fault strikes at forward number `at`, counted from 1 at the first forward that holds the token `arm`
     (-1: since loading; what measures a model when it is loaded counts too). With `once`, it strikes only while that
     file does not exist, and creates it.
-    `shift`: it says the tokens that many ids behind the toy's, so it is another model."""
+    `shift`: it says the tokens that many ids behind the toy's, so it is another model.
+    `kernel_rows`: a forward of so many rows or more has another kernel, with other last bits (0: none has).
+    `unsteady`: with 1, every forward has last bits of its own."""
 
     base_ms: float = 0.0
     row_ms: float = 0.0
@@ -40,6 +42,8 @@ class Script:
     arm: int = -1
     once: str = ""
     shift: int = 0
+    kernel_rows: int = 0
+    unsteady: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Script:
@@ -71,6 +75,11 @@ class Script:
             drift_ms = 0.0
         if total_ms := self.base_ms + self.row_ms * rows + drift_ms:
             time.sleep(total_ms / 1000.0)
+
+    def last_bits(self, rows: int, forward: int) -> float:
+        """Return what is added to the logits of the forward of that number: they round in its kernel's own way."""
+        kernel = self.kernel_rows > 0 and rows >= self.kernel_rows
+        return 1e-4 * (kernel + (forward % 7 if self.unsteady else 0))
 
     def strike(self, forward: int) -> bool:
         """Do what the script says for this forward. Returns True when its logits must be garbage."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import psutil
 from adapters.contract import (
     AdapterUnavailable,
     LoadOptions,
+    NumericalClass,
     Precision,
     Progress,
     Unsupported,
@@ -89,11 +91,19 @@ class TorchAdapter:
             weights=(),  # none was measured: docs/adr/0023-torchao.md
         )
 
+    def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+        """See the contract."""
+        return _classes(self._profile(options.device), options)
+
+    def _profile(self, device: str) -> DeviceProfile:
+        profiles = {found.name: found for found in self.devices()}
+        if device not in profiles:
+            raise Unsupported(f"torch sees no device {device!r} here; there is {', '.join(profiles)}")
+        return profiles[device]
+
     def rates(self, device: str, threads: int) -> DeviceRates:
         """See adapters/rates.py. Raises AdapterUnavailable, Unsupported."""
-        profile = next((found for found in self.devices() if found.name == device), None)
-        if profile is None:
-            raise Unsupported(f"torch sees no device {device!r} here")
+        profile = self._profile(device)
         from adapters.torch_device.rates import rates
 
         return rates(profile, threads)
@@ -133,21 +143,27 @@ class TorchAdapter:
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> TorchModel:
         """See the contract."""
         torch = _torch()
-        profiles = {device.name: device for device in self.devices()}
-        profile = profiles.get(options.device)
-        if profile is None:
-            raise Unsupported(f"torch sees no device {options.device!r} here; there is {', '.join(profiles)}")
-        activations = options.activations or profile.precisions[0]
-        if activations not in profile.precisions:
-            raise Unsupported(
-                f"{profile.name} does not compute in {activations} natively; it does in {', '.join(profile.precisions)}"
-            )
+        profile = self._profile(options.device)
+        chosen = options.numerical_class or _classes(profile, options)[0][0]
         if options.threads and profile.kind == "cpu":
             torch.set_num_threads(options.threads)
-        return _load(prepared, options, activations, progress)
+        return _load(prepared, options, chosen, progress)
 
 
-def _load(prepared: Path, options: LoadOptions, activations: Precision, progress: Progress) -> TorchModel:
+def _classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+    """See adapters.contract.Adapter.classes: the KV cache has the activations' format."""
+    formats = [options.activations] if options.activations else list(profile.precisions)
+    if formats[0] not in profile.precisions:
+        raise Unsupported(
+            f"{profile.name} does not compute in {formats[0]} natively; it does in {', '.join(profile.precisions)}"
+        )
+    left = [one for one in formats if options.kv_cache in (None, one)]
+    if not left:
+        raise Unsupported(f"a KV cache in {options.kv_cache}: torch's is in the activations' format; leave it at auto")
+    return [[NumericalClass(one, one) for one in left]]
+
+
+def _load(prepared: Path, options: LoadOptions, chosen: NumericalClass, progress: Progress) -> TorchModel:
     import torch
 
     from adapters.torch_device.failures import typed
@@ -158,6 +174,7 @@ def _load(prepared: Path, options: LoadOptions, activations: Precision, progress
     facts = read_facts(prepared)
     decoder = read_decoder(prepared)
     device = torch.device(options.device.lower())
+    activations = chosen.activations
     products = Products(device, activations, options.exactness)
     progress("load", 0.0)
     try:
@@ -169,7 +186,7 @@ def _load(prepared: Path, options: LoadOptions, activations: Precision, progress
             model_spec(facts, bytes_per_token(decoder, activations)),
             options,
             weights=products.held(facts["weights"]),
-            activations=activations,
+            numerical_class=chosen,
             device=device,
         )
     except (RuntimeError, MemoryError) as error:

@@ -11,7 +11,16 @@ from typing import Any
 
 import torch
 
-from adapters.contract import Capabilities, DeviceLost, ForwardResult, LoadOptions, Precision, Segment, Unsupported
+from adapters.contract import (
+    Capabilities,
+    DeviceLost,
+    ForwardResult,
+    LoadOptions,
+    NumericalClass,
+    Precision,
+    Segment,
+    Unsupported,
+)
 from adapters.decoder.spec import DecoderSpec
 from adapters.kv_blocks import BlockPool
 from adapters.pooled import PooledModel
@@ -59,7 +68,7 @@ class TorchModel(PooledModel):
         options: LoadOptions,
         *,
         weights: str,
-        activations: Precision,
+        numerical_class: NumericalClass,
         device: Any,
     ) -> None:
         """Allocate the KV pool on the device. Raises torch's errors when memory runs out."""
@@ -72,7 +81,7 @@ class TorchModel(PooledModel):
             block=BLOCK_TOKENS,
             kv_heads=decoder.kv_heads,
             head_dim=decoder.head_dim,
-            dtype=DTYPES[activations],
+            dtype=DTYPES[numerical_class.activations],
             device=device,
         )
         self._runner: Runner | None = Runner(
@@ -93,8 +102,7 @@ class TorchModel(PooledModel):
             row_invariant=options.exactness is Exactness.BIT,
             paid_rows=1,
             weights=weights,
-            activations=activations,
-            kv_cache=activations,
+            numerical_class=numerical_class,
             exactness=options.exactness,
             device=options.device,
         )

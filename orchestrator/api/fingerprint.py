@@ -32,6 +32,7 @@ def system_fingerprint(ready: Ready | None, rule: Rule = "coupled") -> str | Non
         ready.device_name,
         ready.exactness,
         str(ready.row_invariant),
+        ready.numerical_class,
         f"static {ready.context_tokens}" if ready.static_widths else "dynamic",
         version("outrider"),
     )

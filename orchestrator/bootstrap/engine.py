@@ -11,9 +11,11 @@ import msgspec
 
 from adapters.grammar import GrammarCompiler
 from device_profiles.memory import MemoryPlan
+from orchestrator.bootstrap.class_words import describe_choice, describe_rejected
+from orchestrator.bootstrap.devices import device_name
 from orchestrator.bootstrap.drafters import Remotes, build_lanes
 from orchestrator.bootstrap.first_cost import FirstCost, stored_cost
-from orchestrator.bootstrap.models import Target, device_name, load_target, load_tokenizer
+from orchestrator.bootstrap.models import Target, load_target, load_tokenizer
 from orchestrator.bootstrap.options import EngineOptions, SuffixOptions
 from orchestrator.clock import Clock, SystemClock
 from orchestrator.cluster.cores import effective_cores
@@ -172,5 +174,9 @@ def _ready(target: Target, options: EngineOptions, slots: int, planned: int, cos
         planned_memory_bytes=planned,
         planned_memory={part: getattr(target.plan, part) for part in MemoryPlan.PARTS} if target.plan else {},
         cores=effective_cores(),
+        numerical_class=str(caps.numerical_class),
+        class_fingerprint=target.class_fingerprint,
+        class_reason=describe_choice(target.classes) if target.classes else "",
+        classes_rejected=describe_rejected(target.classes) if target.classes else [],
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from adapters.contract import AdapterUnavailable, Unsupported
 from device_profiles.cost import StepCost
+from orchestrator.bootstrap.devices import device_of, mark_of
 from orchestrator.bootstrap.models import Loaded
 from orchestrator.bootstrap.options import ModelOptions
 from orchestrator.bootstrap.profile_keys import (
-    device_of,
     digest_of,
     key_of,
-    mark_of,
     profiles_in,
     stored_profile,
     threads_of,

@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapters import registry
-from adapters.contract import Exactness, LoadedModel, LoadOptions, ModelRefused
-from adapters.invariance import measure_row_invariance
-from adapters.model_source import resolve
+from adapters.contract import Adapter, Exactness, LoadedModel, LoadOptions, ModelRefused, Unsupported
+from adapters.model_source import ModelSource, resolve
 from adapters.model_store import ModelStore
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.variant import Variant
 from device_profiles.memory import MemoryPlan
+from device_profiles.numerical_class import MeasuredClasses
+from orchestrator.bootstrap.devices import device_of, effective_device, mark_of, threads_on
 from orchestrator.bootstrap.memory import announced
+from orchestrator.bootstrap.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.bootstrap.options import EngineOptions, ModelOptions
 from orchestrator.bootstrap.precision import choose
 from orchestrator.planning.digests import simulated_digest, simulated_script
@@ -34,7 +36,8 @@ def silent(stage: str, fraction: float) -> None:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A loaded model. `source` is where it came from, with the commit for a model of the hub; `tokenizer_dir` is ""
-    for the simulated model's built-in tokenizer, and for a draft; `choice` and `plan` None for the simulated model."""
+    for the simulated model's built-in tokenizer, and for a draft; `choice` and `plan` None for the simulated model.
+    `classes`: what was found of the numerical classes, None for a draft that takes the first."""
 
     model: LoadedModel
     name: str
@@ -43,13 +46,24 @@ class Loaded:
     prepared: Path
     choice: PrecisionChoice | None
     plan: MemoryPlan | None
+    classes: MeasuredClasses | None
+
+    @property
+    def row_invariant(self) -> bool:
+        """Whether no row's bits depend on its batch: it was measured, and is asked of exactness `bit`."""
+        return self.classes is not None and self.model.capabilities.exactness is Exactness.BIT
+
+    @property
+    def class_fingerprint(self) -> str:
+        """What tells the bits of this model from others' ("" where it was not measured)."""
+        found = self.classes.finding if self.classes is not None else None
+        return found.fingerprint if found is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Target(Loaded):
     """A loaded target."""
 
-    row_invariant: bool
     load_s: float
 
 
@@ -58,23 +72,15 @@ def load_target(options: EngineOptions, progress: OnProgress, *, slots: int = 0)
     adapters raise."""
     started = time.perf_counter()
     loaded = load_model(options.model, slots or options.max_running, progress, serves=True)
-    progress("measure row invariance", -1.0)
-    return Target(
-        loaded.model,
-        loaded.name,
-        loaded.source,
-        loaded.tokenizer_dir,
-        loaded.prepared,
-        loaded.choice,
-        loaded.plan,
-        row_invariant=measure_row_invariance(loaded.model),
-        load_s=time.perf_counter() - started,
-    )
+    fields = {name: getattr(loaded, name) for name in Loaded.__dataclass_fields__}
+    return Target(**fields, load_s=time.perf_counter() - started)
 
 
-def load_model(options: ModelOptions, slots: int, progress: OnProgress, *, serves: bool = False) -> Loaded:
+def load_model(
+    options: ModelOptions, slots: int, progress: OnProgress, *, serves: bool = False, refresh: bool = False
+) -> Loaded:
     """Prepare (once) and load a model for so many sequences; `serves`: with its tokenizer, which a draft does not need
-    and may not have. Raises what adapters raise."""
+    and may not have; `refresh`: find its numerical class again. Raises what adapters raise."""
     adapter = registry.get_for(options.adapter, options.device, options.static)
     store = ModelStore(Path(options.store))
     if options.source.startswith(SIMULATED_PREFIX):
@@ -99,12 +105,39 @@ def load_model(options: ModelOptions, slots: int, progress: OnProgress, *, serve
     )
     if choice is not None and file is not None:
         plan = announced(asked, adapter, file, prepared, choice)
-    model = adapter.load(prepared, asked, progress)
-    loaded = Loaded(model, name, source, "", prepared, choice, plan)
+    classes: MeasuredClasses | None = None
+    if serves or asked.exactness is Exactness.BIT:
+        question = _question(options, adapter, asked, prepared, file)
+        model, classes = load_in_class(question, progress, refresh=refresh)
+    else:
+        model = adapter.load(prepared, asked, progress)
+    loaded = Loaded(model, name, source, "", prepared, choice, plan, classes)
     if not serves or file is None:
         return loaded
     _refuse_draft(model, source)
     return replace(loaded, tokenizer_dir=str(store.prepare(file, TokenizerRecipe(), progress)))
+
+
+def _question(
+    options: ModelOptions, adapter: Adapter, asked: LoadOptions, prepared: Path, file: ModelSource | None
+) -> ClassQuestion:
+    try:
+        device = device_of(options.adapter, options.device)
+        mark, threads = mark_of(device), threads_on(device, options.threads)
+    except Unsupported:  # a name that the runtime takes and does not list
+        mark, threads = "", options.threads
+    return ClassQuestion(
+        adapter=adapter,
+        prepared=prepared,
+        asked=asked,
+        fingerprint=mark,
+        model=options.name or (file.name if file is not None else "simulated-toy"),
+        model_digest=prepared.parent.name if file is not None else prepared.name,
+        weights=prepared.name if file is not None else "",
+        threads=threads,
+        file=file.path if file is not None else None,
+        store=Path(options.store),
+    )
 
 
 def _refuse_draft(model: LoadedModel, source: str) -> None:
@@ -127,17 +160,6 @@ def tokenizer_of(options: ModelOptions, progress: OnProgress) -> Tokenizer:
     store = ModelStore(Path(options.store))
     file = resolve(options.source, Path(options.base), progress)
     return load_tokenizer(str(store.prepare(file, TokenizerRecipe(), progress)))
-
-
-def effective_device(adapter: str, device: str) -> str:
-    """Return what a runtime calls a device: whatever the simulated one is given, it has SIM, and those named so."""
-    return "SIM" if adapter == "simulated" and not device.startswith("SIM") else device
-
-
-def device_name(adapter: str, device: str) -> str:
-    """Return a device's full name, as its runtime tells it."""
-    names = {found.name: found.full_name for found in registry.get(adapter).devices()}
-    return names.get(device, device)
 
 
 def _simulated_source(options: ModelOptions, root: Path) -> Path:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters import registry
-from adapters.contract import Unsupported
-from adapters.hardware import cores, hardware, kind_of, runtime_version
-from device_profiles.measured import MeasuredModel, fingerprint
+from device_profiles.measured import MeasuredModel
 from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded, effective_device
+from orchestrator.bootstrap.devices import threads_on
+from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded
 from orchestrator.bootstrap.options import ModelOptions
 
 
@@ -47,24 +45,9 @@ def profiles_in(store: Path) -> ProfileStore:
     return ProfileStore(store / "profiles")
 
 
-def device_of(adapter: str, device: str) -> DeviceProfile:
-    """Return a runtime's device by its name. Raises AdapterUnavailable, Unsupported."""
-    wanted = effective_device(adapter, device)
-    there = registry.get(adapter).devices()
-    for found in there:
-        if found.name == wanted:
-            return found
-    raise Unsupported(f"{adapter} sees no device {device!r} here; there is {', '.join(one.name for one in there)}")
-
-
-def mark_of(device: DeviceProfile) -> str:
-    """Return the fingerprint of a device as its runtime drives it."""
-    return fingerprint(hardware(device), runtime_version(device.adapter))
-
-
 def threads_of(options: ModelOptions, device: DeviceProfile) -> int:
-    """Return how many threads a runtime takes: all physical cores where none are named, 0 off the processor."""
-    return (options.threads or cores()) if kind_of(device) == "cpu" else 0
+    """Return how many threads a model's runtime takes on a device."""
+    return threads_on(device, options.threads)
 
 
 def digest_of(loaded: Loaded) -> str:

@@ -15,9 +15,10 @@ from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.models import SIMULATED_PREFIX, effective_device
+from orchestrator.bootstrap.devices import effective_device, mark_of
+from orchestrator.bootstrap.models import SIMULATED_PREFIX
 from orchestrator.bootstrap.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
-from orchestrator.bootstrap.profile_keys import key_of, mark_of, profiles_in, stored_profile, threads_of
+from orchestrator.bootstrap.profile_keys import key_of, profiles_in, stored_profile, threads_of
 from orchestrator.bootstrap.profiling import STEPS_S, ProfileJob, job_spec
 from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.config.load import store_directory

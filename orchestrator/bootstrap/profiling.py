@@ -17,16 +17,16 @@ from adapters import registry
 from adapters.decoder.source import open_source
 from adapters.energy import EnergyMeter, energy_meter
 from adapters.hardware import hardware, kind_of, runtime_version
-from adapters.invariance import measure_row_invariance
 from adapters.model_source import resolve
 from adapters.rates import MeasuresRates
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import DeviceRates, Energy, MeasuredDevice, MeasuredModel, RoundOverhead
 from device_profiles.memory import MemoryPlan
 from device_profiles.profile import DeviceProfile
+from orchestrator.bootstrap.devices import device_of, mark_of
 from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded, load_model
 from orchestrator.bootstrap.options import EngineOptions, ModelOptions, SuffixOptions
-from orchestrator.bootstrap.profile_keys import device_of, digest_of, formats_of, mark_of, threads_of
+from orchestrator.bootstrap.profile_keys import digest_of, formats_of, threads_of
 from orchestrator.bootstrap.talk import Talk, chosen_depths, prompts_of, talk
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.contract import WorkerSpec
@@ -102,10 +102,9 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
     with ExitStack() as stack:
         loaded, load_s = _loaded(bench)
         stack.callback(loaded.model.close)
-        invariant = measure_row_invariance(loaded.model)
         steps = measure_steps(loaded.model, bench.clock, progress, budget_s=job.steps_s)
         if job.role == "draft":
-            yield _described(bench, loaded, steps, load_s, invariant, RoundOverhead(), None)
+            yield _described(bench, loaded, steps, load_s, RoundOverhead(), None)
             if job.texts is not None:
                 yield _draft_pair(bench, loaded)
             return
@@ -113,7 +112,7 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
         progress("decode", -1.0)
         engine = msgspec.structs.replace(job.engine, model=job.model)
         real = talk(loaded, engine, steps.cost, bench.clock, meter, said=texts)
-        described = _described(bench, loaded, steps, load_s, invariant, real.overhead, real.energy_j_per_token)
+        described = _described(bench, loaded, steps, load_s, real.overhead, real.energy_j_per_token)
         yield replace(described, cost=real.cost)
         if texts is None and real.outputs:
             texts = _texts(loaded, real)
@@ -216,7 +215,6 @@ def _described(
     loaded: Loaded,
     steps: Steps,
     load_s: float,
-    invariant: bool,
     overhead: RoundOverhead,
     energy_j_per_token: float | None,
 ) -> MeasuredModel:
@@ -240,8 +238,10 @@ def _described(
         worst_error=max(steps.decode.worst_error, steps.prefill.worst_error),
         overhead=overhead,
         load_s=load_s,
-        row_invariant=invariant,
+        row_invariant=loaded.row_invariant,
         paid_rows=caps.paid_rows,
+        numerical_class=str(caps.numerical_class),
+        class_fingerprint=loaded.class_fingerprint,
         layers=spec.layers,
         kv_bytes_per_token=spec.bytes_per_token,
         matrix_elements=_elements(bench.job.model),

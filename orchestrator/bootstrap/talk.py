@@ -120,7 +120,7 @@ def chosen_depths(
 
 def _target(loaded: Loaded, model: LoadedModel) -> Target:
     fields = {name: getattr(loaded, name) for name in Loaded.__dataclass_fields__}
-    return Target(**{**fields, "model": model}, row_invariant=True, load_s=0.0)
+    return Target(**{**fields, "model": model}, load_s=0.0)
 
 
 def _decoded(loaded: Loaded, engine: EngineOptions, loops: list[_Loop], cost: StepCost, clock: Clock) -> list[Decoding]:

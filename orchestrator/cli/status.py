@@ -48,7 +48,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     ready, gauges, totals = answer["ready"], answer["gauges"], answer["totals"]
     if ready:
-        invariant = "yes, measured" if ready["row_invariant"] else "no, measured"
+        invariant = "yes, measured" if ready["row_invariant"] else "not promised"
         rows += [
             ("model", ready["model"]),
             ("source", ready["source"]),
@@ -60,6 +60,9 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
             ("shapes", _shapes(ready)),
             ("why", ready["precision_reason"] or "the simulated model has one precision"),
             ("exactness", f"{ready['exactness']} (row-invariant: {invariant})"),
+            ("class", f"{ready['numerical_class']}; fingerprint {ready['class_fingerprint'] or 'not measured'}"),
+            ("why this class", ready["class_reason"] or "nothing was measured"),
+            *(("class not taken", rejected) for rejected in ready["classes_rejected"]),
             ("drafters", f"{', '.join(ready['drafters']) or 'none'}; {_depth(ready)}"),
             ("depth", f"begins at {ready['starting_depth']:g}; costs of rounds begin with {ready['costs_from']}"),
         ]

@@ -90,7 +90,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     most drafts that one of its requests gets in a round, `canary_fixed`: as `fixed_depth`, for these.
     `planned_memory_bytes`: what the worker was announced to hold at its peak before it loaded (0: its costs on this
     device are not known), `planned_memory` its parts. `costs_from`: what the depth policy knew of rounds before the
-    first; requests of which nothing is known begin at `starting_depth`."""
+    first; requests of which nothing is known begin at `starting_depth`. `numerical_class`: how rows are computed;
+    `class_fingerprint`: of its bits, the same where replicas are interchangeable; `class_reason` and
+    `classes_rejected`: why that one, and why not the others."""
 
     model: str
     vocabulary_size: int
@@ -126,6 +128,10 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     canary_drafters: list[str] = []
     canary_depth: int = 0
     canary_fixed: bool = False
+    numerical_class: str = ""
+    class_fingerprint: str = ""
+    class_reason: str = ""
+    classes_rejected: list[str] = []
 
     @property
     def all_drafters(self) -> list[str]:

@@ -160,7 +160,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m orchestrator.cluster.worker", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="an inherited socket to the daemon")
     link = socket.socket(fileno=parser.parse_args().fd)
-    _end_with_parent()
+    end_with_parent()
     first = _receive_frame(link)
     if first is None:
         return 0
@@ -176,7 +176,7 @@ def main() -> int:
     return code
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Ask the kernel to kill this process with the daemon: the only way out of native code that hangs."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -40,17 +40,26 @@ def _added(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
     return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
 
 
-_ALIKE = ("model_digest", "vocabulary_fingerprint", "adapter", "weights", "activations", "kv_cache", "exactness")
+_MODEL = ("model_digest", "vocabulary_fingerprint", "exactness")
+_FORMATS = ("adapter", "weights", "activations", "kv_cache")
+
+
+def _alike(ready: Ready) -> tuple[str, ...]:
+    """Return the names of what decides a replica's tokens: the bits of its numerical class where they were measured,
+    whatever computes them; else the formats that it computes in."""
+    exact = ready.exactness == "bit" and ready.class_fingerprint
+    return (*_MODEL, "class_fingerprint") if exact else (*_MODEL, *_FORMATS)
 
 
 def kind_of(ready: Ready | None) -> tuple[str, ...]:
     """Return what decides a replica's tokens: two of one kind say the same. () where it is not known."""
-    return tuple(str(getattr(ready, name)) for name in _ALIKE) if ready is not None else ()
+    return tuple(str(getattr(ready, name)) for name in _alike(ready)) if ready is not None else ()
 
 
 def unlike(ready: Ready, other: Ready) -> str:
     """Return in what a replica differs from another so that its tokens may too; "" where it does not."""
-    differs = [name for name in _ALIKE if getattr(ready, name) != getattr(other, name)]
+    names = dict.fromkeys((*_alike(ready), *_alike(other)))
+    differs = [name for name in names if getattr(ready, name) != getattr(other, name)]
     return ", ".join(f"{name} {getattr(ready, name)} instead of {getattr(other, name)}" for name in differs)
 
 

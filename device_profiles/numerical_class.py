@@ -1,0 +1,120 @@
+"""What decides the bits of a row's logits, and what was found of it on one device.
+
+Two rows of one numerical class have the same bits whatever else is in their forward; two devices whose classes have
+one fingerprint are interchangeable to the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from device_profiles.profile import Precision
+
+MIXED_ROWS = ((1, 0.3), (2, 0.2), (4, 0.25), (8, 0.15), (16, 0.1))
+"""Rows of a decoding forward, and their share in `mixed_ms`: depths as a decode loop chooses them."""
+_FORWARDS = 60
+"""Decoding forwards beside one prefill in `mixed_ms`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumericalClass:
+    """How rows are computed.
+
+    `quantization_group`: activations are quantised to 8 bits in groups of so many in front of each product, 0: not.
+    `segment_rows` and `forward_rows`: a segment, and a forward, has at least so many rows. `apart`: rows behind a
+    prompt are sequences of their own (adapters.contract.Segment.apart). `fixed_width`: every forward has exactly so
+    many rows, 0: as many as come.
+    """
+
+    activations: Precision
+    kv_cache: Precision
+    quantization_group: int = 0
+    segment_rows: int = 1
+    forward_rows: int = 1
+    apart: bool = False
+    fixed_width: int = 0
+
+    def __str__(self) -> str:
+        """Return it as people read it, as in "fp32 in groups of 32, KV cache fp16, segments of 2 rows or more"."""
+        words = [self.activations.value + (f" in groups of {self.quantization_group}" * (self.quantization_group > 0))]
+        words.append(f"KV cache {self.kv_cache}")
+        if self.fixed_width:
+            words.append(f"forwards of {self.fixed_width} rows")
+        elif self.segment_rows > 1:
+            words.append(f"segments of {self.segment_rows} rows or more")
+        if self.apart:
+            words.append("decoding rows apart")
+        if self.forward_rows > 2:
+            words.append(f"forwards of {self.forward_rows} rows or more")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFinding:
+    """What came of trying one class with one model.
+
+    `why` it was not taken, or what was found. `fingerprint`: of the bits of a fixed probe, "" where it did not run.
+    `decode_ms`: (rows, milliseconds) of a forward of one sequence; `prefill_ms`: of a prompt of `prefill_tokens`.
+    `agreement`: share of the greedy choices of a float32 reference over the file's values, None where there is none.
+    `load_s`: loading the model.
+    """
+
+    numerical_class: NumericalClass
+    passed: bool
+    why: str
+    fingerprint: str = ""
+    decode_ms: tuple[tuple[int, float], ...] = ()
+    prefill_ms: float = 0.0
+    prefill_tokens: int = 0
+    agreement: float | None = None
+    load_s: float = 0.0
+
+    @property
+    def mixed_ms(self) -> float:
+        """What a request takes about: 60 decoding forwards of mixed rows and one prefill; 0 where not measured."""
+        if not self.decode_ms:
+            return 0.0
+        times = dict(self.decode_ms)
+        shares = [(times[rows], share) for rows, share in MIXED_ROWS if rows in times]
+        mean_ms = sum(ms * share for ms, share in shares) / sum(share for _, share in shares)
+        return _FORWARDS * mean_ms + self.prefill_ms
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredClasses:
+    """The classes that were tried with a model on a device, in this order. `chosen`: the place of the one that was
+    taken, -1 where none passed. `fingerprint` is of hardware and runtime, `asked` what the operator's wishes left to
+    choose from, `weights` the recipe of the prepared weights."""
+
+    fingerprint: str
+    adapter: str
+    device: str
+    model: str
+    model_digest: str
+    weights: str
+    asked: str
+    threads: int
+    findings: tuple[ClassFinding, ...]
+    chosen: int
+    measured_at: str = ""
+    took_s: float = 0.0
+
+    @property
+    def finding(self) -> ClassFinding | None:
+        """What was taken."""
+        return self.findings[self.chosen] if self.chosen >= 0 else None
+
+    @property
+    def rejected(self) -> tuple[ClassFinding, ...]:
+        """What was not."""
+        return tuple(found for place, found in enumerate(self.findings) if place != self.chosen)
+
+
+def choose_class(findings: tuple[ClassFinding, ...], margin: float) -> int:
+    """Return the place of the class to take: the first that passed, unless a later one costs less than `margin` times
+    as much. Earlier ones are those that more devices share. -1 where none passed."""
+    chosen = -1
+    for place, found in enumerate(findings):
+        if found.passed and (chosen < 0 or found.mixed_ms < margin * findings[chosen].mixed_ms):
+            chosen = place
+    return chosen

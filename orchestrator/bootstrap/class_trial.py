@@ -1,0 +1,88 @@
+"""Tries one numerical class in a process of its own: a runtime that crashes, or keeps its memory, costs that class.
+
+`python -m orchestrator.bootstrap.class_trial` reads a `ClassJob` as JSON from standard input and writes the finding to
+standard output; its last line on standard error says why there is none.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from adapters import registry
+from adapters.contract import Adapter, AdapterError, LoadedModel, LoadOptions, NumericalClass
+from adapters.decoder.short_text import ShortText
+from adapters.invariance import fingerprint_bits
+from device_profiles.numerical_class import ClassFinding
+from orchestrator.clock import SystemClock
+from orchestrator.cluster.worker import end_with_parent
+from orchestrator.measuring.class_trial import try_class
+
+_LONGEST_S = 900.0
+"""A class that was not tried by then is not taken: compilers of some devices take minutes, none takes so long."""
+
+
+class ClassJob(msgspec.Struct, frozen=True):
+    """What to try: `options.numerical_class`, on a prepared model. `only_bits`: nothing but its fingerprint."""
+
+    adapter: str
+    prepared: str
+    options: LoadOptions
+    text: ShortText | None = None
+    only_bits: bool = False
+
+
+def run_job(job: ClassJob, tried: NumericalClass) -> ClassFinding:
+    """Run a job in a process of its own. What goes wrong there is a finding that did not pass."""
+    command = [sys.executable, "-m", "orchestrator.bootstrap.class_trial"]
+    try:
+        done = subprocess.run(
+            command, input=msgspec.json.encode(job), capture_output=True, timeout=_LONGEST_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ClassFinding(tried, False, f"not tried to its end in {_LONGEST_S:.0f} s")
+    if done.returncode == 0:
+        return msgspec.json.decode(done.stdout, type=ClassFinding)
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    ended = f"its process ended by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else "it failed"
+    return ClassFinding(tried, False, said[-1] if said and done.returncode > 0 else ended)
+
+
+def run_here(adapter: Adapter, job: ClassJob) -> ClassFinding:
+    """Run a job in this process. Raises what adapters raise."""
+    clock = SystemClock()
+    started_s = clock.monotonic_s()
+    model: LoadedModel = adapter.load(Path(job.prepared), job.options, lambda stage, fraction: None)
+    try:
+        if job.only_bits:
+            return ClassFinding(model.capabilities.numerical_class, True, "", fingerprint_bits(model))
+        return try_class(model, job.text, clock, clock.monotonic_s() - started_s)
+    finally:
+        model.close()
+
+
+def one_thread(job: ClassJob) -> ClassJob:
+    """Return the job of the same class on one thread, for its bits only."""
+    return msgspec.structs.replace(job, options=replace(job.options, threads=1), only_bits=True)
+
+
+def main() -> int:
+    """Do the job; 0 with the finding on standard output, 1 with the reason on standard error."""
+    end_with_parent()
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=ClassJob)
+    try:
+        found = run_here(registry.get_for(job.adapter, job.options.device, job.options.static), job)
+    except (AdapterError, MemoryError) as error:
+        sys.stderr.write(f"{error or 'there is no memory for it'}\n")
+        return 1
+    sys.stdout.buffer.write(msgspec.json.encode(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""A runtime's devices: by name, by what marks them, and how many threads the runtime takes there."""
+
+from __future__ import annotations
+
+from adapters import registry
+from adapters.contract import Unsupported
+from adapters.hardware import cores, hardware, kind_of, runtime_version
+from device_profiles.measured import fingerprint
+from device_profiles.profile import DeviceProfile
+
+
+def effective_device(adapter: str, device: str) -> str:
+    """Return what a runtime calls a device: whatever the simulated one is given, it has SIM, and those named so."""
+    return "SIM" if adapter == "simulated" and not device.startswith("SIM") else device
+
+
+def device_name(adapter: str, device: str) -> str:
+    """Return a device's full name, as its runtime tells it."""
+    names = {found.name: found.full_name for found in registry.get(adapter).devices()}
+    return names.get(device, device)
+
+
+def device_of(adapter: str, device: str) -> DeviceProfile:
+    """Return a runtime's device by its name. Raises AdapterUnavailable, Unsupported."""
+    wanted = effective_device(adapter, device)
+    there = registry.get(adapter).devices()
+    for found in there:
+        if found.name == wanted:
+            return found
+    raise Unsupported(f"{adapter} sees no device {device!r} here; there is {', '.join(one.name for one in there)}")
+
+
+def mark_of(device: DeviceProfile) -> str:
+    """Return the fingerprint of a device as its runtime drives it."""
+    return fingerprint(hardware(device), runtime_version(device.adapter))
+
+
+def threads_on(device: DeviceProfile, threads: int) -> int:
+    """Return how many threads a runtime takes: all physical cores where none are named, 0 off the processor."""
+    return (threads or cores()) if kind_of(device) == "cpu" else 0

@@ -1,0 +1,162 @@
+"""Chooses the numerical class that a model runs in: by measuring each once on a device, and keeping what came of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from adapters.contract import Adapter, Exactness, LoadedModel, LoadOptions, ModelRefused, NumericalClass, Progress
+from adapters.decoder.short_text import ShortText, read_short_text
+from adapters.decoder.source import open_source
+from adapters.hardware import cores
+from adapters.invariance import fingerprint_bits
+from device_profiles.numerical_class import ClassFinding, MeasuredClasses, choose_class
+from device_profiles.store import ProfileStore
+from orchestrator.bootstrap.class_trial import ClassJob, one_thread, run_here, run_job
+from orchestrator.clock import SystemClock
+
+CHEAPER = 0.9
+"""A class that fewer devices share is taken where it costs less than so much of one that more of them do."""
+_BUDGET_S = 12.0
+"""Behind a class that passed, the next ones are tried only so long."""
+_MOST_ELEMENTS = 1_000_000_000
+"""Of the matrices of a model that a float32 reference is computed for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassQuestion:
+    """Which class a prepared model is to run in. `asked` has the operator's wishes; the other fields say what the
+    answer is known by (see MeasuredClasses). `file`: the model's own, None for a simulated one."""
+
+    adapter: Adapter
+    prepared: Path
+    asked: LoadOptions
+    fingerprint: str
+    model: str
+    model_digest: str
+    weights: str
+    threads: int
+    file: Path | None
+    store: Path
+
+    @property
+    def wishes(self) -> str:
+        """What the operator's wishes leave to choose from, in words."""
+        formats = f"{self.asked.activations or 'auto'} {self.asked.kv_cache or 'auto'} {self.asked.exactness}"
+        return f"{formats} {self.adapter.__class__.__name__}"
+
+
+def load_in_class(
+    question: ClassQuestion, progress: Progress, *, refresh: bool = False
+) -> tuple[LoadedModel, MeasuredClasses]:
+    """Load a model in the class that was found for it on this device; where none is known, find it.
+
+    Raises ModelRefused where no class passes, which says why, and what adapters raise.
+    """
+    profiles = ProfileStore(question.store / "profiles")
+    known = None if refresh else _known(profiles, question)
+    if known is not None and known.finding is not None:
+        model = _load(question, known.finding, progress)
+        if fingerprint_bits(model) == known.finding.fingerprint:
+            return model, known
+        model.close()
+        progress("bits are not those that were measured: find the numerical class again", -1.0)
+    found = find_class(question, progress)
+    if found.finding is None:
+        raise ModelRefused(_refusal(question, found))
+    with suppress(OSError):  # a read-only store serves; the next start measures again
+        profiles.save(found)
+    return _load(question, found.finding, progress), found
+
+
+def find_class(question: ClassQuestion, progress: Progress) -> MeasuredClasses:
+    """Try an adapter's classes, tier by tier, until one of a tier passes. Raises what `Adapter.classes` raises."""
+    text = _short_text(question, progress)
+    clock = SystemClock()
+    started_s = clock.monotonic_s()
+    findings: list[ClassFinding] = []
+    for tier in question.adapter.classes(question.asked):
+        for one in tier:
+            if any(found.passed for found in findings) and clock.monotonic_s() - started_s > _BUDGET_S:
+                findings.append(ClassFinding(one, False, "not tried: a class passed, and trying took its time"))
+                continue
+            progress(f"try {one}", -1.0)
+            findings.append(_tried(question, one, text))
+        if any(found.passed for found in findings):
+            break
+    chosen = choose_class(tuple(findings), CHEAPER)
+    return MeasuredClasses(
+        fingerprint=question.fingerprint,
+        adapter=question.adapter.name,
+        device=question.asked.device,
+        model=question.model,
+        model_digest=question.model_digest,
+        weights=question.weights,
+        asked=question.wishes,
+        threads=question.threads,
+        findings=tuple(findings),
+        chosen=chosen,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        took_s=round(clock.monotonic_s() - started_s, 2),
+    )
+
+
+def _tried(question: ClassQuestion, one: NumericalClass, text: ShortText | None) -> ClassFinding:
+    options = replace(question.asked, numerical_class=one)
+    job = ClassJob(question.adapter.name, str(question.prepared), options, text)
+    if question.file is None:  # nothing of a simulated model crashes for good, or is worth a process
+        return run_here(question.adapter, job)
+    found = run_job(job, one)
+    if not found.passed or question.asked.threads == 1 or cores() == 1 or question.threads == 0:
+        return found
+    if run_job(one_thread(job), one).fingerprint != found.fingerprint:
+        return replace(found, why=f"{found.why}; one thread alone gives other bits")
+    return found
+
+
+def _known(profiles: ProfileStore, question: ClassQuestion) -> MeasuredClasses | None:
+    for one in profiles.classes(question.fingerprint):
+        known = (one.adapter, one.device, one.model_digest, one.weights, one.asked, one.threads)
+        asked = (question.adapter.name, question.asked.device, question.model_digest, question.weights)
+        if known == (*asked, question.wishes, question.threads):
+            return one
+    return None
+
+
+def _load(question: ClassQuestion, finding: ClassFinding, progress: Progress) -> LoadedModel:
+    options = replace(question.asked, numerical_class=finding.numerical_class)
+    return question.adapter.load(question.prepared, options, progress)
+
+
+def _short_text(question: ClassQuestion, progress: Progress) -> ShortText | None:
+    """Return what the reference says, computed once for a model; None for one that is too large for that."""
+    if question.file is None:
+        return None
+    path = question.prepared.parent / "short-text.json"
+    found = read_short_text(path)
+    if found is not None:
+        return found
+    elements = open_source(question.file).spec.matrix_elements
+    if elements > _MOST_ELEMENTS or 8 * elements > psutil.virtual_memory().available:
+        return None
+    progress("compute a short text in float32", -1.0)
+    command = [sys.executable, "-m", "adapters.decoder.short_text", str(question.file), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return read_short_text(path) if done.returncode == 0 else None
+
+
+def _refusal(question: ClassQuestion, found: MeasuredClasses) -> str:
+    tried = "; ".join(f"{one.numerical_class}: {one.why}" for one in found.findings)
+    way = "Set exactness: kernel, or choose another adapter or device"
+    if question.asked.exactness is not Exactness.BIT:
+        way = "Choose another adapter or device"
+    return (
+        f"{question.model} on {question.adapter.name} {question.asked.device}: no numerical class is fit for "
+        f"exactness {question.asked.exactness} ({tried}). {way}."
+    )
