@@ -5,6 +5,7 @@ Facts that a machine does not tell are empty or 0: no error.
 
 from __future__ import annotations
 
+import os
 import platform
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -23,6 +24,8 @@ _ISA = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
 )
+_CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+"""Variables of the environment that keep runtimes from instruction sets: another processor, as far as bits go."""
 _WHOLE = 256 * MIB
 """What a machine says of its memory differs a little from start to start."""
 _NODES = Path("/sys/devices/system/node")
@@ -65,7 +68,10 @@ def processor() -> Hardware:
         memory_bytes=psutil.virtual_memory().total // _WHOLE * _WHOLE,
         numa_nodes=max(1, len(list(_NODES.glob("node[0-9]*")))),
         physical_cores=cores(),
-        isa=tuple(flag for flag in _ISA if flag in flags),
+        isa=(
+            *(flag for flag in _ISA if flag in flags),
+            *(f"{name}={os.environ[name]}" for name in _CAPS if os.environ.get(name)),
+        ),
     )
 
 

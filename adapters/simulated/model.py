@@ -25,7 +25,7 @@ from adapters.kv_blocks import BlockPool
 from adapters.pooled import PooledModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import byte_texts
-from device_profiles.profile import Exactness, Precision
+from device_profiles.profile import Precision
 from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec, vocabulary_fingerprint
 
@@ -83,7 +83,7 @@ class ToyModel(PooledModel):
             paid_rows=1,
             weights="fp32",
             numerical_class=numerical_class,
-            exactness=Exactness.BIT,
+            exactness=options.exactness,
             device=options.device,
             apart_tokens=APART_TOKENS if numerical_class.apart else 0,
         )

@@ -116,7 +116,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
             drafter.close()
         target.model.close()
 
-    ready = _ready(target, options, loop.max_running, planned, first.source)
+    ready = ready_of(target, options, loop.max_running, planned, first.source)
     return Loaded(loop, ready, close, remotes.attach, build_arms(options, lanes))
 
 
@@ -137,7 +137,8 @@ def planned_bytes(target: Target, options: EngineOptions, drafter: Drafter | Non
     return target.plan.total + suffix + sum(state.planned_memory_bytes for state in states if state.remote is None)
 
 
-def _ready(target: Target, options: EngineOptions, slots: int, planned: int, costs_from: str) -> Ready:
+def ready_of(target: Target, options: EngineOptions, slots: int, planned: int, costs_from: str) -> Ready:
+    """Return what a worker says of itself once its target is loaded."""
     caps, spec, chosen = target.model.capabilities, target.model.spec, options.model
     return Ready(
         model=target.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from contextlib import suppress
@@ -67,7 +68,7 @@ def load_in_class(
             return model, known
         model.close()
         progress("bits are not those that were measured: find the numerical class again", -1.0)
-    found = find_class(question, progress)
+    found = find_class(question, progress, budget_s=math.inf if refresh else _BUDGET_S)
     if found.finding is None:
         raise ModelRefused(_refusal(question, found))
     with suppress(OSError):  # a read-only store serves; the next start measures again
@@ -75,7 +76,7 @@ def load_in_class(
     return _load(question, found.finding, progress), found
 
 
-def find_class(question: ClassQuestion, progress: Progress) -> MeasuredClasses:
+def find_class(question: ClassQuestion, progress: Progress, *, budget_s: float = _BUDGET_S) -> MeasuredClasses:
     """Try an adapter's classes, tier by tier, until one of a tier passes. Raises what `Adapter.classes` raises."""
     text = _short_text(question, progress)
     clock = SystemClock()
@@ -83,7 +84,7 @@ def find_class(question: ClassQuestion, progress: Progress) -> MeasuredClasses:
     findings: list[ClassFinding] = []
     for tier in question.adapter.classes(question.asked):
         for one in tier:
-            if any(found.passed for found in findings) and clock.monotonic_s() - started_s > _BUDGET_S:
+            if any(found.passed for found in findings) and clock.monotonic_s() - started_s > budget_s:
                 findings.append(ClassFinding(one, False, "not tried: a class passed, and trying took its time"))
                 continue
             progress(f"try {one}", -1.0)

@@ -49,7 +49,7 @@ def quality(
 
     options = _options(config, weights, adapter)
     texts = _prompts(options, prompts, limit)
-    found = _with_progress(lambda progress: measure_quality(options, texts, progress))
+    found = with_progress(lambda progress: measure_quality(options, texts, progress))
     if as_json:
         print(json.dumps(found, indent=1))
         return
@@ -88,7 +88,8 @@ def _prompts(options: EngineOptions, path: Path, limit: int) -> list[list[int]]:
     return [tokenizer.encode_chat([{"role": "user", "content": text.text}]) for text in chosen]
 
 
-def _with_progress(work: Any) -> dict[str, Any]:
+def with_progress(work: Any) -> dict[str, Any]:
+    """Run work that tells its progress, show that, and return what it found."""
     from rich.console import Console
 
     with Console(stderr=True).status("starting") as status:

@@ -117,6 +117,31 @@ def test_a_model_that_cannot_load_ends_the_daemon_with_one_line(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_device_that_keeps_no_bits_does_not_serve_under_bit(tmp_path):
+    done = outrider_process("serve", "--config", str(configuration(tmp_path, script="unsteady=1")))
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("outrider: ")
+    assert "no numerical class is fit for exactness bit" in said
+    assert "Traceback" not in done.stderr
+
+
+def test_a_device_whose_kernels_change_is_served_in_a_class_that_holds_and_status_says_so(tmp_path):
+    with running(configuration(tmp_path, script="kernel_rows=6")) as daemon:
+        ready = daemon.status()["ready"]
+        assert ready["row_invariant"] is True
+        assert ready["numerical_class"].endswith("forwards of 16 rows")
+        assert any("rows at a time" in one for one in ready["classes_rejected"])
+        options = LONG | {"max_tokens": 40}
+        spoken = daemon.client.completions.create(**options).choices[0].text
+        off = options["extra_body"] | {"speculative_config": {"method": "off"}}
+        plain = daemon.client.completions.create(**(options | {"extra_body": off})).choices[0].text
+        assert plain == spoken
+        shown = outrider_process("status", "--socket", str(daemon.admin)).stdout
+    assert "class not taken" in shown
+    assert ready["class_fingerprint"] in shown
+
+
 def test_a_port_in_use_is_one_line(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,0 +1,150 @@
+"""How a numerical class is chosen: measured once on a device, kept, and never one that was not shown to hold."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.contract import ModelRefused
+from device_profiles.numerical_class import MIXED_ROWS, ClassFinding, MeasuredClasses, NumericalClass, choose_class
+from device_profiles.profile import Precision
+from device_profiles.store import ProfileStore
+from orchestrator.bootstrap import engine_options, load_target
+from orchestrator.bootstrap.class_words import cost_ratio, describe_choice, describe_rejected
+from orchestrator.bootstrap.engine import ready_of
+from orchestrator.config.load import load_config
+from orchestrator.control.state import unlike
+
+CLASS = NumericalClass(Precision.FP32, Precision.FP16, 32, 2, 2, apart=True)
+
+
+def options_of(tmp_path, script="", exactness="bit"):
+    """Options of the simulated model, which keeps its store in `tmp_path`."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        f"model: {{source: 'simulated:toy?{script}', adapter: simulated, exactness: {exactness}}}\n"
+        f"store: {{directory: '{tmp_path}/store'}}\n"
+    )
+    return engine_options(load_config(path), tmp_path)
+
+
+def load(options, **keywords):
+    """Load a target and give back its device; return it and what was told meanwhile."""
+    told: list[str] = []
+    target = load_target(options, lambda stage, fraction: told.append(stage), **keywords)
+    target.model.close()
+    return target, [stage for stage in told if stage.startswith("try ")]
+
+
+def test_a_class_is_measured_once_and_then_known(tmp_path):
+    options = options_of(tmp_path)
+    target, tried = load(options)
+    assert len(tried) == 1
+    assert target.row_invariant
+    found = target.classes.finding
+    assert found.passed
+    assert [rows for rows, _ in found.decode_ms] == [rows for rows, _ in MIXED_ROWS]
+    assert target.class_fingerprint == found.fingerprint != ""
+    again, tried = load(options)
+    assert tried == []
+    assert again.classes == target.classes
+    assert ProfileStore(tmp_path / "store" / "profiles").classes() == [target.classes]
+    refreshed, tried = load(options, refresh=True)
+    assert tried != []
+    assert refreshed.class_fingerprint == target.class_fingerprint
+
+
+def test_a_device_whose_kernels_change_with_the_rows_gets_forwards_of_one_width(tmp_path):
+    target, tried = load(options_of(tmp_path, "kernel_rows=9"))
+    assert len(tried) == 2
+    assert target.row_invariant
+    assert target.model.capabilities.numerical_class.fixed_width == 16
+    rejected = target.classes.rejected
+    assert [one.passed for one in rejected] == [False]
+    assert "rows at a time" in rejected[0].why
+    assert describe_rejected(target.classes)[0].endswith(rejected[0].why)
+
+
+@pytest.mark.parametrize("rows", [2, 5, 16, 17, 32, 64, 129, 256])
+def test_kernels_that_change_at_any_number_of_rows_are_seen(tmp_path, rows):
+    target, _ = load(options_of(tmp_path, f"kernel_rows={rows}"))
+    assert not target.classes.findings[0].passed, rows
+
+
+def test_where_no_class_keeps_its_bits_a_model_is_refused_and_every_class_is_named(tmp_path):
+    options = options_of(tmp_path, "unsteady=1")
+    with pytest.raises(ModelRefused) as refused:
+        load(options)
+    text = str(refused.value)
+    assert "exactness bit" in text
+    assert "forwards of 16 rows" in text
+    assert "Set exactness: kernel" in text
+    assert ProfileStore(tmp_path / "store" / "profiles").classes() == []
+    target, _ = load(options_of(tmp_path, "unsteady=1", "kernel"))
+    assert not target.row_invariant
+
+
+def test_logits_that_are_no_numbers_are_no_class(tmp_path):
+    with pytest.raises(ModelRefused, match="not finite"):
+        load(options_of(tmp_path, "fault=nan&at=1"))
+
+
+def test_other_bits_than_those_that_were_measured_are_measured_again(tmp_path):
+    options = options_of(tmp_path)
+    target, _ = load(options)
+    store = ProfileStore(tmp_path / "store" / "profiles")
+    found = dataclasses.replace(target.classes.findings[0], fingerprint="of another library")
+    store.save(dataclasses.replace(target.classes, findings=(found,)))
+    again, tried = load(options)
+    assert tried != []
+    assert again.class_fingerprint == target.class_fingerprint
+    assert store.classes() == [again.classes]
+
+
+def test_replicas_are_alike_by_their_bits_whatever_computes_them(tmp_path):
+    options = options_of(tmp_path)
+    target, _ = load(options)
+    ready = ready_of(target, options, 1, 0, "")
+    fields = {name: getattr(ready, name) for name in ready.__struct_fields__}
+    elsewhere = type(ready)(**(fields | {"adapter": "another", "activations": "bf16"}))
+    assert unlike(elsewhere, ready) == ""
+    other = type(ready)(**(fields | {"class_fingerprint": "other"}))
+    assert "class_fingerprint other instead of" in unlike(other, ready)
+    left, right = (type(ready)(**(fields | {"exactness": "kernel", "activations": one})) for one in ("bf16", "fp32"))
+    assert "activations bf16" in unlike(left, right)
+
+
+FINDINGS = st.builds(
+    ClassFinding,
+    st.just(CLASS),
+    st.booleans(),
+    st.just("why"),
+    decode_ms=st.floats(0.1, 1e3).map(lambda ms: ((1, ms), (16, 2 * ms))),
+    prefill_ms=st.floats(0.0, 1e3),
+)
+
+
+@given(st.lists(FINDINGS, max_size=5).map(tuple), st.floats(0.5, 1.0))
+def test_the_class_taken_passed_and_no_other_is_cheaper_by_more_than_the_margin(findings, margin):
+    chosen = choose_class(findings, margin)
+    passed = [one for one in findings if one.passed]
+    assert (chosen < 0) is not bool(passed)
+    if chosen < 0:
+        return
+    taken = findings[chosen]
+    assert taken.passed
+    assert all(one.mixed_ms >= margin * taken.mixed_ms for one in passed)
+    first = next(place for place, one in enumerate(findings) if one.passed)
+    assert chosen == first or taken.mixed_ms < margin * findings[first].mixed_ms
+
+
+@given(st.lists(FINDINGS, min_size=1, max_size=5).map(tuple))
+def test_what_is_said_of_classes_names_each_of_them(findings):
+    chosen = choose_class(findings, 0.9)
+    found = MeasuredClasses("", "a", "d", "m", "", "", "", 1, findings, chosen)
+    assert len(describe_rejected(found)) == len(findings) - (chosen >= 0)
+    if chosen >= 0:
+        assert f"{cost_ratio(found):.2f} times" in describe_choice(found)
