@@ -102,7 +102,8 @@ class MeasuredModel:
     forward. `planned_bytes`: what it was announced to hold (0: costs not known); `peak_bytes`: what its process held at
     most. `energy_j_per_token`: None where the device tells nothing. `samples`: what `cost` was fitted to. `drifted`:
     how rounds differed from it while serving, so that it is to be measured again; "" where they did not.
-    `numerical_class` and `class_fingerprint`: see device_profiles.numerical_class.
+    `numerical_class` and `class_fingerprint`: see device_profiles.numerical_class; `class_reason` and
+    `classes_rejected`: why that one, and why not the others, in words.
     """
 
     fingerprint: str
@@ -139,6 +140,8 @@ class MeasuredModel:
     drifted: str = ""
     numerical_class: str = ""
     class_fingerprint: str = ""
+    class_reason: str = ""
+    classes_rejected: tuple[str, ...] = ()
 
 
 def fingerprint(hardware: Hardware, runtime_version: str) -> str:

@@ -22,7 +22,7 @@ from device_profiles.link import LinkProfile
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 from device_profiles.numerical_class import MeasuredClasses
 
-SCHEMA = 3
+SCHEMA = 4
 """Grows with every change of what files hold; an older file is measured again."""
 
 Stored = MeasuredDevice | MeasuredModel | MeasuredClasses | PairAcceptance | TargetTexts | LinkProfile

@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from adapters.hardware import processor
+
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = Path(__file__).resolve().parent / "prompts.jsonl"
 MAX_TOKENS = 64
@@ -145,6 +147,23 @@ def _rows(plain: list[Answer], spec: list[Answer]) -> list[tuple[str, str, str]]
     ]
 
 
+def show_class(config: Path, port: int) -> None:
+    """Say on which processor this runs, and in which numerical class, and why."""
+    command = [sys.executable, "-m", "orchestrator.cli.main", "status", "--json"]
+    asked = subprocess.run(
+        [*command, "--config", str(config), "--port", str(port)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    ready = json.loads(asked.stdout)["ready"]
+    for name, value in (
+        ("processor", processor().name),
+        ("runtime", f"{ready['adapter']} on {ready['device_name']}"),
+        ("class", f"{ready['numerical_class']}; fingerprint {ready['class_fingerprint']}"),
+        ("why", ready["class_reason"]),
+        *(("not", rejected) for rejected in ready["classes_rejected"]),
+    ):
+        console.print(f"{name}: {value}", style="dim", highlight=False, markup=False)
+
+
 def main() -> int:
     """Run the demo."""
     port = free_port()
@@ -158,6 +177,7 @@ def main() -> int:
         wait_until_ready(daemon, url, Path(log.name))
         client = OpenAI(base_url=f"{url}/v1", api_key="unused")
         model = client.models.list().data[0].id
+        show_class(ROOT / "cluster.yaml", port)
         console.print(f"\n[bold]{model}[/bold] answers at {url}/v1 (streamed):")
         ask(client, model, "Name three things to see in a small harbour town.", speculate=True, show=True)
         console.print("\n")

@@ -23,6 +23,7 @@ from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import DeviceRates, Energy, MeasuredDevice, MeasuredModel, RoundOverhead
 from device_profiles.memory import MemoryPlan
 from device_profiles.profile import DeviceProfile
+from orchestrator.bootstrap.class_words import describe_choice, describe_rejected
 from orchestrator.bootstrap.devices import device_of, mark_of
 from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded, load_model
 from orchestrator.bootstrap.options import EngineOptions, ModelOptions, SuffixOptions
@@ -242,6 +243,8 @@ def _described(
         paid_rows=caps.paid_rows,
         numerical_class=str(caps.numerical_class),
         class_fingerprint=loaded.class_fingerprint,
+        class_reason=describe_choice(loaded.classes) if loaded.classes else "",
+        classes_rejected=tuple(describe_rejected(loaded.classes)) if loaded.classes else (),
         layers=spec.layers,
         kv_bytes_per_token=spec.bytes_per_token,
         matrix_elements=_elements(bench.job.model),

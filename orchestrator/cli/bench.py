@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from orchestrator.cli.bench_commands import decode, pairs
-from orchestrator.cli.bench_exactness import exactness
+from orchestrator.cli.bench_commands import decode, exactness, pairs
 from orchestrator.cli.bench_plan import plan
 from orchestrator.cli.bench_policy import policy
 from orchestrator.cli.bench_serve import serve

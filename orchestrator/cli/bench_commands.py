@@ -1,4 +1,4 @@
-"""`outrider bench decode` and `outrider bench pairs`: all that they need is loaded where something is measured."""
+"""`outrider bench decode`, `exactness` and `pairs`: all that they need is loaded where something is measured."""
 
 from __future__ import annotations
 
@@ -72,3 +72,29 @@ def pairs(
     wrong = count - result["summary"]["identical_pairs"]
     if wrong and options.model.exactness == "bit":
         raise BenchError(f"{wrong} of {count} pairs failed, or gave other tokens than the target alone")
+
+
+def exactness(
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with `turns` or `prompt`; else six of our own.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 64,
+    limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 0,
+    quality_limit: Annotated[
+        int, typer.Option(min=0, help="Compare so many prompts with a float32 reference; 0: leave perplexity out.")
+    ] = 16,
+    adapter: Annotated[str, typer.Option(help="The runtime; else as configured.")] = "",
+    config: ConfigFile = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
+) -> None:
+    """Find the numerical class anew, decode in it with and without speculation, compare with a float32 reference."""
+    from orchestrator.cli.bench_decode import options_of
+    from orchestrator.cli.bench_exactness import CONCURRENCIES, measure_exactness, print_exactness
+
+    options = options_of(config, "bit", adapter, max(CONCURRENCIES))
+    summary = measure_exactness(options, prompts, limit, max_tokens, quality_limit)
+    if json_out is not None:
+        json_out.write_text(json.dumps({"summary": summary}, indent=1), encoding="utf-8")
+    print_exactness(summary)
+    if summary["mismatches"]:
+        raise BenchError(f"{summary['mismatches']} of {summary['compared']} outputs differ")

@@ -2,56 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from adapters.contract import AdapterError, Segment
 from orchestrator.bootstrap import EngineOptions, Target, build_drafter, load_target
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, PromptText
-from orchestrator.cli.options import ConfigFile
 from orchestrator.cluster.port import Sampling
 
 _SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, top_p=0.95, seed=1000)}
-_CONCURRENCIES = (1, 8)
+CONCURRENCIES = (1, 8)
 _ROWS = (1, 2, 5, 8, 16)
 _TURNS = 7
 _HELD = 64
 FAST = "fast"
 
 
-def exactness(
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with `turns` or `prompt`; else six of our own.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 64,
-    limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 0,
-    quality_limit: Annotated[
-        int, typer.Option(min=0, help="Compare so many prompts with a float32 reference; 0: leave perplexity out.")
-    ] = 16,
-    adapter: Annotated[str, typer.Option(help="The runtime; else as configured.")] = "",
-    config: ConfigFile = None,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
-) -> None:
-    """Find the numerical class anew, decode in it with and without speculation, compare with a float32 reference."""
-    from orchestrator.cli.bench_decode import options_of
-
-    options = options_of(config, "bit", adapter, max(_CONCURRENCIES))
+def measure_exactness(
+    options: EngineOptions, prompts: Path | None, limit: int, max_tokens: int, quality_limit: int
+) -> dict[str, Any]:
+    """Return the figures of `outrider bench exactness`. Raises BenchError, and what adapters raise."""
     texts = _texts(prompts, limit)
     summary: dict[str, Any] = {}
     summary |= _class_figures(options)
     summary |= _identity(options, texts, max_tokens)
     summary |= _quality(options, texts, quality_limit)
     summary["step_vs_fast"] = _step_vs_fast(options)
-    if json_out is not None:
-        json_out.write_text(json.dumps({"summary": summary}, indent=1), encoding="utf-8")
-    _print(summary)
-    if summary["mismatches"]:
-        raise BenchError(f"{summary['mismatches']} of {summary['compared']} outputs differ")
+    return summary
 
 
 def _texts(prompts: Path | None, limit: int) -> Sequence[PromptText]:
@@ -116,7 +95,7 @@ def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: i
     try:
         prompts, cases, wrong = encoded(texts, target), [], 0
         for number, (name, sampling) in enumerate(_SAMPLINGS.items()):
-            for concurrency in _CONCURRENCIES:
+            for concurrency in CONCURRENCIES:
                 drafter = build_drafter(options, target)
                 done = run(
                     target, options, drafter, prompts, max_tokens, concurrency, sampling, None, warm=number == 0
@@ -187,7 +166,8 @@ def _step_ms(target: Target, rows: int) -> float:
     return model.forward([part]).device_ms
 
 
-def _print(summary: dict[str, Any]) -> None:
+def print_exactness(summary: dict[str, Any]) -> None:
+    """Print the figures."""
     from rich.console import Console
     from rich.table import Table
 

@@ -14,6 +14,7 @@ import psutil
 import typer
 
 from adapters.device_facts import DeviceFacts, device_facts
+from device_profiles.store import ProfileStore
 from device_profiles.units import GIB, human_bytes
 
 ROOMS = ("device_profiles", "policies", "adapters", "orchestrator")
@@ -60,7 +61,7 @@ def doctor(
 
 def examine() -> list[Check]:
     """Return every finding."""
-    return [_python(), *_frameworks(), _default_model(), *_rooms(), *_machine(), *_devices()]
+    return [_python(), *_frameworks(), _default_model(), *_rooms(), *_machine(), *_devices(), *_classes()]
 
 
 def _python() -> Check:
@@ -108,13 +109,17 @@ def _rooms() -> list[Check]:
     return checks
 
 
-def _machine() -> list[Check]:
+def _store() -> Path:
     from orchestrator.config.load import store_directory
     from orchestrator.config.model import ClusterConfig
     from orchestrator.config.target import Target
 
+    return store_directory(ClusterConfig(model=Target(source="simulated:toy", adapter="simulated")))
+
+
+def _machine() -> list[Check]:
     memory = psutil.virtual_memory()
-    store = store_directory(ClusterConfig(model=Target(source="simulated:toy", adapter="simulated")))
+    store = _store()
     there = next(path for path in (store, *store.parents) if path.exists())
     disk = shutil.disk_usage(there).free
     shm = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.exists() else 0
@@ -131,6 +136,21 @@ def _machine() -> list[Check]:
 def _devices() -> list[Check]:
     """What each device is doing: whoever else uses it takes its time from us."""
     return [Check(f"device {facts.name}", "ok", _described(facts)) for facts in device_facts()]
+
+
+def _classes() -> list[Check]:
+    """The numerical classes that were measured with the default store: what decides the bits of an output."""
+    from orchestrator.bootstrap.class_words import describe_rejected
+
+    found = []
+    for one in ProfileStore(_store() / "profiles").classes():
+        taken = one.finding
+        if taken is not None:
+            name = f"class of {one.model} on {one.adapter} {one.device}, {one.threads} threads"
+            rejected = "".join(f"; not {line}" for line in describe_rejected(one))
+            found.append(Check(name, "ok", f"{taken.numerical_class}; fingerprint {taken.fingerprint}{rejected}"))
+    todo = "outrider serve and outrider bench exactness measure them"
+    return found or [Check("numerical classes", "ok", f"none measured yet: {todo}")]
 
 
 def _described(facts: DeviceFacts) -> str:

@@ -43,7 +43,7 @@ class ModelDraft(StaticShapes):
     weights: WeightsPrecision = "auto"
     """The number format of the weights: as `model.weights`."""
     activations: ActivationPrecision = "auto"
-    """The number format of activations; `auto` takes the fastest that the device computes natively."""
+    """The number format of activations. `auto` takes the runtime's first class for the draft's exactness."""
     kv_cache_precision: KvCachePrecision = "auto"
     """The number format of its KV cache: as `model.kv_cache_precision`, at any exactness of the target."""
     kv_cache: Size = Field(default=ByteSize(256 * 1024 * 1024))

@@ -83,7 +83,7 @@ class Target(StaticShapes):
     """The number format of the weights. `as_file` takes them as the source has them. `auto` chooses by device: int8 for
     NPUs, bf16 or fp16 for GPUs, on CPUs what `outrider models quality` measured fastest, and `as_file` until it did."""
     activations: ActivationPrecision = "auto"
-    """The number format of activations; `auto` takes the fastest that the device computes natively."""
+    """The number format of activations. `auto` takes the fastest numerical class that was measured to keep its bits."""
     kv_cache_precision: KvCachePrecision = "auto"
     """The number format of the KV cache. `8bit` holds twice the tokens; rows are not invariant then, so it needs
     `exactness: kernel`."""

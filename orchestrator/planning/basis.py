@@ -62,10 +62,20 @@ def basis(proposal: Proposal) -> list[Basis]:
             == (shard.profile, shard.runtime, shard.weights, shard.threads)
         ]
         error = max((one.cost.error for one in options), default=0.0)
-        drifted = [f"drifted: {one.drifted}" for one in profiles_behind(proposal, key_of(shard)) if one.drifted]
-        lines = [f"stored profile of {shard.profile}", *drifted]
+        behind = profiles_behind(proposal, key_of(shard))
+        drifted = [f"drifted: {one.drifted}" for one in behind if one.drifted]
+        lines = [f"stored profile of {shard.profile}", *drifted, *(line for one in behind for line in _of_class(one))]
         found[shard.device] = Basis(shard.device, "measured", error, tuple(lines))
     return list(found.values())
+
+
+def _of_class(one: MeasuredModel) -> list[str]:
+    """Return which numerical class was measured, why that one, and why not the others."""
+    if not one.numerical_class:
+        return []
+    mark = f", fingerprint {one.class_fingerprint}" if one.class_fingerprint else ""
+    rejected = [f"class not taken: {other}" for other in one.classes_rejected]
+    return [f"class: {one.numerical_class}{mark}; {one.class_reason or 'the first of the runtime'}", *rejected]
 
 
 def profiles_behind(proposal: Proposal, key: Key) -> list[MeasuredModel]:
