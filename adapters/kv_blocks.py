@@ -12,17 +12,20 @@ from device_profiles.units import ceil_div
 class BlockPool:
     """`blocks` blocks of `block_tokens` positions, shared by `slots` sequences. No I/O, no tensors.
 
-    `pad_to` is the number of rows that a segment is padded to; segments of more than `even_behind` rows (0: none) are
-    padded to an even number. The padding is written behind the segment and is not counted as held, so the next
-    segment overwrites it. Several slots may hold one block of a common prefix: nobody writes to it then.
+    `pad_to` is the number of rows that a segment is padded to; all are padded to a multiple of `multiple`, and those of
+    more than `even_behind` rows (0: none) to an even number. The padding is written behind the segment and is not
+    counted as held, so the next segment overwrites it. Several slots may hold one block of a common prefix: nobody
+    writes to it then.
     """
 
-    def __init__(self, blocks: int, block_tokens: int, slots: int, *, pad_to: int = 1, even_behind: int = 0) -> None:
+    def __init__(
+        self, blocks: int, block_tokens: int, slots: int, *, pad_to: int = 1, even_behind: int = 0, multiple: int = 1
+    ) -> None:
         self.block_tokens = block_tokens
         self.total = blocks
         self._slots = slots
         self._pad_to = pad_to
-        self._even_behind = even_behind
+        self._even_behind, self._multiple = even_behind, multiple
         self._free = list(range(blocks - 1, -1, -1))
         self._tables: dict[int, list[int]] = {}
         self._held: dict[int, int] = {}
@@ -45,7 +48,7 @@ class BlockPool:
 
     def padded(self, segment: Segment) -> int:
         """Return how many rows the segment has room for."""
-        rows = max(len(segment.tokens), self._pad_to)
+        rows = ceil_div(max(len(segment.tokens), self._pad_to), self._multiple) * self._multiple
         return rows + rows % 2 if 0 < self._even_behind < rows else rows
 
     def needed(self, batch: Sequence[Segment]) -> int:

@@ -38,6 +38,7 @@ _CPU_MEMORY = MemoryCosts(
 )
 _GROUP = 32
 """MatMulNBits quantises activations in the groups that the weights have, all of them here of 32."""
+_FIXED_WIDTH = 16
 _SPIN_US = 200  # ADR 0008
 _FATAL = 4  # log severity: failures reach us as exceptions, and a copy on standard error only confuses
 
@@ -95,7 +96,10 @@ class OnnxRuntimeAdapter:
         if options.kv_cache not in (None, Precision.FP32):
             raise Unsupported(f"a KV cache in {options.kv_cache}: ONNX Runtime's is fp32; leave it at auto")
         rows = padded_rows(options.exactness)
-        return [[NumericalClass(Precision.FP32, Precision.FP32, _GROUP, segment_rows=rows, forward_rows=rows)]]
+        as_they_come = NumericalClass(Precision.FP32, Precision.FP32, _GROUP, segment_rows=rows, forward_rows=rows)
+        if options.exactness is not Exactness.BIT:
+            return [[as_they_come]]
+        return [[as_they_come], [NumericalClass(Precision.FP32, Precision.FP32, _GROUP, fixed_width=_FIXED_WIDTH)]]
 
     def recipe(self, weights: Precision | None = None) -> str:
         """Name the graph's format and the library that writes it."""
@@ -131,7 +135,8 @@ class OnnxRuntimeAdapter:
         choice = choose(options.device, _runtime().get_available_providers())
         chosen = options.numerical_class or self.classes(options)[0][0]
         facts = read_facts(prepared)
-        if options.exactness is Exactness.BIT and facts["head_dim"] > _EXACT_HEAD_DIM:
+        as_they_come = options.exactness is Exactness.BIT and not chosen.fixed_width
+        if as_they_come and facts["head_dim"] > _EXACT_HEAD_DIM:
             raise Unsupported(
                 f"heads of {facts['head_dim']} elements: ONNX Runtime's attention does not keep their rows' bits. "
                 "Set exactness: kernel, or adapter: openvino_rt"

@@ -70,11 +70,15 @@ class OrtModel(PooledModel):
         self._session = session
         self._layers = cache.layers
         self._outputs = spec.outputs
-        pad_to = numerical_class.segment_rows
+        self._width = numerical_class.fixed_width
+        pad_to = self._width or numerical_class.segment_rows
         block = block_tokens(cache.head_dim * 4, options.kv_cache_bytes)
         blocks = max(1, options.kv_cache_bytes // (block * cache.bytes_per_token))
-        even_behind = _LEAST_ROW_BLOCK if options.exactness is Exactness.BIT else 0
-        super().__init__(BlockPool(blocks, block, options.slots, pad_to=pad_to, even_behind=even_behind))
+        even_behind = _LEAST_ROW_BLOCK if options.exactness is Exactness.BIT and not self._width else 0
+        pool = BlockPool(
+            blocks, block, options.slots, pad_to=pad_to, even_behind=even_behind, multiple=self._width or 1
+        )
+        super().__init__(pool)
         self._memory = KvMemory(
             caches=2 * cache.layers,
             slots=options.slots,
@@ -107,6 +111,7 @@ class OrtModel(PooledModel):
             raise DeviceLost("the model was closed")
         self._check(batch)
         self._pool.reserve(batch)
+        batch = [piece for segment in batch for piece in cut_segment(segment, self._width)] if self._width else batch
         counts = [segment.rows[1] - segment.rows[0] for segment in batch]
         logits = self._room(sum(counts))
         begins = [0, *accumulate(counts)]
@@ -185,6 +190,15 @@ class OrtModel(PooledModel):
         self._calls.clear()
         self._session = None
         self._memory.close()
+
+
+def cut_segment(segment: Segment, width: int) -> Iterator[Segment]:
+    """Yield a segment in pieces of at most `width` tokens, each with the rows that are wanted of it."""
+    first, last = segment.rows
+    for begin in range(0, len(segment.tokens), width):
+        tokens = segment.tokens[begin : begin + width]
+        rows = (min(max(first - begin, 0), len(tokens)), min(max(last - begin, 0), len(tokens)))
+        yield Segment(segment.slot, segment.start + begin, tokens, rows)
 
 
 class _Call:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -64,11 +63,6 @@ def run_here(adapter: Adapter, job: ClassJob) -> ClassFinding:
         return try_class(model, job.text, clock, clock.monotonic_s() - started_s)
     finally:
         model.close()
-
-
-def one_thread(job: ClassJob) -> ClassJob:
-    """Return the job of the same class on one thread, for its bits only."""
-    return msgspec.structs.replace(job, options=replace(job.options, threads=1), only_bits=True)
 
 
 def main() -> int:

@@ -15,11 +15,10 @@ import psutil
 from adapters.contract import Adapter, Exactness, LoadedModel, LoadOptions, ModelRefused, NumericalClass, Progress
 from adapters.decoder.short_text import ShortText, read_short_text
 from adapters.decoder.source import open_source
-from adapters.hardware import cores
 from adapters.invariance import fingerprint_bits
 from device_profiles.numerical_class import ClassFinding, MeasuredClasses, choose_class
 from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.class_trial import ClassJob, one_thread, run_here, run_job
+from orchestrator.bootstrap.class_trial import ClassJob, run_here, run_job
 from orchestrator.clock import SystemClock
 
 CHEAPER = 0.9
@@ -92,6 +91,8 @@ def find_class(question: ClassQuestion, progress: Progress, *, budget_s: float =
         if any(found.passed for found in findings):
             break
     chosen = choose_class(tuple(findings), CHEAPER)
+    if chosen >= 0:
+        findings[chosen] = _with_one_thread(question, findings[chosen])
     return MeasuredClasses(
         fingerprint=question.fingerprint,
         adapter=question.adapter.name,
@@ -113,12 +114,17 @@ def _tried(question: ClassQuestion, one: NumericalClass, text: ShortText | None)
     job = ClassJob(question.adapter.name, str(question.prepared), options, text)
     if question.file is None:  # nothing of a simulated model crashes for good, or is worth a process
         return run_here(question.adapter, job)
-    found = run_job(job, one)
-    if not found.passed or question.asked.threads == 1 or cores() == 1 or question.threads == 0:
+    return run_job(job, one)
+
+
+def _with_one_thread(question: ClassQuestion, found: ClassFinding) -> ClassFinding:
+    """Return a finding that says whether one thread gives the same bits as all of them."""
+    if question.file is None or question.threads < 2:
         return found
-    if run_job(one_thread(job), one).fingerprint != found.fingerprint:
-        return replace(found, why=f"{found.why}; one thread alone gives other bits")
-    return found
+    options = replace(question.asked, numerical_class=found.numerical_class, threads=1)
+    job = ClassJob(question.adapter.name, str(question.prepared), options, only_bits=True)
+    same = run_job(job, found.numerical_class).fingerprint == found.fingerprint
+    return replace(found, why=f"{found.why}, {'nor' if same else 'but'} on the number of threads")
 
 
 def _known(profiles: ProfileStore, question: ClassQuestion) -> MeasuredClasses | None:
