@@ -143,7 +143,7 @@ def test_beside_a_daemon_that_serves_nothing_is_measured_unless_forced(tmp_path,
         assert done.returncode == 1
         assert "a daemon serves here" in done.stderr
         assert "--force" in done.stderr
-        assert not (tmp_path / "store" / "profiles").exists()
+        assert not (tmp_path / "store" / "profiles" / "models").exists()
         assert outrider(*arguments, "--force").returncode == 0
     assert outrider(*arguments).returncode == 0, "what is stored can be shown while it serves"
 
