@@ -12,6 +12,7 @@ import psutil
 
 from adapters.contract import (
     AdapterUnavailable,
+    Exactness,
     LoadOptions,
     NumericalClass,
     Precision,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'outrider[torch]'"
 _QUANTISED = (Precision.INT8, Precision.INT4)
+_FIXED_WIDTH = 16
 _SPINS = "1000"
 """How often a thread of torch looks for work before it sleeps: one that spins for long takes the core from the one it
 waits for, as soon as anything else runs here (docs/adr/0015-torch.md). What the environment says goes first."""
@@ -160,14 +162,17 @@ def _classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[
     left = [one for one in formats if options.kv_cache in (None, one)]
     if not left:
         raise Unsupported(f"a KV cache in {options.kv_cache}: torch's is in the activations' format; leave it at auto")
-    return [[NumericalClass(one, one) for one in left]]
+    first = [NumericalClass(one, one) for one in left]
+    if options.exactness is not Exactness.BIT or profile.kind != "cpu":
+        return [first]  # off the processor every forward is brought to one shape as it is (model.shapes_for)
+    return [first, [NumericalClass(one, one, fixed_width=_FIXED_WIDTH) for one in left]]
 
 
 def _load(prepared: Path, options: LoadOptions, chosen: NumericalClass, progress: Progress) -> TorchModel:
     import torch
 
     from adapters.torch_device.failures import typed
-    from adapters.torch_device.model import TorchModel, bytes_per_token
+    from adapters.torch_device.model import TorchModel, bytes_per_token, shapes_for
     from adapters.torch_device.products import Products
     from adapters.torch_device.weights import read_decoder
 
@@ -175,7 +180,8 @@ def _load(prepared: Path, options: LoadOptions, chosen: NumericalClass, progress
     decoder = read_decoder(prepared)
     device = torch.device(options.device.lower())
     activations = chosen.activations
-    products = Products(device, activations, options.exactness)
+    shapes = shapes_for(device.type, options.exactness, chosen.fixed_width, decoder.heads // decoder.kv_heads)
+    products = Products(device, activations, shapes.product_tile)
     progress("load", 0.0)
     try:
         network = _network(prepared, decoder, products, activations, device)
@@ -185,6 +191,7 @@ def _load(prepared: Path, options: LoadOptions, chosen: NumericalClass, progress
             decoder,
             model_spec(facts, bytes_per_token(decoder, activations)),
             options,
+            shapes,
             weights=products.held(facts["weights"]),
             numerical_class=chosen,
             device=device,

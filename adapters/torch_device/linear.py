@@ -57,20 +57,30 @@ class FourBitLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
         return made if self._bias is None else made + self._bias
 
 
-class TiledLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """A product in tiles of `tile` rows, 0 for all at once: a library that picks its kernel by the shape then sees
-    only one shape."""
+class PlainLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """The product that torch chooses itself."""
 
-    def __init__(self, weight: Any, bias: Any, tile: int) -> None:
+    def __init__(self, weight: Any, bias: Any) -> None:
         super().__init__()
-        self.weight, self._bias, self._tile = weight, bias, tile
+        self._weight, self._bias = weight, bias
+
+    def forward(self, rows: Any) -> Any:
+        """(..., inputs) to (..., outputs)."""
+        return nn.functional.linear(rows, self._weight, self._bias)
+
+
+class TiledLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """Another product in tiles of `tile` rows: a library that picks its kernel by the shape then sees one shape."""
+
+    def __init__(self, product: nn.Module, tile: int) -> None:
+        super().__init__()
+        self.product, self._tile = product, tile
 
     def forward(self, rows: Any) -> Any:
         """(1, a multiple of the tile, inputs) to (1, the same, outputs)."""
-        if self._tile in (0, rows.shape[1]):
-            return nn.functional.linear(rows, self.weight, self._bias)
-        parts = [nn.functional.linear(part, self.weight, self._bias) for part in rows.split(self._tile, dim=1)]
-        return torch.cat(parts, dim=1)
+        if rows.shape[1] == self._tile:
+            return self.product(rows)
+        return torch.cat([self.product(part) for part in rows.split(self._tile, dim=1)], dim=1)
 
 
 def packs(dtype: Any) -> bool:

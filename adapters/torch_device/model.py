@@ -37,19 +37,36 @@ DTYPES: dict[Precision, Any] = {
     Precision.BF16: torch.bfloat16,
     Precision.FP16: torch.float16,
 }
-CUDA_TILE_ROWS = 64
+_CUDA_TILE_ROWS = 64
+_KEY_BLOCKS = 512 // BLOCK_TOKENS
+_MOST_QUERIES = 63
+"""With AMX, torch's attention in bf16 takes another kernel from 64 query rows on, where threads have enough of it."""
 _FREE = 1 << 20
 
 
-def shapes_for(device_type: str, exactness: Exactness) -> Shapes:
+def shapes_for(device_type: str, exactness: Exactness, fixed_width: int = 0, heads_per_key: int = 1) -> Shapes:
     """Return the shapes of forwards. On the CPU, products of two rows or more, and attention of four query rows or
-    more over whole blocks of 512 keys, are one numerical class; on CUDA a kernel is chosen by its shape."""
+    more over whole blocks of 512 keys, are one numerical class; on CUDA a kernel is chosen by its shape.
+
+    With `fixed_width` every product has that many rows, and every attention tile equally many. `heads_per_key`: how
+    many query heads share a key head, and so are rows of one product.
+    """
     bit = exactness is Exactness.BIT
     if device_type == "cuda":
-        return Shapes(rows=CUDA_TILE_ROWS if bit else 8, least_rows=8, tile=8, most_tile=8, key_blocks=1)
+        tile = fixed_width or (_CUDA_TILE_ROWS if bit else 0)
+        return Shapes(rows=tile or 8, least_rows=tile or 8, tile=8, most_tile=8, key_blocks=1, product_tile=tile)
+    if fixed_width:
+        tile = _attention_tile(fixed_width, heads_per_key)
+        return Shapes(fixed_width, fixed_width, tile, tile, _KEY_BLOCKS, product_tile=fixed_width)
     if bit:
-        return Shapes(rows=1, least_rows=2, tile=4, most_tile=_FREE, key_blocks=512 // BLOCK_TOKENS)
+        return Shapes(rows=1, least_rows=2, tile=4, most_tile=_FREE, key_blocks=_KEY_BLOCKS)
     return Shapes(rows=1, least_rows=1, tile=1, most_tile=_FREE, key_blocks=1)
+
+
+def _attention_tile(width: int, heads_per_key: int) -> int:
+    """Return the largest power of two of rows that attention takes one kernel for: at most `width`, at least one."""
+    most = max(1, min(width, _MOST_QUERIES // heads_per_key))
+    return 1 << (most.bit_length() - 1)
 
 
 def bytes_per_token(spec: DecoderSpec, activations: Precision) -> int:
@@ -66,6 +83,7 @@ class TorchModel(PooledModel):
         decoder: DecoderSpec,
         spec: ModelSpec,
         options: LoadOptions,
+        shapes: Shapes,
         *,
         weights: str,
         numerical_class: NumericalClass,
@@ -74,7 +92,7 @@ class TorchModel(PooledModel):
         """Allocate the KV pool on the device. Raises torch's errors when memory runs out."""
         blocks = max(1, options.kv_cache_bytes // (BLOCK_TOKENS * spec.bytes_per_token))
         super().__init__(BlockPool(blocks, BLOCK_TOKENS, options.slots))
-        self._shapes = shapes_for(device.type, options.exactness)
+        self._shapes = shapes
         memory = KvPool(
             layers=decoder.layers,
             blocks=blocks,

@@ -22,13 +22,15 @@ Indices = NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """The shapes that a batch is brought to: a forward has a multiple of `rows`, at least `least_rows`; an attention
-    tile a multiple of `tile` rows, at most `most_tile`, over a multiple of `key_blocks` blocks."""
+    tile a multiple of `tile` rows, at most `most_tile`, over a multiple of `key_blocks` blocks. A product
+    takes `product_tile` rows at a time, 0: all of them."""
 
     rows: int
     least_rows: int
     tile: int
     most_tile: int
     key_blocks: int
+    product_tile: int = 0
 
     def padded_rows(self, count: int) -> int:
         """Return how many rows a product over `count` rows has."""

@@ -1,4 +1,4 @@
-"""Which product a weight gets: by device, number formats and exactness (measured: docs/adr/0015-torch.md, 0023)."""
+"""Which product a weight gets: by device, number formats and tiles (measured: docs/adr/0015-torch.md, 0023)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from adapters.contract import Exactness, Precision
-from adapters.torch_device.linear import EightBitLinear, FourBitLinear, PackedLinear, TiledLinear, packs
-from adapters.torch_device.model import CUDA_TILE_ROWS, DTYPES
+from adapters.contract import Precision
+from adapters.torch_device.linear import EightBitLinear, FourBitLinear, PackedLinear, PlainLinear, TiledLinear, packs
+from adapters.torch_device.model import DTYPES
 from adapters.torch_device.weights import Affine
 
 _TILE_OUTPUTS = 16
@@ -17,10 +17,10 @@ _TILE_OUTPUTS = 16
 
 
 class Products:
-    """Makes the products of one model."""
+    """Makes the products of one model, in tiles of `tile` rows each; 0: of as many as come."""
 
-    def __init__(self, device: Any, activations: Precision, exactness: Exactness) -> None:
-        self._device, self._activations, self._exactness = device, activations, exactness
+    def __init__(self, device: Any, activations: Precision, tile: int) -> None:
+        self._device, self._activations, self._tile = device, activations, tile
         self._narrowed = self._widened = False
 
     def held(self, stored: str) -> str:
@@ -30,6 +30,10 @@ class Products:
 
     def make(self, weight: Any, bias: Any) -> nn.Module:
         """Return the product over a weight: a tensor on the device, or an Affine."""
+        product = self._product(weight, bias)
+        return TiledLinear(product, self._tile) if self._tile else product
+
+    def _product(self, weight: Any, bias: Any) -> nn.Module:
         dtype = DTYPES[self._activations]
         if isinstance(weight, Affine):
             narrow = self._narrow(weight, bias)
@@ -40,8 +44,7 @@ class Products:
             weight = torch.from_numpy(weight.float32()).to(device=self._device, dtype=dtype)
         if self._device.type == "cpu" and packs(dtype):
             return PackedLinear(weight, bias)
-        bit = self._device.type == "cuda" and self._exactness is Exactness.BIT
-        return TiledLinear(weight, bias, CUDA_TILE_ROWS if bit else 0)
+        return PlainLinear(weight, bias)
 
     def _narrow(self, weight: Affine, bias: Any) -> nn.Module | None:
         """Return the product over quantised weights as they are; None where torch has none that is fit for use: in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +16,8 @@ from tests.support.conformance import ADAPTERS, DEVICES, Prepared, load, prepare
 @pytest.fixture(scope="session", params=ADAPTERS)
 def prepared(request, tmp_path_factory, shared_store) -> Prepared:
     """A prepared model and its adapter."""
-    rest, _, weights = request.param.partition("@")
+    rest, _, tier = request.param.partition("#")
+    rest, _, weights = rest.partition("@")
     name, tiny, static = [*rest.split("/"), "", ""][:3]
     shapes = StaticShapes(on=bool(static), prefill_rows=32, verify_rows=(1, 4))
     adapter = registry.get_for(name, DEVICES[name], shapes)
@@ -27,7 +29,8 @@ def prepared(request, tmp_path_factory, shared_store) -> Prepared:
         source.write_text("")
     else:
         source = request.getfixturevalue("first_layers_path")
-    return prepared_by(adapter, source, shared_store, shapes, weights)
+    made = prepared_by(adapter, source, shared_store, shapes, weights)
+    return dataclasses.replace(made, tier=int(tier or 0))
 
 
 @pytest.fixture(scope="session")

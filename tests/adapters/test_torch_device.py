@@ -30,7 +30,7 @@ from adapters.hf_directory import open_weights
 from adapters.kv_blocks import BlockPool
 from adapters.torch_device.failures import typed
 from adapters.torch_device.graphs import Graphs, StaticInputs, filled, size_of
-from adapters.torch_device.linear import EightBitLinear, FourBitLinear, PackedLinear, TiledLinear, packs
+from adapters.torch_device.linear import EightBitLinear, FourBitLinear, PackedLinear, PlainLinear, TiledLinear, packs
 from adapters.torch_device.model import shapes_for
 from adapters.torch_device.plan import Plan, Shapes, plan
 from adapters.torch_device.quantize import Quantized
@@ -277,8 +277,32 @@ def big_plan(pool: BlockPool, shapes: Shapes) -> Plan:
 def test_a_product_in_tiles_is_the_product():
     weight, bias, rows = torch.randn(24, 16), torch.randn(24), torch.randn(1, 192, 16)
     expected = torch.nn.functional.linear(rows, weight, bias)
-    for tile in (64, 0):
-        assert torch.allclose(TiledLinear(weight, bias, tile)(rows), expected, atol=1e-5)
+    product = PlainLinear(weight, bias)
+    for tile in (64, 192):
+        assert torch.allclose(TiledLinear(product, tile)(rows), expected, atol=1e-5)
+
+
+def test_with_a_fixed_width_every_product_and_every_attention_tile_has_one_shape(tmp_path):
+    _, target = prepared(tmp_path, "llama")
+    model: Any = ADAPTER.load(
+        target, dataclasses.replace(OPTIONS, numerical_class=ADAPTER.classes(OPTIONS)[-1][0]), silent
+    )
+    seen: list[int] = []
+    products = [part.product for part in model._runner._model.modules() if isinstance(part, TiledLinear)]
+    assert len(products) == 7 * 4 + 1
+    for product in products:
+        product.register_forward_pre_hook(lambda _, rows: seen.append(rows[0].shape[1]))
+    for slot, count in enumerate((1, 16, 17, 70)):
+        model.forward([Segment(slot, 0, TOKENS[:count], (0, count))])
+    assert set(seen) == {16}
+    model.close()
+
+
+@pytest.mark.parametrize(("heads_per_key", "tile"), [(1, 16), (3, 16), (4, 8), (7, 8), (8, 4), (64, 1)])
+def test_a_fixed_attention_tile_stays_below_what_amx_takes_another_kernel_for(heads_per_key, tile):
+    shapes = shapes_for("cpu", Exactness.BIT, 16, heads_per_key)
+    assert (shapes.rows, shapes.least_rows, shapes.product_tile) == (16, 16, 16)
+    assert shapes.tile == shapes.most_tile == tile
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

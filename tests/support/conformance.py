@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,13 @@ ADAPTERS = [
     pytest.param("onnx_rt/llama3@int4", id="onnx_rt-int4"),
     pytest.param("torch_device/llama3@int8", id="torch_device-int8"),
     pytest.param("torch_device/llama3@int4", id="torch_device-int4"),
+    # Behind the number sign: a tier of numerical classes. The last one has forwards of one width.
+    pytest.param("openvino_rt/llama3#1", id="openvino_rt-together"),
+    pytest.param("openvino_rt/llama3#-1", id="openvino_rt-width"),
+    pytest.param("onnx_rt/llama3#-1", id="onnx_rt-width"),
+    pytest.param("torch_device/llama3#-1", id="torch_device-width"),
+    pytest.param("torch_device/gemma2#-1", id="torch_device-gemma2-width"),
+    pytest.param("torch_device/llama3@int4#-1", id="torch_device-int4-width"),
 ]
 DEVICES = {"simulated": "SIM", "openvino_rt": "CPU", "onnx_rt": "CPU", "torch_device": "CPU"}
 SLOTS = 18
@@ -49,11 +56,12 @@ ROWS = 160
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model as an adapter has prepared it, and the shapes that it is loaded with."""
+    """A model as an adapter has prepared it, the shapes that it is loaded with, and the tier of its classes."""
 
     adapter: Adapter
     path: Path
     static: StaticShapes
+    tier: int = 0
 
 
 def silent(stage: str, fraction: float) -> None:
@@ -76,7 +84,10 @@ def load(prepared: Prepared, **options) -> LoadedModel:
         "max_batch_rows": ROWS,
         "kv_cache_bytes": 400 << 20,  # the default model's whole context, in fp32
     }
-    return prepared.adapter.load(prepared.path, LoadOptions(**(chosen | options)), silent)
+    asked = LoadOptions(**(chosen | options))
+    if prepared.tier:
+        asked = replace(asked, numerical_class=prepared.adapter.classes(asked)[prepared.tier][0])
+    return prepared.adapter.load(prepared.path, asked, silent)
 
 
 def text(model: LoadedModel, count: int, seed: int = 0) -> list[int]:
