@@ -71,7 +71,7 @@ class OrtModel(PooledModel):
         self._layers = cache.layers
         self._outputs = spec.outputs
         self._width = numerical_class.fixed_width
-        pad_to = self._width or numerical_class.segment_rows
+        pad_to = numerical_class.segment_rows
         block = block_tokens(cache.head_dim * 4, options.kv_cache_bytes)
         blocks = max(1, options.kv_cache_bytes // (block * cache.bytes_per_token))
         even_behind = _LEAST_ROW_BLOCK if options.exactness is Exactness.BIT and not self._width else 0
@@ -86,7 +86,7 @@ class OrtModel(PooledModel):
             head_dim=cache.head_dim,
             block=block,
             blocks=blocks,
-            slot_blocks=min(ceil_div(spec.context_length + pad_to, block), blocks),
+            slot_blocks=min(ceil_div(spec.context_length + max(pad_to, self._width), block), blocks),
         )
         self._calls: dict[tuple[int, int], _Call] = {}
         self._logits = np.empty((0, spec.outputs), np.float32)
@@ -98,7 +98,7 @@ class OrtModel(PooledModel):
             block_tokens=block,
             total_blocks=blocks,
             row_invariant=options.exactness is Exactness.BIT,
-            paid_rows=pad_to,
+            paid_rows=max(pad_to, self._width),
             weights=weights,
             numerical_class=numerical_class,
             exactness=options.exactness,

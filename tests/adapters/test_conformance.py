@@ -154,14 +154,14 @@ def test_a_prefix_outlives_its_slot_until_the_room_is_needed(prepared, model):
     assert small.attach(1, first) == 2 * size  # and used again, they are the younger ones
     assert np.array_equal(bits(run(small, 1, first, [1], start=2 * size)), bits(expected[2 * size :]))
     small.release(1)
-    filler = text(small, size, seed=3)
+    filler, padded = text(small, size, seed=3), max(2, caps.paid_rows)
     slot, taken = 2, 0
     while taken < room - 2:  # all but the two blocks of the younger prefix
         held = small.held(slot)
         if held >= 4 * size and slot < SLOTS - 1:
             slot, held = slot + 1, 0
-        small.forward([Segment(slot, held, filler[: size - 2], (0, 0))])
-        small.forward([Segment(slot, held + size - 2, filler[:2], (0, 0))])
+        small.forward([Segment(slot, held, filler[: size - padded], (0, 0))])
+        small.forward([Segment(slot, held + size - padded, filler[:padded], (0, 0))])
         taken += 1
     assert small.attach(0, second) == 0
     assert small.attach(1, first) == 2 * size

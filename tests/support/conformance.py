@@ -86,7 +86,8 @@ def load(prepared: Prepared, **options) -> LoadedModel:
     }
     asked = LoadOptions(**(chosen | options))
     if prepared.tier:
-        asked = replace(asked, numerical_class=prepared.adapter.classes(asked)[prepared.tier][0])
+        tiers = prepared.adapter.classes(asked)
+        asked = replace(asked, numerical_class=tiers[min(prepared.tier, len(tiers) - 1)][0])
     return prepared.adapter.load(prepared.path, asked, silent)
 
 
