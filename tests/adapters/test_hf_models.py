@@ -88,6 +88,8 @@ def test_onnx_runtime_refuses_what_it_cannot_compute(tmp_path: Path, shared_stor
 
 def test_bfloat16_activations_stay_near(tmp_path: Path, shared_store: Path) -> None:
     """Angles are computed in float32 even then: at position 400, bfloat16 would not know one position from the next."""
+    if Precision.BF16 not in registry.get("openvino_rt").devices()[0].precisions:
+        pytest.skip("OpenVINO does not compute in bf16 natively on this processor")
     directory = tiny_models.write_model(tmp_path / "qwen3", "qwen3", kind="BF16")
     many = tokens(440)
     expected = reference_decoder.logits(open_weights(directory), many)
@@ -103,7 +105,7 @@ def test_16_bit_weights_are_not_widened_when_a_model_is_loaded(tmp_path: Path, s
     directory = tiny_models.write_model(tmp_path / "gemma3", "gemma3", kind="BF16")
     adapter = registry.get("openvino_rt")
     prepared = ModelStore(shared_store).prepare(resolve(str(directory), Path()), adapter, silent)
-    compiled = openvino.Core().compile_model(read_paged(prepared / MODEL_FILE), "CPU", {"KV_CACHE_PRECISION": "bf16"})
+    compiled = openvino.Core().compile_model(read_paged(prepared / MODEL_FILE), "CPU", {"KV_CACHE_PRECISION": "f16"})
     elements = [
         int(np.prod(list(node.get_output_shape(0))))
         for node in compiled.get_runtime_model().get_ops()

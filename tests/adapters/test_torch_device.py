@@ -70,6 +70,8 @@ def test_a_family_computes_what_the_reference_computes(tmp_path, variant):
 
 
 def test_bfloat16_is_the_models_own_within_its_rounding(tmp_path):
+    if Precision.BF16 not in ADAPTER.devices()[0].precisions:
+        pytest.skip("torch does not compute in bf16 natively on this processor")
     source, target = prepared(tmp_path, "llama")
     model = ADAPTER.load(target, LoadOptions(slots=4, kv_cache_bytes=8 << 20, activations=Precision.BF16), silent)
     assert model.capabilities.activations is model.capabilities.kv_cache is Precision.BF16
