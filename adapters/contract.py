@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_profiles.numerical_class import NumericalClass as NumericalClass
-from device_profiles.profile import DeviceProfile
+from device_profiles.profile import DeviceProfile, WeightsFormat
 from device_profiles.profile import Exactness as Exactness
 from device_profiles.profile import Precision as Precision
 from device_profiles.workload import ModelSpec
@@ -258,13 +258,13 @@ class Adapter(Protocol):
         """
         ...
 
-    def recipe(self, weights: Precision | None = None) -> str:
+    def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Return a text that changes whenever `prepare` would write something else (versions included)."""
         ...
 
-    def prepare(self, source: Path, target: Path, progress: Progress, weights: Precision | None = None) -> None:
+    def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Write what `load` needs from the model file `source` into the empty directory `target`, with its weights in
-        another number format where one is given.
+        another number format (FAST among them) where one is given.
 
         Raises ModelRefused when the file cannot be converted, AdapterUnavailable without the framework.
         """

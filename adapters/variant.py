@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.contract import Adapter, Precision, Progress
+from adapters.contract import Adapter, Progress
+from device_profiles.profile import WeightsFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,7 @@ class Variant:
     """What `adapter` makes of a model with weights in the format `weights`; None keeps the file's own."""
 
     adapter: Adapter
-    weights: Precision | None = None
+    weights: WeightsFormat | None = None
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from device_profiles.memory import MemoryCosts
 
@@ -16,6 +17,12 @@ class Precision(StrEnum):
     FP16 = "fp16"
     INT8 = "int8"
     INT4 = "int4"
+
+
+FAST: Literal["fast"] = "fast"
+"""Weights as the file has them, but 4-bit formats in 4 bits: their offsets are rounded to whole steps."""
+
+WeightsFormat = Precision | Literal["fast"]
 
 
 class Exactness(StrEnum):

@@ -5,8 +5,7 @@
 
 Both runtimes load the file that cluster.yaml names. The first one answers the prompts greedily, and all choose again
 at every position of the answers. `--reference` adds transformers in float32 over the same file (needs torch,
-transformers and accelerate), once with the file's own values and once with those that the runtimes hold, where
-Q4_1's offsets are whole zeros.
+transformers and accelerate), once with the file's own values and once with those that the runtimes hold.
 """
 
 from __future__ import annotations
@@ -70,11 +69,11 @@ def fed(model: LoadedModel, text: list[int], begin: int) -> Rows:
     return np.concatenate(rows)
 
 
-def reference(path: Path, texts: Sequence[Text], *, whole_zeros: bool) -> list[Rows]:
-    """Return transformers' logits in float32; with `whole_zeros`, over the values that the runtimes hold."""
+def reference(path: Path, texts: Sequence[Text], *, ours: bool) -> list[Rows]:
+    """Return transformers' logits in float32; with `ours`, over the values that the runtimes hold."""
     from tests.support.reference import Reference
 
-    model = Reference(path, whole_zeros=whole_zeros)
+    model = Reference(path, ours=ours)
     return [model.logits(tokens)[begin:] for begin, tokens in texts]
 
 
@@ -107,8 +106,8 @@ def main() -> None:
     if arguments.reference:
         config = load_config(arguments.config)
         path = resolve(config.model.source, arguments.config.parent).path
-        found["fp32, the file's values"] = reference(path, texts, whole_zeros=False)
-        found["fp32, the runtimes' values"] = reference(path, texts, whole_zeros=True)
+        found["fp32, the file's values"] = reference(path, texts, ours=False)
+        found["fp32, the runtimes' values"] = reference(path, texts, ours=True)
     result, lines = [], []
     for one, two in itertools.combinations(found, 2):
         figures = compare(found[one], found[two])

@@ -1,14 +1,14 @@
 """A model's weights with every matrix in 8 bits around a zero of 128: what devices of fixed shape compute with.
 
 4-bit groups keep their values exactly: (q - zero) is between -15 and 15, and the scale stays. Everything else is
-quantised by groups of 32 (gguf_blocks.requantised).
+quantised by groups of 32 (lattice.requantised).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from adapters.decoder.gguf_blocks import GROUP_SIZE, requantised
+from adapters.decoder.lattice import GROUP_SIZE, requantised
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Tensor, Weights
 
 _MIDDLE = 128

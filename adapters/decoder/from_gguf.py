@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import ModelRefused
-from adapters.decoder.gguf_blocks import KEPT, exact_matrix, matrix, matrix_in_8_bits, type_name, vector
+from adapters.decoder.gguf_blocks import (
+    KEPT,
+    exact_matrix,
+    label_of,
+    matrix,
+    matrix_in_8_bits,
+    matrix_with_whole_zeros,
+    vector,
+)
 from adapters.decoder.rope import rope_from
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, Tensor
 from adapters.gguf_header import GgufHeader, GgufTensor, read_header
@@ -47,22 +55,32 @@ _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3: what every frequency is divided 
 _INTERLEAVED = ("query", "key", "query_bias", "key_bias")
 
 
+Values = Literal["kept", "whole zeros", "8 bits", "exact"]
+_READERS = {
+    "kept": matrix,
+    "whole zeros": matrix_with_whole_zeros,
+    "8 bits": matrix_in_8_bits,
+    "exact": exact_matrix,
+}
+
+
 class GgufWeights:
     """The weights of one file; a tensor is read when asked for.
 
-    `values`: "kept" as the file has them (Q4_1's zeros whole), quantised matrices in "8 bits", or all "exact", in full.
+    `values`: "kept" as the file has them, 4-bit formats in 4 bits with "whole zeros", all quantised matrices in
+    "8 bits", or all "exact", in full.
     """
 
-    def __init__(self, path: Path, values: Literal["kept", "8 bits", "exact"] = "kept") -> None:
+    def __init__(self, path: Path, values: Values = "kept") -> None:
         """Read the head. Raises ModelRefused for a damaged file, or a model that the spec cannot describe."""
-        self._matrix = {"kept": matrix, "8 bits": matrix_in_8_bits, "exact": exact_matrix}[values]
+        self._matrix = _READERS[values]
         self._header = read_header(path)
         self._tensors = {tensor.name: tensor for tensor in self._header.tensors}
         self._data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r", self._header.data_offset)
         self.spec = self._read_spec()
         self._refuse_unread()
         self.stored = _largest(self._header)
-        self.label = KEPT.get(self.stored) or f"int8 (requantised from {type_name(self.stored)})"
+        self.label = label_of(self.stored, whole_zeros=values == "whole zeros")
         self.output_ids: tuple[int, ...] = ()
 
     def tensor(self, name: str) -> Tensor:
@@ -76,6 +94,11 @@ class GgufWeights:
         if self.spec.family == "llama" and rest in _INTERLEAVED:
             return _rotate_half(found, self.spec.heads if "query" in rest else self.spec.kv_heads)
         return found
+
+    @property
+    def held_bytes(self) -> int:
+        """Return what the tensors take as "kept": more than in the file where 8 bits hold fewer."""
+        return sum(_held_bytes(tensor) for tensor in self._header.tensors)
 
     def _decoded(self, stored: GgufTensor) -> Tensor:
         raw = self._data[stored.offset : stored.offset + stored.size]
@@ -201,6 +224,12 @@ def _rotate_half(tensor: Tensor, heads: int) -> Tensor:
         return Dense(turned(tensor.values), tensor.bfloat16)
     values, scales, zeros = (turned(part) for part in (tensor.values, tensor.scales, tensor.zeros))
     return Grouped(values, scales, zeros, tensor.bits, tensor.group_size)
+
+
+def _held_bytes(tensor: GgufTensor) -> int:
+    if len(tensor.shape) == 1 or tensor.kind in KEPT:
+        return tensor.size
+    return math.prod(tensor.shape) * 9 // 8  # 8 bits, and a scale of 16 bits for 32 values, rounded up
 
 
 def _largest(header: GgufHeader) -> int:

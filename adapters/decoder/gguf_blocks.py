@@ -1,9 +1,8 @@
 """Decodes GGUF's tensor data: quantised blocks to groups, everything else to arrays.
 
-Q4_0, Q4_1 and Q8_0 keep their quantised values. Q4_1 stores q * d + m; a group is (q - zero) * scale with a whole
-zero, so m becomes the nearest one, -m / d rounded half away from zero. With 8 bits the step is d / 16 and the zero's
-rounding error a sixteenth of that. Every other quantised format is dequantised by the gguf library and quantised again
-to 8 bits.
+Q4_0 and Q8_0 keep their quantised values. Every other quantised format is dequantised by the gguf library and held in
+8 bits on its own lattice (lattice.py). Q4_1 and Q4_K can be had in 4 bits too. Q4_1 stores q * d + m, and a 4-bit
+group is (q - zero) * scale with a whole zero: m becomes the nearest one, -m / d rounded half away from zero.
 """
 
 from __future__ import annotations
@@ -14,11 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import ModelRefused
+from adapters.decoder.eight_bits import eight_bits
+from adapters.decoder.lattice import GROUP_SIZE, in_8_bits, with_whole_zeros
 from adapters.decoder.spec import Dense, Grouped, Tensor
 
-GROUP_SIZE = 32
-KEPT = {0: "fp32", 1: "fp16", 2: "int4 (Q4_0)", 3: "int4 (Q4_1, whole zeros)", 8: "int8 (Q8_0)", 30: "bf16"}
-"""GGUF tensor types that are not quantised again, and how people call them."""
+KEPT = {0: "fp32", 1: "fp16", 2: "int4 (Q4_0)", 8: "int8 (Q8_0)", 30: "bf16"}
+"""GGUF tensor types whose numbers are kept as they are, and how people call them."""
+ROUNDED = {3: "Q4_1", 12: "Q4_K"}
+"""4-bit types with offsets that are no whole steps."""
+_ON_LATTICES = {**ROUNDED, 6: "Q5_0", 7: "Q5_1", 13: "Q5_K"}
+"""Types with one lattice for each 32 values, which 8 bits hold."""
 
 Raw = NDArray[np.uint8]
 
@@ -35,18 +39,22 @@ def matrix(kind: int, raw: Raw, rows: int) -> Tensor:
         return _GROUPED[kind](raw.reshape(rows, -1))
     if kind in _DENSE:
         return Dense(_DENSE[kind](raw).reshape(rows, -1), bfloat16=kind == _BF16)
-    return requantised(_dequantised(kind, raw).reshape(rows, -1))
+    return in_8_bits(_dequantised(kind, raw).reshape(rows, -1))
 
 
 def matrix_in_8_bits(kind: int, raw: Raw, rows: int) -> Tensor:
-    """Return what `matrix` does, but with quantised matrices in 8 bits: the values of Q4_0 and Q8_0 are kept exactly,
-    those of Q4_1 to a thirty-second of a step."""
-    if kind == _Q4_1:
-        return _q4_1_in_8_bits(raw.reshape(rows, -1))
+    """Return what `matrix` does, but with quantised matrices in 8 bits, the values of 4-bit ones kept exactly."""
     found = matrix(kind, raw, rows)
-    if isinstance(found, Dense) or found.bits == 8:
-        return found
-    return Grouped(found.values, found.scales, found.zeros, 8, found.group_size)
+    return found if isinstance(found, Dense) else eight_bits(found)
+
+
+def matrix_with_whole_zeros(kind: int, raw: Raw, rows: int) -> Tensor:
+    """Return what `matrix` does, but with 4-bit formats in 4 bits, their offsets rounded to whole steps."""
+    if kind == _Q4_1:
+        return _q4_1(raw.reshape(rows, -1))
+    if kind in ROUNDED:
+        return with_whole_zeros(_dequantised(kind, raw).reshape(rows, -1))
+    return matrix(kind, raw, rows)
 
 
 def exact_matrix(kind: int, raw: Raw, rows: int) -> Dense:
@@ -54,15 +62,6 @@ def exact_matrix(kind: int, raw: Raw, rows: int) -> Dense:
     if kind in _DENSE:
         return Dense(_DENSE[kind](raw).reshape(rows, -1), bfloat16=kind == _BF16)
     return Dense(_dequantised(kind, raw).reshape(rows, -1))
-
-
-def requantised(values: NDArray[np.float32]) -> Grouped:
-    """Quantise to 8 bits, symmetric, with the largest magnitude of a group at 127."""
-    groups = values.reshape(len(values), -1, GROUP_SIZE)
-    scales = (np.abs(groups).max(axis=2) / 127.0).astype(np.float16)
-    divisor = np.where(scales == 0, np.float32(1), scales.astype(np.float32))
-    quantised = np.clip(np.round(groups / divisor[:, :, None]), -128, 127) + 128
-    return _grouped(quantised.astype(np.uint8).reshape(values.shape), scales, np.full(scales.shape, 128, np.uint8), 8)
 
 
 def _dequantised(kind: int, raw: Raw) -> NDArray[np.float32]:
@@ -74,6 +73,15 @@ def _dequantised(kind: int, raw: Raw) -> NDArray[np.float32]:
     except NotImplementedError:
         raise ModelRefused(f"the gguf library cannot dequantise {type_name(kind)}") from None
     return values
+
+
+def label_of(kind: int, *, whole_zeros: bool = False) -> str:
+    """Return how people call matrices of a type as `matrix` holds them, or as `matrix_with_whole_zeros` does."""
+    if whole_zeros and kind in ROUNDED:
+        return f"int4 ({ROUNDED[kind]}, zeros rounded)"
+    if kind in _ON_LATTICES:
+        return f"int8 ({_ON_LATTICES[kind]}'s values)"
+    return KEPT.get(kind) or f"int8 (requantised from {type_name(kind)})"
 
 
 def type_name(kind: int) -> str:
@@ -101,24 +109,6 @@ def _q4_1(rows: Raw) -> Grouped:
         values.reshape(*constant.shape, GROUP_SIZE)[constant] = 1
         scales = np.where(constant, offsets, scales)
     return _grouped(values, scales, zeros, 4)
-
-
-def _q4_1_in_8_bits(rows: Raw) -> Grouped:
-    """(16 q - zero) * d / 16: exact but for the zero, whole sixteenths of a step. A block whose zero lies outside
-    (its values are all of one sign, and far from 0) or whose step is too small to be divided is quantised again."""
-    blocks = rows.reshape(len(rows), -1, 20)
-    steps, offsets = _halves(blocks, 0), _halves(blocks, 2)
-    values = _nibbles(blocks[:, :, 4:])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        zeros = np.floor(-16.0 * offsets.astype(np.float32) / steps.astype(np.float32) + 0.5)
-    scales = (steps.astype(np.float32) / 16.0).astype(np.float16)
-    kept = (zeros >= 0) & (zeros <= 255) & (scales.astype(np.float32) * 16.0 == steps)
-    wide = (values.reshape(*steps.shape, GROUP_SIZE) << 4).astype(np.uint8)
-    if not kept.all():
-        again = requantised(_dequantised(_Q4_1, rows).reshape(values.shape))
-        wide[~kept] = again.values.reshape(wide.shape)[~kept]
-        scales, zeros = np.where(kept, scales, again.scales), np.where(kept, zeros, again.zeros)
-    return _grouped(wide.reshape(values.shape), scales, zeros.astype(np.uint8), 8)
 
 
 def _q8_0(rows: Raw) -> Grouped:
@@ -149,4 +139,4 @@ _DENSE = {
     1: lambda raw: raw.view("<f2"),
     _BF16: lambda raw: raw.view("<u2"),
 }
-_GROUPED = {2: _q4_0, 3: _q4_1, 8: _q8_0}
+_GROUPED = {2: _q4_0, 8: _q8_0}

@@ -12,28 +12,31 @@ from adapters.gguf_header import read_header
 from adapters.hf_directory import declared_fingerprint, open_weights
 from adapters.model_source import check_gguf
 from adapters.tokenizer_hf import vocabulary_texts
-from device_profiles.profile import Precision
+from device_profiles.profile import FAST, Precision, WeightsFormat
 from device_profiles.workload import vocabulary_fingerprint
 
 _FLOATS = {Precision.FP32: "f4", Precision.FP16: "f2"}
 
 
-def open_source(source: Path, precision: Precision | None = None) -> Weights:
+def open_source(source: Path, precision: WeightsFormat | None = None) -> Weights:
     """Open a GGUF file or a Hugging Face directory, with its own matrices or with matrices in another format.
 
-    Where `precision` is of 4 or 8 bits, matrices that the file holds in full come in full: to quantise them is a
-    library's work. Those that it holds quantised come in groups of that many bits: kept as they are, or in 8 bits as
-    the nearest to the file's exact values. Raises ModelRefused when the source is damaged or not supported.
+    FAST is the file's own with whole zeros. Where `precision` is of 4 or 8 bits, matrices that the file holds in full
+    come in full: to quantise them is a library's work. Those that it holds quantised come in groups: with INT4 4-bit
+    formats in 4 bits with whole zeros, with INT8 all in 8 bits, the nearest to the file's exact values. Raises
+    ModelRefused when the source is damaged or not supported.
     """
     if source.is_dir():
         weights = open_weights(source)
-        return weights if precision is None else _Converted(weights, precision, weights.label)
+        return weights if precision in (None, FAST) else _Converted(weights, Precision(precision), weights.label)
     check_gguf(source)
     if precision is None:
         return GgufWeights(source)
+    if precision == FAST:
+        return GgufWeights(source, "whole zeros")
     gguf = GgufWeights(source, "8 bits" if precision is Precision.INT8 else "exact")
-    kept = GgufWeights(source) if precision is Precision.INT4 else None
-    return _Converted(gguf, precision, type_name(gguf.stored), kept)
+    kept = GgufWeights(source, "whole zeros") if precision is Precision.INT4 else None
+    return _Converted(gguf, Precision(precision), type_name(gguf.stored), kept)
 
 
 class _Converted:
@@ -56,6 +59,11 @@ class _Converted:
         if self._precision is Precision.BF16:
             return found if found.bfloat16 else Dense(rounded_to_bfloat16(found.float32()), bfloat16=True)
         return Dense(found.float32().astype(_FLOATS[self._precision]))
+
+
+def held_bytes(weights: Weights) -> int | None:
+    """Return what a GGUF file's own values take in a runtime; None for other weights, which take their files' size."""
+    return weights.held_bytes if isinstance(weights, GgufWeights) else None
 
 
 def fingerprint_of(source: Path, vocabulary_size: int) -> str:

@@ -26,7 +26,7 @@ from adapters.pooled import padded_rows
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from device_profiles.measured import DeviceRates
 from device_profiles.memory import MemoryCosts
-from device_profiles.profile import DeviceProfile, Exactness
+from device_profiles.profile import FAST, DeviceProfile, Exactness, WeightsFormat
 from device_profiles.units import MIB
 
 _EXACT_HEAD_DIM = 128
@@ -101,14 +101,16 @@ class OnnxRuntimeAdapter:
             return [[as_they_come]]
         return [[as_they_come], [NumericalClass(Precision.FP32, Precision.FP32, _GROUP, fixed_width=_FIXED_WIDTH)]]
 
-    def recipe(self, weights: Precision | None = None) -> str:
+    def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the graph's format and the library that writes it."""
         libraries = f"{_installed('onnx')}; {_installed('gguf')}"
         if weights is None:
-            return f"decoder graph, int8 activations, 2; {libraries}"
-        return f"decoder graph, {weights} weights, int8 activations, 1; {libraries}; {_installed('onnxruntime')}"
+            return f"decoder graph, the file's values, int8 activations, 3; {libraries}"
+        if weights == FAST:
+            return f"decoder graph, whole zeros, int8 activations, 1; {libraries}"
+        return f"decoder graph, {weights} weights, int8 activations, 2; {libraries}; {_installed('onnxruntime')}"
 
-    def prepare(self, source: Path, target: Path, progress: Progress, weights: Precision | None = None) -> None:
+    def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Write the graph and its weights, tensor by tensor. Raises ModelRefused, AdapterUnavailable."""
         from adapters.decoder.source import open_source
         from adapters.onnx_rt.quantize import Quantized

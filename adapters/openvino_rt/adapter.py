@@ -27,7 +27,7 @@ from adapters.openvino_rt.model import PagedModel
 from adapters.prepared_facts import model_spec, read_facts
 from device_profiles.measured import DeviceRates
 from device_profiles.memory import MemoryCosts
-from device_profiles.profile import DeviceProfile
+from device_profiles.profile import DeviceProfile, WeightsFormat
 from device_profiles.units import MIB
 
 # The file is mapped and packed again; a quantised embedding is widened to 16 bits for its lookups.
@@ -40,7 +40,7 @@ def _core() -> Any:
     try:
         import openvino as ov
     except ImportError:
-        raise AdapterUnavailable("OpenVINO is not installed: pip install openvino openvino-genai") from None
+        raise AdapterUnavailable("OpenVINO is not installed: pip install openvino") from None
     return ov.Core()
 
 
@@ -82,7 +82,7 @@ def device_profile(core: Any, name: str) -> DeviceProfile:
     )
 
 
-def _nncf(weights: Precision) -> str:
+def _nncf(weights: WeightsFormat) -> str:
     """Return the version of NNCF where it is needed, else "". Raises AdapterUnavailable."""
     if weights not in (Precision.INT4, Precision.INT8):
         return ""
@@ -107,19 +107,19 @@ class OpenVinoAdapter:
 
         return rates(device, threads)
 
-    def recipe(self, weights: Precision | None = None) -> str:
+    def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the conversion: its format and the versions of the libraries that write it."""
-        libraries = "; ".join(f"{name} {version(name)}" for name in ("openvino", "openvino-genai"))
+        libraries = "; ".join(f"{name} {version(name)}" for name in ("openvino", "gguf"))
         if weights is None:
-            return f"stateful IR, joined attention inputs, 2; {libraries}"
-        return f"stateful IR, {weights} weights, 1; {libraries}; {_nncf(weights)}".removesuffix("; ")
+            return f"stateful IR, the file's values, 3; {libraries}"
+        return f"stateful IR, {weights} weights, 2; {libraries}; {_nncf(weights)}".removesuffix("; ")
 
-    def prepare(self, source: Path, target: Path, progress: Progress, weights: Precision | None = None) -> None:
+    def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Convert a model in a process of its own. Raises ModelRefused with the converter's reason."""
         name = f"{title(source)} to {weights}" if weights else title(source)
         progress(f"convert {name}", -1.0)
         command = [sys.executable, "-m", "adapters.openvino_rt.convert", str(source), str(target)]
-        command += [weights.value] if weights else []
+        command += [str(weights)] if weights else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or [f"the converter ended with {done.returncode}"])[-1]

@@ -10,28 +10,29 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
+from adapters.decoder.eight_bits import eight_bits
 from adapters.decoder.spec import Dense, Grouped, Tensor, packed_pairs
-
-_MIDDLE = 128
 
 
 class Constants:
     """Makes constants that lie over numpy memory (mapped files among it) instead of copying it.
 
-    OpenVINO does not hold that memory: a graph may be used only as long as this object lives. `signed`: 8-bit values
-    around a zero of 128 become signed ones without zeros, the form that NPUs compute with.
+    OpenVINO does not hold that memory: a graph may be used only as long as this object lives. Values around the middle
+    of their range become signed ones without zeros: the form that NPUs compute with, and CPUs are faster with.
     """
 
-    def __init__(self, *, signed: bool = False) -> None:
-        self._signed = signed
+    def __init__(self) -> None:
         self._held: list[NDArray[Any]] = []
 
     def weight(self, tensors: Sequence[Tensor]) -> Any:
         """Return a node that gives the tensors, stacked along their first axis, as float32.
 
         A 16-bit or quantised constant stays as it is in memory; the conversion behind it is recognised and folded
-        into the matrix product. Raises ValueError for tensors of different formats.
+        into the matrix product. Matrices of 4 and of 8 bits are stacked in 8. Raises ValueError for other tensors of
+        different formats.
         """
+        if {tensor.bits for tensor in tensors if isinstance(tensor, Grouped)} == {4, 8}:
+            tensors = [eight_bits(tensor) for tensor in tensors]
         dense = [tensor for tensor in tensors if isinstance(tensor, Dense)]
         grouped = [tensor for tensor in tensors if isinstance(tensor, Grouped)]
         if len({_format(tensor) for tensor in tensors}) != 1:
@@ -56,17 +57,23 @@ class Constants:
         scales = _stacked([tensor.scales for tensor in tensors])
         (rows, columns), groups = values.shape, zeros.shape[1]
         shape = (rows, groups, first.group_size)
-        if self._signed and first.bits == 8 and (zeros == _MIDDLE).all():
-            signed = np.bitwise_xor(values, np.uint8(_MIDDLE)).view(np.int8)
-            offset = ops.convert(self._constant(signed, ov.Type.i8, shape), "f16")
-        else:
-            kind = ov.Type.u4 if first.bits == 4 else ov.Type.u8
-            if first.bits == 4:
-                values, zeros = _packed(values), _packed(zeros)
-            shift = ops.convert(self._constant(zeros, kind, (rows, groups, 1)), "f16")
-            offset = ops.subtract(ops.convert(self._constant(values, kind, shape), "f16"), shift)
+        middle = np.uint8(1 << (first.bits - 1))
+        signed = bool((zeros == middle).all())
+        made = self._integers(np.bitwise_xor(values, middle) if signed else values, first.bits, shape, signed=signed)
+        offset = ops.convert(made, "f16")
+        if not signed:
+            shift = self._integers(zeros, first.bits, (rows, groups, 1), signed=False)
+            offset = ops.subtract(offset, ops.convert(shift, "f16"))
         plain = ops.multiply(offset, self._constant(scales, ov.Type.f16, (rows, groups, 1)))
         return ops.convert(ops.reshape(plain, ops.constant(np.array([rows, columns], np.int64)), False), "f32")
+
+    def _integers(self, values: NDArray[np.uint8], bits: int, shape: Sequence[int], *, signed: bool) -> Any:
+        """Return a constant of integers; `values` are their bit patterns, one in each byte."""
+        import openvino as ov
+
+        if bits == 4:
+            return self._constant(_packed(values), ov.Type.i4 if signed else ov.Type.u4, shape)
+        return self._constant(values.view(np.int8) if signed else values, ov.Type.i8 if signed else ov.Type.u8, shape)
 
     def _constant(self, values: NDArray[Any], kind: Any, shape: Sequence[int]) -> Any:
         import openvino as ov

@@ -18,11 +18,11 @@ from adapters.openvino_rt.static_model import StaticModel
 from adapters.openvino_rt.static_plan import planned
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from device_profiles.memory import MemoryCosts
-from device_profiles.profile import DeviceProfile
+from device_profiles.profile import FAST, DeviceProfile, WeightsFormat
 from device_profiles.units import MIB
 
 _CPU = "CPU"
-_FORMAT = 1
+_FORMAT = 2
 _ACTIVATIONS = {True: (Precision.BF16, Precision.FP32), False: (Precision.FP16, Precision.FP32)}
 """Number formats, the fastest first, on CPU and elsewhere; the KV cache has the activations'."""
 # Every graph keeps its weights packed and as they were read, and converts what it is given of the KV cache. Measured
@@ -52,24 +52,24 @@ class StaticOpenVinoAdapter:
         """List OpenVINO's devices. Raises AdapterUnavailable."""
         return [_static(found) for found in devices()]
 
-    def recipe(self, weights: Precision | None = None) -> str:
+    def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the graphs' format and the library that writes them."""
-        name = "int8" if self._in_eight_bits(weights) else "own"
+        name = "int8" if self._in_eight_bits(weights) else FAST if weights == FAST else "own"
         return f"static graphs, {name} weights, {_FORMAT}; openvino {version('openvino')}"
 
-    def _in_eight_bits(self, weights: Precision | None) -> bool:
-        if weights not in (None, Precision.INT8):
-            raise Unsupported(f"weights in {weights}: with static shapes they are as_file or int8")
+    def _in_eight_bits(self, weights: WeightsFormat | None) -> bool:
+        if weights not in (None, FAST, Precision.INT8):
+            raise Unsupported(f"weights in {weights}: with static shapes they are as_file, fast or int8")
         return self._eight_bits or weights is Precision.INT8
 
-    def prepare(self, source: Path, target: Path, progress: Progress, weights: Precision | None = None) -> None:
+    def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Write the graphs, from our own reader of the file. Raises ModelRefused, AdapterUnavailable."""
         from adapters.decoder.eight_bits import EightBitWeights
         from adapters.decoder.source import open_source
         from adapters.openvino_rt.static_build import write_static
 
         progress(f"convert {title(source)}", -1.0)
-        opened = open_source(source)
+        opened = open_source(source, FAST if weights == FAST else None)
         chosen = EightBitWeights(opened) if self._in_eight_bits(weights) else opened
         write_static(chosen, target)
         write_facts(target, facts_of(chosen, source))

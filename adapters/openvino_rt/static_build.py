@@ -40,7 +40,7 @@ def write_static(weights: Weights, target: Path) -> None:
     import openvino as ov
 
     for name, builder in ((BODY_FILE, _Body), (HEAD_FILE, _Head)):
-        constants = Constants(signed=True)
+        constants = Constants()
         ov.save_model(builder(weights, constants).model(), target / name, compress_to_fp16=False)
         keep_compressed(target / name)
     _write_embedding(weights.tensor("embedding"), target / EMBEDDING_FILE)

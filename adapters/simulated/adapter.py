@@ -11,7 +11,7 @@ from pathlib import Path
 from adapters.contract import Exactness, LoadOptions, NumericalClass, Progress, Unsupported
 from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
-from device_profiles.profile import DeviceProfile, Precision
+from device_profiles.profile import DeviceProfile, Precision, WeightsFormat
 
 SCRIPT_FILE = "script.txt"
 _FIXED_WIDTH = 16
@@ -49,11 +49,11 @@ class SimulatedAdapter:
             return [[as_they_come]]
         return [[as_they_come], [NumericalClass(Precision.FP32, Precision.FP32, fixed_width=_FIXED_WIDTH)]]
 
-    def recipe(self, weights: Precision | None = None) -> str:
+    def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the format of what `prepare` writes; there are no weights."""
         return "simulated 1"
 
-    def prepare(self, source: Path, target: Path, progress: Progress, weights: Precision | None = None) -> None:
+    def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Copy a script file. Raises ModelRefused when it is wrong."""
         text = source.read_text(encoding="utf-8").strip()
         Script.parse(text)

@@ -23,7 +23,7 @@ from adapters.decoder.spec import DecoderSpec
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from adapters.torch_device.quiet import quieten
 from device_profiles.measured import DeviceRates
-from device_profiles.profile import DeviceProfile
+from device_profiles.profile import FAST, DeviceProfile, WeightsFormat
 
 if TYPE_CHECKING:
     from adapters.torch_device.model import TorchModel
@@ -110,11 +110,13 @@ class TorchAdapter:
 
         return rates(profile, threads)
 
-    def recipe(self, weights: Precision | None = None) -> str:
+    def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the format of the files, and the libraries that write them. Raises AdapterUnavailable, Unsupported."""
         gguf = f"gguf {_version('gguf', INSTALL)}"
         if weights is None:
-            return f"decoder tensors by layer, 1; {gguf}"
+            return f"decoder tensors by layer, the file's values, 2; {gguf}"
+        if weights == FAST:
+            return f"decoder tensors by layer, whole zeros, 1; {gguf}"
         if weights not in _QUANTISED:
             raise Unsupported(
                 f"weights in {weights}: torch holds them in the activations' format, or in int8 or int4; "
@@ -124,7 +126,7 @@ class TorchAdapter:
 
         return f"decoder tensors by layer, {weights} weights, 1; {gguf}; torchao {_version('torchao', QUANTIZE)}"
 
-    def prepare(self, source: Path, target: Path, progress: Progress, weights: Precision | None = None) -> None:
+    def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Write the weights layer by layer. Raises ModelRefused, Unsupported. Needs torch only to quantise."""
         from adapters.decoder.source import open_source
         from adapters.torch_device.weights import write_weights
@@ -133,12 +135,12 @@ class TorchAdapter:
         progress(f"convert {name}", -1.0)
         self.recipe(weights)
         opened = open_source(source, weights)
-        if weights is None:
+        if weights in (None, FAST):
             write_weights(opened, target)
         else:
             from adapters.torch_device.quantize import Quantized
 
-            write_weights(Quantized(open_source(source, Precision.FP32), weights), target)
+            write_weights(Quantized(open_source(source, Precision.FP32), Precision(weights)), target)
         write_facts(target, facts_of(opened, source))
         progress(f"convert {name}", 1.0)
 

@@ -11,8 +11,10 @@ from gguf.quants import dequantize, quantize
 
 from adapters.contract import ModelRefused
 from adapters.decoder.from_gguf import GgufWeights
-from adapters.decoder.gguf_blocks import matrix
-from adapters.decoder.spec import Grouped
+from adapters.decoder.gguf_blocks import matrix, matrix_with_whole_zeros
+from adapters.decoder.source import open_source
+from adapters.decoder.spec import Grouped, Tensor
+from device_profiles.profile import FAST
 from tests.support.tiny_gguf import Tiny, write
 
 Kind = GGMLQuantizationType
@@ -30,25 +32,63 @@ def test_kept_formats_keep_every_value(kind):
     assert np.array_equal(found.float32(), dequantize(packed, kind).reshape(24, 512).astype(np.float32))
 
 
-def test_q4_1_keeps_values_and_scales_and_moves_offsets_by_half_a_step_at_most():
-    packed = quantize(random_rows(), Kind.Q4_1)
-    found = matrix(3, np.frombuffer(packed.tobytes(), np.uint8), 24)
+def k_blocks(kind: GGMLQuantizationType, *halves: int) -> np.ndarray:
+    """Random blocks of 256 elements, 4 rows of 2; bytes at `halves` are their float16 scales."""
+    size = {Kind.Q4_K: 144, Kind.Q5_K: 176, Kind.Q6_K: 210}[kind]
+    raw = np.random.default_rng(1).integers(0, 256, (4, 2, size), dtype=np.uint8)
+    for at in halves:
+        raw[:, :, at : at + 2] = np.full((4, 2), 0.01, np.float16).view(np.uint8).reshape(4, 2, 2)
+    return raw.reshape(4, -1)
+
+
+def moved(packed: np.ndarray, kind: GGMLQuantizationType, found: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Each group's largest error and its step, (rows, groups) both."""
+    expected = dequantize(packed, kind).reshape(len(packed), -1, 32)
+    ordered = np.diff(np.sort(expected, axis=2), axis=2)
+    step = np.where(ordered > 1e-4 * np.abs(expected).max(), ordered, np.inf).min(axis=2)
+    return np.abs(found.float32().reshape(expected.shape) - expected).max(axis=2), step
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [(Kind.Q4_1, 1 / 16), (Kind.Q4_K, 1 / 16), (Kind.Q5_0, 1 / 8), (Kind.Q5_1, 1 / 8), (Kind.Q5_K, 1 / 8)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_offsets_that_are_no_whole_steps_are_kept_to_a_fraction_of_a_step(kind, most):
+    packed = k_blocks(kind, 0, 2) if kind.name.endswith("K") else quantize(random_rows(), kind)
+    found = matrix(int(kind), np.frombuffer(packed.tobytes(), np.uint8), len(packed))
     assert isinstance(found, Grouped)
-    moved = np.abs(found.float32() - dequantize(packed, Kind.Q4_1).reshape(24, 512))
-    assert (moved <= np.repeat(found.scales.astype(np.float32), 32, axis=1) * 0.501 + 1e-6).all()
+    assert found.bits == 8
+    assert (found.zeros == 128).all()  # signed values without zeros: what every runtime multiplies fastest
+    error, step = moved(packed, kind, found)
+    assert (error <= most * step + 1e-6).all()
+    assert np.median(error / step) < most / 3
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q4_K], ids=lambda kind: kind.name)
+def test_with_whole_zeros_offsets_move_by_half_a_step_at_most(kind):
+    packed = k_blocks(kind, 0, 2) if kind is Kind.Q4_K else quantize(random_rows(), kind)
+    found = matrix_with_whole_zeros(int(kind), np.frombuffer(packed.tobytes(), np.uint8), len(packed))
+    assert isinstance(found, Grouped)
+    assert found.bits == 4
     assert found.values.max() == 15
     assert (found.zeros < 16).all()
+    error, step = moved(packed, kind, found)
+    near = found.zeros.astype(int) % 15 > 0  # 0 lies among the values
+    assert (error <= step * 0.51 + 1e-6)[near].all()
+    assert near.mean() > 0.5
+    assert np.median(error[near] / step[near]) > 0.1
 
 
-def test_q4_1_keeps_a_constant_block_as_it_is():
+@pytest.mark.parametrize("reader", [matrix, matrix_with_whole_zeros])
+def test_q4_1_keeps_a_constant_block_as_it_is(reader):
     packed = quantize(np.full((2, 32), 0.75, np.float32), Kind.Q4_1)
-    assert np.array_equal(matrix(3, np.frombuffer(packed.tobytes(), np.uint8), 2).float32(), np.full((2, 32), 0.75))
+    found = reader(3, np.frombuffer(packed.tobytes(), np.uint8), 2).float32()
+    assert found == pytest.approx(np.full((2, 32), 0.75), rel=1e-3)
 
 
-def test_other_formats_are_quantised_again_to_8_bits():
-    rng = np.random.default_rng(1)
-    raw = rng.integers(0, 256, (4, 2 * 210), dtype=np.uint8)  # Q6_K: 256 elements in 210 bytes, f16 scale at the end
-    raw.reshape(4, 2, 210)[:, :, 208:] = np.full((4, 2), 0.01, np.float16).view(np.uint8).reshape(4, 2, 2)
+def test_two_lattices_in_a_group_are_quantised_again_to_8_bits():
+    raw = k_blocks(Kind.Q6_K, 208)  # 16 values share a scale
     expected = dequantize(raw, Kind.Q6_K).reshape(4, 512)
     found = matrix(int(Kind.Q6_K), raw.reshape(-1), 4)
     assert isinstance(found, Grouped)
@@ -58,10 +98,26 @@ def test_other_formats_are_quantised_again_to_8_bits():
 
 
 def test_labels_say_what_was_kept_and_what_was_not(tmp_path):
-    for kind, label in ((Kind.Q4_0, "int4 (Q4_0)"), (Kind.F32, "fp32"), (Kind.Q5_0, "int8 (requantised from Q5_0)")):
+    for kind, label, fast in (
+        (Kind.Q4_0, "int4 (Q4_0)", "int4 (Q4_0)"),
+        (Kind.Q4_1, "int8 (Q4_1's values)", "int4 (Q4_1, zeros rounded)"),
+        (Kind.F32, "fp32", "fp32"),
+        (Kind.Q5_0, "int8 (Q5_0's values)", "int8 (Q5_0's values)"),
+    ):
         path = tmp_path / f"{kind.name}.gguf"
         write(path, Tiny("llama", kind=kind))
         assert GgufWeights(path).label == label
+        assert GgufWeights(path, "whole zeros").label == fast
+        assert open_source(path, FAST).label == fast
+
+
+def test_what_a_file_takes_once_it_is_held(tmp_path):
+    sizes = {}
+    for kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0):
+        path = tmp_path / f"{kind.name}.gguf"
+        write(path, Tiny("llama", kind=kind))
+        sizes[kind] = GgufWeights(path).held_bytes
+    assert sizes[Kind.Q4_0] < sizes[Kind.Q8_0] < sizes[Kind.Q4_1] < 1.1 * sizes[Kind.Q8_0]
 
 
 def test_the_spec_is_read_from_the_file(tmp_path):

@@ -25,10 +25,9 @@ _NAMES = {
 
 
 class Reference:
-    """transformers' model over a Llama file. `whole_zeros` puts our reader's values in its place: they differ from
-    the file's where Q4_1's offsets are rounded to whole zeros."""
+    """transformers' model over a Llama file. `ours` puts the values in its place that the runtimes hold."""
 
-    def __init__(self, path: Path, *, whole_zeros: bool = False) -> None:
+    def __init__(self, path: Path, *, ours: bool = False) -> None:
         """Load the file. Raises ImportError without torch, transformers or accelerate."""
         import torch
         from transformers import AutoModelForCausalLM
@@ -37,7 +36,7 @@ class Reference:
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             str(path.parent), gguf_file=path.name, dtype=torch.float32
         ).eval()
-        if whole_zeros:
+        if ours:
             self._model.load_state_dict(self._ours(GgufWeights(path)))
 
     def _ours(self, weights: GgufWeights) -> dict[str, Any]:
