@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from device_profiles.profile import DeviceProfile, Exactness, Precision
+from device_profiles.profile import FAST, DeviceProfile, Exactness, Precision
 from device_profiles.units import human_bytes
 
 AS_FILE = "as_file"
@@ -19,6 +19,8 @@ AUTO = "auto"
 LEAST_AGREEMENT = 0.9
 """The least share of greedy choices that converted weights must have in common with the exact values' to be chosen
 unasked."""
+UNMEASURED_COST = "perplexity x 1.15 to 1.2 and 75 to 83 % of the greedy choices on the default model (ADR 0041)"
+"""What whole zeros cost where nobody measured them."""
 
 BITS_PER_WEIGHT = {
     Precision.FP32: 32.0,
@@ -42,27 +44,32 @@ class NoPrecision(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """A model as its file has it: `parameters` of its matrices, bytes of the file, and what it calls its format."""
+    """A model as its file has it: `parameters` of its matrices, bytes of the file, and what it calls its format.
+    `held_bytes`: what runtimes hold of it, where that is more than the file. `rounds`: whether FAST rounds anything."""
 
     parameters: int
     file_bytes: int
     stored: str
+    held_bytes: int = 0
+    rounds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What weights cost and keep on a device: ms of a decode step, and the share of greedy choices that are those of
-    the exact values in float32. `weights` is a precision's name or AS_FILE."""
+    the exact values in float32. `weights` is a precision's name, AS_FILE or FAST. `perplexity_ratio`: to that of the
+    exact values, 0 where it is not known."""
 
     weights: str
     step_ms: float
     agreement: float
+    perplexity_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the operator asks for. `weights`: AUTO, AS_FILE or a precision's name; `activations`: AUTO or a precision's
-    name; `kv_cache`: AUTO, "16bit" or "8bit"."""
+    """What the operator asks for. `weights`: AUTO, AS_FILE, FAST or a precision's name; `activations`: AUTO or a
+    precision's name; `kv_cache`: AUTO, "16bit" or "8bit"."""
 
     weights: str = AUTO
     activations: str = AUTO
@@ -81,8 +88,8 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionChoice:
-    """`weights` is a precision's name or AS_FILE. `weights_bytes` is what they are expected to take. `activations` and
-    `kv_cache` None: those of the numerical class that is measured to be the best."""
+    """`weights` is a precision's name, AS_FILE or FAST. `weights_bytes` is what they are expected to take.
+    `activations` and `kv_cache` None: those of the numerical class that is measured to be the best."""
 
     weights: str
     activations: Precision | None
@@ -93,8 +100,10 @@ class PrecisionChoice:
 
 
 def weights_bytes(model: ModelSizes, weights: str) -> int:
-    """Return about how many bytes a model's weights take in a format (a precision's name or AS_FILE)."""
+    """Return about how many bytes a model's weights take in a format (a precision's name, AS_FILE or FAST)."""
     if weights == AS_FILE:
+        return max(model.file_bytes, model.held_bytes)
+    if weights == FAST:
         return model.file_bytes
     return int(model.parameters * BITS_PER_WEIGHT[Precision(weights)] / 8)
 
@@ -135,7 +144,7 @@ def _weights(
         problem = _impossible(device, model, wishes.weights, room)
         if problem:
             raise NoPrecision(f"weights {wishes.weights}: {problem}")
-        return wishes.weights, "asked for", ()
+        return wishes.weights, _asked_for(model, wishes.weights, figures.get(FAST)), ()
     rejected: list[Rejected] = []
     left: list[str] = []
     for weights in _candidates(device):
@@ -151,6 +160,19 @@ def _weights(
         rejected += [Rejected(weights, f"{chosen} comes first on a {_kind(device)}") for weights in left[1:]]
         return chosen, why, tuple(rejected)
     return _fastest(left, figures, model, rejected)
+
+
+def _asked_for(model: ModelSizes, weights: str, measured: Measured | None) -> str:
+    """Return why a wish is met; where it is FAST, with its cost."""
+    if weights != FAST:
+        return "asked for"
+    if not model.rounds:
+        return f"asked for, and the same as {AS_FILE}: {model.stored} has no offsets to round"
+    cost = UNMEASURED_COST
+    if measured is not None and measured.perplexity_ratio:
+        kept = f"{measured.agreement:.1%} of the greedy choices"
+        cost = f"perplexity x {measured.perplexity_ratio:.3f} and {kept}, measured here"
+    return f"asked for; offsets rounded to whole steps give {cost}"
 
 
 def _fastest(
@@ -184,8 +206,8 @@ def _candidates(device: DeviceProfile) -> Iterator[str]:
 
 
 def _impossible(device: DeviceProfile, model: ModelSizes, weights: str, room: int | None) -> str:
-    if weights != AS_FILE and weights not in device.weights:
-        offered = ", ".join([AS_FILE, *(precision.value for precision in device.weights)])
+    if weights not in (AS_FILE, FAST, *device.weights):
+        offered = ", ".join([AS_FILE, FAST, *(precision.value for precision in device.weights)])
         return f"{device.adapter} has none for {device.name}; there are {offered}"
     needed = weights_bytes(model, weights)
     if room is not None and needed > room:

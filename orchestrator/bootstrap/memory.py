@@ -12,6 +12,7 @@ from adapters.decoder.source import open_source
 from adapters.decoder.spec import Grouped
 from adapters.model_source import ModelSource
 from device_profiles.memory import MemoryPlan, ModelShape, plan_memory
+from device_profiles.profile import FAST
 from policies.quantization import AS_FILE, PrecisionChoice
 
 
@@ -26,7 +27,7 @@ def announced(
     if device is None or device.memory_costs is None:
         return None
     weights = open_source(file.path)
-    spec, kept = weights.spec, choice.weights == AS_FILE
+    spec, kept = weights.spec, choice.weights in (AS_FILE, FAST)
     quantized = isinstance(weights.tensor("embedding"), Grouped) if kept else choice.weights.startswith("int")
     fixed = Footprint(asked.kv_cache_bytes, 0, 0)
     if isinstance(adapter, FixedShapes):

@@ -8,12 +8,12 @@ from pathlib import Path
 import psutil
 
 from adapters.contract import Adapter, AdapterUnavailable, Exactness, ModelRefused, Precision
-from adapters.decoder.source import open_source
+from adapters.decoder.source import held_bytes, open_source
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.quality import read_quality
 from adapters.variant import Variant
-from device_profiles.profile import DeviceProfile
+from device_profiles.profile import FAST, DeviceProfile
 from orchestrator.bootstrap.options import ModelOptions
 from policies.quantization import (
     AS_FILE,
@@ -60,7 +60,9 @@ def choose(options: ModelOptions, adapter: Adapter, store: ModelStore, file: Mod
 
 
 def variant(adapter: Adapter, weights: str) -> Variant:
-    """Return the recipe of weights in a format (a precision's name or AS_FILE)."""
+    """Return the recipe of weights in a format (a precision's name, AS_FILE or FAST)."""
+    if weights == FAST:
+        return Variant(adapter, FAST)
     return Variant(adapter, None if weights == AS_FILE else Precision(weights))
 
 
@@ -68,17 +70,19 @@ def sizes_of(file: ModelSource) -> ModelSizes:
     """Return a model's sizes from the head of its files. Raises ModelRefused."""
     weights = open_source(file.path)
     size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
-    return ModelSizes(weights.spec.matrix_elements, size, weights.label)
+    rounds = open_source(file.path, FAST).label != weights.label
+    return ModelSizes(weights.spec.matrix_elements, size, weights.label, held_bytes(weights) or size, rounds)
 
 
 def measured(adapter: Adapter, device: DeviceProfile, store: ModelStore, file: ModelSource) -> list[Measured]:
     """Return what was measured of the model's prepared weights on a device."""
     found = []
-    for weights in (AS_FILE, *(precision.value for precision in device.weights)):
+    for weights in (AS_FILE, FAST, *(precision.value for precision in device.weights)):
         artefact = prepared(variant(adapter, weights), store, file)
         for one in read_quality(artefact) if artefact else ():
             if one["device"] == device.name:
-                found.append(Measured(weights, one["step_ms"], one["greedy_agreement"]))
+                ratio = one.get("perplexity_ratio", 0.0)
+                found.append(Measured(weights, one["step_ms"], one["greedy_agreement"], ratio))
                 break
     return found
 

@@ -37,7 +37,7 @@ def models(context: typer.Context, config: ConfigFile = None, as_json: _Json = F
 @app.command()
 def quality(
     prompts: Annotated[Path, typer.Option(help="JSON lines with `turns` (the first is used) or `prompt`.")],
-    weights: Annotated[str, typer.Option(help="as_file, int4, int8, bf16, fp16 or fp32; else as configured.")] = "",
+    weights: Annotated[str, typer.Option(help="as_file, fast, int4, int8, bf16, fp16, fp32; else as configured.")] = "",
     adapter: Annotated[str, typer.Option(help="The runtime; else as configured.")] = "",
     limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 0,
     config: ConfigFile = None,
@@ -60,7 +60,7 @@ def quality(
 
 def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
     from adapters import registry
-    from device_profiles.profile import Precision
+    from device_profiles.profile import FAST, Precision
     from orchestrator.bootstrap import engine_options
     from orchestrator.cli.bench_prompts import BenchError
     from orchestrator.config.load import default_config_path, load_config
@@ -68,7 +68,7 @@ def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
 
     path = config or default_config_path()
     options = engine_options(load_config(path), path.resolve().parent)
-    known = [AS_FILE, *(precision.value for precision in Precision)]
+    known = [AS_FILE, FAST, *(precision.value for precision in Precision)]
     if weights and weights not in known:
         raise BenchError(f"--weights is one of {', '.join(known)}, not {weights!r}")
     if adapter and adapter not in registry.names():

@@ -15,7 +15,7 @@ AUTO = "auto"
 """The plan chooses (`placement`)."""
 
 AdapterName = Literal["openvino_rt", "onnx_rt", "torch_device", "simulated", "auto"]
-WeightsPrecision = Literal["auto", "as_file", "int4", "int8", "bf16", "fp16", "fp32"]
+WeightsPrecision = Literal["auto", "as_file", "fast", "int4", "int8", "bf16", "fp16", "fp32"]
 ActivationPrecision = Literal["auto", "bf16", "fp16", "fp32"]
 KvCachePrecision = Literal["auto", "16bit", "8bit"]
 
@@ -80,8 +80,10 @@ class Target(StaticShapes):
     """`bit`: output is identical to the last bit whatever shares the batch. `kernel`: faster with many sequences,
     and the last bits may depend on the batch."""
     weights: WeightsPrecision = "auto"
-    """The number format of the weights. `as_file` takes them as the source has them. `auto` chooses by device: int8 for
-    NPUs, bf16 or fp16 for GPUs, on CPUs what `outrider models quality` measured fastest, and `as_file` until it did."""
+    """The number format of the weights. `as_file` keeps the values that the source has. `fast` rounds the offsets of
+    4-bit formats that have them (Q4_1, Q4_K), which saves memory and time and costs quality; else it is `as_file`.
+    `auto` chooses by device: int8 for NPUs, bf16 or fp16 for GPUs, on CPUs what `outrider models quality` measured
+    fastest, and `as_file` until it did."""
     activations: ActivationPrecision = "auto"
     """The number format of activations. `auto` takes the fastest numerical class that was measured to keep its bits."""
     kv_cache_precision: KvCachePrecision = "auto"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.decoder.source import open_source
+from adapters.decoder.source import held_bytes, open_source
 from adapters.model_source import resolve
-from device_profiles.profile import Precision
+from device_profiles.profile import FAST, Precision
 from device_profiles.workload import DecoderShape
 from orchestrator.config.load import SIMULATED_PREFIX
 from orchestrator.config.sketch import Shape, SketchedModel
@@ -39,7 +39,7 @@ class PlannedModel:
 
     def bits(self, weights: str) -> float:
         """Return the bits of a weight in a format, scales included."""
-        return self.file_bits if weights == AS_FILE else BITS_PER_WEIGHT[Precision(weights)]
+        return self.file_bits if weights in (AS_FILE, FAST) else BITS_PER_WEIGHT[Precision(weights)]
 
     def formats(self, kind: str) -> tuple[str, ...]:
         """Return the formats to choose from on a device of that kind; where none was named, what
@@ -78,7 +78,8 @@ def model_at_hand(source: str, name: str, base: Path, weights: str, store: Path)
     if source.startswith(SIMULATED_PREFIX):
         return PlannedModel(name or "simulated-toy", _TOY, digest=digest)
     file = resolve(source, base)
-    spec = open_source(file.path).spec
+    opened = open_source(file.path)
+    spec = opened.spec
     shape = DecoderShape(
         layers=spec.layers,
         hidden=spec.hidden,
@@ -91,5 +92,7 @@ def model_at_hand(source: str, name: str, base: Path, weights: str, store: Path)
         tied_embeddings=spec.tied_embeddings,
     )
     size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
+    if weights != FAST:
+        size = held_bytes(opened) or size
     formats = () if weights == "auto" else (weights,)
     return PlannedModel(name or file.name, shape, formats, 8.0 * size / shape.elements, digest)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from device_profiles.profile import DeviceProfile, Exactness, Precision
+from device_profiles.profile import FAST, DeviceProfile, Exactness, Precision
 from policies.quantization import (
     AS_FILE,
     AUTO,
@@ -50,8 +50,15 @@ devices = st.builds(
     .map(tuple),
     exact_kv_cache=st.just(()) | st.just((Precision.INT8,)),
 )
-models = st.builds(ModelSizes, st.integers(1, 10**11), st.integers(1, 10**11), st.just("bf16"))
-names = st.sampled_from([AS_FILE, *(precision.value for precision in ALL)])
+models = st.builds(
+    ModelSizes,
+    st.integers(1, 10**11),
+    st.integers(1, 10**11),
+    st.just("bf16"),
+    st.just(0) | st.integers(1, 10**11),
+    st.booleans(),
+)
+names = st.sampled_from([AS_FILE, FAST, *(precision.value for precision in ALL)])
 figures = st.lists(
     st.builds(Measured, names, st.floats(0.1, 100), st.floats(0, 1)), max_size=6, unique_by=lambda one: one.weights
 )
@@ -78,7 +85,8 @@ def test_what_is_chosen_fits_is_offered_and_keeps_exactness(at, model, measured,
     if choice is None:
         return
     assert choice.weights_bytes + other <= free
-    assert choice.weights == AS_FILE or choice.weights in at.weights
+    assert choice.weights in (AS_FILE, FAST, *at.weights)
+    assert choice.weights != FAST or wish.weights == FAST  # it is never chosen unasked
     assert wish.weights in (AUTO, choice.weights)
     assert wish.activations in (AUTO, choice.activations)
     if {Precision.BF16, Precision.FP16} & set(at.kv_cache):
@@ -114,7 +122,7 @@ def test_every_alternative_is_chosen_or_rejected_with_a_reason(at, model, measur
 def test_a_cpu_takes_what_was_measured_fastest_among_what_keeps_enough_choices(model, measured, floor):
     assume(any(one.weights == AS_FILE for one in measured))
     choice = choose_precision(device(), model, measured, Wishes(least_agreement=floor))
-    allowed = [one for one in measured if one.weights == AS_FILE or one.agreement >= floor]
+    allowed = [one for one in measured if one.weights == AS_FILE or (one.weights != FAST and one.agreement >= floor)]
     assert choice.weights in {one.weights for one in allowed}
     found = next(one for one in allowed if one.weights == choice.weights)
     assert found.step_ms == min(one.step_ms for one in allowed)
@@ -138,8 +146,27 @@ def test_an_npu_gets_int8_and_a_gpu_16_bits_while_they_fit():
     assert "needs" in next(one.why for one in small.rejected if one.what == "bf16")
 
 
+def test_fast_says_what_it_costs_measured_or_not_and_where_it_costs_nothing():
+    wish, offsets = Wishes(weights=FAST), ModelSizes(1_000_000, 600_000, "int8 (Q4_1's values)", 1_100_000, rounds=True)
+    assert "perplexity x 1.15" in choose_precision(device(), offsets, wishes=wish).reason
+    told = choose_precision(device(), offsets, [Measured(FAST, 1.0, 0.75, 1.206)], wish)
+    assert "perplexity x 1.206 and 75.0% of the greedy choices, measured here" in told.reason
+    assert (told.weights, told.weights_bytes) == (FAST, 600_000)
+    assert "the same as as_file" in choose_precision(device(), BF16_FILE, wishes=wish).reason
+
+
+def test_what_a_file_takes_is_what_runtimes_hold_of_it():
+    offsets = ModelSizes(1_000_000, 600_000, "int8 (Q4_1's values)", 1_100_000, rounds=True)
+    assert choose_precision(device(), offsets, free_bytes=1_100_000).weights_bytes == 1_100_000
+    assert (
+        choose_precision(device(weights=()), offsets, wishes=Wishes(weights=FAST), free_bytes=600_000).weights == FAST
+    )
+    with pytest.raises(NoPrecision, match="as_file: needs"):
+        choose_precision(device(weights=()), offsets, free_bytes=1_000_000)
+
+
 def test_wishes_that_cannot_be_met_say_why_and_what_can():
-    with pytest.raises(NoPrecision, match=r"int8: .* there are as_file, fp32"):
+    with pytest.raises(NoPrecision, match=r"int8: .* there are as_file, fast, fp32"):
         choose_precision(device(weights=(Precision.FP32,)), BF16_FILE, wishes=Wishes(weights="int8"))
     with pytest.raises(NoPrecision, match="exactness: kernel"):
         choose_precision(device(), BF16_FILE, wishes=Wishes(kv_cache="8bit"))
