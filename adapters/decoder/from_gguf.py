@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from adapters.contract import ModelRefused
 from adapters.decoder.gguf_blocks import (
     KEPT,
+    ROUNDED,
     exact_matrix,
     label_of,
     matrix,
@@ -80,7 +81,7 @@ class GgufWeights:
         self.spec = self._read_spec()
         self._refuse_unread()
         self.stored = _largest(self._header)
-        self.label = label_of(self.stored, whole_zeros=values == "whole zeros")
+        self.label = label_of(self.stored, self._rounded() if values == "whole zeros" else ())
         self.output_ids: tuple[int, ...] = ()
 
     def tensor(self, name: str) -> Tensor:
@@ -94,6 +95,9 @@ class GgufWeights:
         if self.spec.family == "llama" and rest in _INTERLEAVED:
             return _rotate_half(found, self.spec.heads if "query" in rest else self.spec.kv_heads)
         return found
+
+    def _rounded(self) -> list[int]:
+        return sorted({tensor.kind for tensor in self._header.tensors if tensor.kind in ROUNDED})
 
     @property
     def held_bytes(self) -> int:

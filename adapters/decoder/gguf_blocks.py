@@ -7,6 +7,7 @@ group is (q - zero) * scale with a whole zero: m becomes the nearest one, -m / d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -75,13 +76,14 @@ def _dequantised(kind: int, raw: Raw) -> NDArray[np.float32]:
     return values
 
 
-def label_of(kind: int, *, whole_zeros: bool = False) -> str:
-    """Return how people call matrices of a type as `matrix` holds them, or as `matrix_with_whole_zeros` does."""
-    if whole_zeros and kind in ROUNDED:
+def label_of(kind: int, rounded: Sequence[int] = ()) -> str:
+    """Return how people call a file whose matrices are mostly of a type; `rounded`: its types that lost offsets."""
+    if kind in rounded:
         return f"int4 ({ROUNDED[kind]}, zeros rounded)"
-    if kind in _ON_LATTICES:
-        return f"int8 ({_ON_LATTICES[kind]}'s values)"
-    return KEPT.get(kind) or f"int8 (requantised from {type_name(kind)})"
+    label = f"int8 ({_ON_LATTICES[kind]}'s values)" if kind in _ON_LATTICES else KEPT.get(kind)
+    label = label or f"int8 (requantised from {type_name(kind)})"
+    names = " and ".join(ROUNDED[one] for one in rounded)
+    return f"{label}, zeros of {names} rounded" if rounded else label
 
 
 def type_name(kind: int) -> str:

@@ -11,7 +11,7 @@ from gguf.quants import dequantize, quantize
 
 from adapters.contract import ModelRefused
 from adapters.decoder.from_gguf import GgufWeights
-from adapters.decoder.gguf_blocks import matrix, matrix_with_whole_zeros
+from adapters.decoder.gguf_blocks import label_of, matrix, matrix_with_whole_zeros
 from adapters.decoder.source import open_source
 from adapters.decoder.spec import Grouped, Tensor
 from device_profiles.profile import FAST
@@ -109,6 +109,11 @@ def test_labels_say_what_was_kept_and_what_was_not(tmp_path):
         assert GgufWeights(path).label == label
         assert GgufWeights(path, "whole zeros").label == fast
         assert open_source(path, FAST).label == fast
+
+
+def test_a_label_names_what_was_rounded_in_a_file_of_several_types():
+    assert label_of(int(Kind.Q5_0), [int(Kind.Q4_K)]) == "int8 (Q5_0's values), zeros of Q4_K rounded"
+    assert label_of(int(Kind.Q6_K)) == "int8 (requantised from Q6_K)"
 
 
 def test_what_a_file_takes_once_it_is_held(tmp_path):
