@@ -48,9 +48,9 @@ AMX = {"amx_tile", "amx_int8", "amx_bf16"}
 CAPS = {
     "none": Cap(
         {
-            "openvino_rt": ["fp32", "fp32@1", "bf16"],
-            "onnx_rt": ["fp32", "fp32@1"],
-            "torch_device": ["bf16", "bf16@1", "bf16/16", "fp32"],
+            "openvino_rt": ["auto", "fp32", "fp32@1"],
+            "onnx_rt": ["fp32"],
+            "torch_device": ["bf16/16", "fp32"],
         }
     ),
     "avx512_bf16": Cap(
@@ -105,7 +105,7 @@ def examine(first_layers_path, shared_store) -> Examine:
 def run(runtime: str, cap: Cap, source: Path, store: Path) -> list[Finding]:
     """Run tests/support/capped.py."""
     native = registry.get(runtime).devices()[0].precisions
-    classes = [one for one in cap.classes[runtime] if Case.parse(runtime, one).activations in native]
+    classes = [one for one in cap.classes[runtime] if Case.parse(runtime, one).activations in ("auto", *native)]
     environment = {name: value for name, value in os.environ.items() if name not in SWITCHES} | cap.switches
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.capped", runtime, str(source), str(store), *classes],
@@ -123,13 +123,14 @@ def run(runtime: str, cap: Cap, source: Path, store: Path) -> list[Finding]:
 @pytest.mark.parametrize(("runtime", "cap"), RUNS, ids=[" ".join(one) for one in RUNS])
 def test_rows_and_tokens_are_the_same_where_it_is_said(examine, runtime, cap):
     for found in examine(runtime, cap):
+        sys.stdout.write(f"{found}\n")  # which processor this was, for whoever reads the log
+        if "refused" in found and found["asked"] == "bf16":  # by itself it may keep no bits, as with AMX
+            assert "no numerical class is fit for exactness bit" in found["refused"]
+            continue
         assert "refused" not in found, found
-        activations, _, _, fixed_width = found["class"]
-        if activations == "fp32" or fixed_width:
-            assert found["row_invariant"], found
-        if found["row_invariant"]:
-            assert (found["differing"], found["changed"]) == ([], []), found
-            assert found["accepted"] > 0 or found["threads"], "speculation was at work"
+        assert found["row_invariant"], found
+        assert (found["differing"], found["changed"]) == ([], []), found
+        assert found["accepted"] > 0 or found["threads"], "speculation was at work"
 
 
 def test_fp32_on_openvino_has_one_fingerprint_under_every_cap_of_avx512(examine):
@@ -146,7 +147,7 @@ def test_fp32_on_openvino_has_one_fingerprint_under_every_cap_of_avx512(examine)
         (name, found["threads"], found["fingerprint"])
         for name in names
         for found in examine("openvino_rt", name)
-        if found["class"][0] == "fp32"
+        if found["asked"] == "fp32"
     ]
     assert len(seen) == len(names) + 1
     assert len({digest for _, _, digest in seen}) == 1, seen

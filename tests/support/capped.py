@@ -7,12 +7,11 @@ Environment variables read when a runtime is loaded cap what it finds on the pro
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +21,7 @@ import numpy as np
 from adapters import registry
 from adapters.contract import AdapterError, LoadedModel, LoadOptions, Logits, Precision, Segment
 from adapters.hardware import processor
-from adapters.invariance import measure_row_invariance
+from adapters.invariance import fingerprint_bits, measure_row_invariance, probe_text
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.variant import Variant
@@ -43,7 +42,6 @@ _LONGEST = {0: 258, 1: 130}
 _APART = 66
 _SINGLES = ((17, 1), (1, 32), (33, 1), (1, 64), (65, 1), (1, 128), (128, 1), (256, 1))
 _BESIDE = (1, 2, 3, 5, 8, 17)
-_PROBE = 96
 _SAMPLINGS = (Sampling(), Sampling(0.8, top_p=0.95, seed=7))
 _TOKENS = 16
 _SHAPES = ((7, 23), (11, 70))
@@ -62,7 +60,7 @@ class Case:
 
     @classmethod
     def parse(cls, runtime: str, text: str) -> Case:
-        """Return the case of "fp32", of "bf16/16" for tiles of 16 rows, of "fp32@1" for one thread."""
+        """Return the case of "auto" or "fp32", of "bf16/16" for forwards of 16 rows, of "fp32@1" for one thread."""
         text, _, threads = text.partition("@")
         activations, _, width = text.partition("/")
         return cls(runtime, activations, int(width or 0), int(threads or 0))
@@ -92,9 +90,11 @@ def _in_tiles(case: Case, source: Path, store: Path) -> tuple[LoadedModel, bool]
         slots=8,
         max_batch_rows=_ROWS,
         threads=case.threads,
-        fixed_width=case.fixed_width,
     )
-    model = adapter.load(prepared, options, _ignore)
+    chosen = adapter.classes(options)[-1][0]
+    if chosen.fixed_width != case.fixed_width:
+        raise SystemExit(f"{case.runtime} has forwards of {chosen.fixed_width} rows, not of {case.fixed_width}")
+    model = adapter.load(prepared, replace(options, numerical_class=chosen), _ignore)
     return model, measure_row_invariance(model)
 
 
@@ -174,17 +174,6 @@ def run(
     return np.concatenate(rows), places
 
 
-def probe_text(model: LoadedModel, length: int) -> list[int]:
-    """Return tokens that say nothing, the same for everyone."""
-    return [(7 * i * i + 11 * i + 3) % model.spec.vocabulary_size for i in range(length)]
-
-
-def fingerprint(model: LoadedModel) -> str:
-    """Return a digest of the bits of a fixed text's logits."""
-    rows, _ = run(model, probe_text(model, _PROBE), [_PROBE], wanted=_PROBE)
-    return hashlib.sha1(np.ascontiguousarray(rows).tobytes(), usedforsecurity=False).hexdigest()[:12]
-
-
 def unlike(model: LoadedModel) -> tuple[list[str], int]:
     """Return the requests that speculation changes, greedy and seeded, alone and together; and the drafts accepted."""
     requests = [(prompt, sampling) for prompt in _prompts(model) for sampling in _SAMPLINGS]
@@ -212,15 +201,16 @@ def examine(case: Case, source: Path, store: Path) -> dict[str, Any]:
         "flags": [flag for flag in told.isa if any(part in flag for part in _FLAGS)],
         "cap": {name: os.environ[name] for name in SWITCHES if name in os.environ},
         "runtime": case.runtime,
+        "asked": case.activations,
         "threads": case.threads,
     }
     try:
         model, invariant = load(case, source, store)
         caps = model.capabilities
         found |= {
-            "class": [caps.activations.value, caps.kv_cache.value, caps.weights, case.fixed_width],
+            "class": [caps.activations.value, caps.kv_cache.value, caps.weights, caps.numerical_class.fixed_width],
             "row_invariant": invariant,
-            "fingerprint": fingerprint(model),
+            "fingerprint": fingerprint_bits(model),
             "differing": differing(model, _LONGEST[case.threads]) if invariant else [],
         }
         changed, accepted = unlike(model) if invariant and not case.threads else ([], 0)
