@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_recipe import TokenizerRecipe
+from tests.support.conformance import exact_class
 
 PROMPTS = Path(__file__).parents[2] / "tools" / "prompts.jsonl"
 
@@ -43,7 +45,8 @@ def load(runtime: str, store: ModelStore, file: ModelSource, *, kv_cache_bytes: 
     """Return the default model on a runtime."""
     adapter = registry.get(runtime)
     options = LoadOptions(slots=8, max_batch_rows=256, kv_cache_bytes=kv_cache_bytes)
-    return adapter.load(store.prepare(file, adapter, silent), options, silent)
+    path = store.prepare(file, adapter, silent)
+    return adapter.load(path, replace(options, numerical_class=exact_class(adapter, path, options)), silent)
 
 
 @pytest.fixture(scope="session")

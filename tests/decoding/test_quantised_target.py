@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.model import ModelDrafter
 from tests.decoding.conftest import silent
 from tests.support import tiny_models
+from tests.support.conformance import exact_class
 from tests.support.loops import decode, loop_over, suffix
 
 TOKENS = 24
@@ -34,7 +36,8 @@ def loaded(tmp_path_factory) -> Iterator[tuple[LoadedModel, LoadedModel]]:
     for runtime, weights in (("torch_device", Precision.INT8), ("onnx_rt", None)):
         adapter = registry.get(runtime)
         path = store.prepare(file, Variant(adapter, weights), silent)
-        models.append(adapter.load(path, options, silent))
+        exact = exact_class(adapter, path, options)
+        models.append(adapter.load(path, replace(options, numerical_class=exact), silent))
     yield models[0], models[1]
     for model in models:
         model.close()

@@ -11,12 +11,16 @@ import pytest
 
 from adapters.contract import (
     Adapter,
+    AdapterError,
+    Exactness,
     LoadedModel,
     LoadOptions,
+    NumericalClass,
     Segment,
     StaticShapes,
 )
 from adapters.hf_directory import model_files
+from adapters.invariance import find_variance
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.variant import Variant
@@ -85,10 +89,36 @@ def load(prepared: Prepared, **options) -> LoadedModel:
         "kv_cache_bytes": 400 << 20,  # the default model's whole context, in fp32
     }
     asked = LoadOptions(**(chosen | options))
-    if prepared.tier:
-        tiers = prepared.adapter.classes(asked)
-        asked = replace(asked, numerical_class=tiers[min(prepared.tier, len(tiers) - 1)][0])
+    if asked.exactness is Exactness.BIT and asked.device == DEVICES[prepared.adapter.name]:
+        search = LoadOptions(**chosen)
+        found = exact_class(prepared.adapter, prepared.path, search, prepared.tier)
+        asked = replace(asked, numerical_class=found)
     return prepared.adapter.load(prepared.path, asked, silent)
+
+
+_EXACT: dict[tuple[str, Path, int], NumericalClass] = {}
+
+
+def exact_class(adapter: Adapter, path: Path, options: LoadOptions, first_tier: int = 0) -> NumericalClass:
+    """Return the first class that keeps its bits on this processor, as the product finds it, whatever it costs."""
+    key = (adapter.name, path, first_tier)
+    if key not in _EXACT:
+        tiers = adapter.classes(options)
+        candidates = [one for tier in tiers[min(first_tier, len(tiers) - 1) % len(tiers) :] for one in tier]
+        _EXACT[key] = next(
+            one for one in candidates if _keeps_bits(adapter, path, replace(options, numerical_class=one))
+        )
+    return _EXACT[key]
+
+
+def _keeps_bits(adapter: Adapter, path: Path, options: LoadOptions) -> bool:
+    try:
+        model = adapter.load(path, options, silent)
+    except AdapterError:
+        return False
+    held = not find_variance(model)
+    model.close()
+    return held
 
 
 def text(model: LoadedModel, count: int, seed: int = 0) -> list[int]:
