@@ -45,7 +45,12 @@ def find_variance(model: LoadedModel) -> str:
     caps = model.capabilities
     room = min(caps.max_batch_rows, caps.max_context_tokens, caps.total_blocks * caps.block_tokens) - 2
     text = probe_text(model, min(_TEXT_TOKENS, room))
-    return _vary_prompt(model, text) or _vary_apart(model, text) or _vary_company(model, text)
+    return (
+        _vary_prompt(model, text)
+        or _vary_outputs(model, text)
+        or _vary_apart(model, text)
+        or _vary_company(model, text)
+    )
 
 
 def probe_text(model: LoadedModel, count: int) -> list[int]:
@@ -89,6 +94,24 @@ def _vary_prompt(model: LoadedModel, text: list[int]) -> str:
         problem = _compare(model, text, _fitted(grouping, len(text)), whole, prompt=len(text))
         if problem:
             return problem
+    return ""
+
+
+def _vary_outputs(model: LoadedModel, text: list[int]) -> str:
+    """Compare rows whose logits are wanted alone with those that are wanted together."""
+    prompt = text[:_PROMPT]
+    apart = model.capabilities.apart_tokens > 0
+    batches = [[Segment(0, 0, prompt, (0, _PROMPT))], [Segment(0, _PROMPT, text[_PROMPT : _PROMPT + 4], (0, 4), apart)]]
+    for batch in batches:
+        first = batch[0]
+        count = len(first.tokens)
+        whole = model.forward(batch).logits.copy()
+        for row in (0, count // 2, count - 1):
+            alone = model.forward([Segment(0, first.start, first.tokens, (row, row + 1), first.apart)]).logits
+            if not same_bits(alone[-1:].copy(), whole[row : row + 1]):
+                model.release(0)
+                return f"logits of one row of {count} wanted, not of all"
+    model.release(0)
     return ""
 
 

@@ -21,8 +21,9 @@ class NumericalClass:
     """How rows are computed.
 
     `quantization_group`: activations are quantised to 8 bits in groups of so many in front of each product, 0: not.
-    `segment_rows` and `forward_rows`: a segment, and a forward, has at least so many rows. `apart`: rows behind a
-    prompt are sequences of their own (adapters.contract.Segment.apart). `fixed_width`: every forward has exactly so
+    `segment_rows`, `forward_rows` and `output_rows`: a segment, a forward and its output layer have at least so many
+    rows. `most_rows`: a forward has at most so many, 0: any number. `apart`: rows behind a prompt are sequences of
+    their own (adapters.contract.Segment.apart). `fixed_width`: every forward, and its output layer, has exactly so
     many rows, 0: as many as come.
     """
 
@@ -32,6 +33,8 @@ class NumericalClass:
     segment_rows: int = 1
     forward_rows: int = 1
     apart: bool = False
+    output_rows: int = 1
+    most_rows: int = 0
     fixed_width: int = 0
 
     def __str__(self) -> str:
@@ -44,8 +47,10 @@ class NumericalClass:
             words.append(f"segments of {self.segment_rows} rows or more")
         if self.apart:
             words.append("decoding rows apart")
-        if self.forward_rows > 2:
-            words.append(f"forwards of {self.forward_rows} rows or more")
+        if self.output_rows > 1:
+            words.append(f"outputs of {self.output_rows} rows or more")
+        if self.most_rows:
+            words.append(f"forwards of at most {self.most_rows} rows")
         return ", ".join(words)
 
 

@@ -2,7 +2,9 @@
 
 Measured (docs/adr/0040-numerical-classes.md): fp32 activations that are quantised in groups of 32 keep a row's bits on
 every processor that was tried, and have the same ones on all of them. bf16 does so without AMX. What attention adds: a
-segment of one row is a class of its own, and so is a forward of fewer single rows than there are threads.
+segment of one row is a class of its own, and so is a forward of fewer single rows than there are threads. Without VNNI
+OpenVINO does not quantise activations: an output layer over one row is a class of its own there, and without AVX-512
+so are long forwards.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ KV_HINTS = {Precision.BF16: "bf16", Precision.FP16: "f16", Precision.INT8: "u8"}
 _GROUP = 32
 """Activations of 8 bits share a scale in groups of so many: the same as GGUF's blocks."""
 _FIXED_WIDTH = 16
+_SHORT = 64
+"""Rows of a forward up to which products have one kernel on processors with AVX2 alone."""
 _CPU_ORDER = (Precision.FP32, Precision.BF16, Precision.FP16)
 _OTHER_ORDER = (Precision.BF16, Precision.FP16, Precision.FP32)
 
@@ -31,11 +35,16 @@ def numerical_classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[
     if options.exactness is not Exactness.BIT:
         return [first]
     exact = [dataclasses.replace(one, segment_rows=2, forward_rows=2) for one in first]
-    threads = options.threads or cores()
-    tiers = [exact, [dataclasses.replace(one, apart=False, forward_rows=1) for one in exact]]
-    if threads > 2:
-        tiers.append([dataclasses.replace(one, forward_rows=threads) for one in exact])
+    wide = [dataclasses.replace(one, output_rows=2) for one in exact]
+    short = [dataclasses.replace(one, most_rows=_SHORT) for one in wide]
+    tiers = [exact, wide, short, _together(short)]
+    if (options.threads or cores()) > 2:  # where single rows have several classes, these hold
+        tiers.insert(1, _together(exact))
     return [*tiers, [dataclasses.replace(one, apart=False, fixed_width=_FIXED_WIDTH) for one in first]]
+
+
+def _together(classes: Sequence[NumericalClass]) -> list[NumericalClass]:
+    return [dataclasses.replace(one, apart=False, forward_rows=1) for one in classes]
 
 
 def _activations(profile: DeviceProfile, options: LoadOptions) -> list[Precision]:

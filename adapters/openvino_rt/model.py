@@ -60,7 +60,7 @@ class PagedModel(PooledModel):
         self.capabilities = Capabilities(
             slots=options.slots,
             max_context_tokens=spec.context_length,
-            max_batch_rows=options.max_batch_rows,
+            max_batch_rows=min(options.max_batch_rows, numerical_class.most_rows or options.max_batch_rows),
             block_tokens=block_tokens,
             total_blocks=blocks,
             row_invariant=options.exactness is Exactness.BIT and numerical_class.kv_cache is not Precision.INT8,
@@ -101,15 +101,16 @@ class PagedModel(PooledModel):
         rows = self._rows(batch)
         width = self._class.fixed_width
         if not width:
-            logits, device_ms = self._run(rows)
+            logits, device_ms = self._run(rows, self._class.output_rows)
             return ForwardResult(logits, device_ms)
-        parts = [self._run(part) for part in rows.cut(width)]
-        wanted = [logits[: len(part.wanted)] for (logits, _), part in zip(parts, rows.cut(width), strict=True)]
-        return ForwardResult(np.concatenate(wanted), sum(device_ms for _, device_ms in parts))
+        parts = [self._run(part, width) for part in rows.cut(width)]
+        return ForwardResult(np.concatenate([part for part, _ in parts]), sum(device_ms for _, device_ms in parts))
 
-    def _run(self, rows: Rows) -> tuple[Logits, float]:
-        """Return the logits of the wanted rows (of the first, where none is), and the milliseconds that it took."""
-        self._set_inputs(rows)
+    def _run(self, rows: Rows, least_outputs: int) -> tuple[Logits, float]:
+        """Return the logits of the wanted rows, and the milliseconds that it took. The output layer runs over
+        `least_outputs` rows or more: a gather of nothing would leave it without a shape that it knows."""
+        wanted = rows.wanted or [0]
+        self._set_inputs(rows, wanted + wanted[-1:] * (least_outputs - len(wanted)))
         started = time.perf_counter()
         try:
             self._request.infer()
@@ -118,7 +119,7 @@ class PagedModel(PooledModel):
             raise typed(error) from error
         device_ms = (time.perf_counter() - started) * 1000.0
         logits = self._request.get_output_tensor(0).data
-        logits = logits.reshape(-1, logits.shape[-1])
+        logits = logits.reshape(-1, logits.shape[-1])[: len(rows.wanted)]
         return (logits.copy() if self._class.fixed_width else logits), device_ms
 
     def _rows(self, batch: Sequence[Segment]) -> Rows:
@@ -136,7 +137,7 @@ class PagedModel(PooledModel):
             rows.fill(self._scratch_block)
         return rows
 
-    def _set_inputs(self, rows: Rows) -> None:
+    def _set_inputs(self, rows: Rows, wanted: list[int]) -> None:
         self._set("input_ids", rows.tokens, np.int64)
         self._set("position_ids", rows.positions, np.int64)
         self._set("past_lens", rows.pasts, np.int32)
@@ -144,7 +145,7 @@ class PagedModel(PooledModel):
         self._set("block_indices", rows.blocks, np.int32)
         self._set("block_indices_begins", rows.block_begins, np.int32)
         self._set("max_context_len", rows.longest, np.int32)
-        self._set(ROWS_INPUT, rows.wanted or [0], np.int64)  # a gather of nothing leaves no shape to the output layer
+        self._set(ROWS_INPUT, wanted, np.int64)
 
     def _set(self, name: str, values: Sequence[int] | int, kind: type[np.int32] | type[np.int64]) -> None:
         """Write an input. The request keeps a tensor that is only overwritten while its shape stays the same:

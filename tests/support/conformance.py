@@ -46,7 +46,7 @@ ADAPTERS = [
     pytest.param("torch_device/llama3@int8", id="torch_device-int8"),
     pytest.param("torch_device/llama3@int4", id="torch_device-int4"),
     # Behind the number sign: a tier of numerical classes. The last one has forwards of one width.
-    pytest.param("openvino_rt/llama3#1", id="openvino_rt-together"),
+    pytest.param("openvino_rt/llama3#1", id="openvino_rt-outputs"),
     pytest.param("openvino_rt/llama3#-1", id="openvino_rt-width"),
     pytest.param("onnx_rt/llama3#-1", id="onnx_rt-width"),
     pytest.param("torch_device/llama3#-1", id="torch_device-width"),
