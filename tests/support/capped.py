@@ -39,6 +39,8 @@ _SMALL = 17
 """Rows of a segment up to which every number is compared, and how many rows of logits are wanted of a longer one."""
 _LONGEST = {0: 258, 1: 130}
 """Rows of the longest text by the number of threads."""
+_LONGEST_ON_TORCH = 130
+"""It takes ten times as long, and its kernels change at 64 rows if anywhere (docs/adr/0015-torch.md)."""
 _APART = 66
 _SINGLES = ((17, 1), (1, 32), (33, 1), (1, 64), (65, 1), (1, 128), (128, 1), (256, 1))
 _BESIDE = (1, 2, 3, 5, 8, 17)
@@ -100,6 +102,10 @@ def _in_tiles(case: Case, source: Path, store: Path) -> tuple[LoadedModel, bool]
 
 def _ignore(stage: str, fraction: float) -> None:
     """Progress that nobody watches."""
+
+
+def _longest(case: Case) -> int:
+    return min(_LONGEST[case.threads], _LONGEST_ON_TORCH) if case.runtime == "torch_device" else _LONGEST[case.threads]
 
 
 def widths(limit: int) -> list[int]:
@@ -211,7 +217,7 @@ def examine(case: Case, source: Path, store: Path) -> dict[str, Any]:
             "class": [caps.activations.value, caps.kv_cache.value, caps.weights, caps.numerical_class.fixed_width],
             "row_invariant": invariant,
             "fingerprint": fingerprint_bits(model),
-            "differing": differing(model, _LONGEST[case.threads]) if invariant else [],
+            "differing": differing(model, _longest(case)) if invariant else [],
         }
         changed, accepted = unlike(model) if invariant and not case.threads else ([], 0)
         model.close()
