@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
+from filelock import FileLock, Timeout
 
 from adapters.contract import Adapter, Exactness, LoadedModel, LoadOptions, ModelRefused, NumericalClass, Progress
 from adapters.decoder.short_text import ShortText, read_short_text
@@ -61,27 +63,58 @@ def load_in_class(
     """
     profiles = ProfileStore(question.store / "profiles")
     known = None if refresh else _known(profiles, question)
-    if known is not None and known.finding is not None:
-        model = _load(question, known.finding, progress)
-        if fingerprint_bits(model) == known.finding.fingerprint:
-            return model, known
-        model.close()
-        progress("bits are not those that were measured: find the numerical class again", -1.0)
-    found = find_class(question, progress, budget_s=math.inf if refresh else _BUDGET_S)
-    if found.finding is None:
-        raise ModelRefused(_refusal(question, found))
-    with suppress(OSError):  # a read-only store serves; the next start measures again
-        profiles.save(found)
+    with ExitStack() as alone:
+        if known is None:
+            # One after another: trials beside each other would measure each other.
+            alone.enter_context(_alone(profiles.directory, progress))
+            known = None if refresh else _known(profiles, question)
+        if known is not None and known.finding is not None:
+            model = _load(question, known.finding, progress)
+            if fingerprint_bits(model) == known.finding.fingerprint:
+                return model, known
+            model.close()
+            progress("bits are not those that were measured: find the numerical class again", -1.0)
+        beside = None if refresh else _chosen_beside(profiles, question)
+        found = find_class(question, progress, beside, budget_s=math.inf if refresh else _BUDGET_S)
+        if found.finding is None:
+            raise ModelRefused(_refusal(question, found))
+        with suppress(OSError):  # a read-only store serves; the next start measures again
+            profiles.save(found)
     return _load(question, found.finding, progress), found
 
 
-def find_class(question: ClassQuestion, progress: Progress, *, budget_s: float = _BUDGET_S) -> MeasuredClasses:
-    """Try an adapter's classes, tier by tier, until one of a tier passes. Raises what `Adapter.classes` raises."""
+@contextmanager
+def _alone(directory: Path, progress: Progress) -> Iterator[None]:
+    """Hold the lock of a store's trials; go on without it where nothing can be written."""
+    lock = FileLock(directory / "classes.lock")
+    with suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            progress("waiting for another worker to find the numerical class", -1.0)
+            lock.acquire(poll_interval=0.1)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def find_class(
+    question: ClassQuestion,
+    progress: Progress,
+    beside: NumericalClass | None = None,
+    *,
+    budget_s: float = _BUDGET_S,
+) -> MeasuredClasses:
+    """Try an adapter's classes, tier by tier, until one of a tier passes. `beside`: the class of workers of this model
+    on this device with another number of threads, which is taken if it passes. Raises what `Adapter.classes` raises."""
     text = _short_text(question, progress)
     clock = SystemClock()
     started_s = clock.monotonic_s()
     findings: list[ClassFinding] = []
-    for tier in question.adapter.classes(question.asked):
+    tiers = question.adapter.classes(question.asked)
+    for tier in tiers if beside is None else [[beside], *tiers]:
         for one in tier:
             if any(found.passed for found in findings) and clock.monotonic_s() - started_s > budget_s:
                 findings.append(ClassFinding(one, False, "not tried: a class passed, and trying took its time"))
@@ -133,6 +166,15 @@ def _known(profiles: ProfileStore, question: ClassQuestion) -> MeasuredClasses |
         asked = (question.adapter.name, question.asked.device, question.model_digest, question.weights)
         if known == (*asked, question.wishes, question.threads):
             return one
+    return None
+
+
+def _chosen_beside(profiles: ProfileStore, question: ClassQuestion) -> NumericalClass | None:
+    """Return the class that was taken with another number of threads: replicas of one daemon are to agree."""
+    for threads in {one.threads for one in profiles.classes(question.fingerprint)} - {question.threads}:
+        known = _known(profiles, replace(question, threads=threads))
+        if known is not None and known.finding is not None:
+            return known.finding.numerical_class
     return None
 
 

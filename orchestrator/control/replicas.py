@@ -15,7 +15,7 @@ from orchestrator.control.replica import Owner, Replica
 from orchestrator.control.state import FAILED, added_totals, fold_round, unlike
 from orchestrator.errors import WorkerError
 
-ALIKE = "set the precision in cluster.yaml, and use one set of library versions"
+ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
 """The way out where replicas differ."""
 
 _log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def _unlike(replica: Replica, ready: Ready, others: Sequence[Replica]) -> str:
         known = other.state.ready
         if other is replica or known is None or other.state.phase == FAILED:
             continue
-        if ready.device_name != known.device_name:
+        if ready.device_name != known.device_name and not ready.class_fingerprint:
             _log.warning(
                 "%s runs on %s and %s on %s: tokens are the same to the bit on processors of one kind only",
                 *(replica.name, ready.device_name, other.name, known.device_name),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -102,6 +103,27 @@ def test_other_bits_than_those_that_were_measured_are_measured_again(tmp_path):
     assert tried != []
     assert again.class_fingerprint == target.class_fingerprint
     assert store.classes() == [again.classes]
+
+
+def test_another_number_of_threads_takes_the_class_that_is_there(tmp_path):
+    options = options_of(tmp_path)
+    target, _ = load(options)
+    store = ProfileStore(tmp_path / "store" / "profiles")
+    wide = NumericalClass(Precision.FP32, Precision.FP32, fixed_width=16)
+    found = dataclasses.replace(target.classes.findings[0], numerical_class=wide)
+    (tmp_path / "store" / "profiles" / "classes").rename(tmp_path / "store" / "profiles" / "before")
+    store.save(dataclasses.replace(target.classes, threads=target.classes.threads + 3, findings=(found,)))
+    again, tried = load(options)
+    assert tried == [f"try {wide}"]
+    assert again.model.capabilities.numerical_class == wide
+
+
+def test_workers_that_start_together_try_one_after_another(tmp_path):
+    options = options_of(tmp_path, "base_ms=3")
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: load(options), range(3)))
+    assert sorted(len(tried) for _, tried in found) == [0, 0, 1]
+    assert len({target.class_fingerprint for target, _ in found}) == 1
 
 
 def test_replicas_are_alike_by_their_bits_whatever_computes_them(tmp_path):
