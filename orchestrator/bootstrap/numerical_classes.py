@@ -23,7 +23,7 @@ from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.class_trial import ClassJob, run_here, run_job
 from orchestrator.clock import SystemClock
 
-CHEAPER = 0.9
+CHEAPER = 0.95
 """A class that fewer devices share is taken where it costs less than so much of one that more of them do."""
 _BUDGET_S = 12.0
 """Behind a class that passed, the next ones are tried only so long."""
