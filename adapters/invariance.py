@@ -30,11 +30,6 @@ _COMPANY = (5, 9, 2, 14, 1)
 _COMPANY_TOKENS = 26
 
 
-def measure_row_invariance(model: LoadedModel) -> bool:
-    """Return whether no row's bits depend on what else is in its forward. See `find_variance`."""
-    return not find_variance(model)
-
-
 def find_variance(model: LoadedModel) -> str:
     """Return where a row's bits first depend on how many rows are run with it, as in "5 rows at a time"; "" where they
     never do.

@@ -46,7 +46,8 @@ def run_job(job: ClassJob, tried: NumericalClass) -> ClassFinding:
     except subprocess.TimeoutExpired:
         return ClassFinding(tried, False, f"not tried to its end in {_LONGEST_S:.0f} s")
     if done.returncode == 0:
-        return msgspec.json.decode(done.stdout, type=ClassFinding)
+        # Libraries may have said something before.
+        return msgspec.json.decode(done.stdout.splitlines()[-1], type=ClassFinding)
     said = done.stderr.decode(errors="replace").strip().splitlines()
     ended = f"its process ended by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else "it failed"
     return ClassFinding(tried, False, said[-1] if said and done.returncode > 0 else ended)
@@ -74,7 +75,8 @@ def main() -> int:
     except (AdapterError, MemoryError) as error:
         sys.stderr.write(f"{error or 'there is no memory for it'}\n")
         return 1
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+    sys.stdout.flush()
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(found) + b"\n")
     return 0
 
 

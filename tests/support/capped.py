@@ -21,7 +21,7 @@ import numpy as np
 from adapters import registry
 from adapters.contract import AdapterError, LoadedModel, LoadOptions, Logits, Precision, Segment
 from adapters.hardware import processor
-from adapters.invariance import fingerprint_bits, measure_row_invariance, probe_text
+from adapters.invariance import find_variance, fingerprint_bits, probe_text
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.variant import Variant
@@ -97,7 +97,7 @@ def _in_tiles(case: Case, source: Path, store: Path) -> tuple[LoadedModel, bool]
     if chosen.fixed_width != case.fixed_width:
         raise SystemExit(f"{case.runtime} has forwards of {chosen.fixed_width} rows, not of {case.fixed_width}")
     model = adapter.load(prepared, replace(options, numerical_class=chosen), _ignore)
-    return model, measure_row_invariance(model)
+    return model, not find_variance(model)
 
 
 def _ignore(stage: str, fraction: float) -> None:
