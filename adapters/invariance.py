@@ -86,7 +86,7 @@ def same_bits(left: Logits, right: Logits) -> bool:
 def _vary_prompt(model: LoadedModel, text: list[int]) -> str:
     whole = _run(model, text, (len(text),), prompt=len(text))
     for grouping in _PROMPT_GROUPINGS:
-        problem = _compare(model, text, _fitted(grouping, len(text)), whole, prompt=len(text))
+        problem = _compare(model, text, _fit_length(grouping, len(text)), whole, prompt=len(text))
         if problem:
             return problem
     return ""
@@ -116,7 +116,7 @@ def _vary_apart(model: LoadedModel, text: list[int]) -> str:
     text = text[: _PROMPT + sum(_APART_GROUPINGS[0])]
     whole = _run(model, text, (_PROMPT, len(text) - _PROMPT), prompt=_PROMPT)
     for grouping in _APART_GROUPINGS:
-        fitted = (_PROMPT, *_fitted(grouping, len(text) - _PROMPT))
+        fitted = (_PROMPT, *_fit_length(grouping, len(text) - _PROMPT))
         problem = _compare(model, text, fitted, whole, prompt=_PROMPT)
         if problem:
             return f"{problem} behind a prompt"
@@ -131,7 +131,7 @@ def _compare(model: LoadedModel, text: list[int], grouping: tuple[int, ...], who
     return ""
 
 
-def _fitted(grouping: tuple[int, ...], length: int) -> tuple[int, ...]:
+def _fit_length(grouping: tuple[int, ...], length: int) -> tuple[int, ...]:
     """Return a grouping cut, or drawn out with what is left, to a text's length."""
     fitted: list[int] = []
     for size in grouping:
@@ -161,7 +161,7 @@ def _vary_company(model: LoadedModel, text: list[int]) -> str:
         _run(model, part, (prompt, _COMPANY_TOKENS - prompt), prompt=_ends_apart(model, prompt))
         for part, prompt in zip(texts, prompts, strict=False)
     ]
-    for batch in _ragged(model, texts, prompts):
+    for batch in _iterate_ragged(model, texts, prompts):
         rows = model.forward(batch).logits
         at = 0
         for segment in batch:
@@ -174,7 +174,7 @@ def _vary_company(model: LoadedModel, text: list[int]) -> str:
     return ""
 
 
-def _ragged(model: LoadedModel, texts: list[list[int]], prompts: Sequence[int]) -> Iterator[list[Segment]]:
+def _iterate_ragged(model: LoadedModel, texts: list[list[int]], prompts: Sequence[int]) -> Iterator[list[Segment]]:
     """Yield batches in which each sequence comes from its own place on, by one to four tokens."""
     held, step = [0] * len(texts), 0
     while any(count < _COMPANY_TOKENS for count in held):

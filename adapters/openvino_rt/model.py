@@ -1,9 +1,9 @@
 """A paged-attention model on an OpenVINO device.
 
-Exactness (measured, see docs/adr/0040-numerical-classes.md): a row's logits are the same to the bit in every forward in
-which its segment has two rows or more, and again in every forward of enough rows in which it stands apart, as a
+Exactness was measured (docs/adr/0040-numerical-classes.md). A row's logits are the same to the bit in every forward in
+which its segment has two rows or more. They are again in every forward of enough rows in which it stands apart, as a
 sequence of its own. So `bit` pads a prompt's last single row with a second one, and a forward of too few rows with
-rows of a scratch sequence; nobody reads their results.
+rows of a scratch sequence. Nobody reads their results.
 """
 
 from __future__ import annotations

@@ -62,29 +62,29 @@ def load_in_class(
     Raises ModelRefused where no class passes, which says why, and what adapters raise.
     """
     profiles = ProfileStore(question.store / "profiles")
-    known = None if refresh else _known(profiles, question)
+    known = None if refresh else _find_known(profiles, question)
     with ExitStack() as alone:
         if known is None:
             # One after another: trials beside each other would measure each other.
-            alone.enter_context(_alone(profiles.directory, progress))
-            known = None if refresh else _known(profiles, question)
+            alone.enter_context(_hold_lock(profiles.directory, progress))
+            known = None if refresh else _find_known(profiles, question)
         if known is not None and known.finding is not None:
             model = _load(question, known.finding, progress)
             if fingerprint_bits(model) == known.finding.fingerprint:
                 return model, known
             model.close()
             progress("bits are not those that were measured: find the numerical class again", -1.0)
-        beside = None if refresh else _chosen_beside(profiles, question)
+        beside = None if refresh else _find_beside(profiles, question)
         found = find_class(question, progress, beside, budget_s=math.inf if refresh else _BUDGET_S)
         if found.finding is None:
-            raise ModelRefused(_refusal(question, found))
+            raise ModelRefused(_describe_refusal(question, found))
         with suppress(OSError):  # a read-only store serves; the next start measures again
             profiles.save(found)
     return _load(question, found.finding, progress), found
 
 
 @contextmanager
-def _alone(directory: Path, progress: Progress) -> Iterator[None]:
+def _hold_lock(directory: Path, progress: Progress) -> Iterator[None]:
     """Hold the lock of a store's trials; go on without it where nothing can be written."""
     lock = FileLock(directory / "classes.lock")
     with suppress(OSError):
@@ -120,12 +120,12 @@ def find_class(
                 findings.append(ClassFinding(one, False, "not tried: a class passed, and trying took its time"))
                 continue
             progress(f"try {one}", -1.0)
-            findings.append(_tried(question, one, text))
+            findings.append(_try(question, one, text))
         if any(found.passed for found in findings):
             break
     chosen = choose_class(tuple(findings), CHEAPER)
     if chosen >= 0:
-        findings[chosen] = _with_one_thread(question, findings[chosen])
+        findings[chosen] = _check_one_thread(question, findings[chosen])
     return MeasuredClasses(
         fingerprint=question.fingerprint,
         adapter=question.adapter.name,
@@ -142,7 +142,7 @@ def find_class(
     )
 
 
-def _tried(question: ClassQuestion, one: NumericalClass, text: ShortText | None) -> ClassFinding:
+def _try(question: ClassQuestion, one: NumericalClass, text: ShortText | None) -> ClassFinding:
     options = replace(question.asked, numerical_class=one)
     job = ClassJob(question.adapter.name, str(question.prepared), options, text)
     if question.file is None:  # nothing of a simulated model crashes for good, or is worth a process
@@ -150,7 +150,7 @@ def _tried(question: ClassQuestion, one: NumericalClass, text: ShortText | None)
     return run_job(job, one)
 
 
-def _with_one_thread(question: ClassQuestion, found: ClassFinding) -> ClassFinding:
+def _check_one_thread(question: ClassQuestion, found: ClassFinding) -> ClassFinding:
     """Return a finding that says whether one thread gives the same bits as all of them."""
     if question.file is None or question.threads < 2:
         return found
@@ -160,7 +160,7 @@ def _with_one_thread(question: ClassQuestion, found: ClassFinding) -> ClassFindi
     return replace(found, why=f"{found.why}, {'nor' if same else 'but'} on the number of threads")
 
 
-def _known(profiles: ProfileStore, question: ClassQuestion) -> MeasuredClasses | None:
+def _find_known(profiles: ProfileStore, question: ClassQuestion) -> MeasuredClasses | None:
     for one in profiles.classes(question.fingerprint):
         known = (one.adapter, one.device, one.model_digest, one.weights, one.asked, one.threads)
         asked = (question.adapter.name, question.asked.device, question.model_digest, question.weights)
@@ -169,10 +169,10 @@ def _known(profiles: ProfileStore, question: ClassQuestion) -> MeasuredClasses |
     return None
 
 
-def _chosen_beside(profiles: ProfileStore, question: ClassQuestion) -> NumericalClass | None:
+def _find_beside(profiles: ProfileStore, question: ClassQuestion) -> NumericalClass | None:
     """Return the class that was taken with another number of threads: replicas of one daemon are to agree."""
     for threads in {one.threads for one in profiles.classes(question.fingerprint)} - {question.threads}:
-        known = _known(profiles, replace(question, threads=threads))
+        known = _find_known(profiles, replace(question, threads=threads))
         if known is not None and known.finding is not None:
             return known.finding.numerical_class
     return None
@@ -200,7 +200,7 @@ def _short_text(question: ClassQuestion, progress: Progress) -> ShortText | None
     return read_short_text(path) if done.returncode == 0 else None
 
 
-def _refusal(question: ClassQuestion, found: MeasuredClasses) -> str:
+def _describe_refusal(question: ClassQuestion, found: MeasuredClasses) -> str:
     tried = "; ".join(f"{one.numerical_class}: {one.why}" for one in found.findings)
     way = "Set exactness: kernel, or choose another adapter or device"
     if question.asked.exactness is not Exactness.BIT:

@@ -40,7 +40,7 @@ def _texts(prompts: Path | None, limit: int) -> Sequence[PromptText]:
     return spread(texts, min(limit, len(texts)) or len(texts))
 
 
-def _loaded(options: EngineOptions, *, refresh: bool = False) -> Target:
+def _load(options: EngineOptions, *, refresh: bool = False) -> Target:
     from rich.console import Console
 
     with Console(stderr=True).status("loading the target") as status:
@@ -52,7 +52,7 @@ def _class_figures(options: EngineOptions) -> dict[str, Any]:
     from adapters.hardware import processor
     from orchestrator.bootstrap.class_words import cost_ratio
 
-    target = _loaded(options, refresh=True)
+    target = _load(options, refresh=True)
     target.model.close()
     found, hardware = target.classes, processor()
     if found is None or found.finding is None:
@@ -91,7 +91,7 @@ def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: i
     """Return how many outputs differ with speculation, greedy and seeded, alone and in company."""
     from orchestrator.cli.bench_decode import encoded, run
 
-    target = _loaded(options)
+    target = _load(options)
     try:
         prompts, cases, wrong = encoded(texts, target), [], 0
         for number, (name, sampling) in enumerate(_SAMPLINGS.items()):
@@ -135,7 +135,7 @@ def _step_vs_fast(options: EngineOptions) -> float | None:
     targets: list[Target] = []
     try:
         for weights in (options.model.weights, FAST):
-            targets.append(_loaded(options.with_model(weights=weights)))
+            targets.append(_load(options.with_model(weights=weights)))
         if targets[0].prepared == targets[1].prepared:
             return None
         return statistics.mean(_ratio_at(rows, *targets) for rows in _ROWS)
