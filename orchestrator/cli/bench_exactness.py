@@ -128,8 +128,8 @@ def _quality(options: EngineOptions, texts: Sequence[PromptText], limit: int) ->
 
 
 def _step_vs_fast(options: EngineOptions) -> float | None:
-    """Return the mean ratio of a decoding forward with the weights as configured to one with `weights: fast`, in turn,
-    over 1, 2, 5, 8 and 16 rows; None where there are no other weights to compare with."""
+    """Return how a decoding forward compares with one with `weights: fast`: the mean ratio over 1, 2, 5, 8 and 16 rows,
+    taken in turn. None where there are no other weights to compare with."""
     if options.model.weights not in ("auto", "as_file"):
         return None
     targets: list[Target] = []
