@@ -31,16 +31,16 @@ class SimulatedClock:
 
 
 class TimedModel(ToyModel):
-    """The simulated model; its forwards move the clock by COST."""
+    """The simulated model; its forwards move the clock by COST, or as a subclass says."""
 
     def __init__(self, clock: SimulatedClock, *, slots: int = 16, rows: int = 512) -> None:
         options = LoadOptions(device="SIM", kv_cache_bytes=8192 * 16 * 1024, max_batch_rows=rows, slots=slots)
         super().__init__(Script.parse(""), options)
-        self._clock = clock
+        self._clock, self._cost = clock, COST
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
-        ms = COST.ms(sum(len(segment.tokens) for segment in batch), len(batch))
+        ms = self._cost.ms(sum(len(segment.tokens) for segment in batch), len(batch))
         self._clock.now_s += ms / 1000.0
         return ForwardResult(super().forward(batch).logits, ms)
 
