@@ -44,12 +44,12 @@ class Drafted(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What was seen of a drafter in a class of requests. `promised`: accepted tokens that its confidences led to expect
-    (negative: it does not say). `positions`: drafts that reached each position, and were accepted there. `greedy`,
+    """What was seen of a drafter in a class of requests. `promised`: accepted tokens that its confidences led to expect.
+    `positions`: drafts that reached each position, and were accepted there. `greedy`,
     `sampled`: the same tokens by kind of request. `others`: the drafter's in all other classes."""
 
     all: Drafted
-    promised: float = -1.0
+    promised: float
     positions: tuple[Drafted, ...] = ()
     greedy: Drafted = Drafted()
     sampled: Drafted = Drafted()
@@ -89,7 +89,7 @@ def _cause(sample: Sample, threshold: float) -> Cause:
     fares_well = max(threshold, _MUCH_BETTER * sample.all.rate)
     if sample.others.drafted >= LEAST_DRAFTED and sample.others.rate > fares_well:
         return Cause.ONE_CLASS
-    if sample.all.accepted == 0 and not 0.0 <= sample.promised < _SOME:
+    if sample.all.accepted == 0 and sample.promised >= _SOME:
         return Cause.NOTHING_ACCEPTED
     if sample.sampled.drafted and sample.greedy.rate > max(threshold, _MUCH_BETTER * sample.sampled.rate):
         return Cause.SAMPLING

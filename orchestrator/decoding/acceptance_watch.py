@@ -31,8 +31,8 @@ class _Key(NamedTuple):
 @dataclass(slots=True)
 class _Seen:
     """Counts of a class, (drafted, accepted) tokens: `verified` ones, and all that were judged. `reached`, `held`:
-    drafts whose first i tokens were accepted and that had one more judged, and where that was accepted. `confident`:
-    the drafter says how sure it is."""
+    drafts whose first i tokens were accepted and that had one more judged, and where that was accepted. `promised`:
+    accepted tokens that its confidences led to expect."""
 
     verified: list[float] = field(default_factory=lambda: [0.0, 0.0])
     greedy: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -40,7 +40,6 @@ class _Seen:
     reached: list[float] = field(default_factory=lambda: [0.0] * _POSITIONS)
     held: list[float] = field(default_factory=lambda: [0.0] * _POSITIONS)
     promised: float = 0.0
-    confident: bool = False
     episode: AcceptanceWarning | None = None
 
     @property
@@ -84,7 +83,6 @@ class AcceptanceWatch:
         for confidence in draft.confidences[:judged]:
             reach *= confidence
             seen.promised += reach
-        seen.confident = seen.confident or bool(draft.confidences)
         if seen.greedy[0] + seen.sampled[0] >= RECENT:
             seen.halve()
 
@@ -115,7 +113,7 @@ class AcceptanceWatch:
     def _costly(self, seen: _Seen) -> bool:
         """Return whether verified drafts fare badly too: where they do not, a drafter that is unsure and says so is
         left alone, and costs nothing."""
-        return warning(Sample(_drafted(seen.verified)), threshold=self._threshold) is not None
+        return warning(Sample(_drafted(seen.verified), seen.promised), threshold=self._threshold) is not None
 
     def _totals(self) -> dict[str, Drafted]:
         found: dict[str, Drafted] = {}
@@ -130,7 +128,7 @@ def _sample(seen: _Seen, total: Drafted) -> Sample:
     own = seen.all
     return Sample(
         own,
-        seen.promised if seen.confident else -1.0,
+        seen.promised,
         tuple(Drafted(int(r), int(h)) for r, h in zip(seen.reached, seen.held, strict=True) if r >= 1.0),
         _drafted(seen.greedy),
         _drafted(seen.sampled),

@@ -17,7 +17,7 @@ from policies.seeds import NO_CLASS, ClassKey
 
 @dataclass(frozen=True, slots=True)
 class RecordedDraft:
-    """A draft: how many `tokens`, how sure the drafter was of each (none: it does not say), how many of the leading
+    """A draft: how many `tokens`, how sure the drafter was of each, how many of the leading
     ones the target chose too."""
 
     tokens: int = 0

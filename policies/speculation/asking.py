@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from policies import switching
-from policies.goodput import reach
 from policies.speculation.round import Place, Round
 from policies.speculation.state import Speculation, base_ms, load_of, worth_per_ms
 
@@ -20,8 +19,7 @@ def asked(state: Speculation, now: Round) -> list[int]:
         return [place.most if place.fixed else 0 for place in now.places]
     if state.step_ms <= NOTICED * base_ms(state, now):
         return [place.most for place in now.places]
-    least = least_chance(state, now)
-    return [place.most if place.fixed else _worth_asking(state, place, least) for place in now.places]
+    return [place.most if place.fixed else min(place.most, _depth_of(state, place)) for place in now.places]
 
 
 def seldom(sequences: int) -> int:
@@ -77,15 +75,8 @@ def rested(state: Speculation, now: Round, rounds: int, rows: int) -> Speculatio
     return state._replace(rounds=state.rounds + rounds, switch=switch, same=same)
 
 
-def _worth_asking(state: Speculation, place: Place, least: float) -> int:
-    """Return how many tokens to ask a drafter for to which each takes time: one that is sure of nothing does not stop
-    by itself."""
-    request = state.requests[place.key]
-    most = min(place.most, max(request.pid.depth, place.free))
-    usual = state.usual.get(request.of)
-    if usual is None:
-        return most
-    return len(reach(usual.chances(most), request.odds.factor, most, max(place.free, 1), least))
+def _depth_of(state: Speculation, place: Place) -> int:
+    return max(state.requests[place.key].pid.depth, place.free)
 
 
 def least_chance(state: Speculation, now: Round) -> float:

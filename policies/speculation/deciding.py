@@ -14,11 +14,10 @@ from policies.goodput import (
     shared_out_in_widths,
     worth_taking,
 )
-from policies.positions import Positions
 from policies.rows import filled
 from policies.speculation.asking import least_chance, rounds_of_rest
 from policies.speculation.round import Decision, Proposal, Round
-from policies.speculation.state import Request, Speculation, optimism, worth_per_ms
+from policies.speculation.state import Speculation, optimism, worth_per_ms
 
 _LOOK_EVERY = 64
 _FORCED = 1e6  # the chance of a token that is verified whatever it costs
@@ -38,7 +37,7 @@ def decided(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> De
     for place, proposal in zip(now.places, proposals, strict=True):
         key, most, known, free, fixed = place
         request = requests[key]
-        believed = proposal.confidences or _usual(state, request, proposal.tokens)
+        believed = proposal.confidences
         if fixed:
             chances, forced = [_FORCED] * min(len(believed), most), True
         else:
@@ -103,7 +102,3 @@ def _worth_drawing(
     whatever it promises: a drawn token that is not verified cannot be compared with anything."""
     look = 1 if state.rounds % _LOOK_EVERY == 0 else 0
     return reach(believed, factor, most, max(free, look), max(LEAST_CHANCE, least_chance(state, now)))
-
-
-def _usual(state: Speculation, request: Request, tokens: int) -> Sequence[float]:
-    return state.usual.get(request.of, Positions()).chances(tokens) if tokens else ()

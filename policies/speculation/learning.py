@@ -1,14 +1,12 @@
-"""What a round teaches: of requests, of what is usual, of costs, and of what speculation brings."""
+"""What a round teaches: of requests, of costs, and of what speculation brings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from policies import depth as pid
-from policies import measured_cost, odds, positions, same_rows, seeds, switching
+from policies import measured_cost, odds, same_rows, switching
 from policies.depth import Gains
-from policies.positions import Positions
-from policies.seeds import ClassKey
 from policies.speculation.asking import NOTICED, brings_little, look_every, seldom
 from policies.speculation.round import Decision, Proposal, Round, Times, Verdict, added_rows
 from policies.speculation.state import Request, Speculation, base_ms, load_of, optimism, worth_per_ms
@@ -16,7 +14,6 @@ from policies.speculation.state import Request, Speculation, base_ms, load_of, o
 USUAL_DRAFT = 4.0
 """So many judged tokens are one dt of the controller."""
 _PROMISE_KEPT = 0.5  # a set point below the configured one is this share of what the drafts promise
-_USUAL_KEPT = 0.25  # the same where the drafter says nothing, and outcomes have told what to expect
 _NEWEST_VALUE = 0.05  # weight of the newest round in the mean worth of time
 _NEWEST_DRAFT = 0.2  # the same of what drafting takes
 _BETTER, _WORSE = 0.25, 0.15  # the same of what asking brings: where drafts begin to be right, they often go on so
@@ -37,30 +34,23 @@ def observed(
     """Take in a round of these `times`; None where it did more than decode: a prefill in it would be counted as the
     cost of rows."""
     moved: dict[str, Request] = {}
-    usual = state.usual
     for index in _looked_at(state, now) if any(decision.reaches) else ():
         place, (accepted, compared), chances = now.places[index], verdicts[index], decision.reaches[index]
         if not compared or not chances or place.fixed:
             continue
         request = state.requests[place.key]
-        if not proposals[index].confidences:
-            before = usual.get(request.of, Positions())
-            judged_now = positions.judged(before, request.odds.log_factor, accepted, compared)
-            known = request.of in usual  # then nothing has to give way, which is quicker
-            usual = {**usual, request.of: judged_now} if known else seeds.remembered(usual, request.of, judged_now)
         judged = max(decision.depths[index], compared)
-        share = _PROMISE_KEPT if proposals[index].confidences else _USUAL_KEPT
-        moved[place.key] = _moved(request, state.gains, chances[:judged], accepted, compared, share)
+        moved[place.key] = _moved(request, state.gains, chances[:judged], accepted, compared)
     requests = {**state.requests, **moved} if moved else state.requests
     if times is None:
         same = state.same._replace(last=0, last_base=0, given_up=0.0)
-        return state._replace(requests=requests, usual=usual, rounds=state.rounds + 1, same=same)
+        return state._replace(requests=requests, rounds=state.rounds + 1, same=same)
     unasked = not decision.asks and state.rounds % look_every(len(now.places))
     if unasked and switching.active(state.switch):
         rows = now.base_rows + added_rows(now, decision.depths)
         same = state.same._replace(last=rows, last_base=now.base_rows, given_up=decision.given_up)
-        return state._replace(requests=requests, usual=usual, rounds=state.rounds + 1, same=same)
-    return _timed(state, now, requests, usual, decision, proposals, times, tokens_made)
+        return state._replace(requests=requests, rounds=state.rounds + 1, same=same)
+    return _timed(state, now, requests, decision, proposals, times, tokens_made)
 
 
 def _looked_at(state: Speculation, now: Round) -> range:
@@ -75,11 +65,8 @@ def _looked_at(state: Speculation, now: Round) -> range:
     return range((state.rounds + asks) % every, sequences, every)
 
 
-def _moved(
-    request: Request, gains: Gains, chances: Sequence[float], accepted: int, compared: int, share: float
-) -> Request:
-    """Let a request's controllers take in a verdict on draft tokens with these chances (all before included), of which
-    `share` is to be kept."""
+def _moved(request: Request, gains: Gains, chances: Sequence[float], accepted: int, compared: int) -> Request:
+    """Let a request's controllers take in a verdict on draft tokens with these chances (all before included)."""
     of, limits, controller, learned, evidence = request
     tokens = len(chances)
     gap = float(min(accepted, tokens))
@@ -91,7 +78,7 @@ def _moved(
         gap -= alone
         variance += alone * (1.0 - alone)
         before = chance
-    kept = share * sum(chances) / tokens
+    kept = _PROMISE_KEPT * sum(chances) / tokens
     set_point = kept if kept < gains.set_point else gains.set_point
     controller, _ = pid.stepped(controller, rate, tokens / USUAL_DRAFT, limits, gains, set_point)
     return Request(of, limits, controller, odds.judged(learned, gap, variance), evidence + tokens)
@@ -101,7 +88,6 @@ def _timed(
     state: Speculation,
     now: Round,
     requests: Mapping[str, Request],
-    usual: Mapping[ClassKey, Positions],
     decision: Decision,
     proposals: Sequence[Proposal],
     times: Times,
@@ -141,27 +127,26 @@ def _timed(
         same = same_rows.observed(same, now.base_rows, rows, decision.given_up, over_ms, expected_ms)
     else:
         same = same._replace(last=rows, last_base=now.base_rows)
-    ask_ms, draft_ms, step_ms = _drafting(state, now, decision, proposals, times)
+    ask_ms, step_ms = _drafting(state, now, decision, proposals, times)
     switch = state.switch
     if not switching.active(switch):
         switch = switching.rested(switch, spent_ms)
     elif not decision.forced and (switch.trial or times.draft_ms > NOTICED * times.forward_ms):
         switch = switching.speculated(switch, gain, spent_ms)
     return Speculation(
-        *(cost, state.gains, requests, state.seeds, state.cold, usual, switch, mean, draft_ms, step_ms),
+        *(cost, state.gains, requests, state.seeds, state.cold, switch, mean, step_ms),
         *(state.rounds + 1, same, ask_ms, brought, promised, kept),
     )
 
 
 def _drafting(
     state: Speculation, now: Round, decision: Decision, proposals: Sequence[Proposal], times: Times
-) -> tuple[float, float, float]:
-    """Return `ask_ms`, `draft_ms` and `step_ms` after a round."""
-    ask_ms, draft_ms, step_ms = state.ask_ms, state.draft_ms, state.step_ms
+) -> tuple[float, float]:
+    """Return `ask_ms` and `step_ms` after a round."""
+    ask_ms, step_ms = state.ask_ms, state.step_ms
     if decision.asks:
         ask_ms += _NEWEST_DRAFT * (times.draft_ms / decision.asks - ask_ms)
     drafted = max([proposal.tokens for proposal in proposals]) if times.draft_ms else 0
     if drafted and switching.active(state.switch):
-        draft_ms += _NEWEST_DRAFT * (times.draft_ms - draft_ms)
         step_ms += _NEWEST_DRAFT * (times.draft_ms / drafted - step_ms)
-    return ask_ms, draft_ms, step_ms
+    return ask_ms, step_ms

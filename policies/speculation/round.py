@@ -35,7 +35,7 @@ class Round(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A draft as the policies see it: how many tokens, and how sure of each the drafter is (none: it does not say).
+    """A draft as the policies see it: how many tokens, and how sure of each the drafter is.
     `drawn`: its tokens were drawn from distributions, so whether one is verified must not depend on what was drawn
     there or behind it."""
 

@@ -11,7 +11,6 @@ from policies import odds, seeds
 from policies.depth import GAINS, Gains, Limits, Pid
 from policies.measured_cost import MeasuredCost
 from policies.odds import Odds
-from policies.positions import Positions
 from policies.same_rows import SameRows
 from policies.seeds import COLD, ClassKey, Course, Seed
 from policies.speculation.round import Round
@@ -35,8 +34,8 @@ class Request(NamedTuple):
 
 class Speculation(NamedTuple):
     """All that is known. `cold`: what is taken to be usual in a class of which nothing is. `gain`: tokens that a round
-    makes to those of plain decoding in the same time, on the average: the worth of time. `draft_ms`, `step_ms`: what
-    drafting takes in a round, and each token of its longest draft. `ask_ms`: what drafting takes for each sequence that
+    makes to those of plain decoding in the same time, on the average: the worth of time. `step_ms`: what
+    drafting takes for each token of a round's longest draft. `ask_ms`: what drafting takes for each sequence that
     is asked, `brought[load_of(n)]`: tokens that this brings for each of n, less those that decoding makes in the time
     that their rows add. `promised`, `kept`: tokens of late that verified drafts promised, and that were accepted."""
 
@@ -45,10 +44,8 @@ class Speculation(NamedTuple):
     requests: Mapping[str, Request] = MappingProxyType({})
     seeds: Mapping[ClassKey, Seed] = MappingProxyType({})
     cold: Seed = COLD
-    usual: Mapping[ClassKey, Positions] = MappingProxyType({})
     switch: Switch = ON  # of drafters that take time
     gain: float = 1.0
-    draft_ms: float = 0.0
     step_ms: float = 0.0
     rounds: int = 0
     same: SameRows = SameRows()

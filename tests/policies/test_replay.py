@@ -25,7 +25,7 @@ SEEDS = st.integers(0, 2**32)
 FEW = settings(max_examples=6)
 
 
-def recorded(key, seed, chance_at, *, confidence=None, tokens=TOKENS):
+def recorded(key, seed, chance_at, *, confidence=0.5, tokens=TOKENS):
     """A request whose drafts' tokens are right with the chance of their place in the output."""
     draw = random.Random(f"{seed}-{key}")
     drafts = []
@@ -33,7 +33,7 @@ def recorded(key, seed, chance_at, *, confidence=None, tokens=TOKENS):
         right = 0
         while right < MOST and draw.random() < chance_at(place + right):
             right += 1
-        drafts.append(RecordedDraft(MOST, (confidence,) * MOST if confidence else (), right))
+        drafts.append(RecordedDraft(MOST, (confidence,) * MOST, right))
     return RecordedRequest(key, tuple(drafts), prompt_tokens=100)
 
 
@@ -82,7 +82,7 @@ def adaptive():
 @given(
     SEEDS,
     st.sampled_from([good, bad, alternating]),
-    st.sampled_from([None, 0.6, 0.95]),
+    st.sampled_from([0.2, 0.6, 0.95]),
     st.sampled_from([1, 2, 4, 8, 16]),
     st.sampled_from([Costs(FIT), Costs(FIT, paid_rows=2), Costs(FIT, 0.3, 0.2)]),
 )
@@ -154,7 +154,7 @@ def evenly(chances):
                 break
             credit -= 1.0
             right += 1
-        drafts.append(RecordedDraft(MOST, (), right))
+        drafts.append(RecordedDraft(MOST, (0.5,) * MOST, right))
     return RecordedRequest("0", tuple(drafts))
 
 

@@ -56,7 +56,7 @@ def test_what_a_scope_leaves_open_is_taken_from_the_next():
 @given(st.integers(0, 5000), st.data())
 def test_there_is_no_warning_without_evidence(drafted, data):
     accepted = data.draw(st.integers(0, drafted))
-    due = warning(Sample(Drafted(drafted, accepted)))
+    due = warning(Sample(Drafted(drafted, accepted), 50.0))
     if drafted < LEAST_DRAFTED or accepted / drafted >= THRESHOLD:
         assert due is None
     if due is not None:
@@ -77,13 +77,13 @@ def test_more_evidence_narrows_the_interval(drafted, data):
     ("sample", "cause"),
     [
         (Sample(Drafted(1000, 0), 400.0), Cause.NOTHING_ACCEPTED),
-        (Sample(Drafted(1000, 60), greedy=Drafted(50, 20), sampled=Drafted(950, 40)), Cause.SAMPLING),
-        (Sample(Drafted(1000, 60), others=Drafted(1000, 500)), Cause.ONE_CLASS),
-        (Sample(Drafted(1000, 0), others=Drafted(1000, 500)), Cause.ONE_CLASS),
-        (Sample(Drafted(1000, 0)), Cause.NOTHING_ACCEPTED),
+        (Sample(Drafted(1000, 60), 70.0, greedy=Drafted(50, 20), sampled=Drafted(950, 40)), Cause.SAMPLING),
+        (Sample(Drafted(1000, 60), 70.0, others=Drafted(1000, 500)), Cause.ONE_CLASS),
+        (Sample(Drafted(1000, 0), 400.0, others=Drafted(1000, 500)), Cause.ONE_CLASS),
+        (Sample(Drafted(1000, 0), 400.0), Cause.NOTHING_ACCEPTED),
         (Sample(Drafted(300, 0), promised=2.0), Cause.HARD_TEXT),
-        (Sample(Drafted(1000, 0), others=Drafted(1000, 100)), Cause.NOTHING_ACCEPTED),
-        (Sample(Drafted(1000, 60), positions=(Drafted(200, 50), Drafted(50, 3))), Cause.TOO_DEEP),
+        (Sample(Drafted(1000, 0), 400.0, others=Drafted(1000, 100)), Cause.NOTHING_ACCEPTED),
+        (Sample(Drafted(1000, 60), 70.0, positions=(Drafted(200, 50), Drafted(50, 3))), Cause.TOO_DEEP),
         (Sample(Drafted(1000, 10), 90.0, positions=(Drafted(200, 10), Drafted(10, 0))), Cause.OVERCONFIDENT),
         (Sample(Drafted(1000, 60), promised=500.0), Cause.OVERCONFIDENT),
         (Sample(Drafted(1000, 60), promised=70.0), Cause.HARD_TEXT),

@@ -1,6 +1,7 @@
 """Acceptance that steps up, on the costs of this machine: how fast depth follows, and whether it swings where it stays.
 
-Drafts are right as often as they are to be, in every few places.
+Drafts are right as often as they are to be, in every few places. Their drafter is as sure of
+each token, which is calibrated as in a chain of drafters: all that is learned is learned from verdicts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from statistics import mean
 
 from device_profiles.cost import StepCost
 from policies.adaptive import Adaptive
+from policies.calibration import Calibration, compared
+from policies.calibration import chance as calibrated
 from policies.depth_policy import Done
 from policies.goodput import cap, curve
 from policies.measured_cost import measured
@@ -22,6 +25,7 @@ from policies.speculation import Round
 
 LOW, HIGH = 0.1, 0.9
 _SPREAD = 20
+_CONFIDENCE = 0.5
 BEFORE, AFTER = 120, 1200
 """Output tokens at either acceptance."""
 
@@ -71,15 +75,18 @@ def recovery(costs: Costs, known: StepCost, most: int) -> Recovery:
 
 
 def evenly(chances: Sequence[float], most: int) -> RecordedRequest:
-    """Return a request whose drafts are right as often as the chances of their places say, and say nothing of it.
+    """Return a request whose drafts are right as often as the chances of their places say.
 
     A draft has k right tokens or more with chance^k: quantiles of that, each once in _SPREAD places, in an order
     that is drawn anew for the next ones. In a regular order a depth may come by the same ones over and over."""
     draws = random.Random(_SPREAD)  # noqa: S311  # an order, not a secret
     drafts, shares = [], []  # type: list[RecordedDraft], list[float]
+    known = Calibration()
     for chance in chances:
         if not shares:
             shares = [(place + 0.5) / _SPREAD for place in range(_SPREAD)]
             draws.shuffle(shares)
-        drafts.append(RecordedDraft(most, (), min(most, int(log(shares.pop()) / log(chance)))))
+        right = min(most, int(log(shares.pop()) / log(chance)))
+        drafts.append(RecordedDraft(most, (calibrated(known, _CONFIDENCE),) * most, right))
+        known = compared(known, [1] * most, [_CONFIDENCE] * most, [1] * right + [0])
     return RecordedRequest("even", tuple(drafts))
