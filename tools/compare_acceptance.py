@@ -42,7 +42,7 @@ from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.config.load import load_config
 from orchestrator.drafting.model import ModelDrafter
-from policies.acceptance import Acceptance, distribution
+from policies.sampling import Acceptance, distribution
 
 RULES: tuple[Acceptance, ...] = ("coupled", "rejection", "tolerance")
 WIDTHS = (8, 16, 32, 64, 128, 256, 1 << 30)

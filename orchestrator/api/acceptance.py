@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.errors import RequestError
-from policies.acceptance import Acceptance
+from policies.sampling import Acceptance
 
 HEADER = "X-Outrider-Acceptance"
 

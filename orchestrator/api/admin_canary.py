@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from orchestrator.control.port import TrialView
 from orchestrator.control.trial import Trial
 from orchestrator.errors import RequestError
-from policies.canary import Figures, Interval, Moments
+from policies.serving.canary import Figures, Interval, Moments
 
 
 def install(app: FastAPI, trial: Trial | None) -> None:

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from policies.acceptance import Rule
-from policies.wishes import Scope
+from policies.sampling import Rule
+from policies.serving.overrides import Scope
 
 
 class Answered(BaseModel):

@@ -37,7 +37,7 @@ from orchestrator.cluster.port import Submit
 from orchestrator.control.port import Control
 from orchestrator.control.trial import Trial
 from orchestrator.errors import RequestError
-from policies.slo import NO_OBJECTIVES, Objectives
+from policies.serving.slo import NO_OBJECTIVES, Objectives
 
 _Body = TypeVar("_Body", CompletionRequest, ChatRequest)
 

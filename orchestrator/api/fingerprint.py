@@ -6,7 +6,7 @@ import hashlib
 from importlib.metadata import version
 
 from orchestrator.cluster.port import Ready
-from policies.acceptance import Rule
+from policies.sampling import Rule
 
 
 def system_fingerprint(ready: Ready | None, rule: Rule = "coupled") -> str | None:

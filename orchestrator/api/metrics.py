@@ -18,7 +18,7 @@ from orchestrator.api.worker_series import TOKEN_COUNTS, RoundSeries, WorkerSeri
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Round
 from orchestrator.control.port import Control, ReplicaView, TrialView
-from policies.slo import NO_OBJECTIVES, Objectives
+from policies.serving.slo import NO_OBJECTIVES, Objectives
 
 
 class _Requests:

@@ -16,7 +16,7 @@ from orchestrator.api.logprobs import ScoredToken
 from orchestrator.api.speculation import headers_of, told
 from orchestrator.api.streaming import Answer, Piece
 from orchestrator.api.tool_stream import whole_calls
-from policies.acceptance import Rule
+from policies.sampling import Rule
 
 Kind = Literal["chat", "completion"]
 RenderLogprobs = Callable[[Sequence[ScoredToken]], dict[str, Any]]

@@ -13,7 +13,7 @@ from orchestrator.api.measured import Recent
 from orchestrator.api.series import Engine, Registered
 from orchestrator.clock import Clock
 from orchestrator.control.port import ReplicaView
-from policies.slo import Lever, Objective, Objectives
+from policies.serving.slo import Lever, Objective, Objectives
 
 WINDOW_S = 30.0
 """The time that the goodput and the latencies look back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.api.wire import SpeculativeConfig
-from policies.wishes import Effective, Scope, Wish
+from policies.serving.overrides import Effective, Scope, Wish
 
 HEADER = "X-Outrider-Speculation"
 

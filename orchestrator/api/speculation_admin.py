@@ -14,7 +14,7 @@ from orchestrator.api.wire import MAX_USER_TAG, Body, SpeculativeConfig
 from orchestrator.control.port import AdminControl, StateView
 from orchestrator.control.trial import Trial
 from orchestrator.control.wishes import Wished, said
-from policies.wishes import Scope
+from policies.serving.overrides import Scope
 
 
 class WishedConfig(SpeculativeConfig):

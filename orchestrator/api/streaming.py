@@ -14,7 +14,7 @@ from orchestrator.api.logprobs import Echo, ScoredToken
 from orchestrator.api.port import StreamDecoder
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import DEADLINE, Delta, RequestStats, TokenScore
-from policies.wishes import Effective
+from policies.serving.overrides import Effective
 
 
 class TextAssembler:

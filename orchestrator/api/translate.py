@@ -18,7 +18,7 @@ from orchestrator.api.tool_wire import Tool, told
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message
 from orchestrator.cluster.port import Grammar, Sampling, Submit
 from orchestrator.errors import RequestError
-from policies.wishes import Scope
+from policies.serving.overrides import Scope
 
 _MASK64 = (1 << 64) - 1
 MakeSeed = Callable[[], int]

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.api.tool_wire import MAX_TOOLS, NamedChoice, Tool, ToolCall, ToolChoice
-from policies.acceptance import Acceptance
-from policies.penalties import LEAST_REPETITION
+from policies.sampling import Acceptance
+from policies.sampling.penalties import LEAST_REPETITION
 
 MAX_STOPS = 16
 MAX_CHOICES = 16

@@ -14,7 +14,7 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.control.port import Control
 from orchestrator.control.trial import Terms, Trial
 from orchestrator.control.trial_file import TrialFile
-from policies.canary import Rule
+from policies.serving.canary import Rule
 
 _NAME_BYTES = 8
 

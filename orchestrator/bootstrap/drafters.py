@@ -25,8 +25,8 @@ from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.suffix import SuffixDrafter
-from policies.canary import Arm
-from policies.vocabulary import Match
+from policies.models.vocabulary import Match
+from policies.serving.canary import Arm
 
 
 class Remotes:

@@ -27,11 +27,11 @@ from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.lanes import LaneDrafter
 from orchestrator.drafting.port import Drafter
 from orchestrator.measuring.quick import quick_cost
-from policies.adaptive import Adaptive
-from policies.canary import Arm
-from policies.depth_policy import DepthPolicy
-from policies.measured_cost import TYPICAL, measured
-from policies.seeds import Seed
+from policies.serving.canary import Arm
+from policies.speculation.adaptive import Adaptive
+from policies.speculation.class_prior import Seed
+from policies.speculation.cost_model import TYPICAL, measured
+from policies.speculation.policy import DepthPolicy
 
 Emit = Callable[[Event], None]
 

@@ -13,7 +13,7 @@ from adapters.decoder.spec import Grouped
 from adapters.model_source import ModelSource
 from device_profiles.memory import MemoryPlan, ModelShape, plan_memory
 from device_profiles.profile import FAST
-from policies.quantization import AS_FILE, PrecisionChoice
+from policies.models.quantization import AS_FILE, PrecisionChoice
 
 
 def announced(

@@ -22,7 +22,7 @@ from orchestrator.bootstrap.numerical_classes import ClassQuestion, load_in_clas
 from orchestrator.bootstrap.options import EngineOptions, ModelOptions
 from orchestrator.bootstrap.precision import choose
 from orchestrator.planning.digests import simulated_digest, simulated_script
-from policies.quantization import PrecisionChoice
+from policies.models.quantization import PrecisionChoice
 
 SIMULATED_PREFIX = "simulated:toy"
 

@@ -19,9 +19,9 @@ from orchestrator.config.slo import SloSection
 from orchestrator.config.source_text import Place, dotted
 from orchestrator.config.speculation import Speculation
 from orchestrator.config.target import Placement, Target
-from policies.acceptance import ToleranceGoal
-from policies.seeds import COLD_DEPTH
-from policies.slo import NO_OBJECTIVES, Objective, Objectives
+from policies.sampling import ToleranceGoal
+from policies.serving.slo import NO_OBJECTIVES, Objective, Objectives
+from policies.speculation.class_prior import COLD_DEPTH
 
 ENGINE_ENTRY = "orchestrator.bootstrap.engine:build_engine"
 DRAFT_ENTRY = "orchestrator.bootstrap.draft_worker:build_draft_engine"

@@ -26,7 +26,7 @@ from orchestrator.planning.applied import allowed, applied, whole_targets
 from orchestrator.planning.basis import profiles_behind
 from orchestrator.planning.correction import Corrections, Key, corrected
 from orchestrator.planning.proposal import PlanError, Proposal, asked_by_config, proposal, propose_here
-from policies.seeds import COLD_DEPTH
+from policies.speculation.class_prior import COLD_DEPTH
 
 OnProgress = Callable[[str, float], None]
 

@@ -15,7 +15,7 @@ from adapters.quality import read_quality
 from adapters.variant import Variant
 from device_profiles.profile import FAST, DeviceProfile
 from orchestrator.bootstrap.options import ModelOptions
-from policies.quantization import (
+from policies.models.quantization import (
     AS_FILE,
     Measured,
     ModelSizes,

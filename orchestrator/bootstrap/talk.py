@@ -22,8 +22,8 @@ from orchestrator.measuring.known_text import Hours, KnownText
 from orchestrator.measuring.rounds import Decoding, RoundSample, at_pace, fit_rounds, in_turns
 from orchestrator.measuring.texts import CATEGORIES, TEXTS
 from orchestrator.measuring.watched import WatchedModel
-from policies.adaptive import Adaptive
-from policies.measured_cost import measured
+from policies.speculation.adaptive import Adaptive
+from policies.speculation.cost_model import measured
 
 OUTPUT_TOKENS = 96
 _TOGETHER = 8  # sequences that say the texts

@@ -17,7 +17,7 @@ from orchestrator.bootstrap.options import ModelDraftOptions, ModelOptions
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.retoken import Bridge
 from orchestrator.drafting.translate import TranslatingDrafter
-from policies.vocabulary import Match, compare, refusal
+from policies.models.vocabulary import Match, compare, refusal
 
 
 @dataclass(frozen=True, slots=True)

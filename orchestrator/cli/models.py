@@ -64,7 +64,7 @@ def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
     from orchestrator.bootstrap import engine_options
     from orchestrator.cli.bench_prompts import BenchError
     from orchestrator.config.load import default_config_path, load_config
-    from policies.quantization import AS_FILE
+    from policies.models.quantization import AS_FILE
 
     path = config or default_config_path()
     options = engine_options(load_config(path), path.resolve().parent)

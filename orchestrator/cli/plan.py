@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:  # loaded where a plan is made
     from orchestrator.config.model import ClusterConfig
     from orchestrator.planning.proposal import Proposal
-    from policies.plan import Plan
+    from policies.planning.plan import Plan
 
 app = typer.Typer(help="Plan where target and drafts run, without loading anything.")
 
@@ -66,7 +66,7 @@ def diff(
     from dataclasses import asdict
 
     from orchestrator.cli.plan_table import print_diff
-    from policies.plan import diff as differences
+    from policies.planning.plan import diff as differences
 
     plans = [_named(name, config, cluster, profiles) for name in (before, after)]
     found = differences(*plans)
@@ -110,7 +110,7 @@ def _named(name: str, config: Path | None, cluster: Path | None, profiles: Path 
     import msgspec
 
     from orchestrator.planning.proposal import PlanError
-    from policies.plan import Plan
+    from policies.planning.plan import Plan
 
     if name == PROPOSED:
         return propose(config, cluster, profiles).plan

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from orchestrator.planning.proposal import Proposal
-    from policies.plan import Plan, PlanDiff, Prediction, Replica, Shard
+    from policies.planning.plan import Plan, PlanDiff, Prediction, Replica, Shard
 
 _MOST_REJECTED = 40
 

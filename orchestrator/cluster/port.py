@@ -12,10 +12,10 @@ from typing import Any, Literal
 import msgspec
 
 from orchestrator.cluster.draft_messages import AttachDraft, Door, DrafterState, DraftLink, DraftReady
-from policies.acceptance import Sampling as Sampling
-from policies.logprobs import TokenScore as TokenScore
-from policies.low_acceptance import Cause
-from policies.wishes import Effective
+from policies.sampling import Sampling as Sampling
+from policies.sampling.logprobs import TokenScore as TokenScore
+from policies.serving.acceptance_alarm import Cause
+from policies.serving.overrides import Effective
 
 DEADLINE = "deadline"
 
@@ -203,7 +203,7 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
 class AcceptanceWarning(msgspec.Struct, frozen=True):
     """A drafter's drafts are accepted too seldom in one class of requests (`route`, and the `user` tag where they have
     one). `rate`: accepted / drafted tokens, of the last `drafted`; `upper`: the upper end of its 95 % interval when it
-    was below the `threshold` last. `cause`: the likely one, of policies.low_acceptance."""
+    was below the `threshold` last. `cause`: the likely one, of policies.serving.acceptance_alarm."""
 
     drafter: str
     route: str
@@ -217,8 +217,8 @@ class AcceptanceWarning(msgspec.Struct, frozen=True):
 
 class SloState(msgspec.Struct, frozen=True):
     """What the decode loop's requests of late had at the percentiles of their objectives (None: too few, or no such
-    objective), and what is moved for that (policies.slo): `row_price` of a draft's row, `prefill_share` of the usual
-    bound of prefills, `max_running` from now on. `levers` name what gives way or gains; `why` is one line."""
+    objective), and what is moved for that (policies.serving.slo): `row_price` of a draft's row, `prefill_share` of the
+    usual bound of prefills, `max_running` from now on. `levers` name what gives way or gains; `why` is one line."""
 
     ttft_ms: float | None
     tpot_ms: float | None

@@ -20,7 +20,7 @@ from orchestrator.config.source_text import Lines, Place, dotted, parse_text, re
 from orchestrator.config.target import AUTO
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
-from policies.vocabulary import Match, compare, refusal
+from policies.models.vocabulary import Match, compare, refusal
 
 SIMULATED_PREFIX = "simulated:"
 _USUAL_PLACES = (Path("cluster.yaml"), Path("/etc/outrider/cluster.yaml"))

@@ -8,7 +8,7 @@ from orchestrator.control.port import ReplicaView, StateView
 from orchestrator.control.state import FAILED, effective_places
 from orchestrator.control.streams import MAX_RETRY_AFTER_S, Streams
 from orchestrator.errors import RequestError
-from policies.slo import ANY, Objective, retry_s
+from policies.serving.slo import ANY, Objective, retry_s
 
 _RETRY_AFTER_S = {"starting": 5, "draining": 10, "failed": 60}
 

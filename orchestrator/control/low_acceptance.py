@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from orchestrator.cluster.port import AcceptanceWarning, Gauges
 from orchestrator.telemetry import get_logger
-from policies.low_acceptance import Cause
+from policies.serving.acceptance_alarm import Cause
 
 ADVICE: Mapping[Cause, str] = MappingProxyType(
     {

@@ -17,10 +17,10 @@ from orchestrator.control.port import PlanView
 from orchestrator.errors import OutriderError
 from orchestrator.planning.correction import Corrections, Key, key_of, scaled
 from orchestrator.planning.proposal import PlanError, Proposal
-from policies import drift
-from policies.drift import Drift
-from policies.parts import Part, context_tokens
-from policies.plan import Option, Role, diff
+from policies.planning.plan import Option, Role, diff
+from policies.planning.shard_cost import Part, context_tokens
+from policies.serving import drift
+from policies.serving.drift import Drift
 
 _NEWEST = 0.05  # weight of the newest round in the measured tokens per second
 

@@ -9,8 +9,8 @@ from typing import Protocol
 from orchestrator.cluster.draft_messages import DraftReady
 from orchestrator.cluster.port import Delta, Gauges, Ready, Submit
 from orchestrator.control.wishes import NO_WISHES, Standing
-from policies.canary import Figures, Interval, Rule
-from policies.wishes import Bounds, Wish
+from policies.serving.canary import Figures, Interval, Rule
+from policies.serving.overrides import Bounds, Wish
 
 
 @dataclass(frozen=True, slots=True)

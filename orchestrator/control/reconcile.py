@@ -34,8 +34,8 @@ from orchestrator.control.streams import Streams
 from orchestrator.control.telling import tell_changes
 from orchestrator.control.wishes import Wishes, bounds_of
 from orchestrator.errors import RequestError, WorkerError
-from policies.canary import Arm
-from policies.wishes import Wish
+from policies.serving.canary import Arm
+from policies.serving.overrides import Wish
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

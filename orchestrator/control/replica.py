@@ -11,7 +11,7 @@ from orchestrator.cluster.port import Command, Event, Failed, Ready, Round
 from orchestrator.control.affinity import SeenPrefixes
 from orchestrator.control.keeping import Keeper, Upkeep
 from orchestrator.control.state import FAILED, TargetState
-from policies.replica_pace import ReplicaPace, ran
+from policies.serving.replica_load import ReplicaPace, ran
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from orchestrator.control.replica import Replica
 from orchestrator.control.state import FAILED, effective_places, kind_of
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.control.wishes import bounds_of, resolved
-from policies.replica_pace import predicted_prefill_ms, predicted_tpot_ms
-from policies.routing import ReplicaState, Route, RoutedRequest, RoutingWeights, route
+from policies.serving.replica_load import predicted_prefill_ms, predicted_tpot_ms
+from policies.serving.routing import ReplicaState, Route, RoutedRequest, RoutingWeights, route
 
 LOSSES_ARE_KNOWN_S = 2.0
 """So long after a loss, any other replica that died with it has been reported."""

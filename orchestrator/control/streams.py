@@ -23,8 +23,8 @@ from device_profiles.units import MS_PER_S
 from orchestrator.cluster.port import Delta, RequestStats, Submit
 from orchestrator.control.wishes import NO_WISHES, Standing
 from orchestrator.errors import RequestError
-from policies.slo import expected_ttft_ms
-from policies.wishes import Effective
+from policies.serving.overrides import Effective
+from policies.serving.slo import expected_ttft_ms
 
 STRIKES_OUT = 2
 _REMEMBERED_ENDS = 8

@@ -18,7 +18,7 @@ from orchestrator.cluster.port import Submit
 from orchestrator.control.port import PROMOTED, ROLLED_BACK, TRIAL, Control, StateView, TrialDecision, TrialView
 from orchestrator.control.state import FAILED, STARTING
 from orchestrator.control.trial_file import TrialFile, TrialState
-from policies.canary import Arm, Figures, Interval, Move, Rule, arm_of, decided, difference, looks, served
+from policies.serving.canary import Arm, Figures, Interval, Move, Rule, arm_of, decided, difference, looks, served
 
 _SAVED_EVERY_S = 5.0
 _PHASES = {Move.PROMOTE: PROMOTED, Move.ROLL_BACK: ROLLED_BACK, Move.GO_ON: TRIAL}

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.control.port import TRIAL, TrialDecision
-from policies.canary import Figures
+from policies.serving.canary import Figures
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from orchestrator.clock import Clock
 from orchestrator.cluster.port import Ready, Submit
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger
-from policies.canary import Arm
-from policies.wishes import Bounds, Effective, Scope, Wish, effective
+from policies.serving.canary import Arm
+from policies.serving.overrides import Bounds, Effective, Scope, Wish, effective
 
 MAX_SESSIONS = 1024
 

@@ -3,8 +3,8 @@
 Drafts that were not verified count as far as they could be compared with what the target chose without them: else
 nobody would hear of a drafter that is always wrong, for the guard soon leaves its drafts alone.
 
-An episode begins where a warning is due (policies.low_acceptance), and ends where the rate is at the threshold again.
-What is old counts less: where a class has RECENT drafted tokens, all its counts are halved.
+An episode begins where a warning is due (policies.serving.acceptance_alarm), and ends where the rate is at the
+threshold again. What is old counts less: where a class has RECENT drafted tokens, all its counts are halved.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from orchestrator.cluster.port import AcceptanceWarning, Submit
 from orchestrator.drafting.port import Draft
-from policies.low_acceptance import Cause, Drafted, Sample, warning
+from policies.serving.acceptance_alarm import Cause, Drafted, Sample, warning
 
 RECENT = 2000.0
 _MOST_CLASSES = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 from adapters.contract import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.cluster.port import Submit
-from policies.penalties import LEAST_REPETITION
+from policies.sampling.penalties import LEAST_REPETITION
 
 
 def problem_with(request: Submit, target: LoadedModel) -> str:

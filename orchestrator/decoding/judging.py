@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from adapters.contract import GrammarFailed
 from orchestrator.decoding.session import Session
-from policies.acceptance import (
+from policies.sampling import (
     Row,
     Sampling,
     ToleranceGoal,
@@ -14,7 +14,7 @@ from policies.acceptance import (
     Verdict,
     calibrated,
     coupled_verdicts,
-    verdict,
+    verify_draft,
 )
 
 
@@ -26,7 +26,7 @@ class Judging:
         self._learned = {"greedy": ToleranceState(), "sampled": ToleranceState()}
 
     def verdicts(self, asked: Sequence[tuple[Session, Row]]) -> list[Verdict | GrammarFailed]:
-        """Judge sessions' drafts by their rows (see policies.acceptance.verdict), each by itself: why it could not be
+        """Judge sessions' drafts by their rows (see policies.sampling.verify), each by itself: why it could not be
         done, where a grammar failed. Raises NotFinite."""
         found = [None if _side_by_side(session) else self._verdict(session, rows) for session, rows in asked]
         others = coupled_verdicts(
@@ -45,7 +45,7 @@ class Judging:
         if delta is not None and session.draft.tokens:
             session.tolerance_delta = delta
         try:
-            found = verdict(
+            found = verify_draft(
                 rows,
                 session.draft.tokens,
                 sampling,

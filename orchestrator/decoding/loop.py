@@ -21,10 +21,10 @@ from orchestrator.decoding.schedule import Schedule
 from orchestrator.decoding.session import NO_SLOT, Session
 from orchestrator.decoding.tally import ByDrafter, Tally
 from orchestrator.drafting.port import Drafter
-from policies.acceptance import NotFinite, Row, ToleranceGoal, Verdict
-from policies.depth_policy import DepthPolicy
-from policies.low_acceptance import THRESHOLD
-from policies.slo import NO_OBJECTIVES, Objectives
+from policies.sampling import NotFinite, Row, ToleranceGoal, Verdict
+from policies.serving.acceptance_alarm import THRESHOLD
+from policies.serving.slo import NO_OBJECTIVES, Objectives
+from policies.speculation.policy import DepthPolicy
 
 
 class DecodeLoop:

@@ -13,10 +13,10 @@ from orchestrator.decoding.acceptance_watch import AcceptanceWatch
 from orchestrator.decoding.batch import Part, paid, rows_of
 from orchestrator.decoding.session import Session
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
-from policies.depth_policy import Asked, DepthPolicy, Done
-from policies.gain import RoundCost
-from policies.seeds import ClassKey
 from policies.speculation import Place, Proposal, Round, Times, Verdict
+from policies.speculation.break_even import RoundCost
+from policies.speculation.class_prior import ClassKey
+from policies.speculation.policy import Asked, DepthPolicy, Done
 
 _LOOK_EVERY = 16  # rounds, for drafters that came or came back
 

@@ -13,8 +13,8 @@ from adapters.contract import GrammarFailed
 from orchestrator.cluster.port import Submit
 from orchestrator.decoding.grammar import Grammars, GrammarState, fitted
 from orchestrator.drafting.port import Draft
-from policies.acceptance import Row
-from policies.penalties import Penalties, without
+from policies.sampling import Row
+from policies.sampling.penalties import Penalties, without
 
 
 class Rules:
@@ -53,7 +53,7 @@ class Rules:
         return self._grammar is not None and self._grammar.ended
 
     def shape(self, row: Row, taken: Sequence[int]) -> Row | None:
-        """Implements policies.acceptance.Shape, for rows in order. Raises GrammarFailed."""
+        """Implements policies.sampling.Shape, for rows in order. Raises GrammarFailed."""
         self._follow(taken[self._ahead :])
         self._ahead = len(taken)
         if self.ended:

@@ -15,12 +15,12 @@ from orchestrator.decoding.prefixes import Prefixes
 from orchestrator.decoding.service_levels import ServiceLevels
 from orchestrator.decoding.session import NO_SLOT, Session
 from orchestrator.drafting.port import NOTHING
-from policies import measured_cost
-from policies.admission import admitted, victims
-from policies.gain import RoundCost, seen
-from policies.measured_cost import TYPICAL, measured
-from policies.prefill import PrefillCost, observed, rows_within
-from policies.slo import LEAST_GROUP, NO_OBJECTIVES, Objectives, group_size, rows_that_fit
+from policies.serving.admission import admitted, victims
+from policies.serving.prefill_budget import PrefillCost, observed, rows_within
+from policies.serving.slo import LEAST_GROUP, NO_OBJECTIVES, Objectives, group_size, rows_that_fit
+from policies.speculation import cost_model
+from policies.speculation.break_even import RoundCost, seen
+from policies.speculation.cost_model import TYPICAL, measured
 
 _LEAST_PREFILL_ROWS = 16
 
@@ -234,7 +234,7 @@ class Schedule:
         if self.levels.follows and decodes and forward_ms > 0.0:
             _, sequences, context_tokens = self._size(parts)
             rows = rows_of(parts, self._target.capabilities.paid_rows)
-            self._steps = measured_cost.observed(
+            self._steps = cost_model.observed(
                 self._steps, forward_ms, rows=rows, sequences=sequences, context_tokens=context_tokens
             )
         self._last_ms = forward_ms if decodes else 0.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.cluster.port import Submit
-from policies.acceptance import Row
-from policies.logprobs import TokenScore, score
+from policies.sampling import Row
+from policies.sampling.logprobs import TokenScore, score
 
 
 class Scores:

@@ -1,4 +1,4 @@
-"""What requests of late had, beside what they are to have, and what is moved for it (policies.slo)."""
+"""What requests of late had, beside what they are to have, and what is moved for it (policies.serving.slo)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import SloState
 from orchestrator.decoding.session import Session
-from policies.slo import Objective, Objectives, Seen, at_rest, moved, round_bound_ms
+from policies.serving.slo import Objective, Objectives, Seen, at_rest, moved, round_bound_ms
 
 WINDOW_S = 30.0
 """What is older is forgotten."""

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from adapters.contract import CapacityError, LoadedModel, Segment
-from policies.acceptance import Row, Sampling
-from policies.penalties import Penalties
-from policies.prefill import PrefillCost, observed, rows_within
+from policies.sampling import Row, Sampling
+from policies.sampling.penalties import Penalties
+from policies.serving.prefill_budget import PrefillCost, observed, rows_within
 
 NO_SLOT = -1
 _LEAST_ROWS = 32

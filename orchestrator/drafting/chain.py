@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
-from policies.acceptance import Sampling
-from policies.calibration import Calibration, chance, compared
-from policies.chain import OPTIMISM_TOKENS, asks_on, expected_tokens, usual_after
+from policies.sampling import Sampling
+from policies.speculation.calibration import Calibration, chance, compared
+from policies.speculation.draft_chain import OPTIMISM_TOKENS, asks_on, expected_tokens, usual_after
 
 
 @dataclass(slots=True)
 class _Standing:
-    """What is known of one drafter, for one kind of text (greedy or sampled). `usual` and `passed`: see policies.chain.
-    `proposed` are its last drafts, by sequence, as it gave them."""
+    """What is known of one drafter, for one kind of text (greedy or sampled). `usual` and `passed`: see
+    policies.speculation.draft_chain. `proposed` are its last drafts, by sequence, as it gave them."""
 
     calibration: Calibration = field(default_factory=Calibration)
     usual: float = OPTIMISM_TOKENS

@@ -1,4 +1,4 @@
-"""Asks a draft model only where it pays: `policies/worth`, fed with what drafts took and brought.
+"""Asks a draft model only where it pays: `policies/speculation/gate`, fed with what drafts took and brought.
 
 What is learned belongs to the drafter and not to a request, so a new request does not pay for it again; greedy, coupled
 and drawn drafts are judged apart. What counts is what drafts bring beyond those of cheaper drafters, and what they add
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.drafting.cache import Known
 from orchestrator.drafting.port import Ask, Draft
-from policies.acceptance import Rule
-from policies.gain import mean
-from policies.goodput import reach
-from policies.worth import FIRST_ROUNDS, TRIAL_ROUNDS, Price, Worth, decided, reads, settled
+from policies.sampling import Rule
+from policies.speculation.allocation import reach
+from policies.speculation.break_even import mean
+from policies.speculation.gate import FIRST_ROUNDS, TRIAL_ROUNDS, Price, Worth, decided, reads, settled
 
 _USUAL_TOKENS = 128.0
 """The length of an output, until some ended."""

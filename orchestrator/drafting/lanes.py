@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
-from policies.acceptance import Sampling
+from policies.sampling import Sampling
 
 
 class LaneDrafter:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.drafting.cache import common
 from orchestrator.drafting.port import NOTHING, Draft
-from policies.acceptance import Sampling
+from policies.sampling import Sampling
 
 
 @dataclass(slots=True, eq=False)

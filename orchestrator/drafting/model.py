@@ -30,10 +30,10 @@ from orchestrator.drafting.guard import Guard
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.outputs import Outputs
 from orchestrator.drafting.port import NOTHING, Ask, Draft
-from policies.acceptance import NotFinite, Proposal, Row, Rule, Sampling, choose, propose
-from policies.calibration import Calibration, chance, compared
-from policies.gain import token_price
-from policies.penalties import Penalties
+from policies.sampling import NotFinite, Proposal, Row, Rule, Sampling, choose, propose
+from policies.sampling.penalties import Penalties
+from policies.speculation.break_even import token_price
+from policies.speculation.calibration import Calibration, chance, compared
 
 _NEWEST_STEP = 0.1  # weight of the newest step in their mean time
 _MEASURED_ROWS = 128
@@ -254,7 +254,9 @@ class ModelDrafter:
         if sampling.draws_drafts:
             token, proposal = propose(row, sampling, behind + len(one.tokens), behind)
             one.proposals.append(proposal)
-            self._append(one, token, proposal.peak)  # of the row, not of the token: see policies/acceptance/proposal
+            self._append(
+                one, token, proposal.peak
+            )  # of the row, not of the token: see policies/sampling/draft_distribution
             return
         chosen = choose(row, sampling, behind + len(one.tokens))
         token = self._outputs.token(chosen) if by_column else chosen

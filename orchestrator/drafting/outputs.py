@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from device_profiles.workload import ModelSpec
-from policies.acceptance import Row
+from policies.sampling import Row
 
 
 class Outputs:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from orchestrator.cluster.draft_messages import DrafterState
-from policies.acceptance import Proposal, Sampling
+from policies.sampling import Proposal, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Draft:
     `drafter` names whose tokens they are ("": nobody's). The last `forced` of them are not: a grammar added them.
     Behind those, `filling` tokens are nobody's guess: they keep the number of rows of a forward.
     `proposals[i]` is what token i was drawn from; None, or no entry, where it was not drawn. The confidence of a drawn
-    token must not depend on the token (see policies/acceptance/proposal).
+    token must not depend on the token (see policies/sampling/draft_distribution).
     """
 
     tokens: tuple[int, ...] = ()

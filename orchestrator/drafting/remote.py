@@ -1,8 +1,8 @@
 """A drafter in another process, seen from the target's worker.
 
 Nothing that happens to that process can do more than leave a round without drafts: no call waits longer than a draft is
-worth (`policies/patience`), what comes back is checked, and what is remembered of running sequences is enough to tell
-them to a new process. History is the truth; the other side is a cache.
+worth (`policies/speculation/draft_wait`), what comes back is checked, and what is remembered of running sequences is
+enough to tell them to a new process. History is the truth; the other side is a cache.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from orchestrator.drafting.wire import (
     Welcome,
     checked,
 )
-from policies import patience
-from policies.acceptance import Sampling
-from policies.patience import Pace
+from policies.sampling import Sampling
+from policies.speculation import draft_wait
+from policies.speculation.draft_wait import Pace
 
 _IN_TIME = 0.9  # of the time that a round waits, the other side may draft: the rest is the way back
 
@@ -135,7 +135,8 @@ class RemoteDrafter:
             self._note(End(key, keep))
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See the port. Waits no longer than `policies.patience` allows; what is not there then is not drafted."""
+        """See the port. Waits no longer than `policies.speculation.draft_wait` allows; what is not there then is not
+        drafted."""
         try:
             self._take_new_link()
             if self._link is not None:
@@ -196,11 +197,11 @@ class RemoteDrafter:
             link.flush()
             return
         again = not self._running.isdisjoint(ask.key for ask in asks)
-        self._pace = patience.asked(self._pace, round_ms=(now_s - self._went_on_s) * MS_PER_S if again else None)
+        self._pace = draft_wait.asked(self._pace, round_ms=(now_s - self._went_on_s) * MS_PER_S if again else None)
         lines = [self._lines[ask.key] for ask in asks]
         reading = not all(line.met for line in lines)
         drafted = all(line.rest(1).tokens for line in lines)
-        wait_ms = 0.0 if reading or drafted else patience.patience_ms(self._pace, self._limits.max_wait_ms)
+        wait_ms = 0.0 if reading or drafted else draft_wait.patience_ms(self._pace, self._limits.max_wait_ms)
         if wait_ms == 0.0 and not (reading or self._apart):
             link.send(Turn(self._number, updates, []))  # what is not waited for would be drafted at the target's cost
             return
@@ -225,7 +226,7 @@ class RemoteDrafter:
         now_s = self._clock.monotonic_s()
         waited = now_s <= wish.waited_until_s
         if wish.usual:
-            self._pace = patience.answered(self._pace, self._answer_ms(wish, answer, now_s, waited=waited))
+            self._pace = draft_wait.answered(self._pace, self._answer_ms(wish, answer, now_s, waited=waited))
         counts = self._counts
         counts.in_time += waited
         counts.late += not waited
@@ -256,7 +257,7 @@ class RemoteDrafter:
     def _judge(self, line: Line) -> None:
         right = line.verdict()
         if right is not None:
-            self._pace = patience.judged(self._pace, right)
+            self._pace = draft_wait.judged(self._pace, right)
 
     def _offer(self, ask: Ask) -> Draft:
         line = self._lines.get(ask.key)

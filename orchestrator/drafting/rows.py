@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from policies.acceptance import PROPOSAL_WIDTH, Proposal
+from policies.sampling import PROPOSAL_WIDTH, Proposal
 
 _TOKEN = np.dtype("<u4")
 _SHARE = np.dtype("<f4")
@@ -16,7 +16,7 @@ class NoDistribution(Exception):
 
 
 class SparseRow(msgspec.Struct, frozen=True, array_like=True):
-    """See policies.acceptance.Proposal: ids (little-endian uint32) and their shares (little-endian float32)."""
+    """See policies.sampling.Proposal: ids (little-endian uint32) and their shares (little-endian float32)."""
 
     tokens: bytes
     shares: bytes

@@ -16,7 +16,7 @@ from orchestrator.clock import Clock
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.port import NOTHING, Ask, Draft
-from policies.acceptance import Sampling
+from policies.sampling import Sampling
 
 _CANDIDATES = 24  # most recent occurrences that are looked at
 _PAIR_SHIFT = 32

@@ -18,8 +18,8 @@ import msgspec
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from orchestrator.drafting.retoken import Bridge, DraftText, Proposal, proposal
-from policies.acceptance import Sampling
-from policies.calibration import Calibration, chance, observed
+from policies.sampling import Sampling
+from policies.speculation.calibration import Calibration, chance, observed
 
 _LONGER_WORD = 0.8
 """The chance that a last word is not longer than drafted, before outcomes say more."""

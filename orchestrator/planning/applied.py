@@ -10,7 +10,7 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO
 from orchestrator.planning.here import Allowed
 from orchestrator.planning.proposal import Asked, Proposal
-from policies.plan import Option, Role, Shard
+from policies.planning.plan import Option, Role, Shard
 
 
 def allowed(config: ClusterConfig, asked: Asked) -> Allowed:

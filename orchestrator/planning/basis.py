@@ -10,7 +10,7 @@ from device_profiles.measured import MeasuredModel
 from orchestrator.planning.correction import Key, key_of
 from orchestrator.planning.proposal import Proposal
 from orchestrator.planning.stored import MeasuredHardware
-from policies.plan import Role
+from policies.planning.plan import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from policies.plan import Cluster, Option, Role, Shard
+from policies.planning.plan import Cluster, Option, Role, Shard
 
 Key = tuple[str, str, str, int]
 Corrections = Mapping[Key, float]

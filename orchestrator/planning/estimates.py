@@ -10,7 +10,7 @@ from device_profiles.measured import DeviceRates, MatmulRate
 from device_profiles.profile import Exactness, Precision
 from device_profiles.units import GIB
 from orchestrator.planning.models import PlannedModel
-from policies.plan import Option, Role
+from policies.planning.plan import Option, Role
 
 KV_BYTES = 2  # a 16-bit KV cache, which exactness `bit` needs
 _PAID_ROWS = 2  # docs/adr/0002-two-rows-per-segment.md

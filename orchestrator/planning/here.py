@@ -10,7 +10,7 @@ from device_profiles.profile import Exactness
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.sketched import described
 from orchestrator.planning.stored import MeasuredHardware
-from policies.plan import Cluster, Host, Option
+from policies.planning.plan import Cluster, Host, Option
 
 HERE = "here"
 """The name of the host that profiles were measured on."""

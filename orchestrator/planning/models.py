@@ -12,8 +12,8 @@ from device_profiles.workload import DecoderShape
 from orchestrator.config.load import SIMULATED_PREFIX
 from orchestrator.config.sketch import Shape, SketchedModel
 from orchestrator.planning.digests import digest_at_hand
-from policies.plan import ModelFacts
-from policies.quantization import AS_FILE, BITS_PER_WEIGHT
+from policies.models.quantization import AS_FILE, BITS_PER_WEIGHT
+from policies.planning.plan import ModelFacts
 
 _TOY = DecoderShape(1, 8, 1, 1, 8, 8, 272, 4096)  # nobody reads more of the simulated model than its layer
 HIDDEN_BYTES = 2  # of an element of what crosses from one layer shard to the next
@@ -43,7 +43,7 @@ class PlannedModel:
 
     def formats(self, kind: str) -> tuple[str, ...]:
         """Return the formats to choose from on a device of that kind; where none was named, what
-        policies/quantization.py takes for one of which nothing was measured."""
+        policies/models/quantization.py takes for one of which nothing was measured."""
         unnamed = {"gpu": (Precision.BF16.value,), "npu": (Precision.INT8.value,)}
         return self.weights or unnamed.get(kind, (AS_FILE,))
 

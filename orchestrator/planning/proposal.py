@@ -24,8 +24,8 @@ from orchestrator.planning.sketched import sketched_cluster
 from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import MeasuredHardware, measured_hardware
 from orchestrator.planning.wanted import SUFFIX, Draft, measured_drafter, measured_drafters, model_drafter, wanted
-from policies.placement import plan
-from policies.plan import Cluster, NoPlan, Plan, Role, Wanted
+from policies.planning.placement import plan
+from policies.planning.plan import Cluster, NoPlan, Plan, Role, Wanted
 
 _FIRST_DEPTH = 4
 _MOST_PLANS = 3

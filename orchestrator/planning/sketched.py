@@ -12,7 +12,7 @@ from orchestrator.config.sketch import Sketch, SketchedDevice, SketchedHost, Ske
 from orchestrator.errors import ConfigError
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.source import DeviceSource
-from policies.plan import Cluster, DefaultLinks, Device, Host, Option
+from policies.planning.plan import Cluster, DefaultLinks, Device, Host, Option
 
 _BITS_PER_BYTE = 8
 _SKETCHED = "assumed"

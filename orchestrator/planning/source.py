@@ -9,7 +9,7 @@ from device_profiles.datasheet import Datasheet
 from device_profiles.measured import DeviceRates
 from device_profiles.profile import Exactness
 from orchestrator.planning.models import PlannedModel
-from policies.plan import Option
+from policies.planning.plan import Option
 
 
 class DeviceSource(Protocol):

@@ -10,7 +10,7 @@ from device_profiles.measured import DeviceRates, Hardware, MatmulRate, Measured
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.planning.models import PlannedModel
-from policies.plan import Option, Role
+from policies.planning.plan import Option, Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
 from orchestrator.planning.models import PlannedModel
-from policies.plan import Constraints, Drafter, ScoreWeights, Wanted, Workload
+from policies.planning.plan import Constraints, Drafter, ScoreWeights, Wanted, Workload
 
 SUFFIX = Drafter(
     name="suffix",

@@ -5,15 +5,15 @@
 Each request's PID controller holds its acceptance rate at a set point: the configured one, or what its drafts lead to
 expect where that is less, so that it cuts drafts that keep less than they promise and leaves alone those that are only
 hard (ADR 0028). The guard then takes from all drafts the tokens that are worth their rows. Verdicts correct each
-request's chances (policies.odds), rounds correct the costs (policies.measured_cost), and the switches leave drafters
-alone whose drafts do not pay for what they cost.
+request's chances (policies.speculation.odds), rounds correct the costs (policies.speculation.cost_model), and the
+switches leave drafters alone whose drafts do not pay for what they cost.
 """
 
-from policies.speculation.asking import asked, least_chance, rested, rests
-from policies.speculation.deciding import decided
-from policies.speculation.learning import observed
-from policies.speculation.round import Decision, Place, Proposal, Round, Times, Verdict
+from policies.speculation.ask import asked, least_chance, rested, rests
+from policies.speculation.learn import observed
+from policies.speculation.select import decided
 from policies.speculation.state import Speculation, begun, ended
+from policies.speculation.types import Decision, Place, Proposal, Round, Times, Verdict
 
 __all__ = [
     "Decision",

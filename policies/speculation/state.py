@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from policies import depth as pid
-from policies import odds, seeds
-from policies.depth import GAINS, Gains, Limits, Pid
-from policies.measured_cost import MeasuredCost
-from policies.odds import Odds
-from policies.same_rows import SameRows
-from policies.seeds import COLD, ClassKey, Course, Seed
-from policies.speculation.round import Round
-from policies.switching import ON, Switch
+from policies.speculation import class_prior, odds, pid
+from policies.speculation.class_prior import COLD, ClassKey, Course, Seed
+from policies.speculation.cost_model import MeasuredCost
+from policies.speculation.odds import Odds
+from policies.speculation.pid import GAINS, Gains, Limits, Pid
+from policies.speculation.shape_hysteresis import SameRows
+from policies.speculation.switching import ON, Switch
+from policies.speculation.types import Round
 
 _HOPED = 0.1  # tokens that a draft is thought to bring at first
 _LOADS = 6
@@ -60,7 +59,7 @@ def begun(state: Speculation, key: str, of: ClassKey, most: int) -> Speculation:
     if key in state.requests:
         return state
     running = [_course(known) for known in state.requests.values() if known.of == of]
-    seed = seeds.with_running(state.seeds.get(of, state.cold), running)
+    seed = class_prior.with_running(state.seeds.get(of, state.cold), running)
     limits = Limits(min(1, most), most)
     request = Request(of, limits, pid.begun(seed.depth, limits), odds.begun(seed.log_factor))
     return state._replace(requests={**state.requests, key: request})
@@ -72,8 +71,8 @@ def ended(state: Speculation, key: str) -> Speculation:
     if request is None:
         return state
     left = {other: known for other, known in state.requests.items() if other != key}
-    seed = seeds.ended(state.seeds.get(request.of, state.cold), _course(request))
-    return state._replace(requests=left, seeds=seeds.remembered(state.seeds, request.of, seed))
+    seed = class_prior.ended(state.seeds.get(request.of, state.cold), _course(request))
+    return state._replace(requests=left, seeds=class_prior.remembered(state.seeds, request.of, seed))
 
 
 def _course(request: Request) -> Course:

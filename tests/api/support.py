@@ -19,7 +19,7 @@ from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Delta, Gauges, Ready, RequestStats, Submit
 from orchestrator.control.port import DraftView, ReplicaView, StateView, Totals
-from policies.wishes import Effective, Wish
+from policies.serving.overrides import Effective, Wish
 
 CONTEXT_TOKENS = 64
 EOS = 256

@@ -16,7 +16,7 @@ from orchestrator.cluster.draft_messages import Door, DrafterState, DraftReady, 
 from orchestrator.cluster.port import AcceptanceWarning, Delta, Gauges, RequestStats, Round
 from orchestrator.control.port import DraftView
 from orchestrator.errors import RequestError
-from policies.low_acceptance import Cause
+from policies.serving.acceptance_alarm import Cause
 from tests.api.support import READY, ScriptedControl, app_over, serving
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "four"}

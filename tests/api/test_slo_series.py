@@ -18,7 +18,7 @@ from orchestrator.api.slo_series import WINDOW_S, Served, met
 from orchestrator.cli.status import goodput_line, objectives_line
 from orchestrator.cluster.port import Gauges, SloState
 from orchestrator.errors import RequestError
-from policies.slo import Objective, Objectives
+from policies.serving.slo import Objective, Objectives
 from tests.api.support import ScriptedControl, app_over, client_of
 from tests.api.test_metrics import HandClock, value
 

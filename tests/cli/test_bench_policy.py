@@ -19,8 +19,8 @@ from orchestrator.cli.policy_bench.requests import requests_of
 from orchestrator.cli.policy_bench.runs import Runner, alone
 from orchestrator.cluster.port import Sampling
 from orchestrator.drafting.port import Ask
-from policies.replay.recorded import Costs
-from policies.replay.run import replay
+from policies.speculation.replay.recorded import Costs
+from policies.speculation.replay.run import replay
 
 SUMMARY = {"worst_vs_plain", "vs_hindsight", "vs_hill_climber", "vs_batch_table", "policy_us_per_round", "identical"}
 CATEGORIES = ["explaining", "rewriting"]

@@ -16,7 +16,7 @@ from orchestrator.bootstrap import EngineOptions, draft_specs, engine_options, w
 from orchestrator.config.load import default_config_path, load_config, parse_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import ConfigError
-from policies.slo import Objective, Objectives
+from policies.serving.slo import Objective, Objectives
 
 SHIPPED = Path(__file__).parents[2] / "cluster.yaml"
 HEAD = "model:\n  source: simulated:toy\n  adapter: simulated\n"

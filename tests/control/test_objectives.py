@@ -13,7 +13,7 @@ from orchestrator.control.state import TargetState, effective_places, whole
 from orchestrator.control.streams import Streams, Usual
 from orchestrator.control.telling import moved_levers
 from orchestrator.errors import RequestError
-from policies.slo import Objective
+from policies.serving.slo import Objective
 from tests.api.support import READY
 
 TTFT = Objective(500.0)

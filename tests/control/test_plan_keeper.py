@@ -18,7 +18,7 @@ from orchestrator.errors import WorkerError
 from orchestrator.planning.correction import Corrections, Key, corrected
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import Asked, Proposal, proposal, propose_here
-from policies.drift import FIRST_PAUSE_S, PATIENCE
+from policies.serving.drift import FIRST_PAUSE_S, PATIENCE
 from tests.support.profiles import simulated_profiles
 
 

@@ -15,7 +15,7 @@ from orchestrator.cluster.port import Delta, Gauges, Sampling, Submit
 from orchestrator.control.port import DraftView, StateView, Totals
 from orchestrator.control.trial import Terms, Trial
 from orchestrator.control.trial_file import TrialFile
-from policies.canary import Rule
+from policies.serving.canary import Rule
 
 RULE = Rule(least_requests=5, most_requests=40)
 KEEP = ("cluster.yaml:7: speculation.method: off",)

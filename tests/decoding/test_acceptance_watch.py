@@ -12,8 +12,8 @@ import pytest
 from orchestrator.cluster.port import AcceptanceWarning, Submit
 from orchestrator.decoding.acceptance_watch import AcceptanceWatch
 from orchestrator.drafting.port import Ask, Draft
-from policies.acceptance import Sampling
-from policies.low_acceptance import Cause
+from policies.sampling import Sampling
+from policies.serving.acceptance_alarm import Cause
 from tests.support.drafters import KnowingDrafter, texts_of
 from tests.support.loops import alone, decode, loop_over, requests, toy
 

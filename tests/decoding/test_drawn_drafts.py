@@ -24,7 +24,7 @@ from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.lost import LostDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Draft, Drafter
-from policies.acceptance import Proposal, ToleranceGoal, distribution
+from policies.sampling import Proposal, ToleranceGoal, distribution
 from tests.support.loops import decode, grammars_over, loop_over, suffix, toy
 
 STATE = DrafterState("model", "model", adapter="simulated", device="SIM")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from adapters.contract import DeviceLost
 from orchestrator.cluster.port import Round, Sampling, Submit
 from orchestrator.drafting.port import Draft
-from policies.replay.fixed import FixedDepth
+from policies.speculation.replay.fixed import FixedDepth
 from tests.support.loops import END, alone, decode, loop_over, requests, suffix, toy
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.port import Drafter
-from policies.slo import NO_OBJECTIVES, Lever, Objective, Objectives
+from policies.serving.slo import NO_OBJECTIVES, Lever, Objective, Objectives
 from tests.support.drafters import KnowingDrafter
 from tests.support.loops import loop_over
 from tests.support.simulated_time import COST, Had, Served, SimulatedClock, TimedModel, serve

@@ -22,7 +22,7 @@ from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.retoken import Bridge, DraftText
 from orchestrator.drafting.translate import TranslatingDrafter
-from policies.vocabulary import Match, compare
+from policies.models.vocabulary import Match, compare
 from tests.decoding.conftest import silent
 from tests.support.daemon import running
 from tests.support.loops import decode, loop_over

@@ -14,7 +14,7 @@ from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.port import Draft
 from orchestrator.drafting.retoken import Bridge
 from orchestrator.drafting.translate import TranslatingDrafter
-from policies.acceptance import Sampling as Chosen
+from policies.sampling import Sampling as Chosen
 from tests.support import vocabularies
 from tests.support.loops import decode, loop_over, toy
 

@@ -13,7 +13,7 @@ from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.cache import Known
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Ask
-from policies.acceptance import Sampling
+from policies.sampling import Sampling
 from tests.support.loops import toy
 
 KEYS = ("a", "b", "c", "d")

@@ -20,7 +20,7 @@ from orchestrator.cluster.draft_messages import DraftLink
 from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.wire import Answer, Guess, checked
-from policies.acceptance import PROPOSAL_WIDTH, Proposal, Sampling, propose
+from policies.sampling import PROPOSAL_WIDTH, Proposal, Sampling, propose
 from tests.decoding.test_drawn_drafts import LENGTH, chances, draft_model, submits, unlike
 from tests.support.drafters import FINGERPRINT, in_a_thread
 from tests.support.loops import decode, loop_over, toy

@@ -14,7 +14,7 @@ from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.guard import Guard
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Ask, Draft
-from policies.acceptance import Sampling
+from policies.sampling import Sampling
 from tests.support.loops import suffix, toy
 
 ROUND_MS, STEP_MS = 10.0, 4.0

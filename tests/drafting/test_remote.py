@@ -19,8 +19,8 @@ from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.rows import SparseRow, packed
 from orchestrator.drafting.wire import VERSION, Answer, Guess, Link, LinkLost, Turn, Welcome
-from policies.acceptance import Proposal
-from policies.replay.fixed import FixedDepth
+from policies.sampling import Proposal
+from policies.speculation.replay.fixed import FixedDepth
 from tests.support.drafters import FINGERPRINT, VOCABULARY, KnowingDrafter, in_a_thread, texts_of
 from tests.support.loops import decode, loop_over, toy
 

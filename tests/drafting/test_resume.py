@@ -14,7 +14,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Ask
-from policies.acceptance import Sampling
+from policies.sampling import Sampling
 from tests.support.loops import toy
 
 PROMPT = [60, 32, 101] * 3

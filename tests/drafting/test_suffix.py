@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.suffix import BYTES_PER_TOKEN, SuffixDrafter
-from policies.acceptance import Sampling
+from policies.sampling import Sampling
 
 TOKENS = st.integers(0, 5)
 GREEDY = Sampling()

@@ -22,11 +22,11 @@ from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.suffix import SuffixDrafter
-from policies.adaptive import Adaptive
-from policies.depth_policy import Asked
-from policies.measured_cost import TYPICAL, measured
-from policies.replay.run import replay
 from policies.speculation import Proposal, Round
+from policies.speculation.adaptive import Adaptive
+from policies.speculation.cost_model import TYPICAL, measured
+from policies.speculation.policy import Asked
+from policies.speculation.replay.run import replay
 from tests.support.loops import loop_over
 from tests.support.simulated_time import COST, SimulatedClock, TimedModel, serve
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
 from device_profiles.measured import DeviceRates
-from policies.pairing import DraftSide, TargetSide, best_depth
-from policies.parts import Part, kv_bytes
-from policies.placement.links import links_of
-from policies.placement.workers import fixed_bytes
-from policies.plan import Cluster, Device, Drafter, Host, ModelFacts, Option, Role, Wanted, Workload
+from policies.planning.placement.links import links_of
+from policies.planning.placement.workers import fixed_bytes
+from policies.planning.plan import Cluster, Device, Drafter, Host, ModelFacts, Option, Role, Wanted, Workload
+from policies.planning.shard_cost import Part, kv_bytes
+from policies.planning.throughput import DraftSide, TargetSide, best_depth
 
 MIB = 1 << 20
 TARGET = ModelFacts("target", 8, 4096, 4096.0)

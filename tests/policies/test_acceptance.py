@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from policies import noise
-from policies.acceptance import NotFinite, Sampling, choose, coupled_verdicts, filtered, greedy, verdict
+from policies.sampling import NotFinite, Sampling, choose, coupled_verdicts, filtered, greedy, noise, verify_draft
 
 VOCABULARY = 12
 
@@ -39,7 +38,7 @@ def test_whatever_is_drafted_the_same_tokens_come_out(sampling, table, start, da
         guesses = plain[len(out) : len(out) + right] + data.draw(
             st.lists(st.integers(0, VOCABULARY - 1), min_size=depth - right, max_size=depth - right)
         )
-        judged = verdict(rows[len(out) : len(out) + depth + 1], guesses, sampling, start + len(out))
+        judged = verify_draft(rows[len(out) : len(out) + depth + 1], guesses, sampling, start + len(out))
         assert judged.accepted >= right
         assert len(judged.tokens) == judged.accepted + 1
         assert list(judged.tokens[:-1]) == guesses[: judged.accepted]
@@ -56,7 +55,7 @@ def test_judged_side_by_side_or_alone_the_same_tokens_come_out(sequences, data):
         right = [choose(row, sampling, position + index) for index, row in enumerate(rows[:-1])]
         draft = [token if data.draw(st.booleans()) else 3 for token in right]
         asked.append((rows, draft, sampling, position))
-    assert coupled_verdicts(asked) == [verdict(*one) for one in asked]
+    assert coupled_verdicts(asked) == [verify_draft(*one) for one in asked]
 
 
 def exact_probabilities(row: np.ndarray, sampling: Sampling) -> np.ndarray:
@@ -102,7 +101,7 @@ def test_chi_square_against_exact_probabilities(sampling):
                 seed=draw if over_seeds else 11,
             )
             draft = [int(expected.argmax())] if draw % 2 else []
-            judged = verdict(np.stack([row, row])[: len(draft) + 1], draft, rule, 5 if over_seeds else draw)
+            judged = verify_draft(np.stack([row, row])[: len(draft) + 1], draft, rule, 5 if over_seeds else draw)
             counts[judged.tokens[0]] += 1
         kept = expected > 0
         assert counts[~kept].sum() == 0
@@ -141,6 +140,6 @@ def test_garbage_is_refused(temperature, bad):
     sound: tuple[np.ndarray, list[int], Sampling, int] = (rows_of(2, 1), [], Sampling(temperature), 0)
     for sampling in (Sampling(temperature), Sampling(temperature, top_p=0.9)):
         with pytest.raises(NotFinite):
-            verdict(row, [], sampling, 0)
+            verify_draft(row, [], sampling, 0)
         with pytest.raises(NotFinite):
             coupled_verdicts([sound, (row, [], sampling, 0)])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from policies.canary import Arm, Figures, Moments, Move, Rule, arm_of, decided, difference, looks, served
+from policies.serving.canary import Arm, Figures, Moments, Move, Rule, arm_of, decided, difference, looks, served
 
 IDS = st.lists(st.uuids().map(str), min_size=1, max_size=50, unique=True)
 VALUES = st.lists(st.floats(0.1, 1000.0), min_size=2, max_size=60)

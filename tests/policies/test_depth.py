@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.depth import GAINS, Limits, begun, stepped
+from policies.speculation.pid import GAINS, Limits, begun, stepped
 
 RATES = st.floats(0.0, 1.0)
 LIMITS = st.tuples(st.integers(0, 6), st.integers(0, 20)).map(lambda ends: Limits(min(ends), max(ends)))

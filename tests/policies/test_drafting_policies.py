@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.calibration import EDGES, MEMORY, Calibration, chance, compared, observed
-from policies.chain import LOOK_AGAIN, WORTH_TOKENS, asks_on, expected_tokens, usual_after
+from policies.speculation.calibration import EDGES, MEMORY, Calibration, chance, compared, observed
+from policies.speculation.draft_chain import LOOK_AGAIN, WORTH_TOKENS, asks_on, expected_tokens, usual_after
 
 chances = st.floats(0.0, 1.0)
 outcomes = st.lists(st.tuples(chances, st.booleans()), max_size=60)

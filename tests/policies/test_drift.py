@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.drift import LEAST_GAIN, PATIENCE, Drift, drifted, lasts, observed, pause_s, worth_moving
+from policies.serving.drift import LEAST_GAIN, PATIENCE, Drift, drifted, lasts, observed, pause_s, worth_moving
 
 
 def after(ratio: float, rounds: int, drift: Drift | None = None, tolerance: float = 0.2) -> Drift:

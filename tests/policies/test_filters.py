@@ -4,9 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import noise
-from policies.acceptance import Sampling, choose, distribution, filtered
-from policies.acceptance.filters import _ESTIMATED, _estimated_mass, _mass
+from policies.sampling import Sampling, choose, distribution, filtered, noise
+from policies.sampling.filters import _ESTIMATED, _estimated_mass, _mass
 
 _SIZES = [1, 2, 63, 64, 500, 8193, 20_000]
 

@@ -7,10 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_profiles.cost import StepCost, expected_tokens
-from policies.goodput import LEAST_CHANCE, cap, curve, floor_of, offered, reach, shared_out_in_widths, worth_taking
-from policies.goodput import given as given_depths
-from policies.measured_cost import measured
-from policies.rows import filled
+from policies.speculation.allocation import (
+    LEAST_CHANCE,
+    cap,
+    curve,
+    floor_of,
+    offered,
+    reach,
+    shared_out_in_widths,
+    worth_taking,
+)
+from policies.speculation.allocation import given as given_depths
+from policies.speculation.cost_model import measured
+from policies.speculation.widths import filled
 
 CONFIDENCES = st.lists(st.floats(0.0, 1.0), max_size=8)
 COST = measured(StepCost((1.0, 2.0, 8.0, 32.0, 128.0), (7.3, 7.7, 10.9, 27.0, 95.0), 0.25))

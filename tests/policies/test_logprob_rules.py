@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from policies.logprobs import LEAST, score
+from policies.sampling.logprobs import LEAST, score
 
 VOCABULARY = 300
 

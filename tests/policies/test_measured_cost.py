@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_profiles.cost import StepCost
-from policies.measured_cost import TYPICAL, measured, observed
+from policies.speculation.cost_model import TYPICAL, measured, observed
 
 FIT = StepCost((1.0, 2.0, 8.0, 32.0, 128.0), (7.3, 7.7, 10.9, 27.0, 95.0), 0.25, 2.0, 0.05)
 SERIAL = replace(FIT, serial=True)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from policies import noise
+from policies.sampling import noise
 
 TOKENS = np.arange(4096, dtype=np.uint32)
 SEEDS = st.integers(0, 2**64 - 1)

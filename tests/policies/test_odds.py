@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import odds
+from policies.speculation import odds
 
 
 def believed(known, confidence):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
-from policies.pairing import DraftSide, TargetSide, best_depth, predict, verify_ms
-from policies.parts import Part
-from policies.plan import Drafter, ModelFacts, Option, Role, Workload
+from policies.planning.plan import Drafter, ModelFacts, Option, Role, Workload
+from policies.planning.shard_cost import Part
+from policies.planning.throughput import DraftSide, TargetSide, best_depth, predict, verify_ms
 
 MODEL = ModelFacts("m", 10, 4096, hidden_bytes=1000.0)
 FLAT = Option("p", Role.TARGET, "m", "runtime", "bf16", StepCost((1.0, 2.0), (10.0, 10.0)), 1e6, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.patience import RETRY_EVERY, Pace, answered, asked, judged, patience_ms
+from policies.speculation.draft_wait import RETRY_EVERY, Pace, answered, asked, judged, patience_ms
 
 milliseconds = st.floats(0.01, 10_000.0)
 

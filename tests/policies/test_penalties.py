@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.acceptance import NotFinite, Sampling, verdict
-from policies.penalties import Penalties, without
+from policies.sampling import NotFinite, Sampling, verify_draft
+from policies.sampling.penalties import Penalties, without
 
 VOCABULARY = 8
 TOKENS = st.lists(st.integers(0, VOCABULARY - 1), max_size=12)
@@ -72,7 +72,11 @@ def test_whatever_is_drafted_the_same_tokens_come_out(sampling, table, prompt, q
 
     def judged(draft: list[int], output: list[int]) -> tuple[int, ...]:
         here = rows[len(output) : len(output) + len(draft) + 1]
-        return verdict(here, draft, sampling, len(output), lambda row, taken: shaped(row, [*output, *taken])).tokens
+
+        def shape(row, taken):
+            return shaped(row, [*output, *taken])
+
+        return verify_draft(here, draft, sampling, len(output), shape).tokens
 
     plain: list[int] = []
     while len(plain) < 12:
@@ -92,7 +96,7 @@ def test_whatever_is_drafted_the_same_tokens_come_out(sampling, table, prompt, q
 def test_nothing_may_follow_ends_the_verdict_with_the_accepted_drafts():
     rows = np.zeros((4, VOCABULARY), np.float32)
     rows[:, 5] = 1.0
-    judged = verdict(rows, [5, 5, 5], Sampling(), 0, lambda row, taken: None if len(taken) == 2 else row)
+    judged = verify_draft(rows, [5, 5, 5], Sampling(), 0, lambda row, taken: None if len(taken) == 2 else row)
     assert (judged.accepted, judged.tokens) == (2, (5, 5))
 
 
@@ -101,7 +105,7 @@ def test_a_shape_cannot_cover_garbage_up(bad):
     rows = rows_of(1, 1)
     rows[0, 3] = bad
     with pytest.raises(NotFinite):
-        verdict(rows, [], Sampling(), 0, lambda row, _: without(row, [3]))
+        verify_draft(rows, [], Sampling(), 0, lambda row, _: without(row, [3]))
 
 
 @given(st.integers(0, 2**32), st.sets(st.integers(0, VOCABULARY - 1), min_size=1, max_size=VOCABULARY - 1))
@@ -114,5 +118,5 @@ def test_what_is_banned_is_never_chosen(table, banned):
         Sampling(2.0, top_p=0.99, seed=table),
         Sampling(2.0, top_k=7, top_p=0.9, min_p=0.01, seed=table),
     ):
-        judged = verdict(row, [], sampling, 3, lambda row, _: without(row, sorted(banned)))
+        judged = verify_draft(row, [], sampling, 3, lambda row, _: without(row, sorted(banned)))
         assert judged.tokens[0] not in banned

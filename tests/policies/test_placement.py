@@ -14,22 +14,13 @@ from hypothesis import strategies as st
 
 from orchestrator.cli.plan_bench.exact import best_in_shards
 from orchestrator.cli.plan_bench.fleets import fleet, small, wanted
-from policies.pairing import predict
-from policies.placement import plan
-from policies.placement.candidate import sides
-from policies.placement.filters import usable
-from policies.placement.links import links_of
-from policies.placement.search import Ground, candidate_of, search
-from policies.plan import (
-    Cluster,
-    Constraints,
-    DraftPlacement,
-    NoPlan,
-    Plan,
-    Wanted,
-    Workload,
-    diff,
-)
+from policies.planning.placement import plan
+from policies.planning.placement.candidate import sides
+from policies.planning.placement.filters import usable
+from policies.planning.placement.links import links_of
+from policies.planning.placement.search import Ground, candidate_of, search
+from policies.planning.plan import Cluster, Constraints, DraftPlacement, NoPlan, Plan, Wanted, Workload, diff
+from policies.planning.throughput import predict
 from tests.policies.placing import DRAFT, TARGET, brute_force, clusters, faster, loads
 
 MANY, FEW = settings(max_examples=100), settings(max_examples=30)

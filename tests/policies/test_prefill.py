@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.prefill import PrefillCost, observed, rows_within
+from policies.serving.prefill_budget import PrefillCost, observed, rows_within
 
 COSTS = st.builds(PrefillCost, st.floats(0.0, 500.0), st.floats(0.0, 50.0))
 FORWARDS = st.lists(st.tuples(st.integers(0, 512), st.booleans(), st.floats(0.0, 5000.0)), max_size=30)

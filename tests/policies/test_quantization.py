@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from device_profiles.profile import FAST, DeviceProfile, Exactness, Precision
-from policies.quantization import (
+from policies.models.quantization import (
     AS_FILE,
     AUTO,
     Measured,

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import noise
-from policies.acceptance import (
+from policies.sampling import (
     NotFinite,
     Proposal,
     Sampling,
     choose,
     distribution,
     judge,
+    noise,
     propose,
     residual,
-    verdict,
+    verify_draft,
 )
 
 VOCABULARY = 5
@@ -170,7 +170,8 @@ def test_no_token_without_probability_ever_comes_out(sampling, table, start, dep
     targets, drafters = rows_of(table, depth + 1), rows_of(table + 1, max(1, depth))
     drafted = [propose(row, sampling, start + index, start, 2) for index, row in enumerate(drafters[:depth])]
     draft = [token for token, _ in drafted] if drawn else [index % VOCABULARY for index in range(depth)]
-    judged = verdict(targets, draft, sampling, start, proposals=[proposal for _, proposal in drafted] if drawn else ())
+    proposals = [proposal for _, proposal in drafted] if drawn else ()
+    judged = verify_draft(targets, draft, sampling, start, proposals=proposals)
     assert len(judged.tokens) == judged.accepted + 1
     assert list(judged.tokens[:-1]) == draft[: judged.accepted]
     for row, token in zip(targets, judged.tokens, strict=False):
@@ -181,13 +182,14 @@ def test_no_token_without_probability_ever_comes_out(sampling, table, start, dep
 @settings(max_examples=100)
 def test_without_drafts_it_is_plain_sampling(sampling, table, position):
     rows = rows_of(table, 1)
-    assert verdict(rows, [], sampling, position).tokens == (choose(rows[0], sampling, position),)
+    assert verify_draft(rows, [], sampling, position).tokens == (choose(rows[0], sampling, position),)
 
 
 @given(st.integers(0, 2**32), st.lists(st.integers(0, VOCABULARY - 1), max_size=4))
 def test_greedy_requests_stay_greedy(table, draft):
     rows = rows_of(table, len(draft) + 1)
-    assert verdict(rows, draft, Sampling(0.0, acceptance="rejection"), 3) == verdict(rows, draft, Sampling(0.0), 3)
+    rejection = verify_draft(rows, draft, Sampling(0.0, acceptance="rejection"), 3)
+    assert rejection == verify_draft(rows, draft, Sampling(0.0), 3)
 
 
 def shares(*values: float) -> np.ndarray:
@@ -215,7 +217,7 @@ def test_a_proposal_that_is_none_is_a_draft_that_failed(broken, rule):
     rows = rows_of(4, 2)
     for position in range(20):
         sampling = Sampling(1.0, acceptance=rule)
-        judged = verdict(rows, [0], sampling, position, proposals=[broken], delta=50.0)
+        judged = verify_draft(rows, [0], sampling, position, proposals=[broken], delta=50.0)
         assert judged.accepted == 0
         assert judged.tokens == (choose(rows[0], sampling, position),)
         assert judged.gaps == ()
@@ -246,4 +248,4 @@ def test_garbage_is_refused():
     rows = rows_of(1, 2)
     rows[0, 3] = np.nan
     with pytest.raises(NotFinite):
-        verdict(rows, [1], rejection(), 0)
+        verify_draft(rows, [1], rejection(), 0)

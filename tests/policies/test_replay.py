@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_profiles.cost import StepCost
-from policies.adaptive import Adaptive
-from policies.goodput import cap, curve
-from policies.measured_cost import measured
-from policies.replay.batch_table import BatchTable, table_of
-from policies.replay.fixed import FixedDepth
-from policies.replay.hill_climber import HillClimber
-from policies.replay.hindsight import fixed_depths, hindsight
-from policies.replay.recorded import Costs, RecordedDraft, RecordedRequest
-from policies.replay.run import replay
+from policies.speculation.adaptive import Adaptive
+from policies.speculation.allocation import cap, curve
+from policies.speculation.cost_model import measured
+from policies.speculation.replay.batch_table import BatchTable, table_of
+from policies.speculation.replay.fixed import FixedDepth
+from policies.speculation.replay.hill_climber import HillClimber
+from policies.speculation.replay.hindsight import fixed_depths, hindsight
+from policies.speculation.replay.recorded import Costs, RecordedDraft, RecordedRequest
+from policies.speculation.replay.run import replay
 
 # Step costs measured on 2 cores (one sequence and 4 to 16; bf16), as one curve.
 FIT = StepCost((1.0, 2.0, 3.0, 5.0, 8.0, 16.0, 32.0, 128.0), (7.3, 7.7, 8.2, 9.2, 10.9, 16.1, 27.0, 95.0), 0.25)

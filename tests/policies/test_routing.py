@@ -8,8 +8,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.replica_pace import ReplicaPace, predicted_prefill_ms, predicted_tpot_ms, ran
-from policies.routing import ReplicaState, RoutedRequest, route
+from policies.serving.replica_load import ReplicaPace, predicted_prefill_ms, predicted_tpot_ms, ran
+from policies.serving.routing import ReplicaState, RoutedRequest, route
 
 counts = st.integers(0, 40)
 

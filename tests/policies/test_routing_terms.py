@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.routing import ReplicaState, RoutedRequest, RoutingWeights, route
+from policies.serving.routing import ReplicaState, RoutedRequest, RoutingWeights, route
 
 IDLE = ReplicaState("a", 0, 0, 4, 10_000, 10_000, 0, 10.0, 1.0)
 REQUEST = RoutedRequest(500, 100)

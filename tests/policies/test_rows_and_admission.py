@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.admission import admitted, victims
-from policies.rows import filled
+from policies.serving.admission import admitted, victims
+from policies.speculation.widths import filled
 
 BLOCKS = st.lists(st.integers(1, 50), max_size=20)
 

@@ -5,8 +5,8 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.goodput import worth_taking
-from policies.same_rows import SameRows, kept, more_ms, observed
+from policies.speculation.allocation import worth_taking
+from policies.speculation.shape_hysteresis import SameRows, kept, more_ms, observed
 
 CHANCES = st.lists(st.floats(0.0, 1.0), max_size=8).map(lambda found: list(accumulate(found, lambda a, b: a * b)))
 ROUNDS = st.lists(st.tuples(CHANCES, st.integers(1, 4)), min_size=1, max_size=40)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.slo import (
+from policies.serving.slo import (
     LEAST_GROUP,
     Lever,
     Objective,

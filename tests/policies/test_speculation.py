@@ -5,11 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_profiles.cost import StepCost
-from policies.adaptive import Adaptive
-from policies.depth_policy import Done
-from policies.measured_cost import measured
-from policies.same_rows import SameRows
-from policies.seeds import COLD_DEPTH, MOST_CLASSES, NO_CLASS, ClassKey, Seed, remembered
 from policies.speculation import (
     Place,
     Proposal,
@@ -24,8 +19,13 @@ from policies.speculation import (
     least_chance,
     observed,
 )
-from policies.speculation.asking import REST_LOOKS, seldom
-from policies.switching import active
+from policies.speculation.adaptive import Adaptive
+from policies.speculation.ask import REST_LOOKS, seldom
+from policies.speculation.class_prior import COLD_DEPTH, MOST_CLASSES, NO_CLASS, ClassKey, Seed, remembered
+from policies.speculation.cost_model import measured
+from policies.speculation.policy import Done
+from policies.speculation.shape_hysteresis import SameRows
+from policies.speculation.switching import active
 
 FIT = StepCost((1.0, 2.0, 8.0, 32.0, 128.0), (7.3, 7.7, 10.9, 27.0, 95.0), 0.25)
 CONFIDENCES = st.lists(st.floats(0.0, 1.0), max_size=10).map(tuple)

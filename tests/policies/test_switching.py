@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.switching import LEAST_ROUNDS, ON, PROBE_SHARE, active, rested, speculated
+from policies.speculation.switching import LEAST_ROUNDS, ON, PROBE_SHARE, active, rested, speculated
 
 
 def lived(gains, *, plain_ms=10.0, switch=ON):

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import noise
-from policies.acceptance import (
+from policies.sampling import (
     Sampling,
     ToleranceGoal,
     ToleranceState,
     calibrated,
     distribution,
     judge,
+    noise,
     propose,
-    verdict,
+    verify_draft,
 )
 
 VOCABULARY = 6
@@ -59,8 +59,8 @@ def test_until_delta_is_known_nothing_is_lost(table, position, depth):
     targets, drafters = rows_of(table, depth + 1), rows_of(table + 1, depth)
     drafted = [propose(row, tolerance(), position + index, position) for index, row in enumerate(drafters)]
     draft, proposals = [token for token, _ in drafted], [proposal for _, proposal in drafted]
-    learning = verdict(targets, draft, tolerance(), position, proposals=proposals)
-    lossless = verdict(targets, draft, Sampling(1.0, acceptance="rejection"), position, proposals=proposals)
+    learning = verify_draft(targets, draft, tolerance(), position, proposals=proposals)
+    lossless = verify_draft(targets, draft, Sampling(1.0, acceptance="rejection"), position, proposals=proposals)
     assert learning.tokens == lossless.tokens
     assert len(learning.gaps) == min(learning.accepted + 1, depth)
 
@@ -68,17 +68,17 @@ def test_until_delta_is_known_nothing_is_lost(table, position, depth):
 @given(st.integers(0, 2**32), st.integers(0, VOCABULARY - 1), st.floats(0.0, 5.0))
 def test_greedily_the_logit_may_be_delta_below_the_best(table, draft, delta):
     rows = rows_of(table, 2)
-    judged = verdict(rows, [draft], tolerance(0.0), 0, delta=delta)
+    judged = verify_draft(rows, [draft], tolerance(0.0), 0, delta=delta)
     assert bool(judged.accepted) == (rows[0].max() - rows[0, draft] <= delta)
     assert judged.tokens[judged.accepted] == rows[judged.accepted].argmax()
-    assert verdict(rows, [draft], tolerance(0.0), 0).tokens == verdict(rows, [draft], Sampling(0.0), 0).tokens
+    assert verify_draft(rows, [draft], tolerance(0.0), 0).tokens == verify_draft(rows, [draft], Sampling(0.0), 0).tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_forbidden_token_never_comes_out(temperature):
     rows = rows_of(1, 2)
     forbidden = int(rows[0].argmax())
-    judged = verdict(
+    judged = verify_draft(
         *(rows, [forbidden], tolerance(temperature), 0),
         shape=lambda row, taken: np.where(np.arange(VOCABULARY) == forbidden, np.float32(-np.inf), row),
         delta=math.inf,
@@ -147,9 +147,8 @@ def test_the_wanted_acceptance_rate_is_reached():
         target = rng.normal(0, 2, VOCABULARY).astype(np.float32)
         drafter = (target + rng.normal(0, 1.5, VOCABULARY)).astype(np.float32)
         draft, proposal = propose(drafter, sampling, position, position)
-        found = verdict(
-            np.stack([target, target]), [draft], sampling, position, proposals=[proposal], delta=state.delta
-        )
+        rows = np.stack([target, target])
+        found = verify_draft(rows, [draft], sampling, position, proposals=[proposal], delta=state.delta)
         if state.delta is not None:
             accepted, judged = accepted + found.accepted, judged + 1
         state = calibrated(state, found.gaps, ToleranceGoal(0.9, 500, 10.0), greedy=False)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.vocabulary import Match, compare
+from policies.models.vocabulary import Match, compare
 
 WORDS = st.lists(st.text(alphabet="abĠ▁<>", min_size=1, max_size=4), max_size=20)
 PADDING = st.lists(st.sampled_from(["[PAD3]", "<unused7>", "<|reserved_special_token_1|>", "<pad>", ""]), max_size=5)

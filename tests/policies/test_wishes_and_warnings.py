@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.low_acceptance import LEAST_DRAFTED, THRESHOLD, Cause, Drafted, Sample, upper_rate, warning
-from policies.wishes import Bounds, Scope, Wish, effective
+from policies.serving.acceptance_alarm import LEAST_DRAFTED, THRESHOLD, Cause, Drafted, Sample, upper_rate, warning
+from policies.serving.overrides import Bounds, Scope, Wish, effective
 
 SCOPES = st.sampled_from([Scope.REQUEST, Scope.SESSION, Scope.ENGINE])
 NUMBERS = st.none() | st.integers(0, 20)
@@ -80,7 +80,6 @@ def test_more_evidence_narrows_the_interval(drafted, data):
         (Sample(Drafted(1000, 60), 70.0, greedy=Drafted(50, 20), sampled=Drafted(950, 40)), Cause.SAMPLING),
         (Sample(Drafted(1000, 60), 70.0, others=Drafted(1000, 500)), Cause.ONE_CLASS),
         (Sample(Drafted(1000, 0), 400.0, others=Drafted(1000, 500)), Cause.ONE_CLASS),
-        (Sample(Drafted(1000, 0), 400.0), Cause.NOTHING_ACCEPTED),
         (Sample(Drafted(300, 0), promised=2.0), Cause.HARD_TEXT),
         (Sample(Drafted(1000, 0), 400.0, others=Drafted(1000, 100)), Cause.NOTHING_ACCEPTED),
         (Sample(Drafted(1000, 60), 70.0, positions=(Drafted(200, 50), Drafted(50, 3))), Cause.TOO_DEEP),

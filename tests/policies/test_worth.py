@@ -5,8 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.gain import KNOWN_ROUNDS, RoundCost, mean, seen, token_price, worth_ms
-from policies.worth import FIRST_ROUNDS, SHARE, TRIAL_ROUNDS, Price, Worth, decided, reads, settled
+from policies.speculation.break_even import KNOWN_ROUNDS, RoundCost, mean, seen, token_price, worth_ms
+from policies.speculation.gate import FIRST_ROUNDS, SHARE, TRIAL_ROUNDS, Price, Worth, decided, reads, settled
 
 TIMES_MS = st.floats(0.01, 1000.0)
 ROUNDS = 3000

@@ -16,11 +16,11 @@ from orchestrator.decoding.grammar import Grammars
 from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.suffix import SuffixDrafter
-from policies.acceptance import ToleranceGoal
-from policies.adaptive import Adaptive
-from policies.depth_policy import DepthPolicy
-from policies.measured_cost import TYPICAL, measured
-from policies.slo import NO_OBJECTIVES, Objectives
+from policies.sampling import ToleranceGoal
+from policies.serving.slo import NO_OBJECTIVES, Objectives
+from policies.speculation.adaptive import Adaptive
+from policies.speculation.cost_model import TYPICAL, measured
+from policies.speculation.policy import DepthPolicy
 
 GOAL = ToleranceGoal(acceptance_rate=0.9, warmup_tokens=64, max_delta=2.0)
 

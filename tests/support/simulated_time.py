@@ -12,7 +12,7 @@ from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from orchestrator.cluster.port import Round, Submit
 from orchestrator.decoding.loop import DecodeLoop
-from policies.measured_cost import TYPICAL
+from policies.speculation.cost_model import TYPICAL
 
 COST = TYPICAL.scaled(10.0)
 """A forward of 1 row takes 10 ms, of 8 rows 15, of 16 rows 22, of 64 rows 60."""

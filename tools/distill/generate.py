@@ -18,7 +18,7 @@ import numpy as np
 from adapters.tokenizer import Tokenizer
 from orchestrator.cluster.port import Delta, Sampling, Submit
 from orchestrator.decoding.loop import DecodeLoop
-from policies.logprobs import TokenScore
+from policies.sampling.logprobs import TokenScore
 from tools.distill.prompts import Wish, wish
 from tools.distill.shards import DistillError, Shards, Text
 

@@ -1,9 +1,9 @@
 """The best plan in layer shards, proven: a mixed-integer program for each drafter, depth and number of micro-batches.
 
 Columns: how many layers each device runs, which devices follow each other (a path through all that are used, and one
-arc from its end back to its start), which device drafts. The objective is the time of a round as policies/pairing.py
-has it, which is linear once drafter, depth and micro-batches are fixed. For instances of up to some ten devices with
-one option for the target each; as in the planner, a device with a shard does not draft.
+arc from its end back to its start), which device drafts. The objective is the time of a round as
+policies/planning/throughput.py has it, which is linear once drafter, depth and micro-batches are fixed. For instances
+of up to some ten devices with one option for the target each; as in the planner, a device with a shard does not draft.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
 from device_profiles.units import MS_PER_S
 from orchestrator.cli.plan_bench.program import Program
-from policies.drafted import all_hit_rate, depth_bound, drafted_shares, tokens_per_round
-from policies.pairing import DraftSide, draft_link_ms, draft_ms
-from policies.parts import Part, context_tokens, kv_bytes, micro_batch_counts, prefill_ms
-from policies.placement.links import Links, links_of
-from policies.placement.workers import fixed_bytes, room_bytes
-from policies.plan import Cluster, Device, Drafter, ModelFacts, Option, Role, Wanted
+from policies.planning.draft_yield import all_hit_rate, depth_bound, drafted_shares, tokens_per_round
+from policies.planning.placement.links import Links, links_of
+from policies.planning.placement.workers import fixed_bytes, room_bytes
+from policies.planning.plan import Cluster, Device, Drafter, ModelFacts, Option, Role, Wanted
+from policies.planning.shard_cost import Part, context_tokens, kv_bytes, micro_batch_counts, prefill_ms
+from policies.planning.throughput import DraftSide, draft_link_ms, draft_ms
 
 _MOST_MS = 1e7
 

@@ -11,7 +11,7 @@ from orchestrator.cli.plan_bench.runs import Configuration, Measured
 FORMULAS = {
     "tokens_per_s": "tokens of all sequences / seconds, while as many requests run as the configuration says; "
     "predicted: C E(k) / (round + C E(k) / output tokens x prefill of a prompt), from stored profiles by "
-    "policies/pairing.py",
+    "policies/planning/throughput.py",
     "pace": "of a runtime: mean time of one forward (2 rows behind 64 positions), repeated between the parts of the "
     "runs / the time predicted for it: how many times as slow as when it was profiled the machine was",
     "error": "(predicted / pace - measured) / measured tokens/s",

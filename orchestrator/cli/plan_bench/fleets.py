@@ -11,7 +11,7 @@ from device_profiles.link import LinkProfile
 from device_profiles.measured import DeviceRates, MatmulRate
 from device_profiles.profile import Precision
 from device_profiles.units import GIB, MS_PER_S
-from policies.plan import (
+from policies.planning.plan import (
     Cluster,
     Constraints,
     Device,

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.cli.plan_bench.exact import best_in_shards
 from orchestrator.cli.plan_bench.fleets import fleet, small, wanted
-from policies.placement import plan
+from policies.planning.placement import plan
 
 _SIZES = {"plan_1k_seconds": 1_000, "plan_10k_seconds": 10_000}
 _ZONES, _SHARDS = 20, 8

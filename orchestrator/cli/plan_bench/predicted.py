@@ -13,10 +13,10 @@ from orchestrator.cli.plan_bench.runs import CONTROL_BEHIND, CONTROL_ROWS, PLAIN
 from orchestrator.planning.applied import whole_targets
 from orchestrator.planning.proposal import Asked, Proposal, propose_here
 from orchestrator.planning.wanted import SUFFIX, measured_drafter
-from policies.drafted import drafted_shares
-from policies.pairing import DraftSide, TargetSide, predict
-from policies.parts import Part
-from policies.plan import Option, Prediction, Role
+from policies.planning.draft_yield import drafted_shares
+from policies.planning.plan import Option, Prediction, Role
+from policies.planning.shard_cost import Part
+from policies.planning.throughput import DraftSide, TargetSide, predict
 
 Place = tuple[str, int]
 """A runtime, and its threads."""

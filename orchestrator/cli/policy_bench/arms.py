@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from device_profiles.cost import StepCost
-from policies.adaptive import Adaptive
-from policies.depth_policy import Asked, DepthPolicy, Done
-from policies.measured_cost import measured
-from policies.replay.batch_table import BatchTable, table_of
-from policies.replay.fixed import FixedDepth
-from policies.replay.hill_climber import HillClimber
-from policies.replay.recorded import Costs
-from policies.seeds import ClassKey
 from policies.speculation import Proposal, Round
+from policies.speculation.adaptive import Adaptive
+from policies.speculation.class_prior import ClassKey
+from policies.speculation.cost_model import measured
+from policies.speculation.policy import Asked, DepthPolicy, Done
+from policies.speculation.replay.batch_table import BatchTable, table_of
+from policies.speculation.replay.fixed import FixedDepth
+from policies.speculation.replay.hill_climber import HillClimber
+from policies.speculation.replay.recorded import Costs
 
 PLAIN, CONTROL, ADAPTIVE, CLIMBER, TABLE = "plain", "control", "adaptive", "hill-climber", "batch-table"
 FIXED_DEPTHS = tuple(range(1, 9))

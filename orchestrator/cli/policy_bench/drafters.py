@@ -18,7 +18,7 @@ from orchestrator.cli.bench_prompts import BenchError
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
-from policies.acceptance import Sampling
+from policies.sampling import Sampling
 
 KINDS = ("good", "bad", "alternating")
 TURNS_EVERY = 50

@@ -10,7 +10,7 @@ from orchestrator.cli.policy_bench.arms import ADAPTIVE, CLIMBER, CONTROL, PLAIN
 from orchestrator.cli.policy_bench.replays import HINDSIGHT, STEPS, steady_rate
 from orchestrator.cli.policy_bench.requests import MIX
 from orchestrator.cli.policy_bench.session import KERNEL, Arm, Cell, Found, adaptive_cells
-from policies.replay.run import Replay
+from policies.speculation.replay.run import Replay
 
 Mixes = Mapping[tuple[int | str, str], Mapping[str, Replay]]
 FORMULAS = {

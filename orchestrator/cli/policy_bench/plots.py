@@ -15,7 +15,7 @@ from orchestrator.cli.policy_bench.figures import Mixes
 from orchestrator.cli.policy_bench.recovery import HIGH, LOW, Recovery
 from orchestrator.cli.policy_bench.replays import HINDSIGHT, STEPS
 from orchestrator.cli.policy_bench.session import Found
-from policies.replay.run import Replay
+from policies.speculation.replay.run import Replay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,7 +22,7 @@ from orchestrator.cli.policy_bench.runs import Runner
 from orchestrator.cli.policy_bench.session import Arm, Found, Plan, Session
 from orchestrator.clock import SystemClock
 from orchestrator.measuring.slots import SomeSlots
-from policies.replay.recorded import Costs
+from policies.speculation.replay.recorded import Costs
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from orchestrator.cluster.port import Submit
 from orchestrator.drafting.port import Ask, Drafter
 from orchestrator.measuring.rounds import RoundSample, fit_rounds
 from orchestrator.measuring.steps import measure_steps
-from policies.replay.recorded import Costs, RecordedDraft, RecordedRequest
-from policies.seeds import ClassKey
+from policies.speculation.class_prior import ClassKey
+from policies.speculation.replay.recorded import Costs, RecordedDraft, RecordedRequest
 
 _DIGITS = 3
 """Confidences are kept with so many, so that a recording that is read again is what was played."""

@@ -9,7 +9,7 @@ import msgspec
 
 from device_profiles.cost import StepCost
 from orchestrator.cli.bench_prompts import BenchError
-from policies.replay.recorded import Costs, RecordedRequest
+from policies.speculation.replay.recorded import Costs, RecordedRequest
 
 VERSION = 1
 

@@ -13,15 +13,15 @@ from math import log
 from statistics import mean
 
 from device_profiles.cost import StepCost
-from policies.adaptive import Adaptive
-from policies.calibration import Calibration, compared
-from policies.calibration import chance as calibrated
-from policies.depth_policy import Done
-from policies.goodput import cap, curve
-from policies.measured_cost import measured
-from policies.replay.recorded import Costs, RecordedDraft, RecordedRequest
-from policies.replay.run import replay
 from policies.speculation import Round
+from policies.speculation.adaptive import Adaptive
+from policies.speculation.allocation import cap, curve
+from policies.speculation.calibration import Calibration, compared
+from policies.speculation.calibration import chance as calibrated
+from policies.speculation.cost_model import measured
+from policies.speculation.policy import Done
+from policies.speculation.replay.recorded import Costs, RecordedDraft, RecordedRequest
+from policies.speculation.replay.run import replay
 
 LOW, HIGH = 0.1, 0.9
 _SPREAD = 20

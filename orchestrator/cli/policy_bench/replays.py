@@ -8,10 +8,10 @@ from typing import Any
 from device_profiles.units import MS_PER_S
 from orchestrator.cli.policy_bench.arms import ADAPTIVE, CLIMBER, FIXED_DEPTHS, PLAIN, TABLE, fixed_name, policy_of
 from orchestrator.cli.policy_bench.recording import Recording
-from policies.depth_policy import DepthPolicy
-from policies.replay.hindsight import fixed_depths, hindsight
-from policies.replay.recorded import RecordedRequest
-from policies.replay.run import Replay, Step, replay
+from policies.speculation.policy import DepthPolicy
+from policies.speculation.replay.hindsight import fixed_depths, hindsight
+from policies.speculation.replay.recorded import RecordedRequest
+from policies.speculation.replay.run import Replay, Step, replay
 
 HINDSIGHT = "hindsight"
 STEPS = "steps"

@@ -15,7 +15,7 @@ from orchestrator.cli.policy_bench.drafters import KINDS, Drafters
 from orchestrator.cli.policy_bench.requests import MIX, Requests
 from orchestrator.cli.policy_bench.runs import Load, Runner, Visit, Visiting, side_by_side
 from orchestrator.cluster.port import Submit
-from policies.replay.recorded import Costs
+from policies.speculation.replay.recorded import Costs
 
 BAR = 0.97
 KERNEL = "plain, kernel"

@@ -1,5 +1,0 @@
-"""Where target and drafts run: candidates -> filters, which give reasons -> score -> plan."""
-
-from policies.placement.planner import plan
-
-__all__ = ["plan"]

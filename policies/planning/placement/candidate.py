@@ -1,0 +1,223 @@
+"""One way to place a target and its draft, spelt out: what is predicted of it, how it scores, what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from device_profiles.link import LinkProfile
+from policies.planning.placement import workers
+from policies.planning.placement.links import Links
+from policies.planning.plan import (
+    Constraints,
+    Device,
+    Drafter,
+    DraftPlacement,
+    Host,
+    Option,
+    Prediction,
+    Replica,
+    Score,
+    Shard,
+    Wanted,
+    Workload,
+)
+from policies.planning.score import placement_score
+from policies.planning.shard_cost import Part, TargetTimes, context_tokens, kv_bytes
+from policies.planning.throughput import DraftSide, TargetSide, best_depth
+
+
+class Where(IntEnum):
+    """Where a draft is, seen from its target."""
+
+    NOWHERE = 0  # no model is run
+    IN_TARGET = 1  # the same device, in the target's process
+    BESIDE = 2  # the same device (a CPU) on cores of its own
+    HOST = 3  # another device of the host
+    ZONE = 4  # another host of the zone
+    FAR = 5  # another zone
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Layers `first` to `end` (not included) on a device."""
+
+    device: Device
+    option: Option
+    first: int
+    end: int
+
+    @property
+    def layers(self) -> int:
+        """How many."""
+        return self.end - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A target (one part, or layer shards in order), how many sequences it runs at once, and its draft: `draft` is
+    None where no model is run for it, `drafter` where nothing is drafted."""
+
+    target: tuple[Placed, ...]
+    sequences: int
+    drafter: Drafter | None = None
+    draft: Placed | None = None
+    where: Where = Where.NOWHERE
+
+    @property
+    def placed(self) -> tuple[Placed, ...]:
+        """Every worker's part."""
+        return self.target if self.draft is None else (*self.target, self.draft)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What decides between equals."""
+        return (
+            len(self.placed),
+            tuple((one.device.id, one.option.label, one.first) for one in self.placed),
+            self.drafter.name if self.drafter else "",
+        )
+
+    @property
+    def label(self) -> str:
+        """How people name it."""
+        if len(self.target) == 1:
+            target = f"{self.target[0].device.id} ({self.target[0].option.label})"
+        else:
+            target = f"{len(self.target)} shards on " + ", ".join(one.device.id for one in self.target)
+        if self.drafter is None:
+            return f"{target}, no drafts"
+        if self.draft is None:
+            return f"{target}, {self.drafter.name}"
+        beside = {Where.IN_TARGET: " in the target's process", Where.BESIDE: " on cores of its own"}.get(self.where, "")
+        return f"{target}, {self.drafter.name} on {self.draft.device.id} ({self.draft.option.label}){beside}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """A candidate, what is predicted of it at its best depth, and its score."""
+
+    candidate: Candidate
+    prediction: Prediction
+    score: Score
+
+
+def sides(candidate: Candidate, links: Links, load: Workload) -> tuple[TargetSide, DraftSide | None]:
+    """Return it as policies/planning/throughput.py takes it. The draft speaks to the last shard, which decides what is
+    accepted."""
+    target = TargetSide(
+        tuple(_part(one, load.target.layers) for one in candidate.target),
+        hops([one.device.host for one in candidate.target], links),
+        candidate.sequences,
+    )
+    if candidate.drafter is None:
+        return target, None
+    if candidate.draft is None:
+        return target, DraftSide(candidate.drafter)
+    shared = candidate.draft.device.rates.bandwidth_bytes_per_s if candidate.where is Where.BESIDE else 0.0
+    return target, DraftSide(
+        candidate.drafter,
+        _part(candidate.draft, candidate.draft.layers),
+        candidate.where is not Where.IN_TARGET,
+        links.between(candidate.draft.device.host, candidate.target[-1].device.host),
+        shared,
+    )
+
+
+def hops(hosts: Sequence[str], links: Links) -> tuple[LinkProfile, ...]:
+    """Return the links behind each of these hosts, the last of which leads back to the first."""
+    if len(hosts) == 1:
+        return ()
+    return tuple(links.between(one, after) for one, after in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
+
+
+def rated(candidate: Candidate, links: Links, wanted: Wanted, times: TargetTimes | None = None) -> Rated:
+    """Return its prediction and its score. `times`: as policies.planning.throughput.best_depth takes them."""
+    load = wanted.workload
+    target, draft = sides(candidate, links, load)
+    prediction = best_depth(target, draft, load, times)
+    in_use = candidate.placed if prediction.depth else candidate.target
+    devices = [one.device for one in in_use]
+    watts = [one.power_w for one in devices]
+    if all(watts):
+        prediction = replace(prediction, joules_per_token=sum(watts) / prediction.goodput_tokens_per_s)
+    used = used_bytes(candidate, load)
+    score = placement_score(target.parts, devices, [used[one.id] for one in devices], prediction, load, wanted.weights)
+    return Rated(candidate, prediction, score)
+
+
+def used_bytes(candidate: Candidate, load: Workload) -> dict[str, float]:
+    """Return the bytes that it takes of each device, by its id."""
+    used: dict[str, float] = {}
+    for one in candidate.placed:
+        model_layers = load.target.layers if one is not candidate.draft else one.layers
+        taken = workers.fixed_bytes(one.option, one.layers)
+        taken += kv_bytes(one.option, load, one.layers / model_layers) * candidate.sequences
+        used[one.device.id] = used.get(one.device.id, 0.0) + taken
+    return used
+
+
+def problem(candidate: Candidate, cores: Mapping[str, float], load: Workload, limits: Constraints) -> str:
+    """Return why memory or cores do not allow it, "" where they do."""
+    room = {one.device.id: workers.room_bytes(one.device, limits) for one in candidate.placed}
+    for device, used in sorted(used_bytes(candidate, load).items()):
+        if used > room[device]:
+            return f"{device}: {workers.too_small(used, room[device])}"
+    threads: dict[str, int] = {}
+    for one in candidate.placed:
+        if one is not candidate.draft or candidate.where is not Where.IN_TARGET:
+            threads[one.device.host] = threads.get(one.device.host, 0) + one.option.threads
+    for host, count in sorted(threads.items()):
+        if count > cores[host]:
+            return workers.too_many_threads(count, host, cores[host])
+    return ""
+
+
+def replica(best: Rated, taken_cores: dict[str, int], hosts: Mapping[str, Host], load: Workload) -> Replica:
+    """Return it as a part of a plan; the cores that it takes are added to `taken_cores`."""
+    candidate, prediction = best.candidate, best.prediction
+    first = dict(taken_cores)
+    shards = tuple(_shard(one, candidate, prediction, hosts, taken_cores, load) for one in candidate.target)
+    draft = None
+    if candidate.drafter is not None and prediction.depth:
+        shard = None
+        if candidate.draft is not None:
+            cores = first if candidate.where is Where.IN_TARGET else taken_cores
+            shard = _shard(candidate.draft, candidate, prediction, hosts, cores, load)
+        own = candidate.where > Where.IN_TARGET
+        draft = DraftPlacement(candidate.drafter.name, shard, "own" if own else "target", own)
+    load_s = max(one.option.load_s for one in candidate.target)
+    return Replica(shards, draft, prediction.depth, prediction, best.score, load_s)
+
+
+def _shard(
+    one: Placed,
+    candidate: Candidate,
+    prediction: Prediction,
+    hosts: Mapping[str, Host],
+    taken: dict[str, int],
+    load: Workload,
+) -> Shard:
+    drafting = one is candidate.draft
+    model = candidate.drafter.model if drafting and candidate.drafter and candidate.drafter.model else load.target
+    sequences = -(-candidate.sequences // (1 if drafting else prediction.micro_batches))
+    rows = sequences * (1 if drafting else prediction.depth + 1)
+    stage_ms = _part(one, model.layers).ms(rows, sequences, context_tokens(load))
+    first = taken.get(one.device.host, 0)
+    threads = one.option.threads if hosts[one.device.host].cores else 0
+    taken[one.device.host] = first + threads
+    return workers.shard(
+        one.device,
+        one.option,
+        model,
+        load,
+        sequences=candidate.sequences,
+        layers=(one.first, one.end),
+        stage_ms=stage_ms,
+        cores=tuple(range(first, first + threads)),
+    )
+
+
+def _part(one: Placed, layers: int) -> Part:
+    return Part(one.option, one.layers / layers, one.device.utilisation)

@@ -1,0 +1,205 @@
+"""A target cut into layer shards for one depth and one number of micro-batches: from what, and what the shards take.
+
+With several micro-batches a round takes the longer of the sum over the shards and of the slowest shard times their
+number, so the slowest is bounded, and the bound is moved until the two meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from device_profiles.profile import Exactness
+from policies.planning.draft_yield import changes_of, drafted_shares, tokens_per_round
+from policies.planning.placement import workers
+from policies.planning.placement.candidate import Placed
+from policies.planning.placement.narrow import narrow
+from policies.planning.placement.order import Traffic, numbered
+from policies.planning.placement.rows import Floats, Index, Ints, Rows, draft_rows
+from policies.planning.placement.search import Ground
+from policies.planning.placement.shards import Hops, Items, Taken, cut
+from policies.planning.plan import Drafter, Option
+from policies.planning.shard_cost import context_tokens, kv_bytes
+
+_BOUNDS = 5  # how often the bound on the slowest shard is moved, at most
+_BOUNDS_OF_FEW = 10  # with few devices
+FEW = 24  # devices; with so few there is time to look more closely
+_CLOSE = 1.02  # until it is known so closely
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What shards are cut from: one item for each device and option that can hold a layer of `sequences` sequences."""
+
+    ground: Ground
+    index: Index
+    sequences: int
+    options: tuple[Option, ...]
+    option: Ints
+    device: Ints
+    most: Ints
+    drafts: Mapping[str, Rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What shards are cut for."""
+
+    drafter: Drafter | None
+    depth: int
+    micro_batches: int
+
+
+def task_of(ground: Ground, sequences: int) -> Task:
+    """Return what shards that hold so many sequences are cut from."""
+    load, index = ground.wanted.workload, ground.all_devices()
+    layers, allowed = load.target.layers, {one.id for one in ground.left.target_devices}
+    options: list[Option] = []
+    columns: list[tuple[Ints, Ints, Ints]] = []
+    for profile in sorted(ground.left.targets.keys() & index.profiles.keys()):
+        devices = index.profiles[profile]
+        devices = devices[np.array([index.devices[one].id in allowed for one in devices], np.bool_)]
+        for one in ground.left.targets[profile]:
+            room = index.room[devices] - workers.fixed_bytes(one, 0)
+            a_layer = one.layer_bytes + kv_bytes(one, load, 1 / layers) * sequences
+            most = np.clip(np.floor(room / a_layer), 0, layers).astype(np.int64)
+            fits = (most > 0) & (one.threads <= index.cores[devices])
+            columns.append((np.full(int(fits.sum()), len(options)), devices[fits], most[fits]))
+            options.append(one)
+    none = np.empty(0, np.int64)
+    number, device, count = (np.concatenate(part) for part in zip(*columns, (none, none, none), strict=True))
+    may_draft = {one.id for one in ground.left.draft_devices}
+    can = np.array([one.id in may_draft for one in index.devices], np.bool_)
+    drafts = {
+        drafter.name: draft_rows(index, ground.left.drafts, drafter, load, can, sequences)[0]
+        for drafter in load.drafters
+        if drafter.model is not None
+    }
+    return Task(ground, index, sequences, tuple(options), number, device, count, drafts)
+
+
+def shard_counts(task: Task) -> range:
+    """Return how many shards there may be."""
+    limits = task.ground.wanted.constraints
+    layers = task.ground.wanted.workload.target.layers
+    if limits.shards:
+        return range(limits.shards, limits.shards + 1)
+    return range(2, max(2, min(limits.max_shards, layers)) + 1)
+
+
+def shards_for(task: Task, aim: Aim, without: frozenset[int]) -> tuple[Placed, ...]:
+    """Return the shards with the shortest round, none where there are none."""
+    items, hops, stage = _items(task, aim, without)
+    layers = task.ground.wanted.workload.target.layers
+    if not len(items.device):
+        return ()
+    items, stage = narrow(items, stage, layers, hops, shard_counts(task)[-1])
+    taken = cut(items, layers, hops, shard_counts(task))
+    if taken is None:
+        return ()
+    count, best = aim.micro_batches, taken
+    best_ms, total, slowest = _times(taken, items, stage, hops, count)
+    low, high = total / count, slowest
+    few = len(np.unique(items.device)) <= FEW
+    for turn in range((_BOUNDS_OF_FEW if few else _BOUNDS) if count * slowest > total else 0):
+        if high < low * _CLOSE and not few:
+            break
+        bound = low * _CLOSE if turn == 0 else (low + high) / 2
+        taken = cut(_bounded(items, stage, bound), layers, hops, shard_counts(task))
+        if taken is None:
+            low = bound
+            continue
+        round_ms, total, slowest = _times(taken, items, stage, hops, count)
+        if round_ms < best_ms:
+            best, best_ms = taken, round_ms
+        low, high = (low, min(bound, slowest)) if count * slowest > total else (bound, high)
+    return _placed(task, items, best)
+
+
+def _times(taken: list[Taken], items: Items, stage: Floats, hops: Hops, count: int) -> tuple[float, float, float]:
+    """Return what a round takes with `count` micro-batches, the sum of what the shards take of it, and the slowest."""
+    rows = [one.item for one in taken]
+    layers = np.array([one.layers for one in taken])
+    times = stage[rows, 0] + stage[rows, 1] * layers
+    prefill = items.fixed_ms[rows] + items.layer_ms[rows] * layers - times
+    host, zone = items.host[rows], items.zone[rows]
+    hop = np.where(zone[1:] != zone[:-1], hops.far, np.where(host[1:] != host[:-1], hops.zone, hops.host))
+    total, slowest = float(times.sum() + hop.sum()), float(times.max())
+    return max(total, count * slowest) + float(prefill.sum()), total, slowest
+
+
+def _bounded(items: Items, stage: Floats, most_ms: float) -> Items:
+    """Return the items with no more layers than run in that time."""
+    most = np.floor((most_ms - stage[:, 0]) / np.maximum(stage[:, 1], 1e-12))
+    return items.with_most(np.clip(most, 0, items.most).astype(np.int64))
+
+
+def _items(task: Task, aim: Aim, without: frozenset[int]) -> tuple[Items, Hops, Floats]:
+    """Return what can take layers, with the round's share of prefill in it; what a hop costs; and what a shard takes of
+    a round alone: `stage[item] = (fixed, by the layer)`."""
+    load = task.ground.wanted.workload
+    tokens = tokens_per_round(aim.drafter, aim.depth)
+    prompts = task.sequences * tokens / load.output_tokens / aim.micro_batches
+    costs = np.array([_cost(one, task, aim, prompts) for one in task.options]).reshape(-1, 4)
+    keep = np.flatnonzero(~np.isin(task.device, list(without)))
+    device, chosen = task.device[keep], costs[task.option[keep]]
+    stretch = 1.0 / (1.0 - task.index.utilisation[device])
+    items = Items(
+        device=device,
+        host=task.index.host[device],
+        zone=task.index.zone[device],
+        fixed_ms=stretch * chosen[:, 0],
+        layer_ms=stretch * chosen[:, 1],
+        most=task.most[keep],
+        tie=task.index.tie[device] * len(task.options) + task.option[keep],
+        option=task.option[keep],
+    )
+    return items, _hops(task, aim, prompts), stretch[:, None] * chosen[:, 2:]
+
+
+def _cost(option: Option, task: Task, aim: Aim, prompts: float) -> tuple[float, float, float, float]:
+    """Return (fixed, by the layer) of a round with its share of prefill, and the same of its verification alone."""
+    load = task.ground.wanted.workload
+    layers, sequences = load.target.layers, ceil(task.sequences / aim.micro_batches)
+    paid = option.paid_rows if load.exactness is Exactness.BIT else 1
+    context = context_tokens(load)
+    changes = changes_of(aim.drafter, task.sequences) if aim.drafter is not None and aim.depth else 0.0
+    mean = sum(
+        share * option.cost.ms(sequences * max(count + 1, paid), sequences, context, changes=changes)
+        for count, share in drafted_shares(aim.drafter, aim.depth)
+    )
+    done = load.reused_prompt_tokens
+    prompt = max(1, load.prompt_tokens - done)
+    beside = task.sequences > 1
+    prefill = option.cost.prefill_ms(prompt, done=done, chunk_rows=load.prefill_chunk_rows, beside=beside)
+    fixed = option.overhead_ms + option.overhead_sequence_ms * sequences
+    chunks = 0 if beside else ceil(prompt / load.prefill_chunk_rows)
+    return (
+        fixed + prompts * chunks * option.overhead_ms,
+        (mean + prompts * prefill) / layers,
+        fixed,
+        mean / layers,
+    )
+
+
+def traffic_of(task: Task, aim: Aim, prompts: float) -> Traffic:
+    """Return what crosses from shard to shard in a round, with its share of prefill (`prompts` of them)."""
+    load = task.ground.wanted.workload
+    rows = ceil(task.sequences / aim.micro_batches) * (aim.depth + 1)
+    prompt = max(1, load.prompt_tokens - load.reused_prompt_tokens)
+    return Traffic(1.0 + prompts, load.target.hidden_bytes * (rows + prompts * prompt))
+
+
+def _hops(task: Task, aim: Aim, prompts: float) -> Hops:
+    kinds, traffic = task.ground.links.typical(), traffic_of(task, aim, prompts)
+    return Hops(*(traffic.forward_ms(one) for one in kinds), *(traffic.back_ms(one) for one in kinds))
+
+
+def _placed(task: Task, items: Items, taken: list[Taken]) -> tuple[Placed, ...]:
+    devices = [task.index.devices[int(items.device[one.item])] for one in taken]
+    options = [task.options[int(items.option[one.item])] for one in taken]
+    whole = zip(devices, options, taken, strict=True)
+    return numbered([Placed(device, option, 0, one.layers) for device, option, one in whole])

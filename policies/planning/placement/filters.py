@@ -1,0 +1,136 @@
+"""What may be used at all: filters that return what they kept, and the reason for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from device_profiles.profile import Exactness
+from policies.planning.plan import Cluster, Constraints, Device, Host, NoPlan, Option, RejectedCandidate, Role, Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Usable:
+    """What the filters left. `targets` and `drafts`: options by profile, those of the target, and those of each
+    drafter's model. `target_devices` and `draft_devices` in the order of their ids."""
+
+    hosts: dict[str, Host]
+    target_devices: tuple[Device, ...]
+    draft_devices: tuple[Device, ...]
+    targets: dict[str, tuple[Option, ...]]
+    drafts: dict[str, tuple[Option, ...]]
+    rejected: tuple[RejectedCandidate, ...]
+
+
+def usable(cluster: Cluster, wanted: Wanted) -> Usable:
+    """Return what may host what.
+
+    Raises NoPlan where the cluster contradicts itself, or a constraint names what is not there.
+    """
+    hosts = {host.name: host for host in cluster.hosts}
+    _check(cluster, hosts, wanted.constraints)
+    rejected: list[RejectedCandidate] = []
+    healthy = _devices(cluster.devices, hosts, wanted.constraints, rejected)
+    models = {one.model.name for one in wanted.workload.drafters if one.model is not None}
+    targets = _options(cluster.options, Role.TARGET, {wanted.workload.target.name}, wanted, rejected)
+    drafts = _options(cluster.options, Role.DRAFT, models, wanted, rejected)
+    return Usable(
+        hosts,
+        _pinned(healthy, wanted.constraints.pin_target, Role.TARGET, rejected),
+        _pinned(healthy, wanted.constraints.pin_draft, Role.DRAFT, rejected),
+        targets,
+        drafts,
+        tuple(rejected),
+    )
+
+
+def _check(cluster: Cluster, hosts: dict[str, Host], constraints: Constraints) -> None:
+    for what, names in (("host", [one.name for one in cluster.hosts]), ("device", [one.id for one in cluster.devices])):
+        if len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise NoPlan(f"{what} {twice[0]!r} is there twice: give every {what} a name of its own")
+    for device in cluster.devices:
+        if device.host not in hosts:
+            raise NoPlan(f"device {device.id!r} is on host {device.host!r}, which is not in the list of hosts")
+    known = hosts.keys() | {device.id for device in cluster.devices}
+    for key in ("pin_target", "pin_draft", "exclude"):
+        for name in getattr(constraints, key):
+            if name not in known:
+                raise NoPlan(f"{key}: there is no device or host {name!r}; there are {_some(known)}")
+    zones = {host.zone for host in hosts.values()}
+    for zone in constraints.zones:
+        if zone not in zones:
+            raise NoPlan(f"zones: there is no zone {zone!r}; there are {_some(zones)}")
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = f" and {len(ordered) - 8} more" if len(ordered) > 8 else ""
+    return ", ".join(repr(name) for name in ordered[:8]) + more
+
+
+def _devices(
+    devices: Iterable[Device], hosts: dict[str, Host], constraints: Constraints, rejected: list[RejectedCandidate]
+) -> list[Device]:
+    kept = []
+    for device in sorted(devices, key=lambda one: one.id):
+        why = _unfit(device, hosts[device.host], constraints)
+        if why:
+            rejected.append(RejectedCandidate(device.id, why))
+        else:
+            kept.append(device)
+    return kept
+
+
+def _unfit(device: Device, host: Host, constraints: Constraints) -> str:
+    if device.id in constraints.exclude or device.host in constraints.exclude:
+        return "excluded by the operator (`exclude`)"
+    if constraints.zones and host.zone not in constraints.zones:
+        return f"in zone {host.zone!r}, and `zones` allows {_some(constraints.zones)}"
+    if device.health < constraints.least_health:
+        return f"health {device.health:.2f} is below {constraints.least_health:.2f} (`least_health`)"
+    return ""
+
+
+def _pinned(
+    devices: list[Device], pins: tuple[str, ...], role: Role, rejected: list[RejectedCandidate]
+) -> tuple[Device, ...]:
+    if not pins:
+        return tuple(devices)
+    kept = []
+    for device in devices:
+        if device.id in pins or device.host in pins:
+            kept.append(device)
+        else:
+            rejected.append(RejectedCandidate(device.id, f"the {role} is pinned to {_some(pins)} (`pin_{role}`)", role))
+    if not kept:
+        raise NoPlan(
+            f"pin_{role}: nothing of {_some(pins)} may be used, because it is excluded, in another zone, or not "
+            f"healthy; change `pin_{role}` or what rules it out"
+        )
+    return tuple(kept)
+
+
+def _options(
+    options: Iterable[Option], role: Role, models: set[str], wanted: Wanted, rejected: list[RejectedCandidate]
+) -> dict[str, tuple[Option, ...]]:
+    kept: dict[str, list[Option]] = {}
+    mine = (one for one in options if one.role is role and one.model in models)
+    for option in sorted(mine, key=lambda one: (one.profile, one.model, one.runtime, one.weights, one.threads)):
+        why = _unsuitable(option, wanted)
+        if why:
+            rejected.append(RejectedCandidate(f"{option.label} on {option.profile}", why, role))
+        else:
+            kept.setdefault(option.profile, []).append(option)
+    return {profile: tuple(found) for profile, found in kept.items()}
+
+
+def _unsuitable(option: Option, wanted: Wanted) -> str:
+    constraints = wanted.constraints
+    if constraints.runtimes and option.runtime not in constraints.runtimes:
+        return f"`runtimes` allows {_some(constraints.runtimes)}"
+    if option.role is Role.TARGET and constraints.weights and option.weights not in constraints.weights:
+        return f"`weights` allows {_some(constraints.weights)}"
+    if option.role is Role.TARGET and wanted.workload.exactness is Exactness.BIT and not option.row_invariant:
+        return "its rows are not invariant, which exactness `bit` needs; exactness `kernel` would allow it"
+    return ""

@@ -1,0 +1,79 @@
+"""In which order the hosts of a sharded target follow each other.
+
+Shards of one host stay together. With links by default, hosts of a zone stay together too, and the draft's host (or
+zone) comes last, where it is decided what is accepted. Where links were measured, all orders of a few hosts are tried,
+and of more the nearest host follows next, from every start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+from device_profiles.link import LinkProfile
+from device_profiles.units import MS_PER_S
+from policies.planning.placement.candidate import Placed, hops
+from policies.planning.placement.links import Links
+
+_TRIED = 6  # hosts, of which all orders are tried
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What crosses a hop in a round: so many `trips` with `size_bytes` in all, and as many back to the first shard."""
+
+    trips: float
+    size_bytes: float
+
+    def forward_ms(self, link: LinkProfile) -> float:
+        """Return what a hop to the next shard takes."""
+        return self.trips * link.rtt_ms / 2 + self.size_bytes / link.bytes_per_s * MS_PER_S
+
+    def back_ms(self, link: LinkProfile) -> float:
+        """Return what the last shard's tokens take to the first."""
+        return self.trips * link.rtt_ms / 2
+
+
+def ordered(target: tuple[Placed, ...], draft_host: str, links: Links, traffic: Traffic) -> tuple[Placed, ...]:
+    """Return the shards in the order that costs least, where their draft is on that host ("": there is none)."""
+    by_host: dict[str, list[Placed]] = {}
+    for one in target:
+        by_host.setdefault(one.device.host, []).append(one)
+    if not links.any_measured(by_host):
+        zone = links.hosts[draft_host].zone if draft_host else ""
+        zones = list(dict.fromkeys(links.hosts[host].zone for host in by_host))
+        of = {host: links.hosts[host].zone for host in by_host}
+        best: Sequence[str] = sorted(
+            by_host, key=lambda host: (bool(draft_host) and of[host] == zone, zones.index(of[host]), host == draft_host)
+        )
+    else:
+        best = min(_orders(list(by_host), links), key=lambda hosts: _cost(hosts, draft_host, links, traffic))
+    return numbered([one for host in best for one in by_host[host]])
+
+
+def numbered(target: Sequence[Placed]) -> tuple[Placed, ...]:
+    """Return shards with their layers counted in this order."""
+    found, first = [], 0
+    for one in target:
+        found.append(replace(one, first=first, end=first + one.layers))
+        first += one.layers
+    return tuple(found)
+
+
+def _orders(hosts: list[str], links: Links) -> Iterator[tuple[str, ...]]:
+    if len(hosts) <= _TRIED:
+        yield from permutations(sorted(hosts))
+        return
+    for start in sorted(hosts):
+        found, left = [start], sorted(set(hosts) - {start})
+        while left:
+            found.append(min(left, key=lambda host: (links.between(found[-1], host).rtt_ms, host)))
+            left.remove(found[-1])
+        yield tuple(found)
+
+
+def _cost(hosts: Sequence[str], draft_host: str, links: Links, traffic: Traffic) -> float:
+    known = hops(hosts, links)
+    asking = links.between(hosts[-1], draft_host).rtt_ms if draft_host else 0.0
+    return sum(traffic.forward_ms(link) for link in known[:-1]) + sum(map(traffic.back_ms, known[-1:])) + asking

@@ -1,0 +1,235 @@
+"""Every pairing of a target with a draft that can be the best, and what is predicted of it.
+
+A draft's time counts by where it is: on the target's device, on another of its host, on another host of its zone, or
+anywhere else. Within each of these the links are alike, so only the few fastest drafts of each kind have to be paired
+with all targets; where links were measured, the fastest drafts of both hosts are paired besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from device_profiles.units import MS_PER_S
+from policies.planning.draft_yield import all_hit_rate, changes_of, depth_bound, drafted_shares, tokens_per_round
+from policies.planning.placement.candidate import Where
+from policies.planning.placement.links import HostLinks
+from policies.planning.placement.rows import Bools, Floats, Index, Ints, Rows
+from policies.planning.plan import Constraints, Drafter, Workload
+from policies.planning.throughput import DraftSide, draft_link_ms, draft_ms, shared_read_ms, together_ms
+
+_Joined = tuple[Ints, Ints, Ints]  # target rows, draft rows, and where these are from there
+
+_KEEP = 3  # the fastest drafts that are kept of each place: more than one, because one may be on the target's own
+_THREADS = 4096  # more than anybody has
+_CHUNK = 50_000  # pairs that are predicted at a time
+
+
+APART = {"": 0, "device": Where.HOST, "host": Where.ZONE, "zone": Where.FAR}
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pairings of target rows with draft rows (-1: none) of one drafter (None: no drafts), the best depth of each and
+    its goodput, in tokens per second. `layers`: of the target."""
+
+    drafter: Drafter | None
+    layers: int
+    targets: Rows
+    drafts: Rows | None
+    target: Ints
+    draft: Ints
+    where: Ints
+    depth: Ints
+    goodput: Floats
+
+
+def plain_pairs(targets: Rows, load: Workload) -> Pairs:
+    """Return every target without drafts."""
+    total = targets.ms[:, 0] + targets.sequences / load.output_tokens * targets.prefill_ms
+    return _without_model(None, load, targets, targets.sequences / total * MS_PER_S, np.zeros(len(targets), np.int64))
+
+
+def text_pairs(targets: Rows, drafter: Drafter, load: Workload) -> Pairs:
+    """Return every target with a drafter that runs no model."""
+    depths = np.arange(1, depth_bound(load, drafter) + 1)
+    if not len(depths) or not len(targets):
+        return _without_model(drafter, load, targets.of(np.empty(0, np.int64)), np.empty(0), np.empty(0, np.int64))
+    tokens = np.array([tokens_per_round(drafter, int(depth)) for depth in depths])
+    sequences = targets.sequences[:, None].astype(float)
+    verify = _verified(targets, drafter, len(depths))
+    drafting = np.array([draft_ms(DraftSide(drafter), load, int(depth), 1.0) for depth in depths])
+    total = verify + drafting * sequences
+    total = total + sequences * tokens / load.output_tokens * targets.prefill_ms[:, None]
+    goodput = sequences * tokens / total * MS_PER_S
+    if drafter.by_policy:
+        goodput[:, :-1] = 0.0
+    best = np.argmax(goodput, axis=1)
+    return _without_model(drafter, load, targets, goodput[np.arange(len(targets)), best], depths[best])
+
+
+def model_pairs(
+    index: Index, targets: Rows, drafts: Rows, drafter: Drafter, links: HostLinks, load: Workload, limits: Constraints
+) -> Pairs:
+    """Return targets, which all run the same number of sequences, with the drafts that may be best for them."""
+    found = [
+        (where, *_allowed(index, targets, drafts, where, left, right))
+        for where, left, right in _joined(index, targets, drafts, links)
+        if where >= APART[limits.apart]
+    ]
+    wheres = np.concatenate([np.full(len(left), where) for where, left, _ in found] or [np.empty(0, np.int64)])
+    left = np.concatenate([one for _, one, _ in found] or [np.empty(0, np.int64)])
+    right = np.concatenate([one for _, _, one in found] or [np.empty(0, np.int64)])
+    depth, goodput = np.zeros(len(left), np.int64), np.zeros(len(left))
+    if depth_bound(load, drafter):
+        for start in range(0, len(left), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            depth[part], goodput[part] = _predicted(
+                index, targets, drafts, drafter, links, load, (left[part], right[part], wheres[part])
+            )
+    return Pairs(drafter, load.target.layers, targets, drafts, left, right, wheres, depth, goodput)
+
+
+def _without_model(drafter: Drafter | None, load: Workload, targets: Rows, goodput: Floats, depth: Ints) -> Pairs:
+    count = len(targets)
+    nowhere = np.full(count, int(Where.NOWHERE))
+    return Pairs(
+        drafter, load.target.layers, targets, None, np.arange(count), np.full(count, -1), nowhere, depth, goodput
+    )
+
+
+def _verified(targets: Rows, drafter: Drafter, bound: int) -> Floats:
+    """Return the mean verification by depth from 1 to the bound, where not all rounds have as many drafts."""
+    shares = np.zeros((targets.ms.shape[1], bound))
+    for depth in range(1, bound + 1):
+        for count, share in drafted_shares(drafter, depth):
+            shares[count, depth - 1] = share
+    kinds, inverse = np.unique(targets.sequences, return_inverse=True)
+    changes = np.array([changes_of(drafter, int(count)) for count in kinds])[inverse.reshape(-1)][:, None]
+    mean: Floats = ((1.0 - changes) * targets.ms + changes * targets.late_ms) @ shares
+    return mean
+
+
+def _joined(index: Index, targets: Rows, drafts: Rows, links: HostLinks) -> Iterator[tuple[Where, Ints, Ints]]:
+    """Yield (where, target rows, draft rows)."""
+    if not len(targets) or not len(drafts):
+        return
+    t_host, d_host = index.host[targets.device], index.host[drafts.device]
+    t_zone = index.zone[targets.device]
+    left, right = _equal(targets.device, drafts.device)
+    yield Where.IN_TARGET, left, right
+    yield Where.BESIDE, left, right
+    every = np.arange(len(drafts))
+    threads = np.minimum(drafts.threads, _THREADS - 1)
+    near = fastest(drafts, every, drafts.device * _THREADS + threads, index, keep=1)
+    near = fastest(drafts, near, (d_host * _THREADS + threads)[near], index)
+    left, right = _equal(t_host, d_host[near])
+    yield Where.HOST, left, near[right]
+    of_host = fastest(drafts, every, d_host, index, keep=1)
+    of_zone = fastest(drafts, of_host, index.zone[drafts.device[of_host]], index)
+    left, right = _equal(t_zone, index.zone[drafts.device[of_zone]])
+    yield Where.ZONE, left, of_zone[right]
+    far = fastest(drafts, of_host, index.zone[drafts.device[of_host]], index, keep=1)
+    far = fastest(drafts, far, np.zeros(len(far), np.int64), index)
+    yield Where.FAR, np.repeat(np.arange(len(targets)), len(far)), np.tile(far, len(targets))
+    for one, other in links.pairs:
+        left, right = _equal(np.where(t_host == one, other, -1), d_host[of_host])
+        same = bool(len(left)) and index.zone[targets.device[left[0]]] == index.zone[drafts.device[of_host[right[0]]]]
+        yield Where.ZONE if same else Where.FAR, left, of_host[right]
+
+
+def fastest(rows: Rows, among: Ints, group: Ints, index: Index, keep: int = _KEEP) -> Ints:
+    """Return those of the rows `among` that are the fastest of their group at some depth: drafting ahead, and after."""
+    bound = rows.ms.shape[1] - 1
+    kept = []
+    for depth in sorted({1, (bound + 1) // 2, bound} - {0}):
+        for value in (rows.ms[among, depth], rows.late_ms[among, depth]):
+            order = np.lexsort((index.tie[rows.device[among]], value, group))
+            kept.append(order[_rank(group[order]) < keep])
+    return among[np.unique(np.concatenate(kept))] if kept else among[:0]
+
+
+def _rank(group: Ints) -> Ints:
+    """Return each element's number within its run of equal values."""
+    starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]]) if len(group) else np.empty(0, np.int64)
+    lengths = np.diff(np.r_[starts, len(group)])
+    return np.arange(len(group)) - np.repeat(starts, lengths)
+
+
+def _equal(left: Ints, right: Ints) -> tuple[Ints, Ints]:
+    """Return the numbers of all pairs of equal values."""
+    order = np.argsort(right, kind="stable")
+    ordered = right[order]
+    first, end = np.searchsorted(ordered, left, "left"), np.searchsorted(ordered, left, "right")
+    counts = end - first
+    lefts = np.repeat(np.arange(len(left)), counts)
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return lefts, order[np.repeat(first, counts) + offsets]
+
+
+def _allowed(index: Index, targets: Rows, drafts: Rows, where: Where, left: Ints, right: Ints) -> tuple[Ints, Ints]:
+    """Return the pairs that are where they are said to be, and that memory and cores allow."""
+    mine, other = targets.device[left], drafts.device[right]
+    ok: Bools
+    if where <= Where.BESIDE:
+        sequences = targets.sequences[left]
+        used = targets.fixed[left] + drafts.fixed[right] + sequences * (targets.kv[left] + drafts.kv[right])
+        ok = used <= index.room[mine]
+    elif where is Where.HOST:
+        ok = mine != other
+    elif where is Where.ZONE:
+        ok = index.host[mine] != index.host[other]
+    else:
+        ok = index.zone[mine] != index.zone[other]
+    if where in (Where.BESIDE, Where.HOST):
+        ok = ok & (targets.threads[left] + drafts.threads[right] <= index.cores[mine])
+    if where is Where.BESIDE:
+        ok = ok & index.is_cpu[mine] & (targets.threads[left] > 0) & (drafts.threads[right] > 0)
+        ok = ok & np.isfinite(index.cores[mine])
+    return left[ok], right[ok]
+
+
+def _predicted(
+    index: Index,
+    targets: Rows,
+    drafts: Rows,
+    drafter: Drafter,
+    links: HostLinks,
+    load: Workload,
+    pairs: _Joined,
+) -> tuple[Ints, Floats]:
+    """Return the best depth of each pair, and its goodput (policies/planning/throughput.py has the formulas)."""
+    depths = range(1, depth_bound(load, drafter) + 1)
+    left, right, where = pairs
+    sequences = int(targets.sequences[left[0]])
+    tokens = np.array([tokens_per_round(drafter, depth) for depth in depths])
+    hits = np.array([all_hit_rate(drafter, depth, sequences)[0] for depth in depths])
+    overlap = (where != Where.IN_TARGET)[:, None]
+    drafting = drafts.ms[right, 1 : len(depths) + 1]
+    late = np.where(overlap, drafts.late_ms[right, 1 : len(depths) + 1], drafting)
+    verify = _verified(targets, drafter, len(depths))[left]
+    floor = _floors(index, targets, drafts, drafter, load, pairs)
+    rtt, bytes_per_s = links.between(index.host[targets.device[left]], index.host[drafts.device[right]])
+    link = np.where(overlap[:, 0], draft_link_ms(rtt, bytes_per_s, sequences), 0.0)[:, None]
+    total = together_ms(verify, drafting, late, floor, np.where(overlap, hits, 0.0)) + link
+    prefill = targets.prefill_ms[left] + np.where(overlap[:, 0], 0.0, drafts.prefill_ms[right])
+    total = total + sequences * tokens / load.output_tokens * prefill[:, None]
+    goodput = sequences * tokens / total * MS_PER_S
+    best = np.argmax(goodput, axis=1)
+    return best + 1, goodput[np.arange(len(left)), best]
+
+
+def _floors(index: Index, targets: Rows, drafts: Rows, drafter: Drafter, load: Workload, pairs: _Joined) -> Floats:
+    """Return the least that reading two models from one memory takes, by depth from 1."""
+    draft_layers = drafter.model.layers if drafter.model else 0
+    target_bytes = load.target.layers * np.array([one.layer_bytes for one in targets.options])
+    draft_bytes = draft_layers * np.array([one.layer_bytes for one in drafts.options])
+    left, right, where = pairs
+    rate = index.bandwidth[targets.device[left]]
+    rate = np.where((where == Where.BESIDE) & (rate > 0), rate, np.inf)
+    depths = np.arange(1, depth_bound(load, drafter) + 1, dtype=float)
+    return shared_read_ms(
+        target_bytes[targets.option[left]][:, None], draft_bytes[drafts.option[right]][:, None], depths, rate[:, None]
+    )

@@ -1,0 +1,242 @@
+"""Every (device, option) as a row of arrays: what a whole model costs there at every depth.
+
+What an option costs is computed once for each number of sequences; a device's other work only stretches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.planning.draft_yield import all_hit_rate, depth_bound
+from policies.planning.placement import workers
+from policies.planning.plan import Constraints, Device, Drafter, Host, Option, RejectedCandidate, Role, Workload
+from policies.planning.shard_cost import MOST_BUSY, Part, kv_bytes, prefill_ms
+from policies.planning.throughput import DraftSide, TargetSide, draft_ms, verify_ms
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Devices as arrays, in the order of their ids; hosts and zones as numbers, in the order of their names. `cores`
+    that are left on a device's host (infinite where not known), `room` that a plan may fill, `tie`: which of devices
+    that cost the same comes first: the healthier, less busy, less asked for, larger, first by id."""
+
+    devices: tuple[Device, ...]
+    hosts: tuple[str, ...]
+    host: Ints
+    zone: Ints
+    room: Floats
+    cores: Floats
+    utilisation: Floats
+    tie: Ints
+    bandwidth: Floats
+    is_cpu: Bools
+    profiles: dict[str, Ints]
+
+
+def index_of(
+    devices: tuple[Device, ...], hosts: Mapping[str, Host], constraints: Constraints, taken_cores: Mapping[str, int]
+) -> Index:
+    """Return the arrays; `taken_cores` of each host are spoken for."""
+    names = tuple(sorted(hosts))
+    numbers = {name: number for number, name in enumerate(names)}
+    zones = {zone: number for number, zone in enumerate(sorted({host.zone for host in hosts.values()}))}
+    profiles: dict[str, list[int]] = {}
+    for number, device in enumerate(devices):
+        profiles.setdefault(device.profile, []).append(number)
+    order = sorted(
+        range(len(devices)),
+        key=lambda one: (
+            -devices[one].health,
+            devices[one].utilisation,
+            devices[one].queue_depth,
+            -devices[one].memory_bytes,
+            devices[one].id,
+        ),
+    )
+    tie = np.empty(len(devices), np.int64)
+    tie[order] = np.arange(len(devices))
+    return Index(
+        devices=devices,
+        hosts=names,
+        host=np.array([numbers[one.host] for one in devices], np.int64),
+        zone=np.array([zones[hosts[one.host].zone] for one in devices], np.int64),
+        room=np.array([workers.room_bytes(one, constraints) for one in devices], np.float64),
+        cores=np.array([workers.cores_left(hosts[one.host], taken_cores) for one in devices], np.float64),
+        utilisation=np.minimum([one.utilisation for one in devices], MOST_BUSY) if devices else np.empty(0),
+        tie=tie,
+        bandwidth=np.array([one.rates.bandwidth_bytes_per_s for one in devices], np.float64),
+        is_cpu=np.array([one.kind == "cpu" for one in devices], np.bool_),
+        profiles={profile: np.array(found, np.int64) for profile, found in profiles.items()},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one role: `device` and `option` (numbers of `Index.devices` and of `options`), `sequences` that run at
+    once. `ms[row, depth]`: of a verification, or of drafting; `late_ms`: of a verification that runs another number of
+    rows than the one before, or of drafting again what was not ahead. `prefill_ms`: of one prompt (targets: what it
+    adds to the rounds of others). `fixed` and `kv`: bytes without sequences, and of each."""
+
+    options: tuple[Option, ...]
+    device: Ints
+    option: Ints
+    sequences: Ints
+    threads: Ints
+    ms: Floats
+    late_ms: Floats
+    prefill_ms: Floats
+    fixed: Floats
+    kv: Floats
+
+    def __len__(self) -> int:
+        return len(self.device)
+
+    def of(self, rows: Ints) -> Rows:
+        """Return some of them."""
+        return Rows(
+            self.options,
+            self.device[rows],
+            self.option[rows],
+            self.sequences[rows],
+            self.threads[rows],
+            self.ms[rows],
+            self.late_ms[rows],
+            self.prefill_ms[rows],
+            self.fixed[rows],
+            self.kv[rows],
+        )
+
+
+def target_rows(
+    index: Index, targets: Mapping[str, tuple[Option, ...]], load: Workload, allowed: Bools, concurrency: int
+) -> tuple[Rows, list[RejectedCandidate]]:
+    """Return where the whole target fits, with as many sequences of `concurrency` as fit, and why it does not
+    elsewhere. `allowed`: devices that may host it."""
+    made = _Builder(load.depth_bound)
+    for option, devices in _places(index, targets, allowed):
+        fixed, kv = workers.fixed_bytes(option, load.target.layers), kv_bytes(option, load)
+        fit = _fit(index.room[devices] - fixed, kv, concurrency)
+        enough = option.threads <= index.cores[devices]
+        made.refuse(index, devices[(fit == 0)], option, Role.TARGET, fixed + kv)
+        made.refuse_threads(index, devices[(fit > 0) & ~enough], option, Role.TARGET)
+        for sequences in np.unique(fit[(fit > 0) & enough]):
+            side = TargetSide((Part(option),), (), int(sequences))
+            ms = [verify_ms(side, load, depth) for depth in range(load.depth_bound + 1)]
+            changed = [verify_ms(side, load, depth, changes=1.0) for depth in range(load.depth_bound + 1)]
+            there = devices[(fit == sequences) & enough]
+            prefill = prefill_ms(side.parts[0], load, beside=sequences > 1)
+            made.add(index, option, there, int(sequences), ms, changed, prefill, fixed, kv)
+    return made.rows(), made.rejected
+
+
+def draft_rows(
+    index: Index,
+    drafts: Mapping[str, tuple[Option, ...]],
+    drafter: Drafter,
+    load: Workload,
+    allowed: Bools,
+    sequences: int,
+) -> tuple[Rows, list[RejectedCandidate]]:
+    """Return where a draft model fits with the KV cache of so many sequences, and why it does not elsewhere."""
+    bound = depth_bound(load, drafter)
+    made, model = _Builder(bound), drafter.model
+    for option, devices in _places(index, drafts, allowed):
+        if model is None or option.model != model.name:
+            continue
+        fixed, kv = workers.fixed_bytes(option, model.layers), kv_bytes(option, load)
+        fits = index.room[devices] >= fixed + kv * sequences
+        enough = option.threads <= index.cores[devices]
+        made.refuse(index, devices[~fits], option, Role.DRAFT, fixed + kv * sequences)
+        made.refuse_threads(index, devices[fits & ~enough], option, Role.DRAFT)
+        side = DraftSide(drafter, Part(option))
+        depths = range(bound + 1)
+        ms = [draft_ms(side, load, depth, sequences) for depth in depths]
+        late = [draft_ms(side, load, depth, all_hit_rate(drafter, depth, sequences)[1]) for depth in depths]
+        there = devices[fits & enough]
+        made.add(index, option, there, sequences, ms, late, prefill_ms(Part(option), load), fixed, kv)
+    return made.rows(), made.rejected
+
+
+def _places(index: Index, options: Mapping[str, tuple[Option, ...]], allowed: Bools) -> Iterable[tuple[Option, Ints]]:
+    for profile in sorted(options.keys() & index.profiles.keys()):
+        devices = index.profiles[profile]
+        for option in options[profile]:
+            yield option, devices[allowed[devices]]
+
+
+def _fit(free: Floats, kv: float, wanted: int) -> Ints:
+    most = np.full(len(free), float(wanted)) if kv <= 0 else np.minimum(wanted, np.floor(free / kv))
+    return np.where(free < 0, 0, most).astype(np.int64)
+
+
+class _Builder:
+    """Collects rows of one role at depths up to a bound."""
+
+    def __init__(self, bound: int) -> None:
+        self.rejected: list[RejectedCandidate] = []
+        self._options: list[Option] = []
+        self._columns: list[tuple[NDArray[np.generic], ...]] = []
+        self._bound = bound
+
+    def add(
+        self,
+        index: Index,
+        option: Option,
+        devices: Ints,
+        sequences: int,
+        ms: list[float],
+        late: list[float],
+        prefill: float,
+        fixed: float,
+        kv: float,
+    ) -> None:
+        """Add a row for each of these devices."""
+        if not len(devices):
+            return
+        number = len(self._options)
+        self._options.append(option)
+        stretch = 1.0 / (1.0 - index.utilisation[devices])
+        same = np.ones(len(devices))
+        self._columns.append(
+            (
+                devices,
+                np.full(len(devices), number),
+                np.full(len(devices), sequences),
+                np.full(len(devices), option.threads),
+                stretch[:, None] * np.array(ms),
+                stretch[:, None] * np.array(late),
+                stretch * prefill,
+                same * fixed,
+                same * kv,
+            )
+        )
+
+    def refuse(self, index: Index, devices: Ints, option: Option, role: Role, needed: float) -> None:
+        """Say that these devices are too small."""
+        for number in devices:
+            why = workers.too_small(needed, index.room[number])
+            self.rejected.append(RejectedCandidate(index.devices[number].id, f"{option.label}: {why}", role))
+
+    def refuse_threads(self, index: Index, devices: Ints, option: Option, role: Role) -> None:
+        """Say that these devices' hosts have too few cores."""
+        for number in devices:
+            why = workers.too_many_threads(option.threads, index.devices[number].host, index.cores[number])
+            self.rejected.append(RejectedCandidate(index.devices[number].id, f"{option.label}: {why}", role))
+
+    def rows(self) -> Rows:
+        """Return all of them."""
+        if not self._columns:
+            none, flat = np.empty(0, np.int64), np.empty(0)
+            table = np.empty((0, self._bound + 1))
+            return Rows((), none, none, none, none, table, table, flat, flat, flat)
+        columns: list[Any] = [np.concatenate(column) for column in zip(*self._columns, strict=True)]
+        return Rows(tuple(self._options), *columns)

@@ -1,0 +1,146 @@
+"""The best candidates for one target: every place for it, with every drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from policies.planning.placement.candidate import Candidate, Placed, Rated, Where, rated
+from policies.planning.placement.filters import Usable
+from policies.planning.placement.links import HostLinks, Links
+from policies.planning.placement.pairs import Pairs, model_pairs, plain_pairs, text_pairs
+from policies.planning.placement.rows import Index, Ints, Rows, draft_rows, index_of, target_rows
+from policies.planning.plan import Drafter, ModelFacts, RejectedCandidate, Wanted
+
+_ALIKE = 1e-9  # relative: predictions closer than this are equal
+_SCORED = 512  # candidates that are scored, of those that are predicted alike
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What is still free to be chosen: without `taken` devices, and without cores that are spoken for."""
+
+    left: Usable
+    links: Links
+    wanted: Wanted
+    concurrency: int
+    taken: frozenset[str] = frozenset()
+    taken_cores: Mapping[str, int] = field(default_factory=dict)
+
+    def all_devices(self) -> Index:
+        """Return the devices that may host either."""
+        either = {one.id: one for one in (*self.left.target_devices, *self.left.draft_devices)}
+        free = tuple(either[name] for name in sorted(either) if name not in self.taken)
+        return index_of(free, self.left.hosts, self.wanted.constraints, self.taken_cores)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search looked at: pairings by drafter, over the devices of one index."""
+
+    index: Index
+    pairs: tuple[Pairs, ...]
+    rejected: tuple[RejectedCandidate, ...]
+
+    @property
+    def best_tokens_per_s(self) -> float:
+        """The highest predicted goodput, 0 where there is none."""
+        return max((float(one.goodput.max()) for one in self.pairs if len(one.goodput)), default=0.0)
+
+
+def search(ground: Ground) -> Found:
+    """Return every pairing that can be the best one with the whole target on one device."""
+    load, limits = ground.wanted.workload, ground.wanted.constraints
+    index, links = ground.all_devices(), HostLinks(ground.links)
+    may_target = _members(index, [one.id for one in ground.left.target_devices])
+    may_draft = _members(index, [one.id for one in ground.left.draft_devices])
+    targets, rejected = target_rows(index, ground.left.targets, load, may_target, ground.concurrency)
+    pairs = [plain_pairs(targets, load)]
+    counts = [int(one) for one in np.unique(targets.sequences)]
+    for drafter in sorted(load.drafters, key=lambda one: (one.name, one.runtime)):
+        if drafter.model is None:
+            pairs.append(text_pairs(targets.of(_served(targets, drafter)), drafter, load))
+            continue
+        for sequences in reversed(counts):
+            drafts, refused = draft_rows(index, ground.left.drafts, drafter, load, may_draft, sequences)
+            rejected += refused if sequences == counts[0] else []
+            some = targets.of(np.flatnonzero(targets.sequences == sequences))
+            pairs.append(model_pairs(index, some, drafts, drafter, links, load, limits))
+    return Found(index, tuple(pairs), tuple(rejected))
+
+
+def _served(targets: Rows, drafter: Drafter) -> Ints:
+    """Return the rows of targets that may use a drafter."""
+    serves = np.array([drafter.serves(option.runtime) for option in targets.options], np.bool_)
+    return np.flatnonzero(serves[targets.option]) if len(targets) else np.empty(0, np.int64)
+
+
+def _members(index: Index, names: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    known = set(names)
+    return np.array([one.id in known for one in index.devices], np.bool_)
+
+
+def best(found: Found, ground: Ground) -> Rated | None:
+    """Return the candidate with the highest predicted goodput; among those that are predicted alike (or within the
+    `indifference` that is allowed) the one with the best score, then the one that takes the fewest devices, then the
+    first by name."""
+    top = found.best_tokens_per_s
+    if top <= 0.0:
+        return None
+    least = top * (1.0 - max(_ALIKE, ground.wanted.weights.indifference))
+    known = [rated(one, ground.links, ground.wanted) for one in _top(found, least)]
+    return max(known, key=_Order)
+
+
+class _Order:
+    """Compares rated candidates: by score, then by key, the first key being the best."""
+
+    __slots__ = ("_one",)
+
+    def __init__(self, one: Rated) -> None:
+        self._one = one
+
+    def __lt__(self, other: _Order) -> bool:
+        mine, others = round(self._one.score.total, 9), round(other._one.score.total, 9)
+        return mine < others or (mine == others and self._one.candidate.key > other._one.candidate.key)
+
+
+def _top(found: Found, least: float) -> list[Candidate]:
+    """Return the candidates that are predicted to reach that much; where there are many, those on the devices that
+    come first (see rows.Index)."""
+    columns = []
+    for number, pairs in enumerate(found.pairs):
+        alike = np.flatnonzero(pairs.goodput >= least)
+        target = found.index.tie[pairs.targets.device[pairs.target[alike]]]
+        draft = np.full(len(alike), -1)
+        if pairs.drafts is not None:
+            draft = found.index.tie[pairs.drafts.device[pairs.draft[alike]]]
+        columns.append((target, draft, np.full(len(alike), number), alike))
+    target, draft, numbers, alike = (np.concatenate(column) for column in zip(*columns, strict=True))
+    order = np.lexsort((alike, numbers, draft, target))[:_SCORED]
+    return [candidate_of(found, found.pairs[numbers[one]], int(alike[one])) for one in order]
+
+
+def candidate_of(found: Found, pairs: Pairs, pair: int) -> Candidate:
+    """Return one pairing, spelt out."""
+    row = int(pairs.target[pair])
+    device = found.index.devices[int(pairs.targets.device[row])]
+    target = Placed(device, pairs.targets.options[int(pairs.targets.option[row])], 0, pairs.layers)
+    sequences = int(pairs.targets.sequences[row])
+    if pairs.drafts is None:
+        return Candidate((target,), sequences, pairs.drafter)
+    drafted = int(pairs.draft[pair])
+    draft = Placed(
+        found.index.devices[int(pairs.drafts.device[drafted])],
+        pairs.drafts.options[int(pairs.drafts.option[drafted])],
+        0,
+        _layers(pairs.drafter),
+    )
+    return Candidate((target,), sequences, pairs.drafter, draft, Where(int(pairs.where[pair])))
+
+
+def _layers(drafter: Drafter | None) -> int:
+    model: ModelFacts | None = drafter.model if drafter else None
+    return model.layers if model else 0

@@ -1,0 +1,194 @@
+"""A target in layer shards: which devices, which depth and micro-batches, and drafts for it.
+
+The shards are cut (see `cutting`) for one depth and one number of micro-batches at a time
+(policies/planning/throughput.py says what these are), beginning with none and one; what turns out best for the shards
+found is what they are cut for next, until nothing gets better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from policies.planning.placement import workers
+from policies.planning.placement.candidate import Candidate, Placed, Rated, Where, problem, rated
+from policies.planning.placement.cutting import FEW, Aim, Task, shard_counts, shards_for, task_of, traffic_of
+from policies.planning.placement.links import Links
+from policies.planning.placement.order import ordered
+from policies.planning.placement.pairs import APART, fastest
+from policies.planning.placement.rows import Ints, Rows
+from policies.planning.placement.search import Ground
+from policies.planning.plan import Device
+from policies.planning.shard_cost import Part, TargetTimes, context_tokens, micro_batch_counts
+
+_TURNS = 3  # how often shards are cut anew for the depth and the micro-batches that were best for the last ones
+_EXCHANGES = 2  # how often devices are exchanged, at most
+_KEPT = 6  # devices that may be kept free of shards to draft
+_VERY_FEW = 10
+_FEW_COUNTS = 8  # of micro-batches, all of which are looked at
+_BETTER = 1.0 + 1e-9
+
+
+def best_sharded(ground: Ground) -> Rated | None:
+    """Return the best way to run the target in layer shards, None where there is none: with as many sequences at once
+    as are asked for, or half as many as long as that is better (or the first that fits)."""
+    best, task = None, task_of(ground, ground.concurrency)
+    sequences = ground.concurrency
+    while sequences:
+        attempt = task_of(ground, sequences)
+        found = _best_for(attempt, Aim(None, 0, 1))
+        if best is not None and not _is_better(found, best):
+            break
+        best, task = found, attempt
+        sequences //= 2
+    return None if best is None else _exchanged(task, _refined(task, best))
+
+
+def _is_better(one: Rated | None, other: Rated | None) -> bool:
+    if one is None or other is None:
+        return one is not None
+    return one.prediction.goodput_tokens_per_s > other.prediction.goodput_tokens_per_s * _BETTER
+
+
+def _refined(task: Task, first: Rated) -> Rated:
+    """Cut again for what was best for the shards so far, with other numbers of micro-batches too."""
+    best, tried = first, {(0, 1, "")}
+    for _ in range(_TURNS):
+        for aim in _aims(task, best):
+            key = (aim.depth, aim.micro_batches, aim.drafter.name if aim.drafter else "")
+            found = None if key in tried else _best_for(task, aim)
+            tried.add(key)
+            best = found if found is not None and _is_better(found, best) else best
+    return best
+
+
+def _exchanged(task: Task, best: Rated) -> Rated:
+    """Where there are very few devices, look whether others do better: one more, one less, or one for another, as a
+    shard that drafts better, or one whose link is not like the others."""
+    if len(np.unique(task.device)) > _VERY_FEW:
+        return best
+    every = {int(one) for one in np.unique(task.device)}
+    for _ in range(_EXCHANGES):
+        names = {one.device.id for one in best.candidate.target}
+        now = {one for one in every if task.index.devices[one].id in names}
+        more_sets: list[set[int]] = [set(), *({one} for one in every - now)]
+        sets = {frozenset((now - {out}) | more) for out in (*now, -1) for more in more_sets}
+        found = [best]
+        for some in sorted(sets - {frozenset(now)}, key=sorted):
+            aim = _aim_of(best)
+            other = _best_with_drafts(task, shards_for(task, aim, frozenset(every - some)), aim)
+            found += [other] if other is not None and _is_better(other, best) else []
+        if len(found) == 1:
+            break
+        best = max(found, key=lambda one: one.prediction.goodput_tokens_per_s)
+    return best
+
+
+def _aims(task: Task, best: Rated) -> Iterator[Aim]:
+    """Yield what to cut for next: the depth that was best, with as many micro-batches as were best, as there are
+    shards, as there may be, and as there are sequences; with every number of them where there are few devices."""
+    now = _aim_of(best)
+    yield now
+    counts = micro_batch_counts(task.sequences)
+    if len(np.unique(task.device)) > FEW or len(counts) > _FEW_COUNTS:
+        about = (len(best.candidate.target), shard_counts(task)[-1], task.sequences)
+        counts = sorted({max(count for count in counts if count <= one) for one in about})
+    for count in counts:
+        yield replace(now, micro_batches=count)
+
+
+def _aim_of(one: Rated) -> Aim:
+    return Aim(one.candidate.drafter, one.prediction.depth, one.prediction.micro_batches)
+
+
+def _best_for(task: Task, aim: Aim) -> Rated | None:
+    """Return the best that shards cut for this aim can do, where a device may be kept free of them to draft."""
+    best = _best_with_drafts(task, shards_for(task, aim, frozenset()), aim)
+    if best is None or not task.drafts:
+        return best
+    for device in _kept_to_draft(task, best):
+        found = _best_with_drafts(task, shards_for(task, aim, frozenset({device})), aim)
+        best = found if found is not None and _is_better(found, best) else best
+    return best
+
+
+def _kept_to_draft(task: Task, best: Rated) -> list[int]:
+    """Return the devices with a shard that draft faster than any without one; those that run a layer slowest come
+    first, because the shards miss them least. Where there are many devices, the fastest drafter alone."""
+    in_use = {one.device.id: _layer_ms(one, task) for one in best.candidate.target}
+    numbers = np.array([number for number, one in enumerate(task.index.devices) if one.id in in_use], np.int64)
+    found: dict[int, float] = {}
+    for _, rows in sorted(task.drafts.items()):
+        if not len(rows):
+            continue
+        ms, busy = rows.ms[:, (rows.ms.shape[1] - 1) // 2], np.isin(rows.device, numbers)
+        fastest_free = ms[~busy].min(initial=np.inf)
+        found |= {int(rows.device[row]): float(ms[row]) for row in np.flatnonzero(busy & (ms < fastest_free))}
+    if len(np.unique(task.device)) > FEW:
+        return sorted(found, key=lambda number: (found[number], number))[:1]
+    return sorted(found, key=lambda number: (-in_use[task.index.devices[number].id], number))[:_KEPT]
+
+
+def _layer_ms(one: Placed, task: Task) -> float:
+    rows = task.sequences
+    return one.option.cost.ms(rows, rows, context_tokens(task.ground.wanted.workload)) / (1.0 - one.device.utilisation)
+
+
+def _best_with_drafts(task: Task, target: tuple[Placed, ...], aim: Aim) -> Rated | None:
+    """Return what these shards can do at most, with any drafter and in any order of their hosts."""
+    if not target:
+        return None
+    ground, load = task.ground, task.ground.wanted.workload
+    cores = {host.name: workers.cores_left(host, ground.taken_cores) for host in ground.left.hosts.values()}
+    parts = [Part(one.option, one.layers / load.target.layers, one.device.utilisation) for one in target]
+    times, best = TargetTimes(parts, task.sequences, load), None
+    for candidate in _candidates(task, target, aim):
+        if not problem(candidate, cores, load, ground.wanted.constraints):
+            found = rated(candidate, ground.links, ground.wanted, times)
+            best = found if _is_better(found, best) else best
+    return best
+
+
+def _candidates(task: Task, target: tuple[Placed, ...], aim: Aim) -> Iterator[Candidate]:
+    load, links = task.ground.wanted.workload, task.ground.links
+    traffic = traffic_of(task, aim, task.sequences / load.output_tokens / aim.micro_batches)
+    alone = ordered(target, "", links, traffic)
+    yield Candidate(alone, task.sequences)
+    for drafter in sorted(load.drafters, key=lambda one: (one.name, one.runtime)):
+        if not all(drafter.serves(one.option.runtime) for one in target):
+            continue
+        if drafter.model is None:
+            yield Candidate(alone, task.sequences, drafter)
+            continue
+        rows = task.drafts[drafter.name]
+        for row in _near_drafts(task, target, rows):
+            device, option = task.index.devices[int(rows.device[row])], rows.options[int(rows.option[row])]
+            placed = ordered(target, device.host, links, traffic)
+            where = _where(device, placed[-1].device, links)
+            yield Candidate(placed, task.sequences, drafter, Placed(device, option, 0, drafter.model.layers), where)
+
+
+def _where(draft: Device, last: Device, links: Links) -> Where:
+    if draft.host == last.host:
+        return Where.HOST
+    return Where.ZONE if links.hosts[draft.host].zone == links.hosts[last.host].zone else Where.FAR
+
+
+def _near_drafts(task: Task, target: tuple[Placed, ...], rows: Rows) -> Ints:
+    """Return the fastest drafts on each of the shards' hosts, in each of their zones, and elsewhere, all of them on
+    devices without a shard."""
+    index, names = task.index, {one.device.id for one in target}
+    numbers = np.array([number for number, one in enumerate(index.devices) if one.id in names], np.int64)
+    host, zone = index.host[rows.device], index.zone[rows.device]
+    on_host, in_zone = np.isin(host, index.host[numbers]), np.isin(zone, index.zone[numbers])
+    least = APART[task.ground.wanted.constraints.apart]
+    free = ~np.isin(rows.device, numbers)
+    free &= ~(on_host & (least >= Where.ZONE)) & ~(in_zone & (least >= Where.FAR))
+    among = np.flatnonzero(free)
+    group = np.where(on_host, host, np.where(in_zone, len(index.hosts) + zone, -1))
+    measured = task.ground.links.measured
+    if measured and len(among) <= FEW:
+        return among
+    return fastest(rows, among, group[among], index, keep=1) if len(among) else among

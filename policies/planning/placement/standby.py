@@ -1,0 +1,132 @@
+"""Where a target goes when its device, host or zone is lost.
+
+A whole target goes to one other device, and drafts there from the text until it has a draft model again. Of a target in
+shards one is lost at a time: the standby is a device that can hold the largest of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from policies.planning.placement import workers
+from policies.planning.placement.candidate import Placed, Rated, Where, rated, replica
+from policies.planning.placement.filters import Usable
+from policies.planning.placement.links import Links
+from policies.planning.placement.rows import Floats, Index, Ints
+from policies.planning.placement.search import Found, candidate_of
+from policies.planning.plan import Option, Standby, Wanted
+from policies.planning.shard_cost import Part, context_tokens, kv_bytes
+
+_WORTH = 0.8  # the standby that shares least is taken where it is this fast by the fastest one
+_APART: tuple[Literal["zone", "host", "device"], ...] = ("zone", "host", "device")
+
+
+def standby(
+    chosen: Sequence[Rated], found: Found, left: Usable, links: Links, wanted: Wanted
+) -> tuple[Standby | None, list[str]]:
+    """Return the standby of the first replica, or why there is none."""
+    if not wanted.constraints.standby:
+        return None, ["no standby: `standby` is off"]
+    busy = {placed.device.id for one in chosen for placed in one.candidate.target}
+    free = np.array([one.id not in busy for one in found.index.devices], np.bool_)
+    if len(chosen[0].candidate.target) == 1:
+        picked = _elsewhere(chosen[0], found, free, links, wanted)
+    else:
+        picked = _spare(chosen[0], found.index, free, left, links, wanted)
+    if picked is None:
+        others = "; the other replicas take its requests" if len(chosen) > 1 else ""
+        return None, [f"no standby: no other device can hold what would be lost{others}"]
+    drafts = {one.candidate.draft.device.id for one in chosen if one.candidate.draft and one.prediction.depth}
+    return _described(picked, drafts, left, wanted), []
+
+
+@dataclass(frozen=True, slots=True)
+class _Picked:
+    """Who takes over, for which part, and what is predicted then."""
+
+    place: Placed
+    instead: Rated
+    apart: Literal["device", "host", "zone"]
+
+
+def _elsewhere(one: Rated, found: Found, free: np.ndarray, links: Links, wanted: Wanted) -> _Picked | None:
+    rate = np.zeros(len(found.index.devices))
+    at: dict[int, tuple[int, int]] = {}
+    for count, pairs in enumerate(found.pairs):
+        if pairs.drafts is not None:
+            continue
+        devices = pairs.targets.device[pairs.target]
+        for row in np.flatnonzero(free[devices] & (pairs.goodput > rate[devices])):
+            device = int(devices[row])
+            if pairs.goodput[row] > rate[device]:
+                rate[device], at[device] = pairs.goodput[row], (count, int(row))
+    picked = _furthest(rate, one, found.index)
+    if picked is None:
+        return None
+    number, pair = at[picked[0]]
+    candidate = candidate_of(found, found.pairs[number], pair)
+    return _Picked(candidate.target[0], rated(candidate, links, wanted), picked[1])
+
+
+def _furthest(rate: Floats, one: Rated, index: Index) -> tuple[int, Literal["device", "host", "zone"]] | None:
+    """Return the fastest device that shares least with the target, as long as it is fast enough, and what they do not
+    share."""
+    if not rate.any():
+        return None
+    homes = [
+        number
+        for number, device in enumerate(index.devices)
+        if device.id in {p.device.id for p in one.candidate.target}
+    ]
+    hosts, zones = index.host[homes], index.zone[homes]
+    levels = (~np.isin(index.zone, zones), ~np.isin(index.host, hosts), np.ones(len(rate), np.bool_))
+    for apart, level in zip(_APART, levels, strict=True):
+        there = np.where(level, rate, 0.0)
+        if there.max() >= _WORTH * rate.max():
+            return int(np.lexsort((index.tie, -there))[0]), apart
+    return None
+
+
+def _spare(one: Rated, index: Index, free: np.ndarray, left: Usable, links: Links, wanted: Wanted) -> _Picked | None:
+    load = wanted.workload
+    lost = max(one.candidate.target, key=lambda placed: (placed.layers, placed.first))
+    rate, options = np.zeros(len(index.devices)), {}
+    allowed = {device.id for device in left.target_devices}
+    share = lost.layers / load.target.layers
+    for profile in sorted(left.targets.keys() & index.profiles.keys()):
+        for option in left.targets[profile]:
+            needed = workers.fixed_bytes(option, lost.layers) + kv_bytes(option, load, share) * one.candidate.sequences
+            ms = Part(option, share).ms(one.candidate.sequences, one.candidate.sequences, context_tokens(load))
+            numbers: Ints = index.profiles[profile]
+            fits = free[numbers] & (index.room[numbers] >= needed) & (option.threads <= index.cores[numbers])
+            for number in numbers[fits]:
+                speed = (1.0 - index.utilisation[number]) / ms
+                if index.devices[number].id in allowed and speed > rate[number]:
+                    rate[number], options[int(number)] = speed, option
+    picked = _furthest(rate, one, index)
+    if picked is None:
+        return None
+    chosen: Option = options[picked[0]]
+    place = Placed(index.devices[picked[0]], chosen, lost.first, lost.end)
+    target = tuple(place if placed is lost else placed for placed in one.candidate.target)
+    candidate = replace(one.candidate, target=target, drafter=None, draft=None, where=Where.NOWHERE)
+    return _Picked(place, rated(candidate, links, wanted), picked[1])
+
+
+def _described(picked: _Picked, drafts: set[str], left: Usable, wanted: Wanted) -> Standby:
+    part = replica(picked.instead, {}, left.hosts, wanted.workload)
+    shard = next(one for one in part.shards if one.device == picked.place.device.id)
+    whole = len(part.shards) == 1
+    covers = "the target" if whole else "any one shard"
+    rate = picked.instead.prediction.goodput_tokens_per_s
+    why = f"takes over {covers}, in another {picked.apart}: {rate:.1f} tokens/s predicted there"
+    if whole:
+        why += ", without a draft model"
+    if picked.place.device.id in drafts:
+        why += "; the draft on it gives way"
+    free = picked.place.device.id not in drafts
+    return Standby((shard,), picked.apart, free, picked.instead.prediction, why)

@@ -1,0 +1,64 @@
+"""The values of a plan: what it chooses from, what it is for, and what came out.
+
+Glossary:
+    option     one way to run one model on a kind of device: runtime, number format, threads, and what it costs
+    candidate  a way to place the target (and its draft) that was looked at
+    shard      a contiguous range of a model's layers on one device
+    replica    one whole target, in one or more shards, with its draft
+    standby    where a replica goes when its target is lost
+"""
+
+from policies.planning.plan.diff import Change, PlanDiff, diff
+from policies.planning.plan.hardware import (
+    Cluster,
+    DefaultLinks,
+    Device,
+    Host,
+    Option,
+    Role,
+    Source,
+)
+from policies.planning.plan.result import (
+    DraftPlacement,
+    Memory,
+    NoPlan,
+    Plan,
+    Prediction,
+    RejectedCandidate,
+    Replica,
+    Score,
+    Shard,
+    Standby,
+    Term,
+)
+from policies.planning.plan.wanted import Constraints, Drafter, ModelFacts, ScoreWeights, Wanted, Workload
+
+__all__ = [
+    "Change",
+    "Cluster",
+    "Constraints",
+    "DefaultLinks",
+    "Device",
+    "DraftPlacement",
+    "Drafter",
+    "Host",
+    "Memory",
+    "ModelFacts",
+    "NoPlan",
+    "Option",
+    "Plan",
+    "PlanDiff",
+    "Prediction",
+    "RejectedCandidate",
+    "Replica",
+    "Role",
+    "Score",
+    "ScoreWeights",
+    "Shard",
+    "Source",
+    "Standby",
+    "Term",
+    "Wanted",
+    "Workload",
+    "diff",
+]

@@ -1,0 +1,74 @@
+"""What is different between two plans: the one that runs and one that is proposed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from policies.planning.plan.result import Plan, Replica, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference. `part`: what it is about ("replica 1 target", "replica 1 depth", "standby"). `before` and
+    `after` are texts for people, empty where there is nothing. `restart`: whether a worker has to be started anew."""
+
+    part: str
+    kind: Literal["added", "removed", "changed"]
+    before: str
+    after: str
+    restart: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """All differences, and what they are predicted to bring: tokens per second of all streams, before and after."""
+
+    changes: tuple[Change, ...]
+    before_tokens_per_s: float
+    after_tokens_per_s: float
+
+    @property
+    def gain(self) -> float:
+        """Relative gain in predicted tokens per second; infinite where nothing was predicted before."""
+        if not self.before_tokens_per_s:
+            return float("inf") if self.after_tokens_per_s else 0.0
+        return self.after_tokens_per_s / self.before_tokens_per_s - 1.0
+
+
+def diff(before: Plan, after: Plan) -> PlanDiff:
+    """Return what would change; predictions alone are no change."""
+    parts = {**_parts(before), **_parts(after)}
+    old, new = _parts(before), _parts(after)
+    changes = []
+    for part in parts:
+        left, right = old.get(part, ""), new.get(part, "")
+        if left != right:
+            kind: Literal["added", "removed", "changed"] = (
+                "changed" if left and right else "added" if right else "removed"
+            )
+            changes.append(Change(part, kind, left, right, restart=not part.endswith(("depth", "standby"))))
+    return PlanDiff(tuple(changes), before.goodput_tokens_per_s, after.goodput_tokens_per_s)
+
+
+def _parts(plan: Plan) -> dict[str, str]:
+    parts = {"model": plan.target}
+    for index, replica in enumerate(plan.replicas, 1):
+        parts |= {f"replica {index} {name}": text for name, text in _replica(replica).items()}
+    if plan.standby is not None:
+        parts["standby"] = "; ".join(_shard(shard) for shard in plan.standby.shards)
+    return parts
+
+
+def _replica(replica: Replica) -> dict[str, str]:
+    parts = {"target": "; ".join(_shard(shard) for shard in replica.shards), "depth": str(replica.depth)}
+    if replica.draft is not None:
+        where = f" on {_shard(replica.draft.shard)}" if replica.draft.shard is not None else ""
+        how = ", beside the target" if replica.draft.overlap else ""
+        parts["draft"] = f"{replica.draft.drafter}{where}{how}"
+    return parts
+
+
+def _shard(shard: Shard) -> str:
+    threads = f", {shard.threads} threads" if shard.threads else ""
+    return f"{shard.device} {shard.runtime} {shard.weights}, layers {shard.first_layer}-{shard.end_layer - 1}{threads}"

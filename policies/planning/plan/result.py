@@ -1,0 +1,170 @@
+"""A plan: what runs where, what is predicted of it, and why everything else lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from policies.planning.plan.hardware import Source
+
+
+class NoPlan(ValueError):
+    """Nothing satisfies what was asked for; the message says why, and the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that one worker takes on one device, by parts."""
+
+    fixed: int = 0
+    weights: int = 0
+    kv_cache: int = 0
+    workspace: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.fixed + self.weights + self.kv_cache + self.workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A contiguous range of a model's layers on one device: `first_layer` up to, not including, `end_layer`. A model
+    that is not cut has one shard. `cores`: the numbers of the host's cores that are its own, empty: any."""
+
+    device: str
+    host: str
+    profile: str
+    runtime: str
+    weights: str
+    threads: int
+    first_layer: int
+    end_layer: int
+    memory: Memory
+    stage_ms: float
+    cores: tuple[int, ...] = ()
+    source: Source = "measured"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlacement:
+    """Where drafts come from. `shard` is None where no model is run. `process`: `target` drafts in the target's worker,
+    between its forwards; `own` in a worker of its own. `overlap`: whether it drafts while the target verifies."""
+
+    drafter: str
+    shard: Shard | None
+    process: Literal["target", "own"]
+    overlap: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What is predicted of one replica, at the depth that it starts with.
+
+    `goodput_tokens_per_s`: output tokens of all its streams per second, prefill included; `stream_tokens_per_s`: of
+    each. `tpot_ms`: a round without prefill, per token. `tokens_per_round`: of each sequence, the target's own
+    included. A round takes `round_ms`, made of `verify_ms`, `draft_ms` and `link_ms` as far as they do not overlap, and
+    `prefill_ms`, the share of the prompts of the requests that start in it.
+    `sequences` run at once, in `micro_batches` that follow each other through the shards. `plain_tokens_per_s`:
+    goodput at depth 0, without drafting. `error`: the relative error of the cost fits behind it.
+    """
+
+    goodput_tokens_per_s: float
+    stream_tokens_per_s: float
+    tpot_ms: float
+    ttft_ms: float
+    tokens_per_round: float
+    round_ms: float
+    verify_ms: float
+    draft_ms: float
+    link_ms: float
+    prefill_ms: float
+    depth: int
+    sequences: int
+    micro_batches: int
+    plain_tokens_per_s: float
+    error: float = 0.0
+    joules_per_token: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term of a score: its value of 0 (worst) to 1, its weight, and the figures behind it."""
+
+    name: str
+    value: float
+    weight: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The weighted mean of its terms, 0 to 1."""
+
+    terms: tuple[Term, ...]
+
+    @property
+    def total(self) -> float:
+        """The weighted mean; 0 where nothing has weight."""
+        weight = sum(term.weight for term in self.terms)
+        return sum(term.value * term.weight for term in self.terms) / weight if weight else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One target with its drafts. `depth`: what it starts with, 0 does not speculate."""
+
+    shards: tuple[Shard, ...]
+    draft: DraftPlacement | None
+    depth: int
+    prediction: Prediction
+    score: Score
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """Where a replica goes when its target (or one shard of it) is lost, and what is predicted then. `apart`: it is in
+    another zone, on another host, or only another device. `free`: nothing of the plan runs on it, so that it may be
+    loaded beforehand."""
+
+    shards: tuple[Shard, ...]
+    apart: Literal["device", "host", "zone"]
+    free: bool
+    prediction: Prediction
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedCandidate:
+    """What was not taken, and why. `what`: a device, an option on it, or a whole plan. `goodput_tokens_per_s`: where it
+    was predicted, else 0."""
+
+    what: str
+    why: str
+    role: str = ""
+    goodput_tokens_per_s: float = 0.0
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole plan. `rejected` has at least one entry for every device and every option that is not in use."""
+
+    target: str
+    replicas: tuple[Replica, ...]
+    standby: Standby | None
+    rejected: tuple[RejectedCandidate, ...]
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def goodput_tokens_per_s(self) -> float:
+        """Predicted output tokens per second of all replicas."""
+        return sum(one.prediction.goodput_tokens_per_s for one in self.replicas)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Every worker's part: targets and draft models."""
+        targets = tuple(shard for one in self.replicas for shard in one.shards)
+        drafts = (one.draft.shard for one in self.replicas if one.draft is not None)
+        return targets + tuple(shard for shard in drafts if shard is not None)

@@ -1,0 +1,96 @@
+"""What the parts of a model take, each on its own device: forwards, prefills, and memory of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from device_profiles.link import LinkProfile
+from device_profiles.profile import Exactness
+from policies.planning.plan import Option, Workload
+
+MOST_BUSY = 0.99
+"""Other work that takes more of a device's time than this is counted as this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One worker's part of a model: an option, the share of the layers that it runs, and the share of the device's
+    time that other work takes."""
+
+    option: Option
+    share: float = 1.0
+    utilisation: float = 0.0
+
+    def ms(self, rows: float, sequences: float, context_tokens: float, *, changes: float = 0.0) -> float:
+        """Return the time of one forward. `changes`: see StepCost.ms."""
+        option = self.option
+        work = self.share * option.cost.ms(rows, sequences, context_tokens, changes=changes)
+        total = work + option.overhead_ms + option.overhead_sequence_ms * sequences
+        return total / (1.0 - min(self.utilisation, MOST_BUSY))
+
+    def prefill_ms(self, tokens: int, done: int, chunk_rows: int, *, beside: bool = False) -> float:
+        """Return the time to prefill a prompt. `beside`: what it adds to rounds in which others decode."""
+        chunks = ceil(tokens / chunk_rows) if not beside else 0
+        work = self.share * self.option.cost.prefill_ms(tokens, done=done, chunk_rows=chunk_rows, beside=beside)
+        return (work + chunks * self.option.overhead_ms) / (1.0 - min(self.utilisation, MOST_BUSY))
+
+    @property
+    def layer_bytes(self) -> float:
+        """What a forward reads of each layer's weights, as a mean over the layers."""
+        return self.option.layer_bytes * self.share
+
+
+def context_tokens(workload: Workload) -> float:
+    """Return how much a sequence holds, on average, while it decodes."""
+    return workload.prompt_tokens + workload.output_tokens / 2
+
+
+class TargetTimes:
+    """What a target's parts take, links apart, in whatever order they are; every figure is computed once."""
+
+    def __init__(self, parts: Sequence[Part], sequences: int, workload: Workload) -> None:
+        self._parts, self._sequences, self._load = parts, sequences, workload
+        self._known: dict[tuple[int, int, float], tuple[float, float, int]] = {}
+        self.prefill_ms = sum(prefill_ms(part, workload) for part in parts)
+        self.prefill_beside_ms = sum(prefill_ms(part, workload, beside=sequences > 1) for part in parts)
+
+    def at(self, depth: int, micro_batches: int, changes: float = 0.0) -> tuple[float, float, int]:
+        """Return the sum and the slowest of a verification of `depth` drafts, and the rows of a micro-batch."""
+        key = (depth, micro_batches, changes)
+        if key not in self._known:
+            bit = self._load.exactness is Exactness.BIT
+            sequences, context = ceil(self._sequences / micro_batches), context_tokens(self._load)
+            rows = [sequences * max(depth + 1, part.option.paid_rows if bit else 1) for part in self._parts]
+            pairs = zip(self._parts, rows, strict=True)
+            times = [part.ms(count, sequences, context, changes=changes) for part, count in pairs]
+            self._known[key] = (sum(times), max(times), max(rows))
+        return self._known[key]
+
+    def verify_ms(self, hops: Sequence[LinkProfile], depth: int, micro_batches: int, *, changes: float = 0.0) -> float:
+        """Return the time of a verification, with these links behind the parts. `changes`: see StepCost.ms."""
+        total, slowest, rows = self.at(depth, micro_batches, changes)
+        return max(total + hops_ms(hops, self._load.target.hidden_bytes * rows), micro_batches * slowest)
+
+
+def micro_batch_counts(sequences: int) -> list[int]:
+    """Return the numbers of micro-batches that differ in their size, ascending: the fewest of each size."""
+    return sorted({ceil(sequences / count): count for count in range(sequences, 0, -1)}.values())
+
+
+def hops_ms(hops: Sequence[LinkProfile], size_bytes: float) -> float:
+    """Return what so many bytes take through all shards, and a token from the last back to the first."""
+    return sum(link.transfer_ms(size_bytes) for link in hops[:-1]) + (hops[-1].rtt_ms / 2 if hops else 0.0)
+
+
+def prefill_ms(part: Part, workload: Workload, *, beside: bool = False) -> float:
+    """Return the time of one request's prompt on one worker. `beside`: what it adds to rounds that decode others."""
+    done = workload.reused_prompt_tokens
+    tokens = max(1, workload.prompt_tokens - done)
+    return part.prefill_ms(tokens, done, workload.prefill_chunk_rows, beside=beside)
+
+
+def kv_bytes(option: Option, workload: Workload, share: float = 1.0) -> float:
+    """Return what one sequence's KV cache takes when it is at its longest."""
+    return option.kv_bytes_per_token * share * (workload.prompt_tokens + workload.output_tokens)

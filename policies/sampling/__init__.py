@@ -1,0 +1,54 @@
+"""Which tokens of a verified draft become output.
+
+Glossary (the field's terms):
+    draft      a token that a drafter proposed for a position
+    accepted   a draft that becomes output
+    recovered  the token chosen at the first position where the draft was not accepted
+    bonus      the target's choice after the last draft, when all were accepted
+    depth      the number of drafts of one sequence in one round (k)
+    proposal   the distribution that a draft was drawn from (q); the target's is p
+
+Rules:
+    greedy     temperature 0: a draft is accepted when it is the target's best token
+    coupled    a draft is accepted when it is the target's own choice at its position: argmax over its filtered,
+               temperature-scaled log-probabilities plus the noise of (seed, position, token). It does not depend on the
+               draft, so the output is the target's own sample, token for token, whatever was proposed
+    rejection  the output is distributed as the target's, and which sample it is depends on the drafts
+    tolerance  lossy: drafts that the target finds a little less likely than the drafter are accepted too
+
+Every verdict holds at least one token: where nothing may follow the last committed token, a sequence has ended and is
+not judged.
+"""
+
+from policies.sampling.accept import Judged, judge, residual
+from policies.sampling.coupled import choose, greedy
+from policies.sampling.draft_distribution import PROPOSAL_WIDTH, Proposal, propose
+from policies.sampling.filters import distribution, filtered
+from policies.sampling.params import Acceptance, NotFinite, Row, Rule, Sampling, Shape
+from policies.sampling.tolerance import ToleranceGoal, ToleranceState, calibrated
+from policies.sampling.verify import Verdict, coupled_verdicts, verify_draft
+
+__all__ = [
+    "PROPOSAL_WIDTH",
+    "Acceptance",
+    "Judged",
+    "NotFinite",
+    "Proposal",
+    "Row",
+    "Rule",
+    "Sampling",
+    "Shape",
+    "ToleranceGoal",
+    "ToleranceState",
+    "Verdict",
+    "calibrated",
+    "choose",
+    "coupled_verdicts",
+    "distribution",
+    "filtered",
+    "greedy",
+    "judge",
+    "propose",
+    "residual",
+    "verify_draft",
+]

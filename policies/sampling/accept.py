@@ -1,0 +1,104 @@
+"""What becomes of one draft at its position: it is accepted, or another token is chosen in its place.
+
+rejection   accept x with the chance min(1, p(x) / q(x)), else choose from the residual, norm(max(p - q, 0)): the
+            token is distributed as p whatever q is (Leviathan et al., arXiv 2211.17192, theorem 1; Chen et al.,
+            arXiv 2302.01318, theorem 1)
+tolerance   accept x where log p(x) >= log q(x) - delta too: more is accepted, and the tokens are not distributed as p;
+            with delta 0 it is rejection
+
+p is the target's distribution under everything that the request asks for, q the draft's (`proposal`). A draft that was
+not drawn is a point mass: q(x) = 1. The gap of a draft is log q(x) - log p(x), in nats. Greedily the target's
+distribution is its best token, and under tolerance the gap is how far the draft's logit is below the best one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.sampling import noise
+from policies.sampling.coupled import choose
+from policies.sampling.draft_distribution import Proposal
+from policies.sampling.filters import distribution
+from policies.sampling.params import Row, Sampling, finite_top
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """`token` is the draft where it was accepted. `gap`: see the module; None where the rule does not use it."""
+
+    accepted: bool
+    token: int
+    gap: float | None = None
+
+
+def judge(
+    row: Row,
+    draft: int,
+    proposal: Proposal | None,
+    sampling: Sampling,
+    position: int,
+    *,
+    delta: float | None = None,
+    uniform: noise.Uniform = noise.single,
+) -> Judged:
+    """Judge one draft by its row (float32, shape (vocabulary,)) and the request's rule.
+
+    `proposal`: what the draft was drawn from, None for a point mass. One that is no distribution, or does not hold
+    the draft, is a draft that failed: the token is the target's own choice. `delta`: the tolerance in nats; None while
+    it is not known, and then nothing is lost: the rule is rejection. Raises NotFinite.
+    """
+    if sampling.rule in ("greedy", "coupled"):
+        token = choose(row, sampling, position)
+        return Judged(token == draft, token)
+    if sampling.temperature == 0.0:
+        return _near_the_best(row, draft, delta)
+    q = _proposed(proposal, draft, len(row))
+    if q is None:
+        return Judged(False, choose(row, sampling, position))
+    ids, p = distribution(row, sampling)
+    p_draft, q_draft = _share(ids, p, draft), _share(*q, draft)
+    gap = math.log(q_draft) - math.log(p_draft) if p_draft > 0.0 else math.inf
+    tolerated = sampling.acceptance == "tolerance" and delta is not None and math.isfinite(gap) and gap <= delta
+    if tolerated or uniform(sampling.seed, position, noise.Purpose.ACCEPT) * q_draft < p_draft:
+        return Judged(True, draft, gap)
+    left = residual(ids, p, *q)
+    at = uniform(sampling.seed, position, noise.Purpose.RESIDUAL)
+    return Judged(False, int(ids[noise.drawn(left, at)]), gap)
+
+
+def residual(
+    ids: NDArray[np.uint32], p: NDArray[np.float64], tokens: NDArray[np.uint32], q: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return max(p - q, 0) over `ids`, not normalised; p itself where that is nothing (p and q are equal but for
+    rounding)."""
+    order = np.argsort(ids, kind="stable")
+    places = np.minimum(np.searchsorted(ids, tokens, sorter=order), len(ids) - 1)
+    found = order[places]
+    same = ids[found] == tokens
+    left = p.copy()
+    left[found[same]] = np.maximum(left[found[same]] - q[same], 0.0)
+    return left if left.any() else p
+
+
+def _near_the_best(row: Row, draft: int, delta: float | None) -> Judged:
+    gap = finite_top(row) - float(row[draft])
+    best = int(row.argmax())
+    accepted = draft == best if delta is None else math.isfinite(gap) and gap <= delta
+    return Judged(accepted, draft if accepted else best, gap)
+
+
+def _proposed(
+    proposal: Proposal | None, draft: int, vocabulary: int
+) -> tuple[NDArray[np.uint32], NDArray[np.float64]] | None:
+    if proposal is None:
+        return np.array([draft], np.uint32), np.ones(1)
+    q = proposal.probabilities(vocabulary)
+    return (proposal.tokens, q) if q is not None and _share(proposal.tokens, q, draft) > 0.0 else None
+
+
+def _share(ids: NDArray[np.uint32], probabilities: NDArray[np.float64], token: int) -> float:
+    return float(probabilities[ids == token].sum())

@@ -1,0 +1,80 @@
+"""How a request's tokens are chosen, and the scale that its temperature gives the logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Row = NDArray[np.float32]
+Shape = Callable[[Row, Sequence[int]], Row | None]
+"""Called with a row and the drafts accepted before it; gives the row as it is to be judged there (bias, penalties,
+grammar), None where nothing may follow. At least one of its logits is finite."""
+
+Acceptance = Literal["coupled", "rejection", "tolerance"]
+Rule = Literal["greedy", "coupled", "rejection", "tolerance"]
+
+
+class NotFinite(ValueError):
+    """A row of logits holds NaN or infinity: the device computed garbage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen: temperature, then min-p, then top-k, then top-p (vLLM's order).
+
+    Temperature 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off. `seed` is taken modulo 2**64.
+    Before all that come `logit_bias` ((token, bias) pairs, each token once) and the penalties of
+    `policies/sampling/penalties`. `acceptance` is the rule by which drafts become output.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    acceptance: Acceptance = "coupled"
+
+    @property
+    def rule(self) -> Rule:
+        """The rule in effect: at temperature 0 all that lose nothing are one."""
+        return "greedy" if self.temperature == 0.0 and self.acceptance != "tolerance" else self.acceptance
+
+    @property
+    def draws_drafts(self) -> bool:
+        """True where a drafter draws its own tokens and says what from; else it makes the target's choice."""
+        return self.temperature > 0.0 and self.acceptance != "coupled"
+
+    @property
+    def unfiltered(self) -> bool:
+        """True where every token of the vocabulary may be chosen."""
+        return self.top_k == 0 and self.top_p >= 1.0 and self.min_p == 0.0
+
+
+def finite_top(row: Row) -> float:
+    """Return the best logit of a row. Raises NotFinite."""
+    top = float(row.max())
+    if not math.isfinite(top):
+        raise NotFinite("the logits are not finite")
+    return top
+
+
+def scaled(row: Row, top: float, tokens: NDArray[np.uint32], sampling: Sampling) -> NDArray[np.float64]:
+    """Return the logits of some tokens relative to the best, in nats at the request's temperature."""
+    return relative(row[tokens], top, sampling)
+
+
+def relative(logits: Row, top: float, sampling: Sampling) -> NDArray[np.float64]:
+    """Return some logits relative to the best, in nats at the request's temperature."""
+    nats = logits.astype(np.float64)
+    nats -= top
+    nats /= sampling.temperature
+    return nats

@@ -1,0 +1,79 @@
+"""This project's depth policy: policies.speculation behind the interface that the decode loop and the replay share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.speculation import (
+    Decision,
+    Proposal,
+    Round,
+    Speculation,
+    asked,
+    begun,
+    decided,
+    ended,
+    least_chance,
+    observed,
+    rested,
+    rests,
+)
+from policies.speculation.class_prior import COLD, ClassKey, Seed
+from policies.speculation.cost_model import MeasuredCost
+from policies.speculation.pid import GAINS, Gains
+from policies.speculation.policy import Asked, Done
+from policies.speculation.shape_hysteresis import SameRows
+from policies.speculation.switching import ON, active
+
+
+class Adaptive:
+    """See policies.speculation. `cost`: what is known of rounds before the first; `cold`: of requests."""
+
+    name = "adaptive"
+
+    def __init__(self, cost: MeasuredCost, gains: Gains = GAINS, cold: Seed = COLD) -> None:
+        self.state = Speculation(cost, gains, cold=cold, same=SameRows(changed_ms=cost.fit.changing_ms))
+        self._decision = Decision([], [])
+        self._asks = 0
+        self._last: Round | None = None
+
+    def begin(self, key: str, of: ClassKey, most: int) -> None:
+        """See the port."""
+        self.state = begun(self.state, key, of, most)
+
+    def end(self, key: str) -> None:
+        """See the port."""
+        self.state = ended(self.state, key)
+
+    def renewed(self) -> None:
+        """See the port."""
+        self.state = self.state._replace(switch=ON)
+
+    def asked(self, now: Round) -> Asked:
+        """See the port."""
+        limits = asked(self.state, now)
+        self._asks = sum([limit > 0 for limit in limits])
+        least = least_chance(self.state, now) if self._asks else 0.0
+        return Asked(limits, least, not active(self.state.switch))
+
+    def decided(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+        """See the port."""
+        self._decision = decided(self.state, now, proposals)
+        return self._decision.depths
+
+    def observed(self, now: Round, done: Done) -> None:
+        """See the port."""
+        decision = self._decision._replace(depths=list(done.depths), asks=self._asks)
+        self.state = observed(
+            self.state, now, done.proposals, decision, done.verdicts, times=done.times, tokens_made=done.tokens
+        )
+        self._last = now
+
+    def rest(self) -> int:
+        """See the port."""
+        return rests(self.state, self._last) if self._last is not None else 0
+
+    def rested(self, rounds: int, rows: int) -> None:
+        """See the port."""
+        if self._last is not None:
+            self.state = rested(self.state, self._last, rounds, rows)

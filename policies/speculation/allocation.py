@@ -1,0 +1,172 @@
+"""Which draft tokens are worth their rows: the guard that makes speculation never cost speed.
+
+A round of S sequences takes T(rows) and yields S + sum of the chances of the draft tokens in it, where a token's chance
+is that it *and all before it* are accepted. Over many rounds tokens per time are greatest when every round maximises
+
+    tokens - value * time,   value = the tokens per ms that decoding makes on the average
+
+(the average reward of a renewal process, Dinkelbach 1967), so a token is verified where its chance is above value *
+(the time that its row adds). Chances fall along a draft, so taking the best tokens of all sequences first takes whole
+beginnings of drafts, and the depths may all differ. Rows that are run anyway are free (policies/speculation/widths).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import chain
+from operator import neg
+
+from device_profiles.cost import expected_tokens
+from device_profiles.units import MS_PER_S
+from policies.speculation.cost_model import MeasuredCost
+from policies.speculation.widths import filled
+
+MOST_CERTAIN = 0.98
+_NEVER = 1e9  # above every chance
+LEAST_CHANCE = 0.03
+"""A token below it is never worth a row, however cheap rows seem to be."""
+
+
+def curve(
+    acceptance: Sequence[float],
+    cost: MeasuredCost,
+    *,
+    sequences: int,
+    context_tokens: float,
+    most: int,
+    paid_rows: int = 1,
+) -> list[float]:
+    """Return the expected tokens per second at every depth from 0 to `most`, the same for all `sequences`.
+
+    `acceptance`: the chance that draft i is accepted if all before it are (not empty). `paid_rows`: the least rows that
+    a sequence is charged for.
+    """
+    return [
+        MS_PER_S
+        * sequences
+        * expected_tokens(acceptance, depth)
+        / cost.ms(sequences * max(depth + 1, paid_rows), sequences, context_tokens)
+        for depth in range(most + 1)
+    ]
+
+
+def cap(rates: Sequence[float], *, margin: float = 0.0) -> int:
+    """Return the depth beyond which the marginal token does not pay, by the rates of `curve`: the best of them; 0 where
+    none is better than plain decoding by more than `margin` (0.02: two percent)."""
+    best = max(range(len(rates)), key=lambda depth: rates[depth])
+    return best if rates[best] > rates[0] * (1.0 + margin) else 0
+
+
+def reach(confidences: Sequence[float], factor: float, most: int, sure: int, floor: float) -> list[float]:
+    """Return the chances, all before included, of a draft's leading tokens that may be worth a row: at most `most`, the
+    first `sure` ones whatever their chance, then while it is above `floor`. `factor`: see policies.speculation.odds. A
+    drafter that is certain of a token is believed nearly as much (MOST_CERTAIN), so that outcomes can still correct
+    it."""
+    found: list[float] = []
+    chance, more = 1.0, factor - 1.0
+    for confidence in confidences[:most]:
+        believed = confidence if confidence < MOST_CERTAIN else MOST_CERTAIN
+        chance *= believed * factor / (1.0 + believed * more)
+        if chance <= floor and len(found) >= sure:
+            break
+        found.append(chance)
+    return found
+
+
+def floor_of(cost: MeasuredCost, rows: int, value: float) -> float:
+    """Return the chance below which no token can be worth a row in a forward of at least `rows`."""
+    return max(LEAST_CHANCE, value * cost.least_added_ms(rows))
+
+
+def offered(reaches: Sequence[Sequence[float]], free: Sequence[int]) -> list[float]:
+    """Return the chances of all tokens that take a row, the best first. `reaches[s]`: the chances of the tokens of
+    sequence s (falling), of which the first `free[s]` take no row."""
+    if any(free):
+        offers = [chance for chances, none in zip(reaches, free, strict=True) for chance in chances[none:]]
+    else:
+        offers = list(chain.from_iterable(reaches))
+    offers.sort(reverse=True)
+    return offers
+
+
+def worth_taking(offers: Sequence[float], added_ms: Sequence[float], value: float) -> int:
+    """Return how many of the offers are worth their rows, the best first. `added_ms[i]`: what row i beyond those that
+    are run anyway adds; there are no more rows than that."""
+    best = total = 0.0
+    taken = 0
+    for index, (chance, row_ms) in enumerate(zip(offers, added_ms, strict=False), start=1):
+        if chance < LEAST_CHANCE:
+            break
+        total += chance - value * row_ms
+        if total > best:
+            best, taken = total, index
+    return taken
+
+
+def given(reaches: Sequence[Sequence[float]], free: Sequence[int], offers: Sequence[float], taken: int) -> list[int]:
+    """Return the depths of the free tokens and the first `taken` offers."""
+    least = offers[taken - 1] if taken else _NEVER
+    equal = taken - bisect_left(offers, -least, 0, taken, key=neg)  # of equal tokens the first sequences' are taken
+    depths: list[int] = []
+    for chances, none in zip(reaches, free, strict=True):
+        depth = none if none < len(chances) else len(chances)
+        for chance in chances[depth:] if depth else chances:
+            if chance > least:
+                depth += 1
+            elif chance == least and equal:
+                depth += 1
+                equal -= 1
+            else:
+                break
+        depths.append(depth)
+    return depths
+
+
+def shared_out_in_widths(
+    reaches: Sequence[Sequence[float]],
+    known: Sequence[int],
+    widths: Sequence[int],
+    added_ms: Sequence[float],
+    value: float,
+) -> list[int]:
+    """Return depths where rows come in fixed widths: each sequence takes steps from one width to a wider one, the step
+    with the most expected tokens per row first. `known[s]`: rows of sequence s before its draft. The rest
+    as in `offered` and `worth_taking`."""
+    steps = [
+        (gain / rows, gain, rows, place, depth)
+        for place, chances in enumerate(reaches)
+        for gain, rows, depth in _steps(chances, known[place], widths)
+    ]
+    steps.sort(key=lambda step: -step[0])
+    depths = [min(len(chances), filled(rows, widths) - rows) for chances, rows in zip(reaches, known, strict=True)]
+    best = total = 0.0
+    used = taken = 0
+    for index, (_, gain, rows, _, _) in enumerate(steps, start=1):
+        if used + rows > len(added_ms):
+            break
+        total += gain - value * sum(added_ms[used : used + rows])
+        used += rows
+        if total > best:
+            best, taken = total, index
+    for _, _, _, place, depth in steps[:taken]:
+        depths[place] = max(depths[place], depth)
+    return depths
+
+
+def _steps(chances: Sequence[float], known: int, widths: Sequence[int]) -> list[tuple[float, int, int]]:
+    """Return (expected tokens, rows, depth then) of each step, tokens per row falling: a step that is followed by a
+    better one is taken together with it."""
+    found: list[tuple[float, int, int]] = []
+    rows = filled(known, widths)
+    depth = rows - known
+    while depth < len(chances):
+        wider = filled(rows + 1, widths)
+        after = min(wider - known, len(chances))
+        gain, more = sum(chances[depth:after]), wider - rows
+        while found and found[-1][0] * more < gain * found[-1][1]:
+            before_gain, before_rows, _ = found.pop()
+            gain, more = gain + before_gain, more + before_rows
+        found.append((gain, more, after))
+        rows, depth = wider, wider - known
+    return found

@@ -1,0 +1,52 @@
+"""How long a round may wait for drafts that another process makes.
+
+A wait is worth what `policies/speculation/break_even` says of it: w ms while w < a T. A drafter that is slower than
+that is asked all the same, and not waited for: an answer that comes late may still fit behind what the target chose in
+the meantime.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from policies.speculation.break_even import MANY, mean, worth_ms
+
+RETRY_EVERY = 64
+"""One wish in so many is waited for although the drafter seems too slow: it may be faster while the target waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Running means: accepted drafts per answered sequence, a round's time without waiting, from a wish to its
+    answer. 0 ms: not measured yet. `asks` counts wishes. It begins hopeful, so that waiting is tried."""
+
+    accepted: float = 1.0
+    round_ms: float = 0.0
+    answer_ms: float = 0.0
+    asks: int = 0
+
+
+def asked(pace: Pace, *, round_ms: float | None) -> Pace:
+    """Count a wish. `round_ms`: from the end of the last wish's wait to this one, where a round lay between them."""
+    known_ms = pace.round_ms if round_ms is None else _timed(pace.round_ms, round_ms)
+    return replace(pace, round_ms=known_ms, asks=pace.asks + 1)
+
+
+def answered(pace: Pace, answer_ms: float) -> Pace:
+    """Take in how long an answer took."""
+    return replace(pace, answer_ms=_timed(pace.answer_ms, answer_ms))
+
+
+def judged(pace: Pace, accepted: int) -> Pace:
+    """Take in how many tokens of one sequence's draft the target chose too."""
+    return replace(pace, accepted=mean(pace.accepted, accepted))
+
+
+def patience_ms(pace: Pace, bound_ms: float) -> float:
+    """Return how long to wait for the answer to this wish, at most `bound_ms`."""
+    wait_ms = bound_ms if pace.round_ms == 0.0 else min(bound_ms, worth_ms(pace.accepted, pace.round_ms))
+    return wait_ms if pace.answer_ms <= wait_ms or pace.asks % RETRY_EVERY == 0 else 0.0
+
+
+def _timed(before_ms: float, newest_ms: float) -> float:
+    return mean(before_ms, newest_ms, MANY if before_ms else 0)

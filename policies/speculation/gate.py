@@ -1,0 +1,99 @@
+"""Whether a draft that is made on the target's own time pays, and when to look again where it does not.
+
+What drafting may lose is earned first. There is an account, in rounds without drafts: it begins with FIRST_ROUNDS,
+grows by SHARE in every round, and by what each round with drafts won or lost. A drafter that is not known to pay is
+tried when the account covers what that takes at worst, its reading of the text included, and left alone again when the
+trial says so, or the account is empty; then it begins from nothing. So all that drafting ever loses is at most
+FIRST_ROUNDS, SHARE of the rounds, and what one round takes more than was expected of it. A drafter whose step takes
+nearly a round can win next to nothing whatever is accepted (see `policies/speculation/break_even`): it is tried later,
+in case that the step was measured wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from policies.speculation.break_even import mean, worth_ms
+
+TRIAL_ROUNDS = 4
+"""A trial is judged after so many rounds with drafts."""
+FIRST_ROUNDS = 8.0
+SHARE = 0.01
+_DEAR = 0.8  # a step that takes this part of a round
+_DEAR_TRIALS = 2.0  # are saved for, before such a drafter is tried
+_HORIZON = 0.5  # of what drafts promise to win in the rest of a text, reading it may take
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Running means over the rounds with drafts since the trial began: accepted drafts per sequence, beyond those that
+    cheaper drafts would have brought (so below 0 at times), and what drafting added to a round, in ms. `rounds` counts
+    them. `account`: see the module. `asked`: drafts are made."""
+
+    account: float = FIRST_ROUNDS
+    asked: bool = False
+    rounds: int = 0
+    accepted: float = 0.0
+    cost_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What drafting is expected to take. `round_ms`: of a round without drafts. `step_ms`: of one step of the drafter.
+    `reading_ms`: of reading the text that it has to know for it. 0: not measured."""
+
+    round_ms: float
+    step_ms: float
+    reading_ms: float = 0.0
+
+    @property
+    def trial_rounds(self) -> float:
+        """What is to be saved for a trial, in rounds without drafts: what it loses at worst, and more where it is
+        unlikely to end well."""
+        worst = (self.reading_ms + TRIAL_ROUNDS * self.step_ms) / self.round_ms
+        return worst * _DEAR_TRIALS if self.step_ms >= _DEAR * self.round_ms else worst
+
+
+def pays(worth: Worth, round_ms: float) -> bool:
+    """Return whether drafts paid in the rounds that had them."""
+    return worth.cost_ms < worth_ms(worth.accepted, round_ms)
+
+
+def decided(worth: Worth, price: Price) -> Worth:
+    """Return what is known one round later; `asked` says whether to draft in this one. Nothing is risked while a round
+    without drafts is not measured."""
+    worth = replace(worth, account=worth.account + SHARE)
+    if price.round_ms <= 0.0:
+        return replace(worth, asked=False)
+    if worth.asked:
+        lost = worth.account < 0.0 or (worth.rounds >= TRIAL_ROUNDS and not pays(worth, price.round_ms))
+        return replace(worth, asked=False, account=min(worth.account, 0.0)) if lost else worth
+    if price.trial_rounds > worth.account:
+        return worth
+    return replace(worth, asked=True, rounds=0, accepted=0.0, cost_ms=0.0)
+
+
+def reads(worth: Worth, price: Price, tokens_left: float) -> bool:
+    """Return whether to read a text for its drafts, where `tokens_left` tokens are expected to come behind it."""
+    if price.reading_ms > worth.account * price.round_ms:
+        return False
+    if worth.rounds < TRIAL_ROUNDS:
+        return True  # it is what the trial is for
+    won_ms = worth_ms(worth.accepted, price.round_ms) - worth.cost_ms
+    return won_ms >= 0.0 and price.reading_ms <= _HORIZON * won_ms * tokens_left / (1.0 + max(0.0, worth.accepted))
+
+
+def settled(worth: Worth, *, round_ms: float, accepted: float, cost_ms: float, reading: bool) -> Worth:
+    """Take in a round with drafts: how many were accepted, per sequence, and what it took beyond `round_ms` (> 0).
+
+    Where it was (also) `reading`, what it took says nothing about the next."""
+    account = worth.account + (worth_ms(accepted, round_ms) - cost_ms) / round_ms
+    if reading:
+        return replace(worth, account=account)
+    return replace(
+        worth,
+        account=account,
+        rounds=worth.rounds + 1,
+        accepted=mean(worth.accepted, accepted, worth.rounds),
+        cost_ms=mean(worth.cost_ms, cost_ms, worth.rounds),
+    )

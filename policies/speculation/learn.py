@@ -1,0 +1,151 @@
+"""What a round teaches: of requests, of costs, and of what speculation brings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from policies.speculation import cost_model, odds, pid, shape_hysteresis, switching
+from policies.speculation.ask import NOTICED, brings_little, look_every, seldom
+from policies.speculation.pid import Gains
+from policies.speculation.state import Request, Speculation, base_ms, load_of, optimism, worth_per_ms
+from policies.speculation.types import Decision, Proposal, Round, Times, Verdict, added_rows
+
+USUAL_DRAFT = 4.0
+"""So many judged tokens are one dt of the controller."""
+_PROMISE_KEPT = 0.5  # a set point below the configured one is this share of what the drafts promise
+_NEWEST_VALUE = 0.05  # weight of the newest round in the mean worth of time
+_NEWEST_DRAFT = 0.2  # the same of what drafting takes
+_BETTER, _WORSE = 0.25, 0.15  # the same of what asking brings: where drafts begin to be right, they often go on so
+_REMEMBERED = 0.95  # of what was promised and kept, from one round to the next
+_TAKEN_IN = 5  # verdicts a round: it keeps the time that policies take small where there are many sequences
+
+
+def observed(
+    state: Speculation,
+    now: Round,
+    proposals: Sequence[Proposal],
+    decision: Decision,
+    verdicts: Sequence[Verdict],
+    *,
+    times: Times | None,
+    tokens_made: int,
+) -> Speculation:
+    """Take in a round of these `times`; None where it did more than decode: a prefill in it would be counted as the
+    cost of rows."""
+    moved: dict[str, Request] = {}
+    for index in _looked_at(state, now) if any(decision.reaches) else ():
+        place, (accepted, compared), chances = now.places[index], verdicts[index], decision.reaches[index]
+        if not compared or not chances or place.fixed:
+            continue
+        request = state.requests[place.key]
+        judged = max(decision.depths[index], compared)
+        moved[place.key] = _moved(request, state.gains, chances[:judged], accepted, compared)
+    requests = {**state.requests, **moved} if moved else state.requests
+    if times is None:
+        same = state.same._replace(last=0, last_base=0, given_up=0.0)
+        return state._replace(requests=requests, rounds=state.rounds + 1, same=same)
+    unasked = not decision.asks and state.rounds % look_every(len(now.places))
+    if unasked and switching.active(state.switch):
+        rows = now.base_rows + added_rows(now, decision.depths)
+        same = state.same._replace(last=rows, last_base=now.base_rows, given_up=decision.given_up)
+        return state._replace(requests=requests, rounds=state.rounds + 1, same=same)
+    return _timed(state, now, requests, decision, proposals, times, tokens_made)
+
+
+def _looked_at(state: Speculation, now: Round) -> range:
+    """Return the places whose verdicts are taken in: where there are many, each in its turn, whatever came of it (to
+    pick those that turned out right would teach that drafts are better than they are). All, where drafters are
+    asked seldom: it is what they are asked for."""
+    sequences = len(now.places)
+    every = 1 + (sequences - 1) // _TAKEN_IN
+    asks, since = divmod(state.rounds, seldom(sequences))
+    if every > 1 and since == 0 and brings_little(state, now):
+        every = 1
+    return range((state.rounds + asks) % every, sequences, every)
+
+
+def _moved(request: Request, gains: Gains, chances: Sequence[float], accepted: int, compared: int) -> Request:
+    """Let a request's controllers take in a verdict on draft tokens with these chances (all before included)."""
+    of, limits, controller, learned, evidence = request
+    tokens = len(chances)
+    gap = float(min(accepted, tokens))
+    rate = gap / tokens
+    variance = 0.0
+    before = 1.0
+    for chance in chances[:compared]:
+        alone = chance / before  # if all before it are accepted
+        gap -= alone
+        variance += alone * (1.0 - alone)
+        before = chance
+    kept = _PROMISE_KEPT * sum(chances) / tokens
+    set_point = kept if kept < gains.set_point else gains.set_point
+    controller, _ = pid.stepped(controller, rate, tokens / USUAL_DRAFT, limits, gains, set_point)
+    return Request(of, limits, controller, odds.judged(learned, gap, variance), evidence + tokens)
+
+
+def _timed(
+    state: Speculation,
+    now: Round,
+    requests: Mapping[str, Request],
+    decision: Decision,
+    proposals: Sequence[Proposal],
+    times: Times,
+    tokens: int,
+) -> Speculation:
+    """Return what is known of costs and of what speculation gains after a round."""
+    sequences, context, same = len(now.places), now.context_tokens, state.same
+    more = added_rows(now, decision.depths)
+    rows = now.base_rows + more
+    plain_ms = base_ms(state, now)
+    expected_ms = state.cost.ms(rows, sequences, context) if more else plain_ms
+    change_ms = max(0.0, same.change_ms) if state.cost.seen and rows != same.last else 0.0
+    steady_ms = times.forward_ms * expected_ms / (expected_ms + change_ms)
+    cost = cost_model.observed(
+        state.cost, steady_ms, rows=rows, sequences=sequences, context_tokens=context, expected_ms=expected_ms
+    )
+    spent_ms = times.forward_ms + times.draft_ms
+    gain = tokens / sequences * cost.scale / state.cost.scale * plain_ms / spent_ms
+    mean, brought = state.gain, state.brought
+    promised, kept = _REMEMBERED * state.promised, _REMEMBERED * state.kept
+    if not decision.forced:  # what was forced says nothing of what was chosen
+        mean += _NEWEST_VALUE * (gain - mean)
+        drafts = zip(decision.reaches, decision.depths, strict=True) if any(decision.depths) else ()
+        hoped = sum([sum(chances[:depth]) for chances, depth in drafts])
+        promised, kept = promised + hoped, kept + tokens - sequences
+        if decision.asks:
+            more_ms = expected_ms - plain_ms
+            more_ms += shape_hysteresis.more_ms(same, now.base_rows, more)
+            likely = hoped / optimism(state)
+            load = load_of(sequences)
+            newest = (likely - worth_per_ms(state, now) * more_ms) / decision.asks
+            change = newest - brought[load]
+            change *= _BETTER if change > 0.0 else _WORSE
+            brought = (*brought[:load], brought[load] + change, *brought[load + 1 :])
+    if state.cost.seen:
+        over_ms = times.forward_ms - expected_ms
+        same = shape_hysteresis.observed(same, now.base_rows, rows, decision.given_up, over_ms, expected_ms)
+    else:
+        same = same._replace(last=rows, last_base=now.base_rows)
+    ask_ms, step_ms = _drafting(state, now, decision, proposals, times)
+    switch = state.switch
+    if not switching.active(switch):
+        switch = switching.rested(switch, spent_ms)
+    elif not decision.forced and (switch.trial or times.draft_ms > NOTICED * times.forward_ms):
+        switch = switching.speculated(switch, gain, spent_ms)
+    return Speculation(
+        *(cost, state.gains, requests, state.seeds, state.cold, switch, mean, step_ms),
+        *(state.rounds + 1, same, ask_ms, brought, promised, kept),
+    )
+
+
+def _drafting(
+    state: Speculation, now: Round, decision: Decision, proposals: Sequence[Proposal], times: Times
+) -> tuple[float, float]:
+    """Return `ask_ms` and `step_ms` after a round."""
+    ask_ms, step_ms = state.ask_ms, state.step_ms
+    if decision.asks:
+        ask_ms += _NEWEST_DRAFT * (times.draft_ms / decision.asks - ask_ms)
+    drafted = max([proposal.tokens for proposal in proposals]) if times.draft_ms else 0
+    if drafted and switching.active(state.switch):
+        step_ms += _NEWEST_DRAFT * (times.draft_ms / drafted - step_ms)
+    return ask_ms, step_ms

@@ -1,0 +1,73 @@
+"""What a depth policy is to the decode loop, to a replay and to a benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from policies.speculation import Proposal, Round, Times, Verdict
+from policies.speculation.class_prior import ClassKey
+
+
+class Asked(NamedTuple):
+    """How many tokens the drafter is to propose for each place. `least`: the chance, all before included, below which
+    a drafter to which tokens cost time may stop. `cheap_only`: such drafters are left alone, fixed depths excepted."""
+
+    limits: list[int]
+    least: float = 0.0
+    cheap_only: bool = False
+
+
+class Done(NamedTuple):
+    """A round that was run. `depths[s]` tokens of draft s were verified, `accepted[s]` of them accepted. `verdicts`:
+    what drafts could be compared with, verified or not. `times`: None where something else ran in the round, a prefill.
+    `tokens` that the round made."""
+
+    proposals: Sequence[Proposal]
+    depths: Sequence[int]
+    accepted: Sequence[int]
+    verdicts: Sequence[Verdict]
+    times: Times | None
+    tokens: int
+
+
+class DepthPolicy(Protocol):
+    """Chooses depths, and learns from rounds. The calls of a round come in this order; it has no clock and no RNG."""
+
+    @property
+    def name(self) -> str: ...
+
+    def begin(self, key: str, of: ClassKey, most: int) -> None:
+        """A request of this class begins, or goes on after it gave way. It may have at most `most` drafts, ever."""
+        ...
+
+    def end(self, key: str) -> None:
+        """A request ended; an unknown one is ignored."""
+        ...
+
+    def renewed(self) -> None:
+        """A drafter came, or came back: what speculation gained without it says nothing about it."""
+        ...
+
+    def asked(self, now: Round) -> Asked:
+        """Return what the drafter is to be asked for."""
+        ...
+
+    def decided(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+        """Return how many of the proposed tokens to verify. Where that is more than were proposed, the rest is filled
+        up with any tokens, for the number of rows."""
+        ...
+
+    def observed(self, now: Round, done: Done) -> None:
+        """Learn from the round."""
+        ...
+
+    def rest(self) -> int:
+        """Return how many of the next rounds the policy need not hear of, as long as no more sequences begin or end
+        than were in the last one: it would ask for nothing, and learn nothing."""
+        ...
+
+    def rested(self, rounds: int, rows: int) -> None:
+        """So many rounds (1 or more) were run without a word to the policy, the last of them with so many `rows` (0: it
+        prefilled)."""
+        ...

@@ -1,0 +1,51 @@
+"""Fixed depths: what is configured where nothing adapts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from policies.speculation import Place, Proposal, Round
+from policies.speculation.class_prior import ClassKey
+from policies.speculation.policy import Asked, Done
+
+
+class FixedDepth:
+    """`by_key`: depths of single requests, where they differ from `depth`. Depth 0 is plain decoding."""
+
+    def __init__(self, depth: int, by_key: Mapping[str, int] | None = None, name: str = "") -> None:
+        self.name = name or f"fixed-{depth}"
+        self._depth = depth
+        self._by_key = dict(by_key or {})
+        self._limits: list[int] = []
+
+    def begin(self, key: str, of: ClassKey, most: int) -> None:
+        """See the port."""
+
+    def end(self, key: str) -> None:
+        """See the port."""
+
+    def renewed(self) -> None:
+        """See the port."""
+
+    def asked(self, now: Round) -> Asked:
+        """See the port."""
+        self._limits = [min(self.depth_of(now, place), place.most) for place in now.places]
+        return Asked(self._limits)
+
+    def depth_of(self, now: Round, place: Place) -> int:
+        """Return the depth of one request in this round."""
+        return self._by_key.get(place.key, self._depth)
+
+    def decided(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+        """See the port."""
+        return [min(proposal.tokens, limit) for proposal, limit in zip(proposals, self._limits, strict=True)]
+
+    def observed(self, now: Round, done: Done) -> None:
+        """See the port."""
+
+    def rest(self) -> int:
+        """See the port: a round costs next to nothing."""
+        return 0
+
+    def rested(self, rounds: int, rows: int) -> None:
+        """See the port."""

@@ -1,0 +1,104 @@
+"""How many tokens of each draft are verified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.speculation import shape_hysteresis
+from policies.speculation.allocation import (
+    LEAST_CHANCE,
+    floor_of,
+    given,
+    offered,
+    reach,
+    shared_out_in_widths,
+    worth_taking,
+)
+from policies.speculation.ask import least_chance, rounds_of_rest
+from policies.speculation.state import Speculation, optimism, worth_per_ms
+from policies.speculation.types import Decision, Proposal, Round
+from policies.speculation.widths import filled
+
+_LOOK_EVERY = 64
+_FORCED = 1e6  # the chance of a token that is verified whatever it costs
+
+
+def decided(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> Decision:
+    """Return how many tokens of each draft to verify."""
+    before, last = now.base_rows + now.filling_rows, state.same.last
+    nothing = not any(proposal.tokens for proposal in proposals)
+    if nothing and (now.widths or before >= last or state.same.change_ms <= 0.0):
+        count, given_up = len(proposals), state.same.given_up if before == last else 0.0
+        return Decision([0] * count, [[]] * count, given_up=given_up)
+    value = worth_per_ms(state, now) * optimism(state)
+    floor = floor_of(state.cost, before, value)
+    reaches: list[list[float]] = []
+    longest, forced, drawn, requests = 0, False, False, state.requests
+    for place, proposal in zip(now.places, proposals, strict=True):
+        key, most, known, free, fixed = place
+        request = requests[key]
+        believed = proposal.confidences
+        if fixed:
+            chances, forced = [_FORCED] * min(len(believed), most), True
+        else:
+            depth = request.pid.depth
+            depth = depth if depth > free else free
+            if now.widths:
+                depth = filled(known + depth, now.widths) - known
+            most = most if most < depth else depth
+            if proposal.drawn:
+                drawn = True
+                chances = _worth_drawing(state, now, believed, request.odds.factor, most, free)
+            else:
+                chances = reach(believed, request.odds.factor, most, free or 1, floor)
+        longest += len(chances)
+        reaches.append(chances)
+    if not longest and now.widths:
+        return Decision([0] * len(reaches), reaches, forced)
+    bids = reaches
+    if drawn:
+        bids = [
+            [_FORCED] * len(chances) if proposal.drawn else chances
+            for chances, proposal in zip(reaches, proposals, strict=True)
+        ]
+    if now.widths:
+        added_ms = state.cost.added_ms(before, now.room, len(reaches), now.context_tokens)
+        depths = shared_out_in_widths(bids, [place.known for place in now.places], now.widths, added_ms, value)
+        return Decision(depths, reaches, forced)
+    most = min(now.room, max(longest, last - before))
+    added_ms = state.cost.added_ms(before, most, len(reaches), now.context_tokens) if most > 0 else []
+    paid_for = [place.free for place in now.places]
+    offers = offered(bids, paid_for)
+    best = worth_taking(offers, added_ms, value)
+    alike = rounds_of_rest(state, now) if nothing else 1
+    taken, filling, given_up = shape_hysteresis.kept(state.same, before, offers, added_ms, value, best, alike)
+    depths = given(bids, paid_for, offers, taken)
+    if filling and not _filled_up(now, depths, filling):
+        depths, given_up = given(bids, paid_for, offers, best), 0.0
+    return Decision(depths, reaches, forced, given_up)
+
+
+def _filled_up(now: Round, depths: list[int], filling: int) -> bool:
+    """Make drafts longer by so many tokens in all, where they may be. False: they may not, and are as they were."""
+    room = [
+        0 if place.fixed else place.most - max(depth, place.free)
+        for place, depth in zip(now.places, depths, strict=True)
+    ]
+    if sum(room) < filling:
+        return False
+    for index, more in enumerate(room):
+        count = min(more, filling)
+        if count > 0:
+            depths[index] = max(depths[index], now.places[index].free) + count
+            filling -= count
+    return True
+
+
+def _worth_drawing(
+    state: Speculation, now: Round, believed: Sequence[float], factor: float, most: int, free: int
+) -> list[float]:
+    """Return the chances of the drawn tokens that are verified: each while it is worth its row by itself, which was
+    known before it was drawn. What is behind it and in other drafts does not count. One now and then is verified
+    whatever it promises: a drawn token that is not verified cannot be compared with anything."""
+    look = 1 if state.rounds % _LOOK_EVERY == 0 else 0
+    return reach(believed, factor, most, max(free, look), max(LEAST_CHANCE, least_chance(state, now)))

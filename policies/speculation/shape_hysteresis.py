@@ -1,0 +1,91 @@
+"""Whether a round keeps the number of rows of the one before it, where a runtime prepares its buffers anew for others.
+
+To keep them may mean to leave out drafts that are worth a row, or to fill up with tokens that are worth none. Either
+way something is given up in each round, while a change is paid once. What will be drafted next is not known, so it is
+decided as in the ski rental problem (Karlin et al., "Competitive snoopy caching", 1988): rows change when what was
+given up since the last change has come to what changing takes. That is at most twice what the best choice with
+hindsight would have lost. Where drafters rest it is known what comes, and rows change at once where they are to. Rows
+that are added for drafts are to be left out again, so changing to more takes two changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_NEWEST = 0.05
+_CHANGES_UP, _CHANGES_DOWN = 2.0, 1.0
+_CLIP = 0.5  # of what is expected: a round in which something else ran teaches no more than that
+
+
+class SameRows(NamedTuple):
+    """`last`: rows of the last forward, `last_base` those of them without drafts; 0 where there was none or where it
+    prefilled. `changed_ms`, `same_ms`: how much longer than expected forwards take behind one of another number of
+    rows, and of the same. `given_up`: tokens, since the last change."""
+
+    last: int = 0
+    changed_ms: float = 0.0
+    same_ms: float = 0.0
+    given_up: float = 0.0
+    last_base: int = 0
+
+    @property
+    def change_ms(self) -> float:
+        """What a change takes; it may seem to take less than nothing."""
+        return self.changed_ms - self.same_ms
+
+
+class Kept(NamedTuple):
+    """Take the best `taken` offers, and fill up with `filling` tokens that nobody offered."""
+
+    taken: int
+    filling: int
+    given_up: float
+
+
+def kept(
+    state: SameRows,
+    before: int,
+    offers: Sequence[float],
+    added_ms: Sequence[float],
+    value: float,
+    best: int,
+    alike: int = 1,
+) -> Kept:
+    """Return what to take where `best` offers are best if every number of rows cost the same. `before`: rows without
+    any. `alike`: so many rounds will be like this one, itself included, as far as is known. The rest as in
+    policies.speculation.allocation.worth_taking."""
+    target, changes_up = state.last - before, _CHANGES_UP
+    if target == best or state.change_ms <= 0.0:
+        return Kept(best, 0, state.given_up)
+    if target < 0:  # rows change anyway, and what is added to them is still to be left out again
+        target, changes_up, state = 0, _CHANGES_UP - 1.0, state._replace(given_up=0.0)
+    if target > len(added_ms):
+        return Kept(best, 0, 0.0)
+    taken = min(target, len(offers))
+    lost = sum(offers[taken:best]) - sum(offers[best:taken])
+    lost += value * (sum(added_ms[best:target]) - sum(added_ms[target:best]))
+    lost = max(0.0, lost)
+    changes = changes_up if best > target else _CHANGES_DOWN
+    if state.given_up + alike * lost >= value * changes * state.change_ms:
+        return Kept(best, 0, 0.0)
+    return Kept(taken, target - taken, state.given_up + lost)
+
+
+def more_ms(state: SameRows, base: int, more: int) -> float:
+    """Return what changes take in a forward of `base` rows and `more` for drafts, beyond what they take without any
+    drafts, in this forward and in the one before."""
+    changes = (base + more != state.last) - (base != state.last_base)
+    return changes * max(0.0, state.change_ms) if state.last else 0.0
+
+
+def observed(state: SameRows, base: int, rows: int, given_up: float, over_ms: float, expected_ms: float) -> SameRows:
+    """Take in a forward that only decoded: how many rows, `base` of them without drafts, and how much longer than
+    `expected_ms` it took."""
+    over_ms = min(max(over_ms, -_CLIP * expected_ms), _CLIP * expected_ms)
+    changed_ms, same_ms = state.changed_ms, state.same_ms
+    if rows == state.last:
+        same_ms += _NEWEST * (over_ms - same_ms)
+    else:
+        changed_ms += _NEWEST * (over_ms - changed_ms)
+    return SameRows(rows, changed_ms, same_ms, given_up, base)
