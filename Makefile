@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
-MODEL_TESTS := tests/adapters tests/decoding tests/exactness
+MODEL_TESTS := tests/adapters tests/engine tests/exactness
 SOURCES := device_profiles policies adapters orchestrator tests tools
 
 .PHONY: setup demo test check format lint types imports clean

@@ -20,12 +20,12 @@ from orchestrator.bootstrap.options import EngineOptions, SuffixOptions
 from orchestrator.clock import Clock, SystemClock
 from orchestrator.cluster.cores import effective_cores
 from orchestrator.cluster.port import Event, Progress, Ready
-from orchestrator.decoding.arms import Arms, Way
-from orchestrator.decoding.engine import DecodeEngine, Loaded
-from orchestrator.decoding.grammar import Grammars
-from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.lanes import LaneDrafter
 from orchestrator.drafting.port import Drafter
+from orchestrator.engine.grammar import Grammars
+from orchestrator.engine.loop import DecodeLoop
+from orchestrator.engine.variants import Arms, Way
+from orchestrator.engine.worker_engine import DecodeEngine, Loaded
 from orchestrator.measuring.quick import quick_cost
 from policies.serving.canary import Arm
 from policies.speculation.adaptive import Adaptive

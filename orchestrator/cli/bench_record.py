@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from device_profiles.units import MS_PER_S
 from orchestrator.cluster.port import RequestStats, Round, Submit
-from orchestrator.decoding.loop import DecodeLoop
+from orchestrator.engine.loop import DecodeLoop
 from orchestrator.errors import OutriderError
 
 Mode = Literal["plain", "spec", "control"]

@@ -19,7 +19,7 @@ from device_profiles.measured import RoundOverhead
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Submit
-from orchestrator.decoding.loop import DecodeLoop
+from orchestrator.engine.loop import DecodeLoop
 from orchestrator.errors import OutriderError
 from orchestrator.measuring.watched import WatchedModel
 

@@ -21,7 +21,7 @@ from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.wire import Answer, Guess, checked
 from policies.sampling import PROPOSAL_WIDTH, Proposal, Sampling, propose
-from tests.decoding.test_drawn_drafts import LENGTH, chances, draft_model, submits, unlike
+from tests.engine.test_drawn_drafts import LENGTH, chances, draft_model, submits, unlike
 from tests.support.drafters import FINGERPRINT, in_a_thread
 from tests.support.loops import decode, loop_over, toy
 

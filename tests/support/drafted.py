@@ -9,8 +9,8 @@ from typing import Any
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.cluster.port import Event, Ready
-from orchestrator.decoding.engine import DecodeEngine, Loaded
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
+from orchestrator.engine.worker_engine import DecodeEngine, Loaded
 from tests.support.drafters import FINGERPRINT, VOCABULARY
 from tests.support.loops import loop_over, toy
 

@@ -11,7 +11,7 @@ from adapters.contract import ForwardResult, LoadOptions, Segment
 from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from orchestrator.cluster.port import Round, Submit
-from orchestrator.decoding.loop import DecodeLoop
+from orchestrator.engine.loop import DecodeLoop
 from policies.speculation.cost_model import TYPICAL
 
 COST = TYPICAL.scaled(10.0)

@@ -17,7 +17,7 @@ import numpy as np
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.cluster.port import Delta, Sampling, Submit
-from orchestrator.decoding.loop import DecodeLoop
+from orchestrator.engine.loop import DecodeLoop
 from policies.sampling.logprobs import TokenScore
 from tools.distill.prompts import Wish, wish
 from tools.distill.shards import DistillError, Shards, Text

@@ -26,8 +26,8 @@ from orchestrator.bootstrap import EngineOptions, Target, build_loop
 from orchestrator.cli.bench_prompts import BenchError
 from orchestrator.cli.policy_bench.arms import Timed
 from orchestrator.cluster.port import Round, Submit
-from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
+from orchestrator.engine.loop import DecodeLoop
 
 _TURN_ROUNDS = 9
 Load = Sequence[tuple[int, int]]

@@ -11,7 +11,7 @@ from adapters import registry
 from adapters.contract import LoadedModel, LoadOptions, Segment, StaticShapes
 from adapters.invariance import find_variance
 from orchestrator.cluster.port import Sampling, Submit
-from tests.decoding.conftest import silent
+from tests.engine.conftest import silent
 from tests.support.loops import decode, loop_over, suffix
 
 pytestmark = pytest.mark.model

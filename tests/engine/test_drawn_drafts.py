@@ -19,11 +19,11 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.cluster.port import Grammar, Sampling, Submit
-from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.lost import LostDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Draft, Drafter
+from orchestrator.engine.loop import DecodeLoop
 from policies.sampling import Proposal, ToleranceGoal, distribution
 from tests.support.loops import decode, grammars_over, loop_over, suffix, toy
 

@@ -11,7 +11,7 @@ import pytest
 
 from adapters.contract import LoadedModel
 from orchestrator.cluster.port import Sampling, Submit
-from tests.decoding.conftest import load
+from tests.engine.conftest import load
 from tests.support.loops import decode, loop_over, suffix
 
 pytestmark = pytest.mark.model

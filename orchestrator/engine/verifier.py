@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adapters.contract import GrammarFailed
-from orchestrator.decoding.session import Session
+from orchestrator.engine.sequence import Session
 from policies.sampling import (
     Row,
     Sampling,

@@ -23,7 +23,7 @@ from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.retoken import Bridge, DraftText
 from orchestrator.drafting.translate import TranslatingDrafter
 from policies.models.vocabulary import Match, compare
-from tests.decoding.conftest import silent
+from tests.engine.conftest import silent
 from tests.support.daemon import running
 from tests.support.loops import decode, loop_over
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adapters.contract import LoadedModel
-from orchestrator.decoding.session import Session
+from orchestrator.engine.sequence import Session
 
 
 class Prefixes:

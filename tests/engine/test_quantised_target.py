@@ -17,7 +17,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.model import ModelDrafter
-from tests.decoding.conftest import silent
+from tests.engine.conftest import silent
 from tests.support import tiny_models
 from tests.support.conformance import exact_class
 from tests.support.loops import decode, loop_over, suffix

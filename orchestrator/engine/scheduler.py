@@ -10,11 +10,11 @@ from itertools import islice
 from adapters.contract import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
-from orchestrator.decoding.batch import Part, most_blocks, paid, plan, rows_of
-from orchestrator.decoding.prefixes import Prefixes
-from orchestrator.decoding.service_levels import ServiceLevels
-from orchestrator.decoding.session import NO_SLOT, Session
 from orchestrator.drafting.port import NOTHING
+from orchestrator.engine.batch import Part, most_blocks, paid, plan, rows_of
+from orchestrator.engine.prefix_cache import Prefixes
+from orchestrator.engine.sequence import NO_SLOT, Session
+from orchestrator.engine.slo_monitor import ServiceLevels
 from policies.serving.admission import admitted, victims
 from policies.serving.prefill_budget import PrefillCost, observed, rows_within
 from policies.serving.slo import LEAST_GROUP, NO_OBJECTIVES, Objectives, group_size, rows_that_fit

@@ -13,8 +13,8 @@ from orchestrator.clock import Clock
 from orchestrator.cluster.draft_messages import AttachDraft
 from orchestrator.cluster.port import Cancel, Command, Event, Failed, Ready, Stop, Submit
 from orchestrator.cluster.process_memory import peak_rss_bytes
-from orchestrator.decoding.arms import Arms
-from orchestrator.decoding.loop import DecodeLoop
+from orchestrator.engine.loop import DecodeLoop
+from orchestrator.engine.variants import Arms
 
 _GAUGES_EVERY_S = 0.25
 

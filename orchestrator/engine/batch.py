@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from adapters.contract import Segment
 from device_profiles.units import ceil_div
-from orchestrator.decoding.session import Session
+from orchestrator.engine.sequence import Session
 
 SCORED_ROWS = 128
 """The most rows of a prompt that one forward scores: each of them is as wide as the vocabulary."""

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from adapters.contract import LoadedModel
 from orchestrator.cluster.draft_messages import DrafterState
-from orchestrator.decoding.acceptance_watch import AcceptanceWatch
-from orchestrator.decoding.batch import Part, paid, rows_of
-from orchestrator.decoding.session import Session
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
+from orchestrator.engine.acceptance_monitor import AcceptanceWatch
+from orchestrator.engine.batch import Part, paid, rows_of
+from orchestrator.engine.sequence import Session
 from policies.speculation import Place, Proposal, Round, Times, Verdict
 from policies.speculation.break_even import RoundCost
 from policies.speculation.class_prior import ClassKey

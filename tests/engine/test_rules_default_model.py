@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from orchestrator.cluster.port import Grammar, Sampling, Submit
-from orchestrator.decoding.loop import DecodeLoop
+from orchestrator.engine.loop import DecodeLoop
 from tests.support.loops import decode, grammars_over, loop_over, suffix
 
 pytestmark = pytest.mark.model

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from adapters.contract import Capabilities
 from orchestrator.cluster.port import RequestStats, Submit
-from orchestrator.decoding.rules import Rules
-from orchestrator.decoding.scores import Scores
 from orchestrator.drafting.port import NOTHING, Draft
+from orchestrator.engine.constraints import Rules
+from orchestrator.engine.logprobs import Scores
 
 NO_SLOT = -1
 

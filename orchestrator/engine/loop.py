@@ -9,18 +9,18 @@ from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, LoadedMo
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Delta, Gauges, Refused, Round, Submit
-from orchestrator.decoding.acceptance_watch import AcceptanceWatch
-from orchestrator.decoding.batch import Part, rows_of
-from orchestrator.decoding.checks import problem_with
-from orchestrator.decoding.grammar import Grammars
-from orchestrator.decoding.judging import Judging
-from orchestrator.decoding.prefixes import Prefixes
-from orchestrator.decoding.proposing import Proposing
-from orchestrator.decoding.rules import Rules
-from orchestrator.decoding.schedule import Schedule
-from orchestrator.decoding.session import NO_SLOT, Session
-from orchestrator.decoding.tally import ByDrafter, Tally
 from orchestrator.drafting.port import Drafter
+from orchestrator.engine.acceptance_monitor import AcceptanceWatch
+from orchestrator.engine.batch import Part, rows_of
+from orchestrator.engine.constraints import Rules
+from orchestrator.engine.draft_counts import ByDrafter, Tally
+from orchestrator.engine.grammar import Grammars
+from orchestrator.engine.prefix_cache import Prefixes
+from orchestrator.engine.request_checks import problem_with
+from orchestrator.engine.scheduler import Schedule
+from orchestrator.engine.sequence import NO_SLOT, Session
+from orchestrator.engine.speculator import Proposing
+from orchestrator.engine.verifier import Judging
 from policies.sampling import NotFinite, Row, ToleranceGoal, Verdict
 from policies.serving.acceptance_alarm import THRESHOLD
 from policies.serving.slo import NO_OBJECTIVES, Objectives

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from adapters.contract import Segment
 from adapters.kv_blocks import BlockPool
 from orchestrator.cluster.port import Submit
-from orchestrator.decoding.batch import Part, most_blocks
-from orchestrator.decoding.session import Session
+from orchestrator.engine.batch import Part, most_blocks
+from orchestrator.engine.sequence import Session
 
 
 @given(

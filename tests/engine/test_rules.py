@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.cluster.port import Grammar, Sampling, Submit
-from orchestrator.decoding.loop import DecodeLoop
 from orchestrator.drafting.port import Drafter
-from tests.decoding.test_loop import WildDrafter
+from orchestrator.engine.loop import DecodeLoop
+from tests.engine.test_loop import WildDrafter
 from tests.support.loops import END, decode, grammars_over, loop_over, suffix, toy
 
 TOKENIZER = Tokenizer.bytes_only()

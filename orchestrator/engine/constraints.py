@@ -11,8 +11,8 @@ import numpy as np
 
 from adapters.contract import GrammarFailed
 from orchestrator.cluster.port import Submit
-from orchestrator.decoding.grammar import Grammars, GrammarState, fitted
 from orchestrator.drafting.port import Draft
+from orchestrator.engine.grammar import Grammars, GrammarState, fitted
 from policies.sampling import Row
 from policies.sampling.penalties import Penalties, without
 

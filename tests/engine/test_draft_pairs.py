@@ -21,7 +21,7 @@ from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.model import ModelDrafter
-from tests.decoding.conftest import silent
+from tests.engine.conftest import silent
 from tests.support.loops import decode, loop_over, suffix
 
 pytestmark = pytest.mark.model

@@ -12,7 +12,7 @@ import numpy as np
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import SloState
-from orchestrator.decoding.session import Session
+from orchestrator.engine.sequence import Session
 from policies.serving.slo import Objective, Objectives, Seen, at_rest, moved, round_bound_ms
 
 WINDOW_S = 30.0

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from orchestrator.cluster.port import AcceptanceWarning, Submit
-from orchestrator.decoding.acceptance_watch import AcceptanceWatch
 from orchestrator.drafting.port import Ask, Draft
+from orchestrator.engine.acceptance_monitor import AcceptanceWatch
 from policies.sampling import Sampling
 from policies.serving.acceptance_alarm import Cause
 from tests.support.drafters import KnowingDrafter, texts_of

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cluster.port import Sampling, Submit
-from orchestrator.decoding.loop import DecodeLoop
+from orchestrator.engine.loop import DecodeLoop
 from tests.support.loops import decode, loop_over, suffix, toy
 
 SYSTEM = [(7 * i) % 250 for i in range(100)]
