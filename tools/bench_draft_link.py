@@ -18,9 +18,9 @@ from typing import Any
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.draft_messages import Door, DraftReady
 from orchestrator.cluster.port import Event, Sampling
-from orchestrator.drafting.host import DraftEngine, Hosted
 from orchestrator.drafting.port import Ask, Drafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
+from orchestrator.drafting.server import DraftEngine, Hosted
 from orchestrator.drafting.suffix import SuffixDrafter
 
 VOCABULARY = 49_152

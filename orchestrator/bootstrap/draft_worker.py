@@ -16,8 +16,8 @@ from orchestrator.clock import SystemClock
 from orchestrator.cluster.cores import effective_cores
 from orchestrator.cluster.port import Event, Progress
 from orchestrator.cluster.worker import NODE_ADDRESS
-from orchestrator.drafting.host import DraftEngine, Hosted
 from orchestrator.drafting.model import ModelDrafter
+from orchestrator.drafting.server import DraftEngine, Hosted
 
 Emit = Callable[[Event], None]
 

@@ -19,12 +19,12 @@ from orchestrator.bootstrap.vocabularies import Pair, compared, prepared_tokeniz
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.draft_messages import AttachDraft, DrafterState, DraftLink
 from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.lanes import LaneDrafter
 from orchestrator.drafting.lost import LostDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.suffix import SuffixDrafter
+from orchestrator.drafting.variants import LaneDrafter
 from policies.models.vocabulary import Match
 from policies.serving.canary import Arm
 

@@ -20,8 +20,8 @@ from orchestrator.bootstrap.options import EngineOptions, SuffixOptions
 from orchestrator.clock import Clock, SystemClock
 from orchestrator.cluster.cores import effective_cores
 from orchestrator.cluster.port import Event, Progress, Ready
-from orchestrator.drafting.lanes import LaneDrafter
 from orchestrator.drafting.port import Drafter
+from orchestrator.drafting.variants import LaneDrafter
 from orchestrator.engine.grammar import Grammars
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import Arms, Way

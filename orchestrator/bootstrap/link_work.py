@@ -13,7 +13,7 @@ from adapters.contract import DeviceLost
 from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.cluster.draft_messages import Door
 from orchestrator.cluster.worker import NODE_ADDRESS
-from orchestrator.drafting.wire import Garbage, LinkLost
+from orchestrator.drafting.protocol import Garbage, LinkLost
 from orchestrator.measuring.engine import Found, MeasuringEngine
 from orchestrator.measuring.links import EchoEngine, measure_link
 

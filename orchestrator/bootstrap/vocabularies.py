@@ -15,7 +15,7 @@ from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.bootstrap.models import OnProgress, Target, load_tokenizer, silent
 from orchestrator.bootstrap.options import ModelDraftOptions, ModelOptions
 from orchestrator.drafting.port import Drafter
-from orchestrator.drafting.retoken import Bridge
+from orchestrator.drafting.retokenize import Bridge
 from orchestrator.drafting.translate import TranslatingDrafter
 from policies.models.vocabulary import Match, compare, refusal
 

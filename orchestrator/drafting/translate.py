@@ -17,7 +17,7 @@ import msgspec
 
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
-from orchestrator.drafting.retoken import Bridge, DraftText, Proposal, proposal
+from orchestrator.drafting.retokenize import Bridge, DraftText, Proposal, proposal
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observed
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.cluster.port import Submit
-from orchestrator.drafting.lanes import LaneDrafter
+from orchestrator.drafting.variants import LaneDrafter
 
 
 class Way(NamedTuple):

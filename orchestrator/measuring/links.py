@@ -18,9 +18,9 @@ from device_profiles.link import LinkProfile
 from device_profiles.units import MIB, MS_PER_S
 from orchestrator.cluster.draft_messages import Door, DrafterState
 from orchestrator.cluster.port import Command, Event, Failed, Opened, Stop
-from orchestrator.drafting.doors import GREETING_S, OpenDoor, host_id, knock
+from orchestrator.drafting.endpoint import GREETING_S, OpenDoor, host_id, knock
 from orchestrator.drafting.port import Ask
-from orchestrator.drafting.wire import (
+from orchestrator.drafting.protocol import (
     VERSION,
     Answer,
     Extend,

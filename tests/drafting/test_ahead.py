@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.cluster.port import Sampling
-from orchestrator.drafting.ahead import AheadDrafter
+from orchestrator.drafting.lookahead import AheadDrafter
 from orchestrator.drafting.port import Ask
-from orchestrator.drafting.wire import Begin, End, Extend
+from orchestrator.drafting.protocol import Begin, End, Extend
 from tests.support.drafters import KnowingDrafter
 
 TEXT = list(range(1, 60))

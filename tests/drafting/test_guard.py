@@ -11,7 +11,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.cache import Known
 from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.guard import Guard
+from orchestrator.drafting.gate import Guard
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Ask, Draft
 from policies.sampling import Sampling

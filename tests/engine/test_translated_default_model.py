@@ -20,7 +20,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.model import ModelDrafter
-from orchestrator.drafting.retoken import Bridge, DraftText
+from orchestrator.drafting.retokenize import Bridge, DraftText
 from orchestrator.drafting.translate import TranslatingDrafter
 from policies.models.vocabulary import Match, compare
 from tests.engine.conftest import silent

@@ -12,7 +12,7 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.port import Draft
-from orchestrator.drafting.retoken import Bridge
+from orchestrator.drafting.retokenize import Bridge
 from orchestrator.drafting.translate import TranslatingDrafter
 from policies.sampling import Sampling as Chosen
 from tests.support import vocabularies

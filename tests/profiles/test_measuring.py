@@ -17,8 +17,8 @@ from orchestrator.bootstrap.link_work import THIS_HOST, name_of, paths, probe_sp
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.draft_messages import Door
 from orchestrator.cluster.port import Event, Failed, Opened, Stop
+from orchestrator.drafting.protocol import LinkLost
 from orchestrator.drafting.suffix import SuffixDrafter
-from orchestrator.drafting.wire import LinkLost
 from orchestrator.measuring.links import EchoEngine, measure_link
 from orchestrator.measuring.pairs import DEPTHS, compare_choices, replay
 from orchestrator.measuring.quick import quick_cost

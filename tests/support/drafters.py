@@ -16,8 +16,8 @@ from orchestrator.clock import SystemClock
 from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.cluster.draft_messages import Door, DrafterState, DraftReady
 from orchestrator.cluster.port import Event, Sampling, Stop, Submit
-from orchestrator.drafting.host import DraftEngine, Hosted
 from orchestrator.drafting.port import NOTHING, Ask, Draft
+from orchestrator.drafting.server import DraftEngine, Hosted
 
 ENTRY = "tests.support.drafters:scripted"
 FINGERPRINT = vocabulary_fingerprint(byte_texts())

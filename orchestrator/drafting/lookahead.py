@@ -13,7 +13,7 @@ from math import prod
 
 from orchestrator.clock import Clock
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
-from orchestrator.drafting.wire import Begin, End, Extend, Update
+from orchestrator.drafting.protocol import Begin, End, Extend, Update
 
 _LEAST_CHANCE = 0.05  # a guess less likely than this is not gone on from
 _FIRST_LIMIT = 4  # tokens drafted ahead for a sequence that nobody has asked about yet

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster.draft_messages import Door
-from orchestrator.drafting.wire import LinkLost
+from orchestrator.drafting.protocol import LinkLost
 
 GREETING_S = 5.0
 """The longest wait for one step of the greeting."""

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 
 from orchestrator.cluster.draft_messages import Door, DraftLink
-from orchestrator.drafting.doors import GREETING_S, host_id, knock
-from orchestrator.drafting.wire import VERSION, Garbage, Hello, Link, LinkLost, Welcome
+from orchestrator.drafting.endpoint import GREETING_S, host_id, knock
+from orchestrator.drafting.protocol import VERSION, Garbage, Hello, Link, LinkLost, Welcome
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0

@@ -24,10 +24,10 @@ from orchestrator.clock import Clock
 from orchestrator.cluster.draft_messages import DrafterState, DraftReady
 from orchestrator.cluster.port import Command, Event, Failed, Stop
 from orchestrator.cluster.process_memory import peak_rss_bytes
-from orchestrator.drafting.ahead import AheadDrafter
-from orchestrator.drafting.doors import GREETING_S, OpenDoor, host_id
+from orchestrator.drafting.endpoint import GREETING_S, OpenDoor, host_id
+from orchestrator.drafting.lookahead import AheadDrafter
 from orchestrator.drafting.port import Drafter
-from orchestrator.drafting.wire import VERSION, Answer, Garbage, Guess, Hello, Link, LinkLost, Turn, Welcome
+from orchestrator.drafting.protocol import VERSION, Answer, Garbage, Guess, Hello, Link, LinkLost, Turn, Welcome
 
 Emit = Callable[[Event], None]
 _PEAK_EVERY_S = 1.0

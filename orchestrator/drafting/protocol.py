@@ -18,7 +18,7 @@ from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.cluster.port import Sampling
 from orchestrator.cluster.worker import HEADER_BYTES, with_header
 from orchestrator.drafting.port import NOTHING, Ask, Draft
-from orchestrator.drafting.rows import NoDistribution, SparseRow, packed, unpacked
+from orchestrator.drafting.sparse_rows import NoDistribution, SparseRow, packed, unpacked
 
 VERSION = 2
 MAX_FRAME_BYTES = 64 * 1024 * 1024
