@@ -20,8 +20,6 @@ from orchestrator.api.listening import listen_tcp, listen_unix, serving
 from orchestrator.bootstrap import build_cluster, build_trial, load_tokenizer, objectives_of
 from orchestrator.bootstrap.planning import PlanMaking, planned, profiled, started
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.port import Progress
 from orchestrator.config.keys_file import keys_path
 from orchestrator.config.load import admin_socket_path
 from orchestrator.config.model import ClusterConfig
@@ -34,6 +32,8 @@ from orchestrator.planning.applied import left_out
 from orchestrator.planning.basis import plain
 from orchestrator.systemd import Notifier
 from orchestrator.telemetry import get_logger
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.messages import Progress
 
 _log = get_logger(__name__)
 

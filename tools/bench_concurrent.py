@@ -30,8 +30,8 @@ from adapters.model_source import resolve
 from orchestrator.bootstrap import EngineOptions, Target, build_drafter, build_loop, engine_options, load_target
 from orchestrator.cli.bench_decode import read_prompts
 from orchestrator.cli.bench_record import Prompt, Run, measure
-from orchestrator.cluster.port import Submit
 from orchestrator.config.load import load_config
+from orchestrator.workers.messages import Submit
 
 FORMULAS = {"tok_s": "generated tokens / wall time of all waves, prefill included"}
 GENAI = "openvino_genai continuous batching"

@@ -16,12 +16,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import Door, DraftReady
-from orchestrator.cluster.port import Event, Sampling
 from orchestrator.drafting.port import Ask, Drafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.server import DraftEngine, Hosted
 from orchestrator.drafting.suffix import SuffixDrafter
+from orchestrator.workers.draft_messages import Door, DraftReady
+from orchestrator.workers.messages import Event, Sampling
 
 VOCABULARY = 49_152
 PERIOD = 37

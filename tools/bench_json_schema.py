@@ -25,8 +25,8 @@ from rich.table import Table
 from orchestrator.bootstrap import EngineOptions, Target, build_drafter, build_loop, engine_options, load_target
 from orchestrator.bootstrap import load_tokenizer as tokenizer_of
 from orchestrator.cli.bench_record import Run, measure
-from orchestrator.cluster.port import Grammar, Sampling, Submit
 from orchestrator.config.load import load_config
+from orchestrator.workers.messages import Grammar, Sampling, Submit
 
 FORMULAS = {
     "tok_s": "generated tokens / sum of latencies (prefill included)",

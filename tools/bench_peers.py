@@ -33,8 +33,8 @@ from adapters.model_source import resolve
 from orchestrator.bootstrap import Target, build_drafter, build_loop, engine_options, load_target
 from orchestrator.cli.bench_decode import read_prompts
 from orchestrator.cli.bench_record import Prompt, Record, Run, measure
-from orchestrator.cluster.port import Submit
 from orchestrator.config.load import load_config
+from orchestrator.workers.messages import Submit
 
 FORMULAS = {
     "tok_s": "generated tokens / sum of latencies (prefill included)",

@@ -23,8 +23,8 @@ from rich.table import Table
 from orchestrator.bootstrap import EngineOptions, Target, build_drafter, build_loop, engine_options, load_target
 from orchestrator.cli.bench_decode import read_prompts
 from orchestrator.cli.bench_record import Prompt, Run, measure
-from orchestrator.cluster.port import Submit
 from orchestrator.config.load import load_config
+from orchestrator.workers.messages import Submit
 
 PREFIX_TOKENS = 512
 QUESTION_TOKENS = 24

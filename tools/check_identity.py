@@ -33,8 +33,8 @@ from orchestrator.bootstrap import (
 )
 from orchestrator.cli.bench_decode import read_prompts
 from orchestrator.cli.bench_record import Prompt, Run, measure
-from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.config.load import load_config
+from orchestrator.workers.messages import Sampling, Submit
 
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1000)}
 

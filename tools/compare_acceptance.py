@@ -38,10 +38,10 @@ from orchestrator.bootstrap.models import Target, silent
 from orchestrator.cli.bench_decode import read_prompts
 from orchestrator.cli.bench_record import Prompt
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import DrafterState
-from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.config.load import load_config
 from orchestrator.drafting.model import ModelDrafter
+from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import Sampling, Submit
 from policies.sampling import Acceptance, distribution
 
 RULES: tuple[Acceptance, ...] = ("coupled", "rejection", "tolerance")

@@ -33,10 +33,10 @@ from orchestrator.api.responses import DONE, Envelope, EventStream, Kind, event,
 from orchestrator.api.streaming import Choice, Piece
 from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Submit
 from orchestrator.control.port import Control
 from orchestrator.control.trial import Trial
 from orchestrator.errors import RequestError
+from orchestrator.workers.messages import Submit
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 
 _Body = TypeVar("_Body", CompletionRequest, ChatRequest)

@@ -13,7 +13,7 @@ from orchestrator.api.tool_calls import ToolCallParser
 from orchestrator.api.tool_stream import with_calls
 from orchestrator.api.wire import ChatRequest, CompletionRequest
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Delta, Submit
+from orchestrator.workers.messages import Delta, Submit
 
 
 def choices_of(

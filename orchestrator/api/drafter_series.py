@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from device_profiles.units import MS_PER_S
 from orchestrator.api.series import Engine, PerWorker, Registered
-from orchestrator.cluster.draft_messages import DrafterState, RemoteState
 from orchestrator.control.port import DraftView
+from orchestrator.workers.draft_messages import DrafterState, RemoteState
 
 
 class DrafterSeries:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from importlib.metadata import version
 
-from orchestrator.cluster.port import Ready
+from orchestrator.workers.messages import Ready
 from policies.sampling import Rule
 
 

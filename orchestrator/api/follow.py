@@ -16,9 +16,9 @@ from orchestrator.api.slo_series import Served
 from orchestrator.api.streaming import Piece
 from orchestrator.api.wire import Generation
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Delta, Submit
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger
+from orchestrator.workers.messages import Delta, Submit
 
 _MS_PER_S = 1000.0
 _WHOLE = ("stop", "length")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Round
 from orchestrator.control.port import Control
+from orchestrator.workers.messages import Round
 
 Verdict = Literal["ok", "idle", "stalled"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.api.port import TokenizerPort
-from orchestrator.cluster.port import TokenScore
+from orchestrator.workers.messages import TokenScore
 
 
 @dataclass(frozen=True, slots=True)

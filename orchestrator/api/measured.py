@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from orchestrator.cluster.port import RequestStats
+from orchestrator.workers.messages import RequestStats
 
 _BUCKET_S = 1.0
 

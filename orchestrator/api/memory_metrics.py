@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from prometheus_client import Gauge
 
-from orchestrator.cluster.draft_messages import RemoteState
 from orchestrator.control.port import StateView
+from orchestrator.workers.draft_messages import RemoteState
 
 TARGET = "target"
 

@@ -16,8 +16,8 @@ from orchestrator.api.trial_series import LATENCY_S, TOKEN_S, TrialSeries
 from orchestrator.api.vllm_names import VllmNames
 from orchestrator.api.worker_series import TOKEN_COUNTS, RoundSeries, WorkerSeries
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Round
 from orchestrator.control.port import Control, ReplicaView, TrialView
+from orchestrator.workers.messages import Round
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 
 

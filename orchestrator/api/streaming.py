@@ -13,7 +13,7 @@ import msgspec
 from orchestrator.api.logprobs import Echo, ScoredToken
 from orchestrator.api.port import StreamDecoder
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import DEADLINE, Delta, RequestStats, TokenScore
+from orchestrator.workers.messages import DEADLINE, Delta, RequestStats, TokenScore
 from policies.serving.overrides import Effective
 
 

@@ -16,8 +16,8 @@ from orchestrator.api.speculation import wish_of
 from orchestrator.api.tool_grammar import forced_calls, free_calls
 from orchestrator.api.tool_wire import Tool, told
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message
-from orchestrator.cluster.port import Grammar, Sampling, Submit
 from orchestrator.errors import RequestError
+from orchestrator.workers.messages import Grammar, Sampling, Submit
 from policies.serving.overrides import Scope
 
 _MASK64 = (1 << 64) - 1

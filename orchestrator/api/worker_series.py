@@ -8,8 +8,8 @@ from orchestrator.api.measured import Recent
 from orchestrator.api.series import Engine, PerWorker, Registered
 from orchestrator.api.trial_series import TOKEN_S
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Gauges, Round
 from orchestrator.control.port import ReplicaView
+from orchestrator.workers.messages import Gauges, Round
 
 WINDOW_S = 30.0
 """The time that `acceptance_rate` and `tokens_per_second` look back."""

@@ -19,8 +19,8 @@ from adapters.decoder.short_text import ShortText
 from adapters.invariance import fingerprint_bits
 from device_profiles.numerical_class import ClassFinding
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.worker import end_with_parent
 from orchestrator.measuring.class_trial import try_class
+from orchestrator.workers.host import end_with_parent
 
 _LONGEST_S = 900.0
 """A class that was not tried by then is not taken: compilers of some devices take minutes, none takes so long."""

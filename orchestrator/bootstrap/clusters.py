@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.cluster.contract import Cluster
 from orchestrator.config.model import ClusterConfig
+from orchestrator.workers.contract import Cluster
 
 
 def measuring_cluster(config: ClusterConfig) -> Cluster:
@@ -13,7 +13,7 @@ def measuring_cluster(config: ClusterConfig) -> Cluster:
 
 def local_cluster() -> Cluster:
     """Return what starts processes on this machine."""
-    from orchestrator.cluster.local import LocalCluster
+    from orchestrator.workers.local import LocalCluster
 
     return LocalCluster()
 
@@ -21,7 +21,7 @@ def local_cluster() -> Cluster:
 def build_cluster(config: ClusterConfig) -> Cluster:
     """Return the cluster that the configuration asks for, not yet opened."""
     if config.cluster.runtime == "ray":
-        from orchestrator.cluster.on_ray import RayCluster
+        from orchestrator.workers.ray_runtime import RayCluster
 
         return RayCluster(config.cluster.address)
     return local_cluster()

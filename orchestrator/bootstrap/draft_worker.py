@@ -13,11 +13,11 @@ from orchestrator.bootstrap.drafters import draft_state
 from orchestrator.bootstrap.models import load_model
 from orchestrator.bootstrap.options import DraftWorkerOptions
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.cores import effective_cores
-from orchestrator.cluster.port import Event, Progress
-from orchestrator.cluster.worker import NODE_ADDRESS
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.server import DraftEngine, Hosted
+from orchestrator.workers.cores import effective_cores
+from orchestrator.workers.host import NODE_ADDRESS
+from orchestrator.workers.messages import Event, Progress
 
 Emit = Callable[[Event], None]
 

@@ -17,7 +17,6 @@ from orchestrator.bootstrap.options import (
 )
 from orchestrator.bootstrap.vocabularies import Pair, compared, prepared_tokenizer, remote_pair, translating
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import AttachDraft, DrafterState, DraftLink
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.lost import LostDrafter
 from orchestrator.drafting.model import ModelDrafter
@@ -25,6 +24,7 @@ from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.drafting.variants import LaneDrafter
+from orchestrator.workers.draft_messages import AttachDraft, DrafterState, DraftLink
 from policies.models.vocabulary import Match
 from policies.serving.canary import Arm
 

@@ -18,8 +18,6 @@ from orchestrator.bootstrap.first_cost import FirstCost, stored_cost
 from orchestrator.bootstrap.models import Target, load_target, load_tokenizer
 from orchestrator.bootstrap.options import EngineOptions, SuffixOptions
 from orchestrator.clock import Clock, SystemClock
-from orchestrator.cluster.cores import effective_cores
-from orchestrator.cluster.port import Event, Progress, Ready
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.variants import LaneDrafter
 from orchestrator.engine.grammar import Grammars
@@ -27,6 +25,8 @@ from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import Arms, Way
 from orchestrator.engine.worker_engine import DecodeEngine, Loaded
 from orchestrator.measuring.quick import quick_cost
+from orchestrator.workers.cores import effective_cores
+from orchestrator.workers.messages import Event, Progress, Ready
 from policies.serving.canary import Arm
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.class_prior import Seed

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from adapters.contract import DeviceLost
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.draft_messages import Door
-from orchestrator.cluster.worker import NODE_ADDRESS
 from orchestrator.drafting.protocol import Garbage, LinkLost
 from orchestrator.measuring.engine import Found, MeasuringEngine
 from orchestrator.measuring.links import EchoEngine, measure_link
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.draft_messages import Door
+from orchestrator.workers.host import NODE_ADDRESS
 
 THIS_HOST = "this host"
 """What stands for the only host there is, in the names of links."""

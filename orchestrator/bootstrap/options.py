@@ -11,7 +11,6 @@ import msgspec
 from adapters.contract import StaticShapes
 from adapters.model_source import pinned
 from device_profiles.profile import Exactness
-from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft, draft_names
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
@@ -19,6 +18,7 @@ from orchestrator.config.slo import SloSection
 from orchestrator.config.source_text import Place, dotted
 from orchestrator.config.speculation import Speculation
 from orchestrator.config.target import Placement, Target
+from orchestrator.workers.contract import WorkerSpec
 from policies.sampling import ToleranceGoal
 from policies.serving.slo import NO_OBJECTIVES, Objective, Objectives
 from policies.speculation.class_prior import COLD_DEPTH

@@ -20,12 +20,12 @@ from orchestrator.bootstrap.models import SIMULATED_PREFIX
 from orchestrator.bootstrap.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
 from orchestrator.bootstrap.profile_keys import key_of, profiles_in, stored_profile, threads_of
 from orchestrator.bootstrap.profiling import STEPS_S, ProfileJob, job_spec
-from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO
 from orchestrator.measuring.texts import WORKLOAD
 from orchestrator.planning.digests import digest_at_hand
+from orchestrator.workers.contract import WorkerSpec
 
 MEASURING_LOCK = ".measuring.lock"
 """In the store: whoever measures holds it."""

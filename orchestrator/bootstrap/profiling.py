@@ -30,13 +30,13 @@ from orchestrator.bootstrap.options import EngineOptions, ModelOptions, SuffixOp
 from orchestrator.bootstrap.profile_keys import digest_of, formats_of, threads_of
 from orchestrator.bootstrap.talk import Talk, chosen_depths, prompts_of, talk
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.process_memory import peak_rss_bytes
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
 from orchestrator.measuring.pairs import compare_choices, replay
 from orchestrator.measuring.steps import Steps, measure_steps
 from orchestrator.measuring.texts import WORKLOAD
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.process_memory import peak_rss_bytes
 
 PROFILE_ENTRY = "orchestrator.bootstrap.profiling:build_measuring_engine"
 SLOTS = 33

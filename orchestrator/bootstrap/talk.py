@@ -17,11 +17,11 @@ from orchestrator.bootstrap.engine import build_loop
 from orchestrator.bootstrap.models import Loaded, Target, load_tokenizer
 from orchestrator.bootstrap.options import EngineOptions, SuffixOptions
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Submit
 from orchestrator.measuring.known_text import Hours, KnownText
 from orchestrator.measuring.rounds import Decoding, RoundSample, at_pace, fit_rounds, in_turns
 from orchestrator.measuring.texts import CATEGORIES, TEXTS
 from orchestrator.measuring.watched import WatchedModel
+from orchestrator.workers.messages import Submit
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import measured
 

@@ -30,7 +30,7 @@ def decode(
     from orchestrator.bootstrap import build_drafter
     from orchestrator.cli.bench_decode import load, options_of, read_prompts, run
     from orchestrator.cli.bench_table import print_decode
-    from orchestrator.cluster.port import Sampling
+    from orchestrator.workers.messages import Sampling
 
     options = options_of(config, exactness, adapter, concurrency)
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)

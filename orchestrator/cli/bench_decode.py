@@ -23,8 +23,8 @@ from orchestrator.bootstrap import (
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, PromptText, read_texts, spread
 from orchestrator.cli.bench_record import FORMULAS, Mode, Prompt, Run, control_ratio, measure, summarise
 from orchestrator.cli.canary import leave_out
-from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.port import Drafter
+from orchestrator.workers.messages import Sampling, Submit
 
 _WARM_DEPTH = 4
 

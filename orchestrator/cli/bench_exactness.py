@@ -10,7 +10,7 @@ from typing import Any
 from adapters.contract import AdapterError, Segment
 from orchestrator.bootstrap import EngineOptions, Target, build_drafter, load_target
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, PromptText
-from orchestrator.cluster.port import Sampling
+from orchestrator.workers.messages import Sampling
 
 _SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, top_p=0.95, seed=1000)}
 CONCURRENCIES = (1, 8)

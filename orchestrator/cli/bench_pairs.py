@@ -21,9 +21,9 @@ from orchestrator.cli.bench_decode import encoded, read_prompts, run, warm_up
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, named
 from orchestrator.cli.bench_record import FORMULAS, Prompt
 from orchestrator.cli.canary import leave_out
-from orchestrator.cluster.port import Sampling
 from orchestrator.drafting.port import Drafter
 from orchestrator.errors import OutriderError
+from orchestrator.workers.messages import Sampling
 
 EXACT = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1)}
 """What is decoded to the target's own tokens."""

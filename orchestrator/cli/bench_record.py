@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from device_profiles.units import MS_PER_S
-from orchestrator.cluster.port import RequestStats, Round, Submit
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.errors import OutriderError
+from orchestrator.workers.messages import RequestStats, Round, Submit
 
 Mode = Literal["plain", "spec", "control"]
 """`control` is plain once more: what its figures differ by from plain's is the machine's, not the drafts'."""

@@ -24,9 +24,9 @@ from orchestrator.errors import OutriderError, WorkerError
 
 if TYPE_CHECKING:
     from orchestrator.bootstrap.profile_work import Work
-    from orchestrator.cluster.contract import Cluster
     from orchestrator.config.model import ClusterConfig
     from orchestrator.measuring.engine import Found
+    from orchestrator.workers.contract import Cluster
 
 _Show = Callable[[str, float], None]
 

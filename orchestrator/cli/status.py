@@ -9,7 +9,7 @@ from device_profiles.units import human_bytes
 from orchestrator.cli.daemon_socket import ask, socket_of
 from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
 from orchestrator.cli.speculation_rows import speculation_rows, warning_rows
-from orchestrator.cluster.cores import spans
+from orchestrator.workers.cores import spans
 
 
 def status(

@@ -8,9 +8,9 @@ from itertools import chain, count
 
 import msgspec
 
-from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.control.replica import Replica
 from orchestrator.control.state import FAILED
+from orchestrator.workers.contract import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)

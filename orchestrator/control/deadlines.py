@@ -6,9 +6,9 @@ import asyncio
 import math
 
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import DEADLINE, Delta, Submit
 from orchestrator.control.streams import Stream
 from orchestrator.errors import RequestError
+from orchestrator.workers.messages import DEADLINE, Delta, Submit
 
 
 def deadline_s(submit: Submit, request_timeout_s: float, clock: Clock) -> float:

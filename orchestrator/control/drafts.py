@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final
 
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.draft_messages import AttachDraft, DraftLink, DraftReady
-from orchestrator.cluster.port import Event, Failed, Progress
 from orchestrator.control.keeping import Keeper, Upkeep
 from orchestrator.control.port import DraftView
 from orchestrator.control.state import FAILED, READY, RESTARTING, STARTING
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.draft_messages import AttachDraft, DraftLink, DraftReady
+from orchestrator.workers.messages import Event, Failed, Progress
 
 _GIVEN_UP: Final = ("hung", "garbage")
 

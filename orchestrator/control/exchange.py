@@ -7,13 +7,13 @@ import logging
 from collections.abc import Sequence
 from itertools import chain
 
-from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.control.arrangement import arranged
 from orchestrator.control.drafts import DraftWorkers
 from orchestrator.control.replica import Replica
 from orchestrator.control.replicas import Replicas
 from orchestrator.control.router import Router
 from orchestrator.control.state import FAILED
+from orchestrator.workers.contract import WorkerSpec
 
 _LEAVING_POLL_S = 0.05
 

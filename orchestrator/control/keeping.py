@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.clock import Clock
-from orchestrator.cluster.contract import Cluster, Worker, WorkerSpec
-from orchestrator.cluster.port import Command, Event, Failed
 from orchestrator.control.state import RestartBudget
 from orchestrator.errors import WorkerError
+from orchestrator.workers.contract import Cluster, Worker, WorkerSpec
+from orchestrator.workers.messages import Command, Event, Failed
 
 STOP_GRACE_S = 5.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from orchestrator.cluster.port import AcceptanceWarning, Gauges
 from orchestrator.telemetry import get_logger
+from orchestrator.workers.messages import AcceptanceWarning, Gauges
 from policies.serving.acceptance_alarm import Cause
 
 ADVICE: Mapping[Cause, str] = MappingProxyType(

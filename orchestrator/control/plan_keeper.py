@@ -11,12 +11,12 @@ from typing import Protocol
 
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.port import Round
 from orchestrator.control.port import PlanView
 from orchestrator.errors import OutriderError
 from orchestrator.planning.correction import Corrections, Key, key_of, scaled
 from orchestrator.planning.proposal import PlanError, Proposal
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.messages import Round
 from policies.planning.plan import Option, Role, diff
 from policies.planning.shard_cost import Part, context_tokens
 from policies.serving import drift

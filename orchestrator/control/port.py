@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orchestrator.cluster.draft_messages import DraftReady
-from orchestrator.cluster.port import Delta, Gauges, Ready, Submit
 from orchestrator.control.wishes import NO_WISHES, Standing
+from orchestrator.workers.draft_messages import DraftReady
+from orchestrator.workers.messages import Delta, Gauges, Ready, Submit
 from policies.serving.canary import Figures, Interval, Rule
 from policies.serving.overrides import Bounds, Wish
 

@@ -17,9 +17,6 @@ from typing import TypeVar
 import msgspec
 
 from orchestrator.clock import Clock
-from orchestrator.cluster.contract import Cluster, WorkerSpec
-from orchestrator.cluster.draft_messages import AttachDraft, DraftLink
-from orchestrator.cluster.port import Delta, Event, Gauges, Progress, Ready, Refused, Round, Submit
 from orchestrator.control.admission import ControlLimits, refuse_or_pass
 from orchestrator.control.deadlines import deadline_s, next_item
 from orchestrator.control.drafts import DraftWorkers
@@ -34,6 +31,9 @@ from orchestrator.control.streams import Streams
 from orchestrator.control.telling import tell_changes
 from orchestrator.control.wishes import Wishes, bounds_of
 from orchestrator.errors import RequestError, WorkerError
+from orchestrator.workers.contract import Cluster, WorkerSpec
+from orchestrator.workers.draft_messages import AttachDraft, DraftLink
+from orchestrator.workers.messages import Delta, Event, Gauges, Progress, Ready, Refused, Round, Submit
 from policies.serving.canary import Arm
 from policies.serving.overrides import Wish
 

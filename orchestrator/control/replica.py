@@ -6,11 +6,11 @@ import asyncio
 import logging
 from typing import Protocol
 
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.port import Command, Event, Failed, Ready, Round
 from orchestrator.control.affinity import SeenPrefixes
 from orchestrator.control.keeping import Keeper, Upkeep
 from orchestrator.control.state import FAILED, TargetState
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.messages import Command, Event, Failed, Ready, Round
 from policies.serving.replica_load import ReplicaPace, ran
 
 _log = logging.getLogger(__name__)

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Sequence
 from itertools import chain, count
 
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.port import Ready, Round
 from orchestrator.control.keeping import Upkeep
 from orchestrator.control.port import Totals
 from orchestrator.control.replica import Owner, Replica
 from orchestrator.control.state import FAILED, added_totals, fold_round, unlike
 from orchestrator.errors import WorkerError
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.messages import Ready, Round
 
 ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
 """The way out where replicas differ."""

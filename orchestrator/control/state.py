@@ -9,8 +9,8 @@ from functools import reduce
 from itertools import zip_longest
 from typing import Final
 
-from orchestrator.cluster.port import Event, Gauges, Progress, Ready, Round
 from orchestrator.control.port import ReplicaView, StateView, Totals
+from orchestrator.workers.messages import Event, Gauges, Progress, Ready, Round
 
 STARTING: Final = "starting"
 READY: Final = "ready"

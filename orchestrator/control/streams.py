@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from device_profiles.units import MS_PER_S
-from orchestrator.cluster.port import Delta, RequestStats, Submit
 from orchestrator.control.wishes import NO_WISHES, Standing
 from orchestrator.errors import RequestError
+from orchestrator.workers.messages import Delta, RequestStats, Submit
 from policies.serving.overrides import Effective
 from policies.serving.slo import expected_ttft_ms
 

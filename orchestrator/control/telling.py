@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from orchestrator.cluster.draft_messages import DrafterState
-from orchestrator.cluster.port import Gauges
 from orchestrator.control import low_acceptance
+from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import Gauges
 
 _log = logging.getLogger(__name__)
 

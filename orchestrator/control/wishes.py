@@ -14,9 +14,9 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Ready, Submit
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger
+from orchestrator.workers.messages import Ready, Submit
 from policies.serving.canary import Arm
 from policies.serving.overrides import Bounds, Effective, Scope, Wish, effective
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from orchestrator.cluster.draft_messages import Door, DraftLink
 from orchestrator.drafting.endpoint import GREETING_S, host_id, knock
 from orchestrator.drafting.protocol import VERSION, Garbage, Hello, Link, LinkLost, Welcome
+from orchestrator.workers.draft_messages import Door, DraftLink
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0

@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cluster.draft_messages import Door
 from orchestrator.drafting.protocol import LinkLost
+from orchestrator.workers.draft_messages import Door
 
 GREETING_S = 5.0
 """The longest wait for one step of the greeting."""

@@ -9,7 +9,7 @@ import msgspec
 
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.workers.draft_messages import DrafterState
 
 
 class Meter:

@@ -24,12 +24,12 @@ import numpy as np
 from adapters.contract import AdapterError, LoadedModel
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.cache import DraftCache, Known, common
 from orchestrator.drafting.draft_vocabulary import Outputs
 from orchestrator.drafting.gate import Guard
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.port import NOTHING, Ask, Draft
+from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import NotFinite, Proposal, Row, Rule, Sampling, choose, propose
 from policies.sampling.penalties import Penalties
 from policies.speculation.break_even import token_price

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from orchestrator.cluster.draft_messages import DrafterState
+from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Proposal, Sampling
 
 

@@ -14,11 +14,11 @@ from typing import TypeVar
 
 import msgspec
 
-from orchestrator.cluster.draft_messages import DrafterState
-from orchestrator.cluster.port import Sampling
-from orchestrator.cluster.worker import HEADER_BYTES, with_header
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from orchestrator.drafting.sparse_rows import NoDistribution, SparseRow, packed, unpacked
+from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.host import HEADER_BYTES, with_header
+from orchestrator.workers.messages import Sampling
 
 VERSION = 2
 MAX_FRAME_BYTES = 64 * 1024 * 1024

@@ -16,7 +16,6 @@ import msgspec
 
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.cluster.draft_messages import Door, DrafterState, DraftLink, RemoteState
 from orchestrator.drafting.connection import Connector, Refusal
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from orchestrator.drafting.protocol import (
@@ -33,6 +32,7 @@ from orchestrator.drafting.protocol import (
     checked,
 )
 from orchestrator.drafting.remote_sequence import Line
+from orchestrator.workers.draft_messages import Door, DrafterState, DraftLink, RemoteState
 from policies.sampling import Sampling
 from policies.speculation import draft_wait
 from policies.speculation.draft_wait import Pace

@@ -21,13 +21,13 @@ from typing import Literal
 from adapters.contract import AdapterError, DeviceLost
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.cluster.draft_messages import DrafterState, DraftReady
-from orchestrator.cluster.port import Command, Event, Failed, Stop
-from orchestrator.cluster.process_memory import peak_rss_bytes
 from orchestrator.drafting.endpoint import GREETING_S, OpenDoor, host_id
 from orchestrator.drafting.lookahead import AheadDrafter
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.protocol import VERSION, Answer, Garbage, Guess, Hello, Link, LinkLost, Turn, Welcome
+from orchestrator.workers.draft_messages import DrafterState, DraftReady
+from orchestrator.workers.messages import Command, Event, Failed, Stop
+from orchestrator.workers.process_memory import peak_rss_bytes
 
 Emit = Callable[[Event], None]
 _PEAK_EVERY_S = 1.0

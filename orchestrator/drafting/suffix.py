@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from orchestrator.clock import Clock
-from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.port import NOTHING, Ask, Draft
+from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 
 _CANDIDATES = 24  # most recent occurrences that are looked at

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from orchestrator.drafting.retokenize import Bridge, DraftText, Proposal, proposal
+from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observed
 

@@ -13,8 +13,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from orchestrator.cluster.port import AcceptanceWarning, Submit
 from orchestrator.drafting.port import Draft
+from orchestrator.workers.messages import AcceptanceWarning, Submit
 from policies.serving.acceptance_alarm import Cause, Drafted, Sample, warning
 
 RECENT = 2000.0

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from adapters.contract import GrammarFailed
-from orchestrator.cluster.port import Submit
 from orchestrator.drafting.port import Draft
 from orchestrator.engine.grammar import Grammars, GrammarState, fitted
+from orchestrator.workers.messages import Submit
 from policies.sampling import Row
 from policies.sampling.penalties import Penalties, without
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.port import Draft
+from orchestrator.workers.draft_messages import DrafterState
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.cluster.port import Grammar
 from orchestrator.drafting.port import NOTHING, Draft
+from orchestrator.workers.messages import Grammar
 
 FORCED_CONFIDENCE = 0.999
 """The mask leaves one token: only a bias or a stop can be in its way."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.cluster.port import Submit
+from orchestrator.workers.messages import Submit
 from policies.sampling import Row
 from policies.sampling.logprobs import TokenScore, score
 

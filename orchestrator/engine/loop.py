@@ -8,7 +8,6 @@ from contextlib import suppress
 from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, LoadedModel
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Delta, Gauges, Refused, Round, Submit
 from orchestrator.drafting.port import Drafter
 from orchestrator.engine.acceptance_monitor import AcceptanceWatch
 from orchestrator.engine.batch import Part, rows_of
@@ -21,6 +20,7 @@ from orchestrator.engine.scheduler import Schedule
 from orchestrator.engine.sequence import NO_SLOT, Session
 from orchestrator.engine.speculator import Proposing
 from orchestrator.engine.verifier import Judging
+from orchestrator.workers.messages import Delta, Gauges, Refused, Round, Submit
 from policies.sampling import NotFinite, Row, ToleranceGoal, Verdict
 from policies.serving.acceptance_alarm import THRESHOLD
 from policies.serving.slo import NO_OBJECTIVES, Objectives

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from adapters.contract import LoadedModel
 from device_profiles.units import ceil_div
-from orchestrator.cluster.port import Submit
+from orchestrator.workers.messages import Submit
 from policies.sampling.penalties import LEAST_REPETITION
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from adapters.contract import Capabilities
-from orchestrator.cluster.port import RequestStats, Submit
 from orchestrator.drafting.port import NOTHING, Draft
 from orchestrator.engine.constraints import Rules
 from orchestrator.engine.logprobs import Scores
+from orchestrator.workers.messages import RequestStats, Submit
 
 NO_SLOT = -1
 

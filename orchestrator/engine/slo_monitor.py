@@ -11,8 +11,8 @@ import numpy as np
 
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import SloState
 from orchestrator.engine.sequence import Session
+from orchestrator.workers.messages import SloState
 from policies.serving.slo import Objective, Objectives, Seen, at_rest, moved, round_bound_ms
 
 WINDOW_S = 30.0

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from adapters.contract import LoadedModel
-from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from orchestrator.engine.acceptance_monitor import AcceptanceWatch
 from orchestrator.engine.batch import Part, paid, rows_of
 from orchestrator.engine.sequence import Session
+from orchestrator.workers.draft_messages import DrafterState
 from policies.speculation import Place, Proposal, Round, Times, Verdict
 from policies.speculation.break_even import RoundCost
 from policies.speculation.class_prior import ClassKey

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.cluster.port import Submit
 from orchestrator.drafting.variants import LaneDrafter
+from orchestrator.workers.messages import Submit
 
 
 class Way(NamedTuple):

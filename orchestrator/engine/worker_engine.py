@@ -10,11 +10,11 @@ import psutil
 
 from adapters.contract import AdapterError, DeviceLost
 from orchestrator.clock import Clock
-from orchestrator.cluster.draft_messages import AttachDraft
-from orchestrator.cluster.port import Cancel, Command, Event, Failed, Ready, Stop, Submit
-from orchestrator.cluster.process_memory import peak_rss_bytes
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import Arms
+from orchestrator.workers.draft_messages import AttachDraft
+from orchestrator.workers.messages import Cancel, Command, Event, Failed, Ready, Stop, Submit
+from orchestrator.workers.process_memory import peak_rss_bytes
 
 _GAUGES_EVERY_S = 0.25
 

@@ -11,7 +11,7 @@ from adapters.contract import AdapterError
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.link import LinkProfile
 from device_profiles.measured import MeasuredDevice, MeasuredModel
-from orchestrator.cluster.port import Command, Event, Failed, Finished, Measured, Progress, Stop
+from orchestrator.workers.messages import Command, Event, Failed, Finished, Measured, Progress, Stop
 
 Found = MeasuredDevice | MeasuredModel | PairAcceptance | TargetTexts | LinkProfile
 OnProgress = Callable[[str, float], None]

@@ -16,8 +16,6 @@ from contextlib import suppress
 
 from device_profiles.link import LinkProfile
 from device_profiles.units import MIB, MS_PER_S
-from orchestrator.cluster.draft_messages import Door, DrafterState
-from orchestrator.cluster.port import Command, Event, Failed, Opened, Stop
 from orchestrator.drafting.endpoint import GREETING_S, OpenDoor, host_id, knock
 from orchestrator.drafting.port import Ask
 from orchestrator.drafting.protocol import (
@@ -32,6 +30,8 @@ from orchestrator.drafting.protocol import (
     Turn,
     Welcome,
 )
+from orchestrator.workers.draft_messages import Door, DrafterState
+from orchestrator.workers.messages import Command, Event, Failed, Opened, Stop
 
 _ROUND_TRIPS = 200
 _WARM_UP = 20

@@ -12,8 +12,8 @@ from adapters.contract import LoadedModel, Segment
 from device_profiles.acceptance import DepthYield, TargetTexts
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Sampling
 from orchestrator.drafting.port import Ask, Drafter
+from orchestrator.workers.messages import Sampling
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 

@@ -18,10 +18,10 @@ from device_profiles.curve_fit import nonnegative_least_squares
 from device_profiles.measured import RoundOverhead
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Submit
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.errors import OutriderError
 from orchestrator.measuring.watched import WatchedModel
+from orchestrator.workers.messages import Submit
 
 _LEAST_PROMPTS = 6  # rounds with prompts, before what they take says anything
 _MOST = 3.0  # times the median: no more is believed, since one stall can decide a mean

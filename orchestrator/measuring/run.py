@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from orchestrator.cluster.contract import Cluster, Worker, WorkerSpec
-from orchestrator.cluster.draft_messages import Door
-from orchestrator.cluster.port import Event, Failed, Finished, Measured, Opened, Progress, Stop
 from orchestrator.errors import WorkerLost
 from orchestrator.measuring.engine import KINDS, Found
+from orchestrator.workers.contract import Cluster, Worker, WorkerSpec
+from orchestrator.workers.draft_messages import Door
+from orchestrator.workers.messages import Event, Failed, Finished, Measured, Opened, Progress, Stop
 
 _GRACE_S = 2.0
 

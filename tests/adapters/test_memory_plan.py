@@ -18,7 +18,7 @@ import json, sys
 from adapters.contract import Segment
 from adapters.model_store import ModelStore
 from orchestrator.bootstrap import EngineOptions, build_drafter, load_target, planned_bytes
-from orchestrator.cluster.process_memory import peak_rss_bytes
+from orchestrator.workers.process_memory import peak_rss_bytes
 from pathlib import Path
 import msgspec
 

@@ -17,8 +17,8 @@ from openai import AsyncOpenAI
 from adapters.tokenizer import Tokenizer
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Delta, Gauges, Ready, RequestStats, Submit
 from orchestrator.control.port import DraftView, ReplicaView, StateView, Totals
+from orchestrator.workers.messages import Delta, Gauges, Ready, RequestStats, Submit
 from policies.serving.overrides import Effective, Wish
 
 CONTEXT_TOKENS = 64

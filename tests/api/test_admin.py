@@ -8,8 +8,8 @@ import httpx
 
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin import create_admin_app
-from orchestrator.cluster.port import Gauges
 from orchestrator.control.port import Totals
+from orchestrator.workers.messages import Gauges
 from tests.api.support import READY, ScriptedControl
 
 

@@ -14,7 +14,7 @@ from orchestrator.api.choices import merged
 from orchestrator.api.logprobs import Echo, chat_logprobs, completion_logprobs
 from orchestrator.api.streaming import Answer, Choice, Piece, TextAssembler, texts
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Delta, TokenScore
+from orchestrator.workers.messages import Delta, TokenScore
 
 TOKENIZER = Tokenizer.bytes_only()
 

@@ -12,10 +12,10 @@ from orchestrator.api.measured import Recent
 from orchestrator.api.metrics import Metrics
 from orchestrator.api.vllm_names import ONLY_OURS
 from orchestrator.api.worker_series import WINDOW_S
-from orchestrator.cluster.draft_messages import Door, DrafterState, DraftReady, RemoteState
-from orchestrator.cluster.port import AcceptanceWarning, Delta, Gauges, RequestStats, Round
 from orchestrator.control.port import DraftView
 from orchestrator.errors import RequestError
+from orchestrator.workers.draft_messages import Door, DrafterState, DraftReady, RemoteState
+from orchestrator.workers.messages import AcceptanceWarning, Delta, Gauges, RequestStats, Round
 from policies.serving.acceptance_alarm import Cause
 from tests.api.support import READY, ScriptedControl, app_over, serving
 

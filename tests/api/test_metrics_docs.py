@@ -7,8 +7,8 @@ from pathlib import Path
 
 from orchestrator.api.metrics import Metrics
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Delta, Gauges, Ready, Submit
 from orchestrator.control.port import ReplicaView, StateView, Totals
+from orchestrator.workers.messages import Delta, Gauges, Ready, Submit
 from tests.api.support import READY
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"

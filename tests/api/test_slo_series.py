@@ -16,8 +16,8 @@ from orchestrator.api.admin import create_admin_app
 from orchestrator.api.metrics import Metrics
 from orchestrator.api.slo_series import WINDOW_S, Served, met
 from orchestrator.cli.status import goodput_line, objectives_line
-from orchestrator.cluster.port import Gauges, SloState
 from orchestrator.errors import RequestError
+from orchestrator.workers.messages import Gauges, SloState
 from policies.serving.slo import Objective, Objectives
 from tests.api.support import ScriptedControl, app_over, client_of
 from tests.api.test_metrics import HandClock, value

@@ -17,8 +17,8 @@ from orchestrator.cli.policy_bench.recording import Recording, load, save
 from orchestrator.cli.policy_bench.recovery import recovery
 from orchestrator.cli.policy_bench.requests import requests_of
 from orchestrator.cli.policy_bench.runs import Runner, alone
-from orchestrator.cluster.port import Sampling
 from orchestrator.drafting.port import Ask
+from orchestrator.workers.messages import Sampling
 from policies.speculation.replay.recorded import Costs
 from policies.speculation.replay.run import replay
 

@@ -7,9 +7,9 @@ from contextlib import aclosing
 
 import pytest
 
-from orchestrator.cluster.port import DEADLINE, Delta, Submit
 from orchestrator.control.reconcile import TargetControl
 from orchestrator.errors import RequestError
+from orchestrator.workers.messages import DEADLINE, Delta, Submit
 from tests.control.test_reconcile import LIMITS, PROMPT, decode, running
 from tests.support import engines
 

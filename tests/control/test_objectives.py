@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.cluster.port import Delta, Gauges, RequestStats, SloState, Submit
 from orchestrator.control.admission import ControlLimits, refuse_or_pass
 from orchestrator.control.port import StateView
 from orchestrator.control.state import TargetState, effective_places, whole
 from orchestrator.control.streams import Streams, Usual
 from orchestrator.control.telling import moved_levers
 from orchestrator.errors import RequestError
+from orchestrator.workers.messages import Delta, Gauges, RequestStats, SloState, Submit
 from policies.serving.slo import Objective
 from tests.api.support import READY
 

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from device_profiles.profile import Exactness
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.port import Delta, RequestStats, Round
 from orchestrator.config.placement import PlacementSection
 from orchestrator.control.plan_keeper import Patience, PlanKeeper
 from orchestrator.errors import WorkerError
 from orchestrator.planning.correction import Corrections, Key, corrected
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import Asked, Proposal, proposal, propose_here
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.messages import Delta, RequestStats, Round
 from policies.serving.drift import FIRST_PAUSE_S, PATIENCE
 from tests.support.profiles import simulated_profiles
 

@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.local import LocalCluster
-from orchestrator.cluster.port import Delta, Progress, Round, Submit
 from orchestrator.control.admission import ControlLimits
 from orchestrator.control.reconcile import TargetControl
 from orchestrator.errors import RequestError, WorkerError
+from orchestrator.workers.local import LocalCluster
+from orchestrator.workers.messages import Delta, Progress, Round, Submit
 from tests.support import engines
 
 PROMPT = [1, 2, 3]
@@ -37,7 +37,7 @@ def control_over(
 
 def workers() -> list[psutil.Process]:
     """This process's workers; other tests may have left children of other kinds."""
-    return [child for child in psutil.Process().children() if "orchestrator.cluster.worker" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "orchestrator.workers.host" in child.cmdline()]
 
 
 @asynccontextmanager

@@ -14,13 +14,13 @@ import pytest
 
 from orchestrator.api.liveness import Liveness
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.local import LocalCluster
-from orchestrator.cluster.port import Submit
 from orchestrator.control.admission import ControlLimits
 from orchestrator.control.port import ReplicaView
 from orchestrator.control.reconcile import TargetControl
 from orchestrator.errors import RequestError, WorkerError
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.local import LocalCluster
+from orchestrator.workers.messages import Submit
 from tests.control.test_reconcile import PROMPT, at_once, decode, refusal, until, workers
 from tests.support import engines
 

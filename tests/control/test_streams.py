@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.cluster.port import Delta, Progress, RequestStats, Round, Submit
 from orchestrator.control.port import Totals
 from orchestrator.control.state import MAX_BACKOFF_S, RESTART_WINDOW_S, RestartBudget, TargetState, fold_round
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.errors import RequestError
+from orchestrator.workers.messages import Delta, Progress, RequestStats, Round, Submit
 
 
 def opened(count: int) -> tuple[Streams, list[Stream]]:

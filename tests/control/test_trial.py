@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import DrafterState
-from orchestrator.cluster.port import Delta, Gauges, Sampling, Submit
 from orchestrator.control.port import DraftView, StateView, Totals
 from orchestrator.control.trial import Terms, Trial
 from orchestrator.control.trial_file import TrialFile
+from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import Delta, Gauges, Sampling, Submit
 from policies.serving.canary import Rule
 
 RULE = Rule(least_requests=5, most_requests=40)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.cluster.port import Sampling
 from orchestrator.drafting.lookahead import AheadDrafter
 from orchestrator.drafting.port import Ask
 from orchestrator.drafting.protocol import Begin, End, Extend
+from orchestrator.workers.messages import Sampling
 from tests.support.drafters import KnowingDrafter
 
 TEXT = list(range(1, 60))

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import DraftLink
 from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.protocol import Answer, Guess, checked
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
+from orchestrator.workers.draft_messages import DraftLink
 from policies.sampling import PROPOSAL_WIDTH, Proposal, Sampling, propose
 from tests.engine.test_drawn_drafts import LENGTH, chances, draft_model, submits, unlike
 from tests.support.drafters import FINGERPRINT, in_a_thread

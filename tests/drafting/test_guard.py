@@ -8,12 +8,12 @@ from typing import ClassVar
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.cache import Known
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.gate import Guard
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Ask, Draft
+from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 from tests.support.loops import suffix, toy
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import Door, DrafterState, DraftLink, RemoteState
-from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.endpoint import OpenDoor
 from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.protocol import VERSION, Answer, Guess, Link, LinkLost, Turn, Welcome
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.sparse_rows import SparseRow, packed
+from orchestrator.workers.draft_messages import Door, DrafterState, DraftLink, RemoteState
+from orchestrator.workers.messages import Sampling, Submit
 from policies.sampling import Proposal
 from policies.speculation.replay.fixed import FixedDepth
 from tests.support.drafters import FINGERPRINT, VOCABULARY, KnowingDrafter, in_a_thread, texts_of

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from adapters.contract import ForwardResult, Segment
 from adapters.simulated.model import ToyModel
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Ask
+from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 from tests.support.loops import toy
 

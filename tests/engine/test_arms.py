@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.port import Ask
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.drafting.variants import LaneDrafter
 from orchestrator.engine.variants import Arms, Way
+from orchestrator.workers.messages import Sampling, Submit
 from tests.support.drafters import KnowingDrafter
 from tests.support.loops import alone, decode, loop_over, requests, suffix, toy
 

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from adapters.contract import Segment
 from adapters.kv_blocks import BlockPool
-from orchestrator.cluster.port import Submit
 from orchestrator.engine.batch import Part, most_blocks
 from orchestrator.engine.sequence import Session
+from orchestrator.workers.messages import Submit
 
 
 @given(

@@ -13,12 +13,12 @@ from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import DrafterState
-from orchestrator.cluster.port import Grammar, Sampling, Submit
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.lost import LostDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Draft
+from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import Grammar, Sampling, Submit
 from tests.support.loops import alone, decode, grammars_over, loop_over, requests, suffix, toy
 
 STATE = DrafterState("model", "model", adapter="simulated", device="SIM")

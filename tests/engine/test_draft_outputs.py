@@ -13,10 +13,10 @@ from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from orchestrator.bootstrap import engine_options, load_target
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import DrafterState
-from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.config.load import load_config
 from orchestrator.drafting.model import ModelDrafter
+from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import Sampling, Submit
 from tests.support import tiny_models
 from tests.support.loops import decode, loop_over
 

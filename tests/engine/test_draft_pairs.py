@@ -17,10 +17,10 @@ from adapters import registry
 from adapters.contract import AdapterError, Exactness, LoadedModel, LoadOptions, StaticShapes
 from adapters.model_source import ModelSource
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import DrafterState
-from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.model import ModelDrafter
+from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import Sampling, Submit
 from tests.engine.conftest import silent
 from tests.support.loops import decode, loop_over, suffix
 

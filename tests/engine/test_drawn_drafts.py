@@ -17,13 +17,13 @@ from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import DrafterState
-from orchestrator.cluster.port import Grammar, Sampling, Submit
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.lost import LostDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Draft, Drafter
 from orchestrator.engine.loop import DecodeLoop
+from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import Grammar, Sampling, Submit
 from policies.sampling import Proposal, ToleranceGoal, distribution
 from tests.support.loops import decode, grammars_over, loop_over, suffix, toy
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from adapters.contract import LoadedModel
-from orchestrator.cluster.port import Sampling, Submit
+from orchestrator.workers.messages import Sampling, Submit
 from tests.engine.conftest import load
 from tests.support.loops import decode, loop_over, suffix
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import DeviceLost
-from orchestrator.cluster.port import Round, Sampling, Submit
 from orchestrator.drafting.port import Draft
+from orchestrator.workers.messages import Round, Sampling, Submit
 from policies.speculation.replay.fixed import FixedDepth
 from tests.support.loops import END, alone, decode, loop_over, requests, suffix, toy
 

@@ -9,10 +9,10 @@ import pytest
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import DrafterState
-from orchestrator.cluster.port import Grammar, Sampling, Submit
 from orchestrator.drafting.port import Ask, Draft, Drafter
 from orchestrator.drafting.suffix import SuffixDrafter
+from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import Grammar, Sampling, Submit
 from tests.support.daemon import configuration, running
 from tests.support.loops import decode, grammars_over, loop_over, toy
 

@@ -14,9 +14,9 @@ from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.variant import Variant
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import DrafterState
-from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.model import ModelDrafter
+from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import Sampling, Submit
 from tests.engine.conftest import silent
 from tests.support import tiny_models
 from tests.support.conformance import exact_class

@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from orchestrator.cluster.port import Grammar, Sampling, Submit
 from orchestrator.engine.loop import DecodeLoop
+from orchestrator.workers.messages import Grammar, Sampling, Submit
 from tests.support.loops import decode, grammars_over, loop_over, suffix
 
 pytestmark = pytest.mark.model

@@ -11,8 +11,8 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.port import Drafter
+from orchestrator.workers.messages import Sampling, Submit
 from policies.serving.slo import NO_OBJECTIVES, Lever, Objective, Objectives
 from tests.support.drafters import KnowingDrafter
 from tests.support.loops import loop_over

@@ -10,7 +10,7 @@ import pytest
 from adapters import registry
 from adapters.contract import LoadedModel, LoadOptions, Segment, StaticShapes
 from adapters.invariance import find_variance
-from orchestrator.cluster.port import Sampling, Submit
+from orchestrator.workers.messages import Sampling, Submit
 from tests.engine.conftest import silent
 from tests.support.loops import decode, loop_over, suffix
 

@@ -9,11 +9,11 @@ from itertools import accumulate
 import pytest
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.cluster.draft_messages import DrafterState
-from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.port import Draft
 from orchestrator.drafting.retokenize import Bridge
 from orchestrator.drafting.translate import TranslatingDrafter
+from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import Sampling, Submit
 from policies.sampling import Sampling as Chosen
 from tests.support import vocabularies
 from tests.support.loops import decode, loop_over, toy

@@ -16,12 +16,12 @@ import numpy as np
 
 from adapters.contract import ForwardResult, Segment
 from orchestrator.cli.policy_bench.recording import Recording
-from orchestrator.cluster.draft_messages import DrafterState
-from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.engine.loop import DecodeLoop
+from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import Sampling, Submit
 from policies.speculation import Proposal, Round
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import TYPICAL, measured

@@ -15,8 +15,6 @@ from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
 from orchestrator.bootstrap.link_work import THIS_HOST, name_of, paths, probe_spec
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.draft_messages import Door
-from orchestrator.cluster.port import Event, Failed, Opened, Stop
 from orchestrator.drafting.protocol import LinkLost
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.measuring.links import EchoEngine, measure_link
@@ -24,6 +22,8 @@ from orchestrator.measuring.pairs import DEPTHS, compare_choices, replay
 from orchestrator.measuring.quick import quick_cost
 from orchestrator.measuring.rounds import RoundSample, at_pace, fit_rounds
 from orchestrator.measuring.steps import measure_steps
+from orchestrator.workers.draft_messages import Door
+from orchestrator.workers.messages import Event, Failed, Opened, Stop
 
 PATTERN = tuple(range(20, 32))
 

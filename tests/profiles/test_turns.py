@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Submit
 from orchestrator.errors import OutriderError
 from orchestrator.measuring.rounds import Decoding, in_turns
 from orchestrator.measuring.watched import WatchedModel
+from orchestrator.workers.messages import Submit
 from tests.support.loops import loop_over, suffix, toy
 
 PROMPT = list(range(20, 50))

@@ -26,8 +26,8 @@ from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.variant import Variant
 from orchestrator.bootstrap import engine_options, load_target
-from orchestrator.cluster.port import Sampling, Submit
 from orchestrator.config.load import load_config
+from orchestrator.workers.messages import Sampling, Submit
 from tests.support.loops import decode, loop_over, suffix
 
 SWITCHES = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.port import Event, Ready
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.engine.worker_engine import DecodeEngine, Loaded
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.messages import Event, Ready
 from tests.support.drafters import FINGERPRINT, VOCABULARY
 from tests.support.loops import loop_over, toy
 

@@ -13,11 +13,11 @@ from adapters.contract import DeviceLost, ModelRefused
 from adapters.tokenizer import byte_texts
 from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.draft_messages import Door, DrafterState, DraftReady
-from orchestrator.cluster.port import Event, Sampling, Stop, Submit
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from orchestrator.drafting.server import DraftEngine, Hosted
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.draft_messages import Door, DrafterState, DraftReady
+from orchestrator.workers.messages import Event, Sampling, Stop, Submit
 
 ENTRY = "tests.support.drafters:scripted"
 FINGERPRINT = vocabulary_fingerprint(byte_texts())

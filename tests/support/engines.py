@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.port import (
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.messages import (
     Cancel,
     Command,
     Delta,

@@ -11,11 +11,11 @@ from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import Clock, SystemClock
-from orchestrator.cluster.port import Round, Sampling, Submit
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.engine.grammar import Grammars
 from orchestrator.engine.loop import DecodeLoop
+from orchestrator.workers.messages import Round, Sampling, Submit
 from policies.sampling import ToleranceGoal
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 from policies.speculation.adaptive import Adaptive

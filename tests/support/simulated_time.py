@@ -10,8 +10,8 @@ import numpy as np
 from adapters.contract import ForwardResult, LoadOptions, Segment
 from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
-from orchestrator.cluster.port import Round, Submit
 from orchestrator.engine.loop import DecodeLoop
+from orchestrator.workers.messages import Round, Submit
 from policies.speculation.cost_model import TYPICAL
 
 COST = TYPICAL.scaled(10.0)

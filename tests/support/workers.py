@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from orchestrator.cluster.contract import Cluster, Worker
-from orchestrator.cluster.port import Delta, Event, Ready, Round
+from orchestrator.workers.contract import Cluster, Worker
+from orchestrator.workers.messages import Delta, Event, Ready, Round
 from tests.support import engines
 
 

@@ -20,7 +20,7 @@ from device_profiles.profile import Exactness
 from device_profiles.units import MS_PER_S
 from orchestrator.bootstrap import EngineOptions, Target, build_drafter, build_loop
 from orchestrator.cli.bench_record import Prompt, Record, Run, measure, tpot_ms
-from orchestrator.cluster.port import Submit
+from orchestrator.workers.messages import Submit
 
 PLAIN, SUFFIX, BOTH, ALONE = "plain", "suffix", "suffix + draft", "draft"
 FORMULAS = {

@@ -16,8 +16,8 @@ from types import FrameType
 import numpy as np
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.cluster.port import Delta, Sampling, Submit
 from orchestrator.engine.loop import DecodeLoop
+from orchestrator.workers.messages import Delta, Sampling, Submit
 from policies.sampling.logprobs import TokenScore
 from tools.distill.prompts import Wish, wish
 from tools.distill.shards import DistillError, Shards, Text

@@ -19,10 +19,10 @@ from orchestrator.bootstrap import EngineOptions, Target, build_drafter, build_l
 from orchestrator.bootstrap.options import SuffixOptions
 from orchestrator.cli.plan_bench.texts import prompt_text
 from orchestrator.clock import SystemClock
-from orchestrator.cluster.port import Submit
 from orchestrator.drafting.port import Drafter
 from orchestrator.measuring.rounds import Decoding, RoundSample
 from orchestrator.measuring.watched import WatchedModel
+from orchestrator.workers.messages import Submit
 
 PLAIN, POLICY = "0", "policy"
 CONTROL_ROWS, CONTROL_BEHIND = 2, 64

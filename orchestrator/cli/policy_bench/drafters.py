@@ -15,9 +15,9 @@ from orchestrator.bootstrap import EngineOptions, Target
 from orchestrator.bootstrap.drafters import build_suffix
 from orchestrator.bootstrap.options import SuffixOptions
 from orchestrator.cli.bench_prompts import BenchError
-from orchestrator.cluster.draft_messages import DrafterState
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
+from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 
 KINDS = ("good", "bad", "alternating")

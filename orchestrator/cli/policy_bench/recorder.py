@@ -14,10 +14,10 @@ from orchestrator.bootstrap import EngineOptions, Target
 from orchestrator.cli.policy_bench.drafters import KINDS, Drafters
 from orchestrator.cli.policy_bench.runs import RoundSeen
 from orchestrator.clock import Clock
-from orchestrator.cluster.port import Submit
 from orchestrator.drafting.port import Ask, Drafter
 from orchestrator.measuring.rounds import RoundSample, fit_rounds
 from orchestrator.measuring.steps import measure_steps
+from orchestrator.workers.messages import Submit
 from policies.speculation.class_prior import ClassKey
 from policies.speculation.replay.recorded import Costs, RecordedDraft, RecordedRequest
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.cli.bench_prompts import BenchError, PromptText, spread
-from orchestrator.cluster.port import Sampling, Submit
+from orchestrator.workers.messages import Sampling, Submit
 
 MIX = "mix"
 """The category of a visit with requests of all of them."""

@@ -25,9 +25,9 @@ from device_profiles.units import MS_PER_S
 from orchestrator.bootstrap import EngineOptions, Target, build_loop
 from orchestrator.cli.bench_prompts import BenchError
 from orchestrator.cli.policy_bench.arms import Timed
-from orchestrator.cluster.port import Round, Submit
 from orchestrator.drafting.port import Drafter
 from orchestrator.engine.loop import DecodeLoop
+from orchestrator.workers.messages import Round, Submit
 
 _TURN_ROUNDS = 9
 Load = Sequence[tuple[int, int]]

@@ -14,7 +14,7 @@ from orchestrator.cli.policy_bench.arms import ADAPTIVE, CLIMBER, CONTROL, FIXED
 from orchestrator.cli.policy_bench.drafters import KINDS, Drafters
 from orchestrator.cli.policy_bench.requests import MIX, Requests
 from orchestrator.cli.policy_bench.runs import Load, Runner, Visit, Visiting, side_by_side
-from orchestrator.cluster.port import Submit
+from orchestrator.workers.messages import Submit
 from policies.speculation.replay.recorded import Costs
 
 BAR = 0.97

@@ -17,12 +17,12 @@ import pytest_asyncio
 import structlog
 
 from orchestrator.bootstrap.link_work import echo_spec, name_of, paths, probe_spec
-from orchestrator.cluster.contract import Cluster, WorkerSpec
-from orchestrator.cluster.local import LocalCluster
-from orchestrator.cluster.on_ray import RayCluster
-from orchestrator.cluster.port import Cancel, Event, Failed, Ready, Refused, Round, Stop, Submit
 from orchestrator.errors import WorkerLost
 from orchestrator.measuring.run import Watch, measure_path
+from orchestrator.workers.contract import Cluster, WorkerSpec
+from orchestrator.workers.local import LocalCluster
+from orchestrator.workers.messages import Cancel, Event, Failed, Ready, Refused, Round, Stop, Submit
+from orchestrator.workers.ray_runtime import RayCluster
 from tests.support import engines
 from tests.support.workers import collect, deltas, gone, rays_environment, started, tokens_until
 

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.asyncio
 
 DRIVER = """
 import asyncio, sys
-from orchestrator.cluster.local import LocalCluster
-from orchestrator.cluster.on_ray import RayCluster
-from orchestrator.cluster.port import Ready, Submit
+from orchestrator.workers.local import LocalCluster
+from orchestrator.workers.ray_runtime import RayCluster
+from orchestrator.workers.messages import Ready, Submit
 from tests.support import engines
 
 async def main():

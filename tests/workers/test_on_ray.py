@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from orchestrator.cluster.on_ray import RayCluster, reason
 from orchestrator.errors import WorkerError, WorkerStartFailed
+from orchestrator.workers.ray_runtime import RayCluster, reason
 from tests.support import engines
 from tests.support.workers import rays_environment
 

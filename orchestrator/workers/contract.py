@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from orchestrator.cluster.port import Command, Event
+from orchestrator.workers.messages import Command, Event
 
 
 class Engine(Protocol):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.cluster.draft_messages import AttachDraft, Door, DrafterState, DraftLink, DraftReady
+from orchestrator.workers.draft_messages import AttachDraft, Door, DrafterState, DraftLink, DraftReady
 from policies.sampling import Sampling as Sampling
 from policies.sampling.logprobs import TokenScore as TokenScore
 from policies.serving.acceptance_alarm import Cause

@@ -22,11 +22,11 @@ from typing import Any, cast
 
 import msgspec
 
-from orchestrator.cluster.contract import Engine, WorkerSpec
-from orchestrator.cluster.cores import pin
-from orchestrator.cluster.frames import decode_commands, encode
-from orchestrator.cluster.port import Event, Failed, Stop
 from orchestrator.errors import WorkerStartFailed
+from orchestrator.workers.contract import Engine, WorkerSpec
+from orchestrator.workers.cores import pin
+from orchestrator.workers.frames import decode_commands, encode
+from orchestrator.workers.messages import Event, Failed, Stop
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -157,7 +157,7 @@ def main() -> int:
     """Serve one engine over the socket `--fd`; returns the exit code."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's: it stops its workers in order
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.cluster.worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.workers.host", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="an inherited socket to the daemon")
     link = socket.socket(fileno=parser.parse_args().fd)
     end_with_parent()

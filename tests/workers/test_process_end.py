@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from orchestrator.cluster.process_end import began_s, end_process
+from orchestrator.workers.process_end import began_s, end_process
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from orchestrator.cluster.port import Command, Event
+from orchestrator.workers.messages import Command, Event
 
 _commands = msgspec.msgpack.Decoder(list[Command])
 _events = msgspec.msgpack.Decoder(list[Event])

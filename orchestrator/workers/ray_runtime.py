@@ -20,14 +20,14 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.frames import decode_events, encode
-from orchestrator.cluster.output import say
-from orchestrator.cluster.port import Command, Event, Stop
-from orchestrator.cluster.process_end import began_s, end_process
-from orchestrator.cluster.ray_settings import NAMESPACE, init_options, probe, put_back, set_environment
-from orchestrator.cluster.worker import NODE_ADDRESS, EngineHost, one_line
 from orchestrator.errors import WorkerError, WorkerLost, WorkerStartFailed
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.frames import decode_events, encode
+from orchestrator.workers.host import NODE_ADDRESS, EngineHost, one_line
+from orchestrator.workers.messages import Command, Event, Stop
+from orchestrator.workers.output import say
+from orchestrator.workers.process_end import began_s, end_process
+from orchestrator.workers.ray_settings import NAMESPACE, init_options, probe, put_back, set_environment
 
 _START_TIMEOUT_S = 60.0
 _CLOSE_GRACE_S = _KILL_TIMEOUT_S = 5.0

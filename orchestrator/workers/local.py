@@ -13,12 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.frames import decode_events, encode
-from orchestrator.cluster.output import follow
-from orchestrator.cluster.port import Command, Event, Stop
-from orchestrator.cluster.worker import HEADER_BYTES, frame_length, with_header
 from orchestrator.errors import WorkerLost, WorkerStartFailed
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.frames import decode_events, encode
+from orchestrator.workers.host import HEADER_BYTES, frame_length, with_header
+from orchestrator.workers.messages import Command, Event, Stop
+from orchestrator.workers.output import follow
 
 _READ_AHEAD_BYTES = 1024 * 1024
 _CLOSE_GRACE_S = 5.0
@@ -77,7 +77,7 @@ async def _spawn(spec: WorkerSpec, fd: int) -> tuple[asyncio.subprocess.Process,
             sys.executable,
             "-P",  # like the console script: a directory that happens to be called `adapters` is not ours
             "-m",
-            "orchestrator.cluster.worker",
+            "orchestrator.workers.host",
             "--fd",
             str(fd),
             pass_fds=(fd,),

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.cluster.contract import WorkerSpec
-from orchestrator.cluster.local import LocalCluster
-from orchestrator.cluster.port import Event, Ready
 from orchestrator.errors import WorkerLost
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.local import LocalCluster
+from orchestrator.workers.messages import Event, Ready
 from tests.support import engines
 from tests.support.workers import gone, started, tokens_until
 
@@ -41,7 +41,7 @@ async def test_close_stops_every_worker() -> None:
 
 async def test_frames_that_are_no_events_end_the_worker() -> None:
     cluster = LocalCluster()
-    worker = await cluster.start(WorkerSpec("odd", "tests.cluster.test_local:garbage", {}))
+    worker = await cluster.start(WorkerSpec("odd", "tests.workers.test_local:garbage", {}))
     with pytest.raises(WorkerLost, match="what is no event"):
         await tokens_until(worker.events(), 1)
     await cluster.close()
