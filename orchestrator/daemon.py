@@ -24,9 +24,9 @@ from orchestrator.config.keys_file import keys_path
 from orchestrator.config.load import admin_socket_path
 from orchestrator.config.model import ClusterConfig
 from orchestrator.control.admission import ControlLimits
+from orchestrator.control.canary import Trial
+from orchestrator.control.controller import TargetControl
 from orchestrator.control.plan_keeper import Patience, PlanKeeper
-from orchestrator.control.reconcile import TargetControl
-from orchestrator.control.trial import Trial
 from orchestrator.errors import ConfigError, DaemonError
 from orchestrator.planning.applied import left_out
 from orchestrator.planning.basis import plain

@@ -11,8 +11,8 @@ from fastapi import FastAPI
 
 from orchestrator.api import admin_canary, errors, speculation_admin
 from orchestrator.api.acceptance import AcceptanceBounds
+from orchestrator.control.canary import Trial
 from orchestrator.control.port import AdminControl, DraftView, ReplicaView, Totals
-from orchestrator.control.trial import Trial
 
 
 def create_admin_app(

@@ -8,8 +8,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from orchestrator.control.canary import Trial
 from orchestrator.control.port import TrialView
-from orchestrator.control.trial import Trial
 from orchestrator.errors import RequestError
 from policies.serving.canary import Figures, Interval, Moments
 

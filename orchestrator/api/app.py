@@ -33,8 +33,8 @@ from orchestrator.api.responses import DONE, Envelope, EventStream, Kind, event,
 from orchestrator.api.streaming import Choice, Piece
 from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
 from orchestrator.clock import Clock
+from orchestrator.control.canary import Trial
 from orchestrator.control.port import Control
-from orchestrator.control.trial import Trial
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Submit
 from policies.serving.slo import NO_OBJECTIVES, Objectives

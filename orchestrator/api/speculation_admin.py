@@ -11,9 +11,9 @@ from pydantic_core import PydanticCustomError
 from orchestrator.api import errors
 from orchestrator.api.speculation import wish_of
 from orchestrator.api.wire import MAX_USER_TAG, Body, SpeculativeConfig
+from orchestrator.control.canary import Trial
+from orchestrator.control.overrides import Wished, said
 from orchestrator.control.port import AdminControl, StateView
-from orchestrator.control.trial import Trial
-from orchestrator.control.wishes import Wished, said
 from policies.serving.overrides import Scope
 
 

@@ -11,9 +11,9 @@ from orchestrator.config.canary_kept import differences, to_keep
 from orchestrator.config.drafts import draft_names
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
+from orchestrator.control.canary import Terms, Trial
+from orchestrator.control.canary_file import TrialFile
 from orchestrator.control.port import Control
-from orchestrator.control.trial import Terms, Trial
-from orchestrator.control.trial_file import TrialFile
 from policies.serving.canary import Rule
 
 _NAME_BYTES = 8

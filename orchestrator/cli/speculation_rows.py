@@ -40,7 +40,7 @@ def warning_rows(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _warning(one: dict[str, Any]) -> str:
-    from orchestrator.control.low_acceptance import ADVICE  # loads the log's library
+    from orchestrator.control.acceptance_alarm import ADVICE  # loads the log's library
     from policies.serving.acceptance_alarm import Cause
 
     of = ", ".join(filter(None, [one["route"], f"user {one['user']}" if one["user"] else ""]))

@@ -7,8 +7,8 @@ import logging
 from typing import Protocol
 
 from orchestrator.control.affinity import SeenPrefixes
-from orchestrator.control.keeping import Keeper, Upkeep
 from orchestrator.control.state import FAILED, TargetState
+from orchestrator.control.supervisor import Keeper, Upkeep
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Command, Event, Failed, Ready, Round
 from policies.serving.replica_load import ReplicaPace, ran

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Sequence
 from itertools import chain, count
 
-from orchestrator.control.keeping import Upkeep
 from orchestrator.control.port import Totals
 from orchestrator.control.replica import Owner, Replica
 from orchestrator.control.state import FAILED, added_totals, fold_round, unlike
+from orchestrator.control.supervisor import Upkeep
 from orchestrator.errors import WorkerError
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Ready, Round

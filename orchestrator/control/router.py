@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.clock import Clock
 from orchestrator.control.affinity import block_keys
+from orchestrator.control.overrides import bounds_of, resolved
 from orchestrator.control.replica import Replica
 from orchestrator.control.state import FAILED, effective_places, kind_of
 from orchestrator.control.streams import Stream, Streams
-from orchestrator.control.wishes import bounds_of, resolved
 from orchestrator.workers.messages import Cancel
 from policies.serving.replica_load import predicted_prefill_ms, predicted_tpot_ms
 from policies.serving.routing import ReplicaState, Route, RoutedRequest, RoutingWeights, route

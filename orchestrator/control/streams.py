@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from device_profiles.units import MS_PER_S
-from orchestrator.control.wishes import NO_WISHES, Standing
+from orchestrator.control.overrides import NO_WISHES, Standing
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Delta, RequestStats, Submit
 from policies.serving.overrides import Effective

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from orchestrator.control.reconcile import TargetControl
+from orchestrator.control.controller import TargetControl
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import DEADLINE, Delta, Submit
 from tests.control.test_reconcile import LIMITS, PROMPT, decode, running

@@ -15,8 +15,8 @@ import pytest
 
 from orchestrator.clock import SystemClock
 from orchestrator.control.admission import ControlLimits
+from orchestrator.control.controller import TargetControl
 from orchestrator.control.port import DraftView
-from orchestrator.control.reconcile import TargetControl
 from orchestrator.workers.local import LocalCluster
 from orchestrator.workers.messages import Sampling, Submit
 from tests.support import drafted, drafters

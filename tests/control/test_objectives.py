@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.control.admission import ControlLimits, refuse_or_pass
+from orchestrator.control.event_log import moved_levers
 from orchestrator.control.port import StateView
 from orchestrator.control.state import TargetState, effective_places, whole
 from orchestrator.control.streams import Streams, Usual
-from orchestrator.control.telling import moved_levers
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Delta, Gauges, RequestStats, SloState, Submit
 from policies.serving.slo import Objective

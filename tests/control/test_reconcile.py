@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.clock import SystemClock
 from orchestrator.control.admission import ControlLimits
-from orchestrator.control.reconcile import TargetControl
+from orchestrator.control.controller import TargetControl
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.workers.local import LocalCluster
 from orchestrator.workers.messages import Delta, Progress, Round, Submit

@@ -15,8 +15,8 @@ import pytest
 from orchestrator.api.liveness import Liveness
 from orchestrator.clock import SystemClock
 from orchestrator.control.admission import ControlLimits
+from orchestrator.control.controller import TargetControl
 from orchestrator.control.port import ReplicaView
-from orchestrator.control.reconcile import TargetControl
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.local import LocalCluster

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator.clock import SystemClock
+from orchestrator.control.canary import Terms, Trial
+from orchestrator.control.canary_file import TrialFile
 from orchestrator.control.port import DraftView, StateView, Totals
-from orchestrator.control.trial import Terms, Trial
-from orchestrator.control.trial_file import TrialFile
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Delta, Gauges, Sampling, Submit
 from policies.serving.canary import Rule

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Sequence
 from itertools import chain
 
-from orchestrator.control.arrangement import arranged
-from orchestrator.control.drafts import DraftWorkers
+from orchestrator.control.draft_workers import DraftWorkers
 from orchestrator.control.replica import Replica
+from orchestrator.control.replica_diff import arranged
 from orchestrator.control.replicas import Replicas
 from orchestrator.control.router import Router
 from orchestrator.control.state import FAILED

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final
 
-from orchestrator.control.keeping import Keeper, Upkeep
 from orchestrator.control.port import DraftView
 from orchestrator.control.state import FAILED, READY, RESTARTING, STARTING
+from orchestrator.control.supervisor import Keeper, Upkeep
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.draft_messages import AttachDraft, DraftLink, DraftReady
 from orchestrator.workers.messages import Event, Failed, Progress

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.clock import Clock
+from orchestrator.control.canary_file import TrialFile, TrialState
 from orchestrator.control.port import PROMOTED, ROLLED_BACK, TRIAL, Control, StateView, TrialDecision, TrialView
 from orchestrator.control.state import FAILED, STARTING
-from orchestrator.control.trial_file import TrialFile, TrialState
 from orchestrator.workers.messages import Submit
 from policies.serving.canary import Arm, Figures, Interval, Move, Rule, arm_of, decided, difference, looks, served
 

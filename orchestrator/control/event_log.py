@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from orchestrator.control import low_acceptance
+from orchestrator.control import acceptance_alarm
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Gauges
 
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 def tell_changes(replica: str, before: Gauges | None, now: Gauges) -> None:
     """Log what has changed since the state before; each change once."""
-    low_acceptance.tell_begun(replica, before, now)
+    acceptance_alarm.tell_begun(replica, before, now)
     for drafter in _failed_drafters(before, now):
         _log.warning("drafter %s failed and is not used any more: %s", drafter.name, drafter.reason)
     if why := moved_levers(before, now):

@@ -19,17 +19,17 @@ import msgspec
 from orchestrator.clock import Clock
 from orchestrator.control.admission import ControlLimits, refuse_or_pass
 from orchestrator.control.deadlines import deadline_s, next_item
-from orchestrator.control.drafts import DraftWorkers
-from orchestrator.control.exchange import Exchange
-from orchestrator.control.keeping import Upkeep
+from orchestrator.control.draft_workers import DraftWorkers
+from orchestrator.control.event_log import tell_changes
+from orchestrator.control.overrides import Wishes, bounds_of
 from orchestrator.control.port import PlanView, StateView
 from orchestrator.control.replica import Replica
 from orchestrator.control.replicas import ALIKE, Replicas
+from orchestrator.control.rollout import Exchange
 from orchestrator.control.router import LOSSES_ARE_KNOWN_S, Router
 from orchestrator.control.state import DRAINING, FAILED, STARTING, added_totals, told, whole
 from orchestrator.control.streams import Streams
-from orchestrator.control.telling import tell_changes
-from orchestrator.control.wishes import Wishes, bounds_of
+from orchestrator.control.supervisor import Upkeep
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.workers.contract import Cluster, WorkerSpec
 from orchestrator.workers.draft_messages import AttachDraft, DraftLink
