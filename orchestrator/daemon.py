@@ -17,7 +17,8 @@ from orchestrator.api.admin import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.keys import Keys
 from orchestrator.api.listening import listen_tcp, listen_unix, serving
-from orchestrator.bootstrap import build_cluster, build_trial, load_tokenizer, objectives_of
+from orchestrator.bootstrap.canary import build_trial
+from orchestrator.bootstrap.clusters import build_cluster
 from orchestrator.bootstrap.planning import PlanMaking, planned, profiled, started
 from orchestrator.clock import SystemClock
 from orchestrator.config.keys_file import keys_path
@@ -28,6 +29,8 @@ from orchestrator.control.canary import Trial
 from orchestrator.control.controller import TargetControl
 from orchestrator.control.plan_keeper import Patience, PlanKeeper
 from orchestrator.errors import ConfigError, DaemonError
+from orchestrator.loading.models import load_tokenizer
+from orchestrator.loading.options import objectives_of
 from orchestrator.planning.applied import left_out
 from orchestrator.planning.basis import plain
 from orchestrator.systemd import Notifier

@@ -22,10 +22,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from orchestrator.bootstrap import EngineOptions, Target, build_drafter, build_loop, engine_options, load_target
-from orchestrator.bootstrap import load_tokenizer as tokenizer_of
 from orchestrator.cli.bench_record import Run, measure
 from orchestrator.config.load import load_config
+from orchestrator.loading.drafters import build_drafter
+from orchestrator.loading.engine import build_loop
+from orchestrator.loading.models import Target, load_target
+from orchestrator.loading.models import load_tokenizer as tokenizer_of
+from orchestrator.loading.options import EngineOptions, engine_options
 from orchestrator.workers.messages import Grammar, Sampling, Submit
 
 FORMULAS = {

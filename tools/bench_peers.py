@@ -30,10 +30,13 @@ from rich.table import Table
 
 from adapters import registry
 from adapters.model_source import resolve
-from orchestrator.bootstrap import Target, build_drafter, build_loop, engine_options, load_target
 from orchestrator.cli.bench_decode import read_prompts
 from orchestrator.cli.bench_record import Prompt, Record, Run, measure
 from orchestrator.config.load import load_config
+from orchestrator.loading.drafters import build_drafter
+from orchestrator.loading.engine import build_loop
+from orchestrator.loading.models import Target, load_target
+from orchestrator.loading.options import engine_options
 from orchestrator.workers.messages import Submit
 
 FORMULAS = {

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from adapters.contract import LoadedModel, Segment, StaticShapes
-from orchestrator.bootstrap.models import load_model, silent
-from orchestrator.bootstrap.options import engine_options
 from orchestrator.config.load import load_config
+from orchestrator.loading.models import load_model, silent
+from orchestrator.loading.options import engine_options
 
 PROMPT_TOKENS = 512
 MIB = 1 << 20

@@ -21,9 +21,9 @@ from rich.table import Table
 
 from adapters.contract import LoadedModel, Segment
 from device_profiles.units import MIB, MS_PER_S
-from orchestrator.bootstrap.models import load_model, silent
-from orchestrator.bootstrap.options import ModelOptions, engine_options
 from orchestrator.config.load import load_config
+from orchestrator.loading.models import load_model, silent
+from orchestrator.loading.options import ModelOptions, engine_options
 
 MODELS = "openvino_rt,onnx_rt,torch_device,torch_device@int8"
 CHUNK = 256

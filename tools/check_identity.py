@@ -23,17 +23,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from orchestrator.bootstrap import (
-    EngineOptions,
-    Target,
-    build_drafter,
-    build_loop,
-    engine_options,
-    load_target,
-)
 from orchestrator.cli.bench_decode import read_prompts
 from orchestrator.cli.bench_record import Prompt, Run, measure
 from orchestrator.config.load import load_config
+from orchestrator.loading.drafters import build_drafter
+from orchestrator.loading.engine import build_loop
+from orchestrator.loading.models import Target, load_target
+from orchestrator.loading.options import EngineOptions, engine_options
 from orchestrator.workers.messages import Sampling, Submit
 
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1000)}

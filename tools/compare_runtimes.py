@@ -24,9 +24,10 @@ from rich.table import Table
 from adapters import registry
 from adapters.contract import LoadedModel, Segment
 from adapters.model_source import resolve
-from orchestrator.bootstrap import engine_options, load_target
 from orchestrator.cli.bench_decode import read_prompts
 from orchestrator.config.load import load_config
+from orchestrator.loading.models import load_target
+from orchestrator.loading.options import engine_options
 
 Rows = NDArray[np.float32]
 ANSWER_TOKENS = 64

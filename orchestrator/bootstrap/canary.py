@@ -5,7 +5,6 @@ from __future__ import annotations
 from hashlib import blake2b
 from pathlib import Path
 
-from orchestrator.bootstrap.options import CANARY_PREFIX, depth_of
 from orchestrator.clock import Clock
 from orchestrator.config.canary_kept import differences, to_keep
 from orchestrator.config.drafts import draft_names
@@ -14,6 +13,7 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.control.canary import Terms, Trial
 from orchestrator.control.canary_file import TrialFile
 from orchestrator.control.port import Control
+from orchestrator.loading.options import CANARY_PREFIX, depth_of
 from policies.serving.canary import Rule
 
 _NAME_BYTES = 8

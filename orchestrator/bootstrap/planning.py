@@ -15,16 +15,16 @@ from filelock import FileLock, Timeout
 
 from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.clusters import measuring_cluster
-from orchestrator.bootstrap.options import draft_specs, engine_options, worker_specs
-from orchestrator.bootstrap.profile_work import MEASURING_LOCK, Work, planned_work, profile_store
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO
 from orchestrator.errors import WorkerError
-from orchestrator.measuring.run import Watch, measure
+from orchestrator.loading.options import draft_specs, engine_options, worker_specs
 from orchestrator.planning.applied import allowed, applied, whole_targets
 from orchestrator.planning.basis import profiles_behind
 from orchestrator.planning.correction import Corrections, Key, corrected
 from orchestrator.planning.proposal import PlanError, Proposal, asked_by_config, proposal, propose_here
+from orchestrator.profiling.run import Watch, measure
+from orchestrator.profiling.work import MEASURING_LOCK, Work, planned_work, profile_store
 from orchestrator.workers.contract import Cluster, WorkerSpec
 from policies.speculation.class_prior import COLD_DEPTH
 

@@ -27,9 +27,9 @@ def decode(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Decode every prompt plainly and with speculation, in turn; compare the tokens one by one."""
-    from orchestrator.bootstrap import build_drafter
     from orchestrator.cli.bench_decode import load, options_of, read_prompts, run
     from orchestrator.cli.bench_table import print_decode
+    from orchestrator.loading.drafters import build_drafter
     from orchestrator.workers.messages import Sampling
 
     options = options_of(config, exactness, adapter, concurrency)

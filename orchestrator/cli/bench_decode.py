@@ -13,17 +13,13 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.bootstrap import (
-    EngineOptions,
-    Target,
-    build_loop,
-    load_target,
-    load_tokenizer,
-)
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, PromptText, read_texts, spread
 from orchestrator.cli.bench_record import FORMULAS, Mode, Prompt, Run, control_ratio, measure, summarise
 from orchestrator.cli.canary import leave_out
 from orchestrator.drafting.port import Drafter
+from orchestrator.loading.engine import build_loop
+from orchestrator.loading.models import Target, load_target, load_tokenizer
+from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.messages import Sampling, Submit
 
 _WARM_DEPTH = 4
@@ -32,8 +28,8 @@ _WARM_DEPTH = 4
 def options_of(config: Path | None, exactness: str, adapter: str, concurrency: int) -> EngineOptions:
     """Return what the configuration and the flags say. Raises BenchError, ConfigError."""
     from adapters import registry
-    from orchestrator.bootstrap import engine_options
     from orchestrator.config.load import default_config_path, load_config
+    from orchestrator.loading.options import engine_options
 
     path = config or default_config_path()
     options = engine_options(leave_out(load_config(path)), path.resolve().parent)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from adapters.contract import AdapterError, Segment
-from orchestrator.bootstrap import EngineOptions, Target, build_drafter, load_target
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, PromptText
+from orchestrator.loading.drafters import build_drafter
+from orchestrator.loading.models import Target, load_target
+from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.messages import Sampling
 
 _SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, top_p=0.95, seed=1000)}
@@ -50,7 +52,7 @@ def _load(options: EngineOptions, *, refresh: bool = False) -> Target:
 def _class_figures(options: EngineOptions) -> dict[str, Any]:
     """Return the class as it is found anew, and every candidate."""
     from adapters.hardware import processor
-    from orchestrator.bootstrap.class_words import cost_ratio
+    from orchestrator.loading.class_words import cost_ratio
 
     target = _load(options, refresh=True)
     target.model.close()
@@ -111,10 +113,10 @@ def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: i
 
 
 def _quality(options: EngineOptions, texts: Sequence[PromptText], limit: int) -> dict[str, Any]:
-    from orchestrator.bootstrap.models import silent, tokenizer_of
-    from orchestrator.bootstrap.quality import measure_quality
     from orchestrator.cli.bench_prompts import spread
     from orchestrator.cli.models import with_progress
+    from orchestrator.loading.models import silent, tokenizer_of
+    from orchestrator.profiling.quality import measure_quality
 
     if not limit or options.model.source.startswith("simulated:"):
         return {"perplexity_ratio": None, "agreement": None}

@@ -15,14 +15,22 @@ import typer
 from adapters import registry
 from adapters.contract import AdapterError
 from device_profiles.units import MIB
-from orchestrator.bootstrap import EngineOptions, Target, build_drafter, engine_options, load_target
-from orchestrator.bootstrap.options import DraftOptions, ModelDraftOptions, ModelOptions, SuffixOptions
 from orchestrator.cli.bench_decode import encoded, read_prompts, run, warm_up
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, named
 from orchestrator.cli.bench_record import FORMULAS, Prompt
 from orchestrator.cli.canary import leave_out
 from orchestrator.drafting.port import Drafter
 from orchestrator.errors import OutriderError
+from orchestrator.loading.drafters import build_drafter
+from orchestrator.loading.models import Target, load_target
+from orchestrator.loading.options import (
+    DraftOptions,
+    EngineOptions,
+    ModelDraftOptions,
+    ModelOptions,
+    SuffixOptions,
+    engine_options,
+)
 from orchestrator.workers.messages import Sampling
 
 EXACT = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1)}

@@ -19,9 +19,9 @@ from orchestrator.cli.canary import leave_out
 from orchestrator.cli.options import ConfigFile
 
 if TYPE_CHECKING:  # loaded where something is measured
-    from orchestrator.bootstrap.profile_work import Work
     from orchestrator.cli.plan_bench.runs import Configuration
     from orchestrator.config.model import ClusterConfig
+    from orchestrator.profiling.work import Work
 
 
 def plan(
@@ -108,7 +108,7 @@ def _found(only: str, every: Sequence[Configuration]) -> list[Configuration]:
 
 def _works(loaded: ClusterConfig, path: Path, runtimes: list[str] | None) -> list[Work]:
     """Return the target on a device of each runtime. Raises Unsupported for a runtime that is not here."""
-    from orchestrator.bootstrap.profile_work import planned_work
+    from orchestrator.profiling.work import planned_work
 
     wanted = runtimes or ([] if loaded.model.source.startswith("simulated:") else ["openvino_rt", "onnx_rt"])
     works: dict[str, Work] = {}
@@ -121,8 +121,8 @@ def _works(loaded: ClusterConfig, path: Path, runtimes: list[str] | None) -> lis
 def _profiled(works: Sequence[Work], loaded: ClusterConfig, path: Path, *, refresh: bool) -> float:
     """Measure what has no profile yet, or all of it; return the seconds that measuring all of it takes, by the clock
     where it was done here, else as they are stored."""
-    from orchestrator.bootstrap.profile_work import profile_store
     from orchestrator.cli.profile import profile
+    from orchestrator.profiling.work import profile_store
 
     store = profile_store(loaded)
     missing = [work for work in works if refresh or not work.done(store)]

@@ -20,8 +20,8 @@ def devices(
     config: Annotated[Path | None, typer.Option(help="cluster.yaml, to find the store; else the usual places.")] = None,
 ) -> None:
     """List devices by runtime: hardware, driver, versions, number formats, and their profiles."""
-    from orchestrator.bootstrap.profile_work import profile_store
     from orchestrator.config.load import default_config_path, load_config
+    from orchestrator.profiling.work import profile_store
 
     store = profile_store(load_config(config or default_config_path(), sources=False))
     known = {(one.adapter, one.device, one.fingerprint): one.measured_at for one in store.devices()}

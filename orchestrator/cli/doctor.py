@@ -139,7 +139,7 @@ def _devices() -> list[Check]:
 
 def _classes() -> list[Check]:
     """The numerical classes that were measured with the default store: what decides the bits of an output."""
-    from orchestrator.bootstrap.class_words import describe_rejected
+    from orchestrator.loading.class_words import describe_rejected
 
     found = []
     for one in ProfileStore(_store() / "profiles").classes():

@@ -12,7 +12,7 @@ from device_profiles.units import human_bytes
 from orchestrator.cli.options import ConfigFile
 
 if TYPE_CHECKING:  # loaded where something is done
-    from orchestrator.bootstrap import EngineOptions
+    from orchestrator.loading.options import EngineOptions
 
 app = typer.Typer(invoke_without_command=True, help="Prepared models: what the store holds, and what they keep.")
 
@@ -24,8 +24,8 @@ def models(context: typer.Context, config: ConfigFile = None, as_json: _Json = F
     """List the prepared models in the store, with the quality that was measured of them."""
     if context.invoked_subcommand is not None:
         return
-    from orchestrator.bootstrap.quality import stored_quality
     from orchestrator.config.load import default_config_path, load_config, store_directory
+    from orchestrator.profiling.quality import stored_quality
 
     found = stored_quality(store_directory(load_config(config or default_config_path(), sources=False)))
     if as_json:
@@ -45,7 +45,7 @@ def quality(
 ) -> None:
     """Prepare the model in a number format and measure it: perplexity and greedy choices beside the exact values in
     float32, and the time of a decode step. The figures are kept beside the weights, and `weights: auto` uses them."""
-    from orchestrator.bootstrap.quality import measure_quality
+    from orchestrator.profiling.quality import measure_quality
 
     options = _options(config, weights, adapter)
     texts = _prompts(options, prompts, limit)
@@ -61,9 +61,9 @@ def quality(
 def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
     from adapters import registry
     from device_profiles.profile import FAST, Precision
-    from orchestrator.bootstrap import engine_options
     from orchestrator.cli.bench_prompts import BenchError
     from orchestrator.config.load import default_config_path, load_config
+    from orchestrator.loading.options import engine_options
     from policies.models.quantization import AS_FILE
 
     path = config or default_config_path()
@@ -79,8 +79,8 @@ def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
 
 
 def _prompts(options: EngineOptions, path: Path, limit: int) -> list[list[int]]:
-    from orchestrator.bootstrap.models import silent, tokenizer_of
     from orchestrator.cli.bench_prompts import read_texts, spread
+    from orchestrator.loading.models import silent, tokenizer_of
 
     texts = read_texts(path)
     tokenizer = tokenizer_of(options.model, silent)

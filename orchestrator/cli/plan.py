@@ -94,7 +94,7 @@ def propose(config: Path | None, cluster: Path | None, profiles: Path | None) ->
         return propose_here(asked, ProfileStore(profiles), {})
     import psutil
 
-    from orchestrator.bootstrap.profile_work import profile_store
+    from orchestrator.profiling.work import profile_store
 
     return propose_here(asked, profile_store(loaded), {"CPU": psutil.virtual_memory().available})
 

@@ -23,9 +23,9 @@ from orchestrator.cli.profile_table import print_profiles
 from orchestrator.errors import OutriderError, WorkerError
 
 if TYPE_CHECKING:
-    from orchestrator.bootstrap.profile_work import Work
     from orchestrator.config.model import ClusterConfig
     from orchestrator.measuring.engine import Found
+    from orchestrator.profiling.work import Work
     from orchestrator.workers.contract import Cluster
 
 _Show = Callable[[str, float], None]
@@ -56,8 +56,8 @@ def profile(
     config: ConfigFile = None,
 ) -> None:
     """Measure devices, the configured models on them, their drafts and the links between hosts, and keep it all."""
-    from orchestrator.bootstrap.profile_work import planned_work, profile_store, remote_work
     from orchestrator.config.load import default_config_path, load_config
+    from orchestrator.profiling.work import planned_work, profile_store, remote_work
 
     path = config or default_config_path()
     loaded = leave_out(load_config(path))
@@ -122,7 +122,7 @@ def _alone(store: ProfileStore) -> Iterator[None]:
     """Let nobody else measure with this store meanwhile. Raises ProfileError."""
     from filelock import FileLock, Timeout
 
-    from orchestrator.bootstrap.profile_work import MEASURING_LOCK
+    from orchestrator.profiling.work import MEASURING_LOCK
 
     store.directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -159,7 +159,7 @@ async def _opened(cluster: Cluster) -> AsyncIterator[Cluster]:
 async def _measure_models(
     cluster: Cluster, todo: list[Work], store: ProfileStore, how: _How, done: _Done, bar: Callable[[str], _Show]
 ) -> None:
-    from orchestrator.measuring.run import Watch, measure
+    from orchestrator.profiling.run import Watch, measure
 
     for one in todo:
         show = bar(one.title)
@@ -172,8 +172,8 @@ async def _measure_models(
 
 
 async def _measure_links(cluster: Cluster, store: ProfileStore, how: _How, done: _Done, show: _Show) -> None:
-    from orchestrator.bootstrap.link_work import echo_spec, name_of, paths, probe_spec
-    from orchestrator.measuring.run import Watch, measure_path
+    from orchestrator.profiling.link_work import echo_spec, name_of, paths, probe_spec
+    from orchestrator.profiling.run import Watch, measure_path
 
     known = set() if how.refresh else {(one.left, one.right) for one in store.links()}
     every = [path for path in paths(await cluster.nodes()) if (name_of(path[0]), name_of(path[1])) not in known]

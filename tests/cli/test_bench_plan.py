@@ -9,10 +9,10 @@ import pytest
 
 from device_profiles.cost import StepCost
 from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.profile_work import planned_work
 from orchestrator.cli.plan_bench.texts import PASSAGE, TEXTS
 from orchestrator.config.load import load_config
 from orchestrator.measuring.texts import TEXTS as PROFILED
+from orchestrator.profiling.work import planned_work
 from tests.support.profiles import simulated_profiles
 
 TOOK_S = 7.0

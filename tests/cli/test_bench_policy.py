@@ -7,7 +7,6 @@ import json
 import pytest
 
 from device_profiles.cost import StepCost
-from orchestrator.bootstrap import load_target, load_tokenizer
 from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError
 from orchestrator.cli.policy_bench.arms import PLAIN, Timed, policy_of
 from orchestrator.cli.policy_bench.asked import options_of
@@ -18,6 +17,7 @@ from orchestrator.cli.policy_bench.recovery import recovery
 from orchestrator.cli.policy_bench.requests import requests_of
 from orchestrator.cli.policy_bench.runs import Runner, alone
 from orchestrator.drafting.port import Ask
+from orchestrator.loading.models import load_target, load_tokenizer
 from orchestrator.workers.messages import Sampling
 from policies.speculation.replay.recorded import Costs
 from policies.speculation.replay.run import replay

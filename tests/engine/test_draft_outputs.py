@@ -11,10 +11,11 @@ from adapters import registry
 from adapters.contract import LoadedModel, LoadOptions, ModelRefused
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
-from orchestrator.bootstrap import engine_options, load_target
 from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
 from orchestrator.drafting.model import ModelDrafter
+from orchestrator.loading.models import load_target
+from orchestrator.loading.options import engine_options
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Sampling, Submit
 from tests.support import tiny_models

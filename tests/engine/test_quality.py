@@ -11,11 +11,11 @@ import pytest
 from adapters.decoder.reference import Reference, Text
 from adapters.hf_directory import open_weights
 from adapters.quality import add_quality, read_quality
-from orchestrator.bootstrap import engine_options, load_target
-from orchestrator.bootstrap.models import silent
-from orchestrator.bootstrap.quality import measure_quality, stored_quality
 from orchestrator.config.model import ClusterConfig, Store
 from orchestrator.config.target import Target
+from orchestrator.loading.models import load_target, silent
+from orchestrator.loading.options import engine_options
+from orchestrator.profiling.quality import measure_quality, stored_quality
 from tests.support import reference_decoder, tiny_models
 
 PROMPTS = [[5, 9, 77, 120, 33, 8], [200, 14, 14, 90]]

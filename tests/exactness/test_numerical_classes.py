@@ -13,11 +13,12 @@ from adapters.contract import ModelRefused
 from device_profiles.numerical_class import MIXED_ROWS, ClassFinding, MeasuredClasses, NumericalClass, choose_class
 from device_profiles.profile import Precision
 from device_profiles.store import ProfileStore
-from orchestrator.bootstrap import engine_options, load_target
-from orchestrator.bootstrap.class_words import cost_ratio, describe_choice, describe_rejected
-from orchestrator.bootstrap.engine import ready_of
 from orchestrator.config.load import load_config
 from orchestrator.control.state import unlike
+from orchestrator.loading.class_words import cost_ratio, describe_choice, describe_rejected
+from orchestrator.loading.engine import ready_of
+from orchestrator.loading.models import load_target
+from orchestrator.loading.options import engine_options
 
 CLASS = NumericalClass(Precision.FP32, Precision.FP16, 32, 2, 2, apart=True)
 

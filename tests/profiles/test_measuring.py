@@ -13,7 +13,6 @@ from adapters.simulated.script import Script
 from device_profiles.acceptance import TargetTexts
 from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
-from orchestrator.bootstrap.link_work import THIS_HOST, name_of, paths, probe_spec
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.protocol import LinkLost
 from orchestrator.drafting.suffix import SuffixDrafter
@@ -22,6 +21,7 @@ from orchestrator.measuring.pairs import DEPTHS, compare_choices, replay
 from orchestrator.measuring.quick import quick_cost
 from orchestrator.measuring.rounds import RoundSample, at_pace, fit_rounds
 from orchestrator.measuring.steps import measure_steps
+from orchestrator.profiling.link_work import THIS_HOST, name_of, paths, probe_spec
 from orchestrator.workers.draft_messages import Door
 from orchestrator.workers.messages import Event, Failed, Opened, Stop
 

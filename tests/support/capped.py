@@ -25,8 +25,9 @@ from adapters.invariance import find_variance, fingerprint_bits, probe_text
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.variant import Variant
-from orchestrator.bootstrap import engine_options, load_target
 from orchestrator.config.load import load_config
+from orchestrator.loading.models import load_target
+from orchestrator.loading.options import engine_options
 from orchestrator.workers.messages import Sampling, Submit
 from tests.support.loops import decode, loop_over, suffix
 

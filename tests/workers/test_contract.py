@@ -16,9 +16,9 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from orchestrator.bootstrap.link_work import echo_spec, name_of, paths, probe_spec
 from orchestrator.errors import WorkerLost
-from orchestrator.measuring.run import Watch, measure_path
+from orchestrator.profiling.link_work import echo_spec, name_of, paths, probe_spec
+from orchestrator.profiling.run import Watch, measure_path
 from orchestrator.workers.contract import Cluster, WorkerSpec
 from orchestrator.workers.local import LocalCluster
 from orchestrator.workers.messages import Cancel, Event, Failed, Ready, Refused, Round, Stop, Submit

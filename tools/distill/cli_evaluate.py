@@ -13,11 +13,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from device_profiles.profile import Exactness
-from orchestrator.bootstrap import EngineOptions, engine_options, load_target
 from orchestrator.cli.bench_decode import read_prompts
 from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft
 from orchestrator.config.load import default_config_path, load_config, store_directory
 from orchestrator.config.model import ClusterConfig
+from orchestrator.loading.models import load_target
+from orchestrator.loading.options import EngineOptions, engine_options
 from tools.distill.evaluate import ALONE, BOTH, PLAIN, SUFFIX, Way, compare, step_ms
 from tools.distill.shards import DistillError
 

@@ -12,9 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from adapters.hf_hub import HUB_PREFIX
 from adapters.model_source import PACKAGE_PREFIX
 from device_profiles.profile import Exactness
-from orchestrator.bootstrap import EngineOptions, Target, build_drafter, build_loop, engine_options, load_target
-from orchestrator.bootstrap import load_tokenizer as tokenizer_of
 from orchestrator.config.load import default_config_path, load_config
+from orchestrator.loading.drafters import build_drafter
+from orchestrator.loading.engine import build_loop
+from orchestrator.loading.models import Target, load_target
+from orchestrator.loading.models import load_tokenizer as tokenizer_of
+from orchestrator.loading.options import EngineOptions, engine_options
 from tools.distill.generate import Generator, Settings, interruptible
 from tools.distill.shards import Shards, TargetFacts
 

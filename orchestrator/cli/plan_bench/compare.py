@@ -12,15 +12,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from orchestrator.bootstrap import EngineOptions, engine_options, load_target
-from orchestrator.bootstrap.profile_work import Work, profile_store
 from orchestrator.cli.bench_prompts import BenchError
 from orchestrator.cli.plan_bench.figures import row_of
 from orchestrator.cli.plan_bench.predicted import Planned, planned
 from orchestrator.cli.plan_bench.runs import Configuration, Load, Measured, Runner, counted, prompts
 from orchestrator.config.model import ClusterConfig
+from orchestrator.loading.models import load_target
+from orchestrator.loading.options import EngineOptions, engine_options
 from orchestrator.measuring.rounds import in_turns
 from orchestrator.planning.proposal import asked_by_config
+from orchestrator.profiling.work import Work, profile_store
 
 _WARM_TOKENS = 16
 _PARTS = 24

@@ -15,11 +15,13 @@ import msgspec
 
 from adapters.contract import LoadedModel, Segment
 from adapters.tokenizer import Tokenizer
-from orchestrator.bootstrap import EngineOptions, Target, build_drafter, build_loop, load_tokenizer
-from orchestrator.bootstrap.options import SuffixOptions
 from orchestrator.cli.plan_bench.texts import prompt_text
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.port import Drafter
+from orchestrator.loading.drafters import build_drafter
+from orchestrator.loading.engine import build_loop
+from orchestrator.loading.models import Target, load_tokenizer
+from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.measuring.rounds import Decoding, RoundSample
 from orchestrator.measuring.watched import WatchedModel
 from orchestrator.workers.messages import Submit

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.bootstrap import EngineOptions, engine_options
 from orchestrator.cli.bench_prompts import BenchError, PromptText
 from orchestrator.cli.canary import leave_out
 from orchestrator.cli.policy_bench.drafters import with_suffix_alone
 from orchestrator.cli.policy_bench.requests import chosen_categories
 from orchestrator.cli.policy_bench.session import Plan
 from orchestrator.config.load import default_config_path, load_config
+from orchestrator.loading.options import EngineOptions, engine_options
 
 CONCURRENCIES = (1, 2, 4, 8, 16)
 SAMPLED = (1, 4, 16)

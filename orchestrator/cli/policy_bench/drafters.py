@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from orchestrator.bootstrap import EngineOptions, Target
-from orchestrator.bootstrap.drafters import build_suffix
-from orchestrator.bootstrap.options import SuffixOptions
 from orchestrator.cli.bench_prompts import BenchError
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
+from orchestrator.loading.drafters import build_suffix
+from orchestrator.loading.models import Target
+from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from device_profiles.cost import StepCost
-from orchestrator.bootstrap import EngineOptions, Target, first_cost, load_target, load_tokenizer
 from orchestrator.cli.bench_decode import environment_of
 from orchestrator.cli.bench_prompts import PromptText
 from orchestrator.cli.policy_bench.arms import ADAPTIVE
@@ -21,6 +20,9 @@ from orchestrator.cli.policy_bench.requests import MIX, Requests, requests_of
 from orchestrator.cli.policy_bench.runs import Runner
 from orchestrator.cli.policy_bench.session import Arm, Found, Plan, Session
 from orchestrator.clock import SystemClock
+from orchestrator.loading import first_cost
+from orchestrator.loading.models import Target, load_target, load_tokenizer
+from orchestrator.loading.options import EngineOptions
 from orchestrator.measuring.slots import SomeSlots
 from policies.speculation.replay.recorded import Costs
 

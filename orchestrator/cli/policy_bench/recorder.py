@@ -10,11 +10,12 @@ from dataclasses import replace
 from adapters.contract import LoadedModel
 from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
-from orchestrator.bootstrap import EngineOptions, Target
 from orchestrator.cli.policy_bench.drafters import KINDS, Drafters
 from orchestrator.cli.policy_bench.runs import RoundSeen
 from orchestrator.clock import Clock
 from orchestrator.drafting.port import Ask, Drafter
+from orchestrator.loading.models import Target
+from orchestrator.loading.options import EngineOptions
 from orchestrator.measuring.rounds import RoundSample, fit_rounds
 from orchestrator.measuring.steps import measure_steps
 from orchestrator.workers.messages import Submit

@@ -22,11 +22,13 @@ from typing import NamedTuple
 import msgspec
 
 from device_profiles.units import MS_PER_S
-from orchestrator.bootstrap import EngineOptions, Target, build_loop
 from orchestrator.cli.bench_prompts import BenchError
 from orchestrator.cli.policy_bench.arms import Timed
 from orchestrator.drafting.port import Drafter
 from orchestrator.engine.loop import DecodeLoop
+from orchestrator.loading.engine import build_loop
+from orchestrator.loading.models import Target
+from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.messages import Round, Submit
 
 _TURN_ROUNDS = 9

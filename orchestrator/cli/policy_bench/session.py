@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from device_profiles.cost import StepCost
-from orchestrator.bootstrap import EngineOptions
 from orchestrator.cli.policy_bench.arms import ADAPTIVE, CLIMBER, CONTROL, FIXED, TABLE, Timed, policy_of
 from orchestrator.cli.policy_bench.drafters import KINDS, Drafters
 from orchestrator.cli.policy_bench.requests import MIX, Requests
 from orchestrator.cli.policy_bench.runs import Load, Runner, Visit, Visiting, side_by_side
+from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.messages import Submit
 from policies.speculation.replay.recorded import Costs
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.bootstrap.drafters import draft_state
-from orchestrator.bootstrap.models import load_model
-from orchestrator.bootstrap.options import DraftWorkerOptions
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.server import DraftEngine, Hosted
+from orchestrator.loading.drafters import draft_state
+from orchestrator.loading.models import load_model
+from orchestrator.loading.options import DraftWorkerOptions
 from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.host import NODE_ADDRESS
 from orchestrator.workers.messages import Event, Progress

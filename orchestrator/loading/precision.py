@@ -14,7 +14,7 @@ from adapters.model_store import ModelStore
 from adapters.quality import read_quality
 from adapters.variant import Variant
 from device_profiles.profile import FAST, DeviceProfile
-from orchestrator.bootstrap.options import ModelOptions
+from orchestrator.loading.options import ModelOptions
 from policies.models.quantization import (
     AS_FILE,
     Measured,

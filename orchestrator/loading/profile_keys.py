@@ -8,9 +8,9 @@ from pathlib import Path
 from device_profiles.measured import MeasuredModel
 from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.devices import threads_on
-from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded
-from orchestrator.bootstrap.options import ModelOptions
+from orchestrator.loading.devices import threads_on
+from orchestrator.loading.models import SIMULATED_PREFIX, Loaded
+from orchestrator.loading.options import ModelOptions
 
 
 @dataclass(frozen=True, slots=True)

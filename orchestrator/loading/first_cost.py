@@ -8,10 +8,10 @@ from pathlib import Path
 
 from adapters.contract import AdapterUnavailable, Unsupported
 from device_profiles.cost import StepCost
-from orchestrator.bootstrap.devices import device_of, mark_of
-from orchestrator.bootstrap.models import Loaded
-from orchestrator.bootstrap.options import ModelOptions
-from orchestrator.bootstrap.profile_keys import (
+from orchestrator.loading.devices import device_of, mark_of
+from orchestrator.loading.models import Loaded
+from orchestrator.loading.options import ModelOptions
+from orchestrator.loading.profile_keys import (
     digest_of,
     key_of,
     profiles_in,

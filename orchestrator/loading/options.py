@@ -23,8 +23,8 @@ from policies.sampling import ToleranceGoal
 from policies.serving.slo import NO_OBJECTIVES, Objective, Objectives
 from policies.speculation.class_prior import COLD_DEPTH
 
-ENGINE_ENTRY = "orchestrator.bootstrap.engine:build_engine"
-DRAFT_ENTRY = "orchestrator.bootstrap.draft_worker:build_draft_engine"
+ENGINE_ENTRY = "orchestrator.loading.engine:build_engine"
+DRAFT_ENTRY = "orchestrator.loading.draft_worker:build_draft_engine"
 
 CANARY_PREFIX = "canary-"
 """What the names of the canary's own drafters begin with."""

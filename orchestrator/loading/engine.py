@@ -11,12 +11,6 @@ import msgspec
 
 from adapters.grammar import GrammarCompiler
 from device_profiles.memory import MemoryPlan
-from orchestrator.bootstrap.class_words import describe_choice, describe_rejected
-from orchestrator.bootstrap.devices import device_name
-from orchestrator.bootstrap.drafters import Remotes, build_lanes
-from orchestrator.bootstrap.first_cost import FirstCost, stored_cost
-from orchestrator.bootstrap.models import Target, load_target, load_tokenizer
-from orchestrator.bootstrap.options import EngineOptions, SuffixOptions
 from orchestrator.clock import Clock, SystemClock
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.variants import LaneDrafter
@@ -24,6 +18,12 @@ from orchestrator.engine.grammar import Grammars
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import Arms, Way
 from orchestrator.engine.worker_engine import DecodeEngine, Loaded
+from orchestrator.loading.class_words import describe_choice, describe_rejected
+from orchestrator.loading.devices import device_name
+from orchestrator.loading.drafters import Remotes, build_lanes
+from orchestrator.loading.first_cost import FirstCost, stored_cost
+from orchestrator.loading.models import Target, load_target, load_tokenizer
+from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.measuring.quick import quick_cost
 from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.messages import Event, Progress, Ready

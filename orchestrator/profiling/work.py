@@ -15,16 +15,16 @@ from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.devices import effective_device, mark_of
-from orchestrator.bootstrap.models import SIMULATED_PREFIX
-from orchestrator.bootstrap.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
-from orchestrator.bootstrap.profile_keys import key_of, profiles_in, stored_profile, threads_of
-from orchestrator.bootstrap.profiling import STEPS_S, ProfileJob, job_spec
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO
+from orchestrator.loading.devices import effective_device, mark_of
+from orchestrator.loading.models import SIMULATED_PREFIX
+from orchestrator.loading.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
+from orchestrator.loading.profile_keys import key_of, profiles_in, stored_profile, threads_of
 from orchestrator.measuring.texts import WORKLOAD
 from orchestrator.planning.digests import digest_at_hand
+from orchestrator.profiling.measuring_worker import STEPS_S, ProfileJob, job_spec
 from orchestrator.workers.contract import WorkerSpec
 
 MEASURING_LOCK = ".measuring.lock"

@@ -7,15 +7,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from adapters.contract import DeviceLost
-from orchestrator.bootstrap.models import Loaded, OnProgress, Target, load_model, silent
-from orchestrator.bootstrap.options import (
-    DraftOptions,
-    EngineOptions,
-    ModelDraftOptions,
-    RemoteOptions,
-    SuffixOptions,
-)
-from orchestrator.bootstrap.vocabularies import Pair, compared, prepared_tokenizer, remote_pair, translating
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.lost import LostDrafter
@@ -24,6 +15,15 @@ from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.drafting.variants import LaneDrafter
+from orchestrator.loading.models import Loaded, OnProgress, Target, load_model, silent
+from orchestrator.loading.options import (
+    DraftOptions,
+    EngineOptions,
+    ModelDraftOptions,
+    RemoteOptions,
+    SuffixOptions,
+)
+from orchestrator.loading.vocabularies import Pair, compared, prepared_tokenizer, remote_pair, translating
 from orchestrator.workers.draft_messages import AttachDraft, DrafterState, DraftLink
 from policies.models.vocabulary import Match
 from policies.serving.canary import Arm

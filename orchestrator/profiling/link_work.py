@@ -36,14 +36,14 @@ def paths(nodes: Sequence[str]) -> list[tuple[str, str]]:
 
 def echo_spec(node: str, *, across: bool) -> WorkerSpec:
     """Return the worker that opens a door, for other hosts too where the path goes `across`."""
-    entry = "orchestrator.bootstrap.link_work:build_echo"
+    entry = "orchestrator.profiling.link_work:build_echo"
     return WorkerSpec(name=f"echo {name_of(node)}", entry=entry, options={"across": across}, node=node)
 
 
 def probe_spec(door: Door, left: str, right: str) -> WorkerSpec:
     """Return the worker that measures, on `left`."""
     options = msgspec.to_builtins(ProbeOptions(door, name_of(left), name_of(right)), builtin_types=(bytes,))
-    entry = "orchestrator.bootstrap.link_work:build_probe"
+    entry = "orchestrator.profiling.link_work:build_probe"
     return WorkerSpec(name=f"link {name_of(left)} to {name_of(right)}", entry=entry, options=options, node=left)
 
 

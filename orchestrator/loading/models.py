@@ -16,11 +16,11 @@ from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.variant import Variant
 from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
-from orchestrator.bootstrap.devices import device_of, effective_device, mark_of, threads_on
-from orchestrator.bootstrap.memory import announced
-from orchestrator.bootstrap.numerical_classes import ClassQuestion, load_in_class
-from orchestrator.bootstrap.options import EngineOptions, ModelOptions
-from orchestrator.bootstrap.precision import choose
+from orchestrator.loading.devices import device_of, effective_device, mark_of, threads_on
+from orchestrator.loading.memory import announced
+from orchestrator.loading.numerical_classes import ClassQuestion, load_in_class
+from orchestrator.loading.options import EngineOptions, ModelOptions
+from orchestrator.loading.precision import choose
 from orchestrator.planning.digests import simulated_digest, simulated_script
 from policies.models.quantization import PrecisionChoice
 

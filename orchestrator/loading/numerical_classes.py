@@ -20,8 +20,8 @@ from adapters.decoder.source import open_source
 from adapters.invariance import fingerprint_bits
 from device_profiles.numerical_class import ClassFinding, MeasuredClasses, choose_class
 from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.class_trial import ClassJob, run_here, run_job
 from orchestrator.clock import SystemClock
+from orchestrator.loading.class_trial import ClassJob, run_here, run_job
 
 CHEAPER = 0.95
 """A class that fewer devices share is taken where it costs less than so much of one that more of them do."""

@@ -12,11 +12,11 @@ from device_profiles.acceptance import DepthYield, TargetTexts
 from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
 from device_profiles.units import ceil_div
-from orchestrator.bootstrap.drafters import build_drafter
-from orchestrator.bootstrap.engine import build_loop
-from orchestrator.bootstrap.models import Loaded, Target, load_tokenizer
-from orchestrator.bootstrap.options import EngineOptions, SuffixOptions
 from orchestrator.clock import Clock
+from orchestrator.loading.drafters import build_drafter
+from orchestrator.loading.engine import build_loop
+from orchestrator.loading.models import Loaded, Target, load_tokenizer
+from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.measuring.known_text import Hours, KnownText
 from orchestrator.measuring.rounds import Decoding, RoundSample, at_pace, fit_rounds, in_turns
 from orchestrator.measuring.texts import CATEGORIES, TEXTS

@@ -23,22 +23,22 @@ from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import DeviceRates, Energy, MeasuredDevice, MeasuredModel, RoundOverhead
 from device_profiles.memory import MemoryPlan
 from device_profiles.profile import DeviceProfile
-from orchestrator.bootstrap.class_words import describe_choice, describe_rejected
-from orchestrator.bootstrap.devices import device_of, mark_of
-from orchestrator.bootstrap.models import SIMULATED_PREFIX, Loaded, load_model
-from orchestrator.bootstrap.options import EngineOptions, ModelOptions, SuffixOptions
-from orchestrator.bootstrap.profile_keys import digest_of, formats_of, threads_of
-from orchestrator.bootstrap.talk import Talk, chosen_depths, prompts_of, talk
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.suffix import SuffixDrafter
+from orchestrator.loading.class_words import describe_choice, describe_rejected
+from orchestrator.loading.devices import device_of, mark_of
+from orchestrator.loading.models import SIMULATED_PREFIX, Loaded, load_model
+from orchestrator.loading.options import EngineOptions, ModelOptions, SuffixOptions
+from orchestrator.loading.profile_keys import digest_of, formats_of, threads_of
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
 from orchestrator.measuring.pairs import compare_choices, replay
 from orchestrator.measuring.steps import Steps, measure_steps
 from orchestrator.measuring.texts import WORKLOAD
+from orchestrator.profiling.live_loop import Talk, chosen_depths, prompts_of, talk
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.process_memory import peak_rss_bytes
 
-PROFILE_ENTRY = "orchestrator.bootstrap.profiling:build_measuring_engine"
+PROFILE_ENTRY = "orchestrator.profiling.measuring_worker:build_measuring_engine"
 SLOTS = 33
 STEPS_S = 7.0
 """How long forwards of a model are measured, about."""

@@ -12,11 +12,11 @@ from adapters.model_store import ModelStore
 from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import SIMULATED_PREFIX, vocabulary_at_hand, vocabulary_from
 from device_profiles.workload import vocabulary_fingerprint
-from orchestrator.bootstrap.models import OnProgress, Target, load_tokenizer, silent
-from orchestrator.bootstrap.options import ModelDraftOptions, ModelOptions
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.retokenize import Bridge
 from orchestrator.drafting.translate import TranslatingDrafter
+from orchestrator.loading.models import OnProgress, Target, load_tokenizer, silent
+from orchestrator.loading.options import ModelDraftOptions, ModelOptions
 from policies.models.vocabulary import Match, compare, refusal
 
 

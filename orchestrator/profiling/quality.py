@@ -32,8 +32,8 @@ from adapters.model_source import ModelSource, resolve
 from adapters.model_store import ModelStore
 from adapters.quality import add_quality
 from device_profiles.units import human_bytes
-from orchestrator.bootstrap.models import OnProgress, load_target
-from orchestrator.bootstrap.options import EngineOptions
+from orchestrator.loading.models import OnProgress, load_target
+from orchestrator.loading.options import EngineOptions
 
 Rows = NDArray[np.float32]
 ANSWER_TOKENS = 64

@@ -1,6 +1,6 @@
 """Tries one numerical class in a process of its own: a runtime that crashes, or keeps its memory, costs that class.
 
-`python -m orchestrator.bootstrap.class_trial` reads a `ClassJob` as JSON from standard input and writes the finding to
+`python -m orchestrator.loading.class_trial` reads a `ClassJob` as JSON from standard input and writes the finding to
 standard output; its last line on standard error says why there is none.
 """
 
@@ -38,7 +38,7 @@ class ClassJob(msgspec.Struct, frozen=True):
 
 def run_job(job: ClassJob, tried: NumericalClass) -> ClassFinding:
     """Run a job in a process of its own. What goes wrong there is a finding that did not pass."""
-    command = [sys.executable, "-m", "orchestrator.bootstrap.class_trial"]
+    command = [sys.executable, "-m", "orchestrator.loading.class_trial"]
     try:
         done = subprocess.run(
             command, input=msgspec.json.encode(job), capture_output=True, timeout=_LONGEST_S, check=False
