@@ -27,8 +27,8 @@ from rich.progress import track
 from rich.table import Table
 
 from adapters.model_source import resolve
-from orchestrator.cli.bench_decode import read_prompts
-from orchestrator.cli.bench_record import Prompt, Run, measure
+from orchestrator.bench.decode import read_prompts
+from orchestrator.bench.record import Prompt, Run, measure
 from orchestrator.config.load import load_config
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop

@@ -30,8 +30,8 @@ from rich.table import Table
 
 from adapters import registry
 from adapters.model_source import resolve
-from orchestrator.cli.bench_decode import read_prompts
-from orchestrator.cli.bench_record import Prompt, Record, Run, measure
+from orchestrator.bench.decode import read_prompts
+from orchestrator.bench.record import Prompt, Record, Run, measure
 from orchestrator.config.load import load_config
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from orchestrator.cli.bench_decode import read_prompts
-from orchestrator.cli.bench_record import Prompt, Run, measure
+from orchestrator.bench.decode import read_prompts
+from orchestrator.bench.record import Prompt, Run, measure
 from orchestrator.config.load import load_config
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop

@@ -33,8 +33,8 @@ from rich.table import Table
 from adapters.contract import LoadedModel, Segment
 from adapters.gguf_header import GgufTensor, read_header
 from adapters.model_source import resolve
-from orchestrator.cli.bench_decode import read_prompts
-from orchestrator.cli.bench_record import Prompt
+from orchestrator.bench.decode import read_prompts
+from orchestrator.bench.record import Prompt
 from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
 from orchestrator.drafting.model import ModelDrafter

@@ -24,7 +24,7 @@ from rich.table import Table
 from adapters import registry
 from adapters.contract import LoadedModel, Segment
 from adapters.model_source import resolve
-from orchestrator.cli.bench_decode import read_prompts
+from orchestrator.bench.decode import read_prompts
 from orchestrator.config.load import load_config
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import engine_options

@@ -18,9 +18,9 @@ import httpx
 from rich.console import Console
 from rich.progress import track
 
-from orchestrator.cli.bench_prompts import read_texts
-from orchestrator.cli.traffic.client import Endpoint, EndpointKind, ask, open_client
-from orchestrator.cli.traffic.outcome import Outcome
+from orchestrator.bench.prompts import read_texts
+from orchestrator.bench.traffic.client import Endpoint, EndpointKind, ask, open_client
+from orchestrator.bench.traffic.outcome import Outcome
 from orchestrator.errors import OutriderError
 
 REQUEST_TIMEOUT_S = 300.0

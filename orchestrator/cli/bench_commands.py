@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.bench_prompts import BenchError
+from orchestrator.bench.prompts import BenchError
 from orchestrator.cli.options import ConfigFile
 
 
@@ -27,8 +27,8 @@ def decode(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Decode every prompt plainly and with speculation, in turn; compare the tokens one by one."""
-    from orchestrator.cli.bench_decode import load, options_of, read_prompts, run
-    from orchestrator.cli.bench_table import print_decode
+    from orchestrator.bench.decode import load, options_of, read_prompts, run
+    from orchestrator.bench.decode_table import print_decode
     from orchestrator.loading.drafters import build_drafter
     from orchestrator.workers.messages import Sampling
 
@@ -60,8 +60,8 @@ def pairs(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Decode with every draft on every target of this machine, greedy and sampled; compare the tokens one by one."""
-    from orchestrator.cli.bench_pairs import measure_pairs, options_of
-    from orchestrator.cli.bench_pairs_table import print_pairs
+    from orchestrator.bench.pairs import measure_pairs, options_of
+    from orchestrator.bench.pairs_table import print_pairs
 
     options = options_of(config)
     result = measure_pairs(options, only, prompts, limit, max_tokens, depth)
@@ -88,8 +88,8 @@ def exactness(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Find the numerical class anew, decode in it with and without speculation, compare with a float32 reference."""
-    from orchestrator.cli.bench_decode import options_of
-    from orchestrator.cli.bench_exactness import CONCURRENCIES, measure_exactness, print_exactness
+    from orchestrator.bench.decode import options_of
+    from orchestrator.bench.exactness import CONCURRENCIES, measure_exactness, print_exactness
 
     options = options_of(config, "bit", adapter, max(CONCURRENCIES))
     summary = measure_exactness(options, prompts, limit, max_tokens, quality_limit)

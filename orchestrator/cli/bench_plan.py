@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.bench_prompts import BenchError, named, spread
-from orchestrator.cli.canary import leave_out
+from orchestrator.bench.canary_aside import leave_out_canary
+from orchestrator.bench.prompts import BenchError, named, spread
 from orchestrator.cli.options import ConfigFile
 
 if TYPE_CHECKING:  # loaded where something is measured
-    from orchestrator.cli.plan_bench.runs import Configuration
+    from orchestrator.bench.plan.runs import Configuration
     from orchestrator.config.model import ClusterConfig
     from orchestrator.profiling.work import Work
 
@@ -45,15 +45,15 @@ def plan(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Run configurations and compare them with their predictions; time planning, and compare plans with the best."""
-    from orchestrator.cli.bench_plan_table import print_comparison
-    from orchestrator.cli.plan_bench.compare import Comparison
-    from orchestrator.cli.plan_bench.figures import BARS, FORMULAS, summarise
+    from orchestrator.bench.plan.compare import Comparison
+    from orchestrator.bench.plan.figures import BARS, FORMULAS, summarise
+    from orchestrator.bench.plan.table import print_comparison
     from orchestrator.config.load import default_config_path, load_config
 
     if instances and importlib.util.find_spec("scipy") is None:
         raise BenchError("the exact solver needs scipy: install the extra `bench`, or pass --instances 0")
     path = config or default_config_path()
-    loaded = leave_out(load_config(path))
+    loaded = leave_out_canary(load_config(path))
     works = _works(loaded, path, runtime)
     chosen = _found(only, configurations([work.job.model.adapter for work in works], depth, concurrency))
     chosen = spread(chosen, min(limit, len(chosen)) or len(chosen))
@@ -84,7 +84,7 @@ def configurations(
     runtimes: Sequence[str], depths: Sequence[str] | None, concurrencies: Sequence[int] | None
 ) -> list[Configuration]:
     """Return all that these come to, load by load. Raises BenchError for a depth that is none."""
-    from orchestrator.cli.plan_bench.runs import PLAIN, POLICY, Configuration, Load
+    from orchestrator.bench.plan.runs import PLAIN, POLICY, Configuration, Load
 
     wanted = list(dict.fromkeys(depths or (PLAIN, "4", POLICY)))
     for one in wanted:
@@ -139,7 +139,7 @@ def _planning(clusters: int, instances: int) -> dict[str, Any]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    from orchestrator.cli.plan_bench.measure import measured
+    from orchestrator.bench.plan.measure import measured
 
     columns = (BarColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError, read_texts
+from orchestrator.bench.prompts import OWN_PROMPTS, BenchError, read_texts
 from orchestrator.cli.options import ConfigFile
 
 
@@ -35,11 +35,11 @@ def policy(
     plots: Annotated[Path | None, typer.Option(help="Write PNG plots into this directory.")] = None,
 ) -> None:
     """Run the adaptive policy beside plain decoding, then replay all policies on what was recorded."""
-    from orchestrator.cli.policy_bench.asked import check_outputs, options_of, plan_of
-    from orchestrator.cli.policy_bench.real import measured
-    from orchestrator.cli.policy_bench.recording import load, save
-    from orchestrator.cli.policy_bench.report import reported
-    from orchestrator.cli.policy_bench.table import print_policies
+    from orchestrator.bench.policy.asked import check_outputs, options_of, plan_of
+    from orchestrator.bench.policy.real import measured
+    from orchestrator.bench.policy.recording import load, save
+    from orchestrator.bench.policy.report import reported
+    from orchestrator.bench.policy.table import print_policies
 
     check_outputs(json_out, record, plots)
     real = None

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from orchestrator.cli.bench_prompts import BenchError, read_texts, spread
+from orchestrator.bench.prompts import BenchError, read_texts, spread
 
 if TYPE_CHECKING:  # httpx and numpy are loaded only where something is measured
-    from orchestrator.cli.traffic.client import Endpoint
-    from orchestrator.cli.traffic.drive import Load
-    from orchestrator.cli.traffic.figures import Run
+    from orchestrator.bench.traffic.client import Endpoint
+    from orchestrator.bench.traffic.drive import Load
+    from orchestrator.bench.traffic.figures import Run
 
 INTERRUPTED_EXIT = 130
 FIXED_FIELDS = {"n", "best_of", "stream", "stream_options"}
@@ -56,8 +56,8 @@ def serve(
     plots: Annotated[Path | None, typer.Option(help="Write PNG plots into this directory.")] = None,
 ) -> None:
     """Send requests in a closed loop (--concurrency) or an open one (--rate); print latencies, rates and goodput."""
-    from orchestrator.cli.traffic.drive import Load
-    from orchestrator.cli.traffic.slo import parse_slo
+    from orchestrator.bench.traffic.drive import Load
+    from orchestrator.bench.traffic.slo import parse_slo
 
     _check_loop(concurrency, rate, arrival, burstiness, timeout)
     objectives = parse_slo(slo)
@@ -100,7 +100,7 @@ def _check_outputs(json_out: Path | None, plots: Path | None) -> None:
     if json_out is not None and not json_out.absolute().parent.is_dir():
         raise BenchError(f"--json {json_out}: there is no such directory")
     if plots is not None:
-        from orchestrator.cli.traffic.plots import open_directory
+        from orchestrator.bench.traffic.plots import open_directory
 
         open_directory(plots)
 
@@ -119,7 +119,7 @@ def _endpoint(
     url: str, model: str, kind: Literal["chat", "completions"], headers: dict[str, str], body: str, option: str
 ) -> Endpoint:
     """Return what to measure, after seeing that it is there."""
-    from orchestrator.cli.traffic.client import Endpoint, served_models
+    from orchestrator.bench.traffic.client import Endpoint, served_models
 
     try:
         fields = json.loads(body)
@@ -145,9 +145,9 @@ def run(endpoints: list[Endpoint], load: Load, slo: dict[str, float]) -> tuple[d
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from orchestrator.cli.traffic.drive import measure
-    from orchestrator.cli.traffic.figures import FORMULAS, compared, rows, summarise
-    from orchestrator.cli.traffic.outcome import Outcome
+    from orchestrator.bench.traffic.drive import measure
+    from orchestrator.bench.traffic.figures import FORMULAS, compared, rows, summarise
+    from orchestrator.bench.traffic.outcome import Outcome
 
     columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"))
     # Drawing costs the generator's CPU: twice a second is enough.
@@ -208,12 +208,12 @@ def _report(
     result: dict[str, Any], runs: list[Run], endpoints: list[Endpoint], json_out: Path | None, plots: Path | None
 ) -> None:
     """Write and print everything; exits 130 after an interruption, 1 where every request failed."""
-    from orchestrator.cli.traffic.table import print_serve
+    from orchestrator.bench.traffic.table import print_serve
 
     if json_out is not None:
         json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
     if plots is not None:
-        from orchestrator.cli.traffic.plots import draw
+        from orchestrator.bench.traffic.plots import draw
 
         draw(plots, [(endpoint.label, run) for endpoint, run in zip(endpoints, runs, strict=True)])
     print_serve(result)

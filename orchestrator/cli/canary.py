@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from orchestrator.cli.daemon_socket import ask, socket_of
 from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
-
-if TYPE_CHECKING:  # loaded where a configuration is read
-    from orchestrator.config.model import ClusterConfig
 
 app = typer.Typer(help="Compare a share of requests that is drafted for in another way with the rest.")
 
@@ -54,19 +50,6 @@ def restart(
     _told("restart", socket or socket_of(config, port), as_json=as_json)
 
 
-def leave_out(config: ClusterConfig) -> ClusterConfig:
-    """Return a configuration whose canary is no part of what is measured now, and say so where it has one."""
-    from orchestrator.config.speculation import Canary
-
-    if config.canary.share:
-        print(
-            "outrider: the canary takes no part in this: what all other requests get is measured; "
-            "`outrider canary status` compares both while the daemon serves",
-            file=sys.stderr,
-        )
-    return config.model_copy(update={"canary": Canary()})
-
-
 def _told(what: str, socket: Path, *, as_json: bool) -> None:
     _show(ask(socket, f"/admin/canary/{what}", {}), as_json=as_json)
 
@@ -77,7 +60,7 @@ def _show(answer: dict[str, Any], *, as_json: bool) -> None:
         return
     from rich.table import Table
 
-    from orchestrator.cli.plain_table import add_row, wide_console
+    from orchestrator.plain_table import add_row, wide_console
 
     console = wide_console()
     table = Table("", "others", "canary", "canary - others", title=f"canary: {answer['phase'].replace('_', ' ')}")

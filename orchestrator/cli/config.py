@@ -44,7 +44,7 @@ def _print(path: Path, config: ClusterConfig) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from orchestrator.cli.plain_table import add_row
+    from orchestrator.plain_table import add_row
 
     table = Table("key", "value")
     for section, content in config:

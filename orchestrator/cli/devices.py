@@ -84,7 +84,7 @@ def _with_profile(
 def _print(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    from orchestrator.cli.plain_table import add_row, wide_console
+    from orchestrator.plain_table import add_row, wide_console
 
     table = Table("runtime", "device", "hardware", "computes in", "profile")
     for row in rows:

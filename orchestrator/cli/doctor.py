@@ -172,7 +172,7 @@ def _print(checks: list[Check]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from orchestrator.cli.plain_table import add_row
+    from orchestrator.plain_table import add_row
 
     table = Table("", "check", "found", "what to do")
     colours = {"ok": "green", "warn": "yellow", "fail": "red"}

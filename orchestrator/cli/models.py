@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from device_profiles.units import human_bytes
+from orchestrator.bench.progress import show_progress
 from orchestrator.cli.options import ConfigFile
 
 if TYPE_CHECKING:  # loaded where something is done
@@ -49,7 +50,7 @@ def quality(
 
     options = _options(config, weights, adapter)
     texts = _prompts(options, prompts, limit)
-    found = with_progress(lambda progress: measure_quality(options, texts, progress))
+    found = show_progress(lambda progress: measure_quality(options, texts, progress))
     if as_json:
         print(json.dumps(found, indent=1))
         return
@@ -61,7 +62,7 @@ def quality(
 def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
     from adapters import registry
     from device_profiles.profile import FAST, Precision
-    from orchestrator.cli.bench_prompts import BenchError
+    from orchestrator.bench.prompts import BenchError
     from orchestrator.config.load import default_config_path, load_config
     from orchestrator.loading.options import engine_options
     from policies.models.quantization import AS_FILE
@@ -79,7 +80,7 @@ def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
 
 
 def _prompts(options: EngineOptions, path: Path, limit: int) -> list[list[int]]:
-    from orchestrator.cli.bench_prompts import read_texts, spread
+    from orchestrator.bench.prompts import read_texts, spread
     from orchestrator.loading.models import silent, tokenizer_of
 
     texts = read_texts(path)
@@ -88,23 +89,10 @@ def _prompts(options: EngineOptions, path: Path, limit: int) -> list[list[int]]:
     return [tokenizer.encode_chat([{"role": "user", "content": text.text}]) for text in chosen]
 
 
-def with_progress(work: Any) -> dict[str, Any]:
-    """Run work that tells its progress, show that, and return what it found."""
-    from rich.console import Console
-
-    with Console(stderr=True).status("starting") as status:
-
-        def progress(stage: str, fraction: float) -> None:
-            status.update(f"{stage} ..." if fraction < 0 else f"{stage}: {fraction:.0%}")
-
-        found: dict[str, Any] = work(progress)
-    return found
-
-
 def _print(found: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    from orchestrator.cli.plain_table import add_row, wide_console
+    from orchestrator.plain_table import add_row, wide_console
 
     columns = ("model", "runtime", "weights", "size", "activations", "perplexity", "agreement", "step ms")
     table = Table(*columns)

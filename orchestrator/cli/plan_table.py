@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from device_profiles.units import human_bytes
-from orchestrator.cli.plain_table import add_row, wide_console
+from orchestrator.plain_table import add_row, wide_console
 from orchestrator.planning.basis import basis, drifted_profiles
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import typer
 
 from device_profiles.acceptance import TargetTexts
 from device_profiles.store import ProfileStore
-from orchestrator.cli.canary import leave_out
+from orchestrator.bench.canary_aside import leave_out_canary
 from orchestrator.cli.options import ConfigFile
 from orchestrator.cli.profile_table import print_profiles
 from orchestrator.errors import OutriderError, WorkerError
@@ -60,7 +60,7 @@ def profile(
     from orchestrator.profiling.work import planned_work, profile_store, remote_work
 
     path = config or default_config_path()
-    loaded = leave_out(load_config(path))
+    loaded = leave_out_canary(load_config(path))
     store = profile_store(loaded)
     base = path.resolve().parent
     if node:

@@ -11,7 +11,7 @@ from device_profiles.measured import MeasuredDevice, MeasuredModel
 from device_profiles.profile import Precision
 from device_profiles.roofline import Roofline, roofline
 from device_profiles.units import GIB, MS_PER_S, human_bytes
-from orchestrator.cli.plain_table import add_row, wide_console
+from orchestrator.plain_table import add_row, wide_console
 
 _CHUNK = 512
 

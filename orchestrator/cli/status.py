@@ -30,7 +30,7 @@ def _print(answer: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from orchestrator.cli.plain_table import add_row
+    from orchestrator.plain_table import add_row
 
     table = Table(show_header=False, title=f"outrider {answer['version']}")
     for name, value in _rows(answer):

@@ -9,7 +9,7 @@ import pytest
 
 from device_profiles.cost import StepCost
 from device_profiles.store import ProfileStore
-from orchestrator.cli.plan_bench.texts import PASSAGE, TEXTS
+from orchestrator.bench.plan.texts import PASSAGE, TEXTS
 from orchestrator.config.load import load_config
 from orchestrator.measuring.texts import TEXTS as PROFILED
 from orchestrator.profiling.work import planned_work

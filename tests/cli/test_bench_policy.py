@@ -7,15 +7,15 @@ import json
 import pytest
 
 from device_profiles.cost import StepCost
-from orchestrator.cli.bench_prompts import OWN_PROMPTS, BenchError
-from orchestrator.cli.policy_bench.arms import PLAIN, Timed, policy_of
-from orchestrator.cli.policy_bench.asked import options_of
-from orchestrator.cli.policy_bench.drafters import KINDS, TURNS_EVERY, Drafters
-from orchestrator.cli.policy_bench.recorder import recorded
-from orchestrator.cli.policy_bench.recording import Recording, load, save
-from orchestrator.cli.policy_bench.recovery import recovery
-from orchestrator.cli.policy_bench.requests import requests_of
-from orchestrator.cli.policy_bench.runs import Runner, alone
+from orchestrator.bench.policy.arms import PLAIN, Timed, policy_of
+from orchestrator.bench.policy.asked import options_of
+from orchestrator.bench.policy.drafters import KINDS, TURNS_EVERY, Drafters
+from orchestrator.bench.policy.recorder import recorded
+from orchestrator.bench.policy.recording import Recording, load, save
+from orchestrator.bench.policy.recovery import recovery
+from orchestrator.bench.policy.requests import requests_of
+from orchestrator.bench.policy.runs import Runner, alone
+from orchestrator.bench.prompts import OWN_PROMPTS, BenchError
 from orchestrator.drafting.port import Ask
 from orchestrator.loading.models import load_target, load_tokenizer
 from orchestrator.workers.messages import Sampling

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from orchestrator.cli.traffic.client import Endpoint, ask, open_client
-from orchestrator.cli.traffic.outcome import Outcome
+from orchestrator.bench.traffic.client import Endpoint, ask, open_client
+from orchestrator.bench.traffic.outcome import Outcome
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 DONE = b"data: [DONE]\n\n"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orchestrator.cli.bench_prompts import BenchError, spread
-from orchestrator.cli.traffic.arrivals import arrival_times_s
-from orchestrator.cli.traffic.figures import (
+from orchestrator.bench.prompts import BenchError, spread
+from orchestrator.bench.traffic.arrivals import arrival_times_s
+from orchestrator.bench.traffic.figures import (
     Run,
     compared,
     distribution,
@@ -21,8 +21,8 @@ from orchestrator.cli.traffic.figures import (
     running_over_time,
     summarise,
 )
-from orchestrator.cli.traffic.outcome import Outcome
-from orchestrator.cli.traffic.slo import meets, parse_slo
+from orchestrator.bench.traffic.outcome import Outcome
+from orchestrator.bench.traffic.slo import meets, parse_slo
 
 times = st.floats(0.0, 100.0)
 

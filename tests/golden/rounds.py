@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from adapters.contract import ForwardResult, Segment
-from orchestrator.cli.policy_bench.recording import Recording
+from orchestrator.bench.policy.recording import Recording
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.suffix import SuffixDrafter

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.cli.plan_bench.exact import best_in_shards
-from orchestrator.cli.plan_bench.fleets import fleet, small, wanted
+from orchestrator.bench.plan.exact import best_in_shards
+from orchestrator.bench.plan.fleets import fleet, small, wanted
 from policies.planning.placement import plan
 from policies.planning.placement.candidate import sides
 from policies.planning.placement.filters import usable

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from device_profiles.profile import Exactness
-from orchestrator.cli.bench_decode import read_prompts
+from orchestrator.bench.decode import read_prompts
 from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft
 from orchestrator.config.load import default_config_path, load_config, store_directory
 from orchestrator.config.model import ClusterConfig

@@ -18,7 +18,7 @@ from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from device_profiles.profile import Exactness
 from device_profiles.units import MS_PER_S
-from orchestrator.cli.bench_record import Prompt, Record, Run, measure, tpot_ms
+from orchestrator.bench.record import Prompt, Record, Run, measure, tpot_ms
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import Target

@@ -1,0 +1,1 @@
+"""Every benchmark: what `outrider bench` runs. The commands are in `orchestrator.cli`."""

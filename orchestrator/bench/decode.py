@@ -1,0 +1,193 @@
+"""Plain and speculative decoding in turn, in one process, over the same prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from orchestrator.bench.canary_aside import leave_out_canary
+from orchestrator.bench.prompts import OWN_PROMPTS, BenchError, PromptText, read_texts, spread
+from orchestrator.bench.record import FORMULAS, Mode, Prompt, Run, control_ratio, measure, summarise
+from orchestrator.drafting.port import Drafter
+from orchestrator.loading.engine import build_loop
+from orchestrator.loading.models import Target, load_target, load_tokenizer
+from orchestrator.loading.options import EngineOptions
+from orchestrator.workers.messages import Sampling, Submit
+
+_WARM_DEPTH = 4
+
+
+def options_of(config: Path | None, exactness: str, adapter: str, concurrency: int) -> EngineOptions:
+    """Return what the configuration and the flags say. Raises BenchError, ConfigError."""
+    from adapters import registry
+    from orchestrator.config.load import default_config_path, load_config
+    from orchestrator.loading.options import engine_options
+
+    path = config or default_config_path()
+    options = engine_options(leave_out_canary(load_config(path)), path.resolve().parent)
+    # Both modes decode the same prompts in turn: neither may find the other's prefill done.
+    options = msgspec.structs.replace(options, max_running=max(concurrency, options.max_running), prefix_reuse=False)
+    changes: dict[str, str] = {}
+    if exactness:
+        if exactness not in ("bit", "kernel"):
+            raise BenchError(f"--exactness is bit or kernel, not {exactness!r}")
+        changes["exactness"] = exactness
+    if adapter:
+        if adapter not in registry.names():
+            raise BenchError(f"--adapter is one of {', '.join(registry.names())}, not {adapter!r}")
+        changes["adapter"] = adapter
+    if not options.drafters or options.max_depth == 0:
+        raise BenchError("the configuration switches speculation off: there is nothing to compare")
+    return options.with_model(**changes)
+
+
+def load(options: EngineOptions) -> Target:
+    """Load the target, and say meanwhile what is being done."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("loading the target") as status:
+        return load_target(options, lambda stage, fraction: status.update(f"{stage} ..."))
+
+
+def read_prompts(path: Path, target: Target, limit: int) -> list[Prompt]:
+    """Read prompts and encode them as the chat API does. Raises BenchError naming file and line."""
+    texts = read_texts(path)
+    return encoded(spread(texts, min(limit, len(texts)) or len(texts)), target)
+
+
+def encoded(texts: Sequence[PromptText], target: Target) -> list[Prompt]:
+    """Return prompts as the chat API encodes them."""
+    tokenizer = load_tokenizer(target.tokenizer_dir)
+    stop_tokens = sorted(tokenizer.eos_ids)
+    return [
+        Prompt(text.key, text.category, tokenizer.encode_chat([{"role": "user", "content": text.text}]), stop_tokens)
+        for text in texts
+    ]
+
+
+def run(
+    target: Target,
+    options: EngineOptions,
+    drafter: Drafter | None,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    concurrency: int,
+    sampling: Sampling,
+    depth: int | None,
+    *,
+    control: bool = False,
+    warm: bool = True,
+) -> dict[str, Any]:
+    """Measure both modes and return the whole result (`summary`, `runs`, `environment`, `formulas`). With a `control`,
+    a second plain run is taken in turn with them, and the summary has its `control_ratio`.
+    Without `warm` the caller has warmed up.
+
+    One drafter drafts for all speculative waves, as in a server; plain waves have none and teach it nothing.
+    """
+    submits = [
+        Submit(
+            request_id=f"{index}-{prompt.key}",
+            prompt=prompt.tokens,
+            max_tokens=max_tokens,
+            sampling=dataclasses.replace(sampling, seed=sampling.seed + index),
+            stop_tokens=prompt.stop_tokens,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    if warm:
+        warm_up(target, options, drafter)
+    modes: tuple[Mode, ...] = ("plain", "spec", "control") if control else ("plain", "spec")
+    runs = {mode: Run(mode) for mode in modes}
+    for number, wave in enumerate(_waves(submits, concurrency)):
+        for mode in _order(modes, number):
+            _measure_wave(target, options, wave, runs[mode], drafter if mode == "spec" else None, depth)
+    summary = summarise(runs["plain"], runs["spec"], prompts)
+    if control:
+        summary["control_ratio"] = control_ratio(runs["plain"], runs["control"])
+    return {
+        "summary": summary,
+        "runs": [outcome.rows(prompts) for outcome in runs.values()],
+        "environment": {
+            **environment_of(target, options),
+            "concurrency": concurrency,
+            "max_tokens": max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "depth": "policy" if depth is None else depth,
+        },
+        "formulas": FORMULAS,
+    }
+
+
+def _waves(submits: Sequence[Submit], concurrency: int) -> Iterator[list[Submit]]:
+    """Alternate between the modes often, so that a drift of the machine meets both."""
+    from rich.console import Console
+    from rich.progress import track
+
+    size = 1 if concurrency == 1 else concurrency * 4
+    waves = list(itertools.batched(submits, size)) if hasattr(itertools, "batched") else _batched(submits, size)
+    for wave in track(waves, description="decoding", console=Console(stderr=True), transient=True):
+        yield list(wave)
+
+
+def _batched(items: Sequence[Submit], size: int) -> list[tuple[Submit, ...]]:
+    return [tuple(items[start : start + size]) for start in range(0, len(items), size)]
+
+
+def _order(modes: Sequence[Mode], number: int) -> tuple[Mode, ...]:
+    """Return the modes of a wave: each comes first, and last, as often as the others."""
+    first = number % len(modes)
+    return (*modes[first:], *modes[:first])
+
+
+def _measure_wave(
+    target: Target,
+    options: EngineOptions,
+    wave: list[Submit],
+    outcome: Run,
+    drafter: Drafter | None,
+    depth: int | None,
+) -> None:
+    if depth is not None:
+        wave = [msgspec.structs.replace(submit, depth=depth) for submit in wave]
+    measure(build_loop(target, options, drafter), wave, outcome)
+
+
+def warm_up(target: Target, options: EngineOptions, drafter: Drafter | None) -> None:
+    """Let runtimes compile their shapes, on prompts of our own: what a drafter learns of them helps with no other.
+
+    Drafts have a fixed depth, so whether they pay is not tried here, unmeasured."""
+    warm = [
+        Submit(f"warm-{prompt.key}", prompt.tokens, 24, stop_tokens=prompt.stop_tokens)
+        for prompt in encoded(OWN_PROMPTS[:2], target)
+    ]
+    measure(build_loop(target, options, None), warm, Run("plain"))
+    fixed = [msgspec.structs.replace(submit, depth=min(_WARM_DEPTH, options.max_depth)) for submit in warm]
+    measure(build_loop(target, options, drafter), fixed, Run("spec"))
+
+
+def environment_of(target: Target, options: EngineOptions) -> dict[str, Any]:
+    """Return what a result was measured with: versions, machine and loaded target."""
+    caps = target.model.capabilities
+    return {
+        "outrider": version("outrider"),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "model": target.name,
+        "adapter": options.model.adapter,
+        "device": caps.device,
+        "weights": caps.weights,
+        "activations": caps.activations.value,
+        "kv_cache": caps.kv_cache.value,
+        "exactness": caps.exactness.value,
+        "row_invariant": target.row_invariant,
+    }

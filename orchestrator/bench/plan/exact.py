@@ -1,0 +1,236 @@
+"""The best plan in layer shards, proven: a mixed-integer program for each drafter, depth and number of micro-batches.
+
+Columns: how many layers each device runs, which devices follow each other (a path through all that are used, and one
+arc from its end back to its start), which device drafts. The objective is the time of a round as
+policies/planning/throughput.py has it, which is linear once drafter, depth and micro-batches are fixed. For instances
+of up to some ten devices with one option for the target each; as in the planner, a device with a shard does not draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+from math import ceil, inf
+
+from device_profiles.link import LinkProfile
+from device_profiles.profile import Exactness
+from device_profiles.units import MS_PER_S
+from orchestrator.bench.plan.program import Program
+from policies.planning.draft_yield import all_hit_rate, depth_bound, drafted_shares, tokens_per_round
+from policies.planning.placement.links import Links, links_of
+from policies.planning.placement.workers import fixed_bytes, room_bytes
+from policies.planning.plan import Cluster, Device, Drafter, ModelFacts, Option, Role, Wanted
+from policies.planning.shard_cost import Part, context_tokens, kv_bytes, micro_batch_counts, prefill_ms
+from policies.planning.throughput import DraftSide, draft_link_ms, draft_ms
+
+_MOST_MS = 1e7
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The best goodput in tokens per second (0: there is no plan), and how it is reached: layers by device."""
+
+    tokens_per_s: float
+    layers: tuple[tuple[str, int], ...] = ()
+    drafter: str = ""
+    draft: str = ""
+    depth: int = 0
+    micro_batches: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What one program is about."""
+
+    devices: tuple[Device, ...]
+    target: dict[str, Option]
+    drafts: dict[str, Option]
+    links: Links
+    wanted: Wanted
+    drafter: Drafter | None
+    depth: int
+    micro_batches: int
+
+    @property
+    def tokens(self) -> float:
+        """Of all sequences in a round."""
+        return self.wanted.workload.concurrency * tokens_per_round(self.drafter, self.depth)
+
+    @property
+    def prompts(self) -> float:
+        """How many requests' prefill a round has a share of."""
+        return self.tokens / self.wanted.workload.output_tokens / self.micro_batches
+
+
+def best_in_shards(cluster: Cluster, wanted: Wanted) -> Exact:
+    """Return the best plan in two or more layer shards with all requests running at once.
+
+    Raises RuntimeError where the solver gives up.
+    """
+    load, best = wanted.workload, Exact(0.0)
+    devices = tuple(sorted(cluster.devices, key=lambda one: one.id))
+    options = {role: {one.profile: one for one in cluster.options if one.role is role} for role in Role}
+    for drafter, depth in _depths(wanted):
+        for count in micro_batch_counts(load.concurrency):
+            case = _Case(
+                devices, options[Role.TARGET], options[Role.DRAFT], links_of(cluster), wanted, drafter, depth, count
+            )
+            best = _better(case, best)
+    return best
+
+
+def _depths(wanted: Wanted) -> Iterator[tuple[Drafter | None, int]]:
+    yield None, 0
+    for drafter in wanted.workload.drafters:
+        for depth in range(1, depth_bound(wanted.workload, drafter) + 1):
+            yield drafter, depth
+
+
+def _better(case: _Case, best: Exact) -> Exact:
+    """Return the best plan of one program, where it is better."""
+    program = Program()
+    _path(program, case)
+    _memory(program, case)
+    always_ms = _round(program, case)
+    if best.tokens_per_s:  # nothing slower is of interest, and to know it is quicker
+        program.below(case.tokens * MS_PER_S / best.tokens_per_s - always_ms)
+    found = program.solved()
+    if found is None:
+        return best
+    rate = case.tokens * MS_PER_S / (found[0] + always_ms)
+    if rate <= best.tokens_per_s:
+        return best
+    value = found[1]
+    layers = tuple(
+        (one.id, round(value[("layers", one.id)])) for one in case.devices if value[("layers", one.id)] > 0.5
+    )
+    draft = next((one.id for one in case.devices if value.get(("draft", one.id), 0.0) > 0.5), "")
+    return Exact(rate, layers, case.drafter.name if case.drafter else "", draft, case.depth, case.micro_batches)
+
+
+def _path(program: Program, case: _Case) -> None:
+    """One path through the devices that are used, and an arc back (Miller, Tucker and Zemlin's places forbid rings)."""
+    names, most = [one.id for one in case.devices], float(len(case.devices))
+    arcs = list(permutations(names, 2))
+    for name in names:
+        used = program.column(("used", name))
+        for end in (0, 1):
+            around = [program.column((kind, *arc)) for kind in ("next", "back") for arc in arcs if arc[end] == name]
+            program.row([(used, -1.0), *((column, 1.0) for column in around)], 0.0, 0.0)
+    program.row([(program.column(("back", *arc)), 1.0) for arc in arcs], 1.0, 1.0)
+    for one, other in arcs:
+        first = program.column(("place", one), most, integer=False)
+        after = program.column(("place", other), most, integer=False)
+        program.row([(after, 1.0), (first, -1.0), (program.column(("next", one, other)), -most)], 1.0 - most, inf)
+    limits = case.wanted.constraints
+    low, high = (limits.shards, limits.shards) if limits.shards else (2, limits.max_shards)
+    program.row([(program.column(("used", name)), 1.0) for name in names], float(low), float(high))
+
+
+def _memory(program: Program, case: _Case) -> None:
+    load, columns = case.wanted.workload, []
+    for device in case.devices:
+        option = case.target[device.profile]
+        room = room_bytes(device, case.wanted.constraints) - fixed_bytes(option, 0)
+        a_layer = option.layer_bytes + kv_bytes(option, load, 1 / load.target.layers) * load.concurrency
+        most = float(max(0.0, min(load.target.layers, room // a_layer)))
+        layers, used = program.column(("layers", device.id), most), program.column(("used", device.id))
+        program.row([(layers, 1.0), (used, -most)], -inf, 0.0)
+        program.row([(layers, 1.0), (used, -1.0)], 0.0, inf)
+        columns.append((layers, 1.0))
+    program.row(columns, float(load.target.layers), float(load.target.layers))
+
+
+def _round(program: Program, case: _Case) -> float:
+    """Set the objective; return the part of a round that is the same for every plan."""
+    drafter, load = case.drafter, case.wanted.workload
+    mean = [
+        (_verification(program, case, f"verify {count}", count), share)
+        for count, share in drafted_shares(drafter, case.depth)
+    ]
+    _prefill(program, case)
+    if drafter is not None and drafter.model is not None:
+        _drafting(program, case, drafter, drafter.model, mean)
+        return 0.0
+    for column, share in mean:
+        program.cost(column, share)
+    return draft_ms(DraftSide(drafter), load, case.depth, load.concurrency) if drafter is not None else 0.0
+
+
+def _verification(program: Program, case: _Case, name: str, depth: int) -> int:
+    """Return the column of its time: at least the sum, and at least the slowest shard times the micro-batches."""
+    load, total = case.wanted.workload, program.column(name, _MOST_MS, integer=False)
+    sequences = ceil(load.concurrency / case.micro_batches)
+    entries, rows = [(total, 1.0)], 0
+    for device in case.devices:
+        option = case.target[device.profile]
+        mine = sequences * max(depth + 1, option.paid_rows if load.exactness is Exactness.BIT else 1)
+        rows = max(rows, mine)
+        whole = Part(option, 1.0, device.utilisation).ms(mine, sequences, context_tokens(load))
+        fixed = Part(option, 0.0, device.utilisation).ms(mine, sequences, context_tokens(load))
+        layers, used = program.column(("layers", device.id)), program.column(("used", device.id))
+        by_layer = (whole - fixed) / load.target.layers
+        entries += [(layers, -by_layer), (used, -fixed)]
+        slowest = [(layers, -case.micro_batches * by_layer), (used, -case.micro_batches * fixed)]
+        program.row([(total, 1.0), *slowest], 0.0, inf)
+    entries += [(column, -ms) for column, ms in _hops(program, case, load.target.hidden_bytes * rows)]
+    program.row(entries, 0.0, inf)
+    return total
+
+
+def _hops(program: Program, case: _Case, size_bytes: float) -> Iterator[tuple[int, float]]:
+    for one, other in permutations(case.devices, 2):
+        link: LinkProfile = case.links.between(one.host, other.host)
+        yield program.column(("next", one.id, other.id)), link.transfer_ms(size_bytes)
+        yield program.column(("back", one.id, other.id)), link.rtt_ms / 2
+
+
+def _prefill(program: Program, case: _Case) -> None:
+    load = case.wanted.workload
+    beside = load.concurrency > 1
+    for device in case.devices:
+        option = case.target[device.profile]
+        whole = prefill_ms(Part(option, 1.0, device.utilisation), load, beside=beside)
+        fixed = prefill_ms(Part(option, 0.0, device.utilisation), load, beside=beside)
+        program.cost(program.column(("layers", device.id)), case.prompts * (whole - fixed) / load.target.layers)
+        program.cost(program.column(("used", device.id)), case.prompts * fixed)
+    tokens = max(1, load.prompt_tokens - load.reused_prompt_tokens)
+    for column, ms in _hops(program, case, load.target.hidden_bytes * tokens):
+        program.cost(column, case.prompts * ms)
+
+
+def _drafting(
+    program: Program, case: _Case, drafter: Drafter, model: ModelFacts, verify: list[tuple[int, float]]
+) -> None:
+    """One device without a shard drafts; a round takes all_hit * max(verify, drafting) + (1 - all_hit) * (verify +
+    drafting again), and the link between it and the last shard."""
+    load = case.wanted.workload
+    all_hit, missed = all_hit_rate(drafter, case.depth, load.concurrency)
+    beside, drafting = program.column("beside", _MOST_MS, integer=False), []
+    for device in case.devices:
+        option = case.drafts[device.profile]
+        needed = fixed_bytes(option, model.layers) + kv_bytes(option, load) * load.concurrency
+        fits = room_bytes(device, case.wanted.constraints) >= needed
+        here = program.column(("draft", device.id), 1.0 if fits else 0.0)
+        program.row([(here, 1.0), (program.column(("used", device.id)), 1.0)], 0.0, 1.0)
+        side = DraftSide(drafter, Part(option, 1.0, device.utilisation), True)
+        drafting.append((here, draft_ms(side, load, case.depth, load.concurrency)))
+        program.cost(here, (1.0 - all_hit) * draft_ms(side, load, case.depth, missed))
+        _asking(program, case, device, here)
+    program.row([(column, 1.0) for column, _ in drafting], 1.0, 1.0)
+    program.row([(beside, 1.0), *((column, -ms) for column, ms in drafting)], 0.0, inf)
+    program.row([(beside, 1.0), *((column, -share) for column, share in verify)], 0.0, inf)
+    program.cost(beside, all_hit)
+    for column, share in verify:
+        program.cost(column, (1.0 - all_hit) * share)
+
+
+def _asking(program: Program, case: _Case, draft: Device, here: int) -> None:
+    """Pay for the link between a draft and whichever shard is the last."""
+    for last in case.devices:
+        link = case.links.between(draft.host, last.host)
+        asks = program.column(("asks", last.id, draft.id), integer=False)
+        ends = [program.column(("back", last.id, other.id)) for other in case.devices if other.id != last.id]
+        program.row([(asks, 1.0), (here, -1.0), *((column, -1.0) for column in ends)], -1.0, inf)
+        program.cost(asks, draft_link_ms(link.rtt_ms, link.bytes_per_s, case.wanted.workload.concurrency))

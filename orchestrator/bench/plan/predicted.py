@@ -1,0 +1,102 @@
+"""What stored profiles lead to expect of configurations, and which the plan chooses: by the code that plans."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import psutil
+
+from device_profiles.store import ProfileStore
+from orchestrator.bench.plan.runs import CONTROL_BEHIND, CONTROL_ROWS, PLAIN, POLICY, Configuration, Load
+from orchestrator.bench.prompts import BenchError
+from orchestrator.planning.applied import whole_targets
+from orchestrator.planning.proposal import Asked, Proposal, propose_here
+from orchestrator.planning.wanted import SUFFIX, measured_drafter
+from policies.planning.draft_yield import drafted_shares
+from policies.planning.plan import Option, Prediction, Role
+from policies.planning.shard_cost import Part
+from policies.planning.throughput import DraftSide, TargetSide, predict
+
+Place = tuple[str, int]
+"""A runtime, and its threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What is predicted of a configuration. `drafts_per_round`: verified ones of a sequence; `output_tokens`: of a
+    request."""
+
+    whole: Prediction
+    drafts_per_round: float
+    output_tokens: int
+
+    @property
+    def components(self) -> dict[str, float]:
+        """What it is made of, as `Measured.components`."""
+        one = self.whole
+        return {
+            "tokens_per_round": one.tokens_per_round,
+            "drafts_per_round": self.drafts_per_round,
+            "round_ms": one.round_ms - one.prefill_ms,
+            "draft_ms": one.draft_ms,
+            "prefill_ms": one.prefill_ms * self.output_tokens / (one.sequences * one.tokens_per_round),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is planned for a load, of the runtimes that are measured."""
+
+    proposal: Proposal
+    load: Load
+
+    @property
+    def chosen(self) -> Configuration:
+        """The configuration that the plan's target runs as: its depth is where the policy starts, so that all depths
+        but 0 come to the same."""
+        replica = self.proposal.plan.replicas[0]
+        return Configuration(replica.shards[0].runtime, POLICY if replica.depth else PLAIN, self.load)
+
+    def predicted(self, configuration: Configuration) -> Predicted:
+        """Return what is predicted of a configuration. Raises BenchError for one without a profile."""
+        load = self.proposal.wanted.workload
+        side = TargetSide((Part(self._option(configuration.runtime)),), (), self.load.concurrency)
+        if configuration.depth == PLAIN:
+            return Predicted(predict(side, None, load, 0), 0.0, load.output_tokens)
+        rule = "policy" if configuration.depth == POLICY else "fixed"
+        depth = load.depth_bound if rule == "policy" else min(int(configuration.depth), load.depth_bound)
+        known = (self.proposal.pairs, self.proposal.asked.target.name, self.load.concurrency, depth)
+        drafter = measured_drafter(SUFFIX, "suffix", *known, rule=rule, runtime=configuration.runtime)
+        drafts = sum(count * share for count, share in drafted_shares(drafter, depth))
+        return Predicted(predict(side, DraftSide(drafter), load, depth), drafts, load.output_tokens)
+
+    def control_ms(self, runtime: str) -> float:
+        """Return what the control's forward is predicted to take. Raises BenchError for one without a profile."""
+        return self._option(runtime).cost.ms(CONTROL_ROWS, 1, CONTROL_BEHIND)
+
+    def _option(self, runtime: str) -> Option:
+        for option in self.proposal.cluster.options:
+            if option.role is Role.TARGET and option.runtime == runtime:
+                return option
+        raise BenchError(f"{runtime} has no profile of {self.proposal.asked.target.name}: run `outrider profile`")
+
+
+def planned(
+    asked: Asked, store: ProfileStore, load: Load, tokens: tuple[int, int], places: Collection[Place]
+) -> Planned:
+    """Plan for a load of prompts and outputs of so many tokens, with nothing but the target's `places` to choose from.
+
+    Raises PlanError.
+    """
+    prompt_tokens, output_tokens = tokens
+    placement = asked.placement.model_copy(
+        update={"concurrency": load.concurrency, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    )
+    mine = replace(whole_targets(asked), placement=placement, drafts=())
+
+    def allowed(option: Option, device: str) -> bool:
+        return (option.runtime, option.threads) in places
+
+    free = {"CPU": int(psutil.virtual_memory().available)}
+    return Planned(propose_here(mine, store, free, allowed), load)

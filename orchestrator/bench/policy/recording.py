@@ -1,0 +1,60 @@
+"""A recording as a file: JSON, with a version. A later run replays it alone, on any machine, and finds the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from device_profiles.cost import StepCost
+from orchestrator.bench.prompts import BenchError
+from policies.speculation.replay.recorded import Costs, RecordedRequest
+
+VERSION = 1
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """`kinds[kind]`: the same requests along that kind's drafts. `costs`: what rounds take; `known`: what a worker
+    knows of that as it starts. `most`: the most drafts of a sequence. `limit`: see session.Plan. `environment`: where
+    it was recorded."""
+
+    kinds: dict[str, list[RecordedRequest]]
+    costs: Costs
+    known: StepCost
+    most: int
+    limit: int
+    concurrencies: list[int]
+    environment: dict[str, Any] = {}
+    version: int = VERSION
+
+    def categories(self) -> list[str]:
+        """Return the names of the categories, in order."""
+        first = next(iter(self.kinds.values()))
+        return list(dict.fromkeys(request.category for request in first))
+
+
+def save(recording: Recording, path: Path) -> None:
+    """Write a recording. Raises BenchError."""
+    try:
+        path.write_bytes(msgspec.json.encode(recording))
+    except OSError as error:
+        raise BenchError(f"--record {path}: cannot be written: {error.strerror}") from error
+
+
+def load(path: Path) -> Recording:
+    """Read a recording. Raises BenchError for a file that is none, or one of another version."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BenchError(f"--replay {path}: cannot be read: {error.strerror}") from error
+    try:
+        version = msgspec.json.decode(content, type=dict[str, Any]).get("version")
+        if version != VERSION:
+            raise BenchError(f"--replay {path}: version {version}, and this is for {VERSION}: record it again")
+        found = msgspec.json.decode(content, type=Recording)
+    except msgspec.MsgspecError as error:
+        raise BenchError(f"--replay {path}: no recording of `outrider bench policy`: {error}") from error
+    if not found.kinds or not all(found.kinds.values()):
+        raise BenchError(f"--replay {path}: there is no request in it")
+    return found

@@ -1,0 +1,236 @@
+"""All visits in random order, each beside plain decoding, and doubtful ones again."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from device_profiles.cost import StepCost
+from orchestrator.bench.policy.arms import ADAPTIVE, CLIMBER, CONTROL, FIXED, TABLE, Timed, policy_of
+from orchestrator.bench.policy.drafters import KINDS, Drafters
+from orchestrator.bench.policy.requests import MIX, Requests
+from orchestrator.bench.policy.runs import Load, Runner, Visit, Visiting, side_by_side
+from orchestrator.loading.options import EngineOptions
+from orchestrator.workers.messages import Submit
+from policies.speculation.replay.recorded import Costs
+
+BAR = 0.97
+KERNEL = "plain, kernel"
+"""Plain decoding in the other exactness class."""
+_DOUBTS = 12  # cells that are visited again, in each of
+_AGAIN = 8  # so many passes
+_CONTROL_EVERY = 3  # cells
+_ROUND_MS, _SEQUENCE_MS = 7.0, 1.5  # what a round takes, roughly: weights of the progress bar
+
+
+class Cell(NamedTuple):
+    """Requests that are decoded together. `steps`: the load steps up to the concurrency and down again."""
+
+    category: str
+    concurrency: int
+    steps: bool = False
+
+
+class Arm(NamedTuple):
+    """A policy, and the kind of its drafter ("": none)."""
+
+    policy: str
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is visited. `limit`: requests of a cell at least; `sampled`: concurrencies at which all policies run."""
+
+    categories: Sequence[str]
+    concurrencies: Sequence[int]
+    sampled: Sequence[int]
+    limit: int
+    tokens: int
+    seed: int = 0
+
+    @property
+    def requests(self) -> int:
+        """Requests that a category must have."""
+        return max(self.limit, 2 * max(self.concurrencies))
+
+    def count(self, cell: Cell) -> int:
+        """Return how many requests a cell has."""
+        if cell.steps:
+            return sum(count for _, count in self._stages(cell))
+        return max(self.limit, 2 * cell.concurrency)
+
+    def load(self, cell: Cell) -> Load:
+        """Return how many of them run at once."""
+        if not cell.steps:
+            return [(0, cell.concurrency)]
+        load, tokens = [], 0
+        for running, requests in self._stages(cell):
+            load.append((tokens, running))
+            tokens += requests * self.tokens
+        return load
+
+    def _stages(self, cell: Cell) -> list[tuple[int, int]]:
+        """Return (requests at once, requests in all) of each stage."""
+        most = cell.concurrency
+        some = max(1, most // 4)
+        return [(1, 1), (some, some), (most, most + most // 4), (some, 2 * some), (1, 2)]
+
+    def cells(self) -> dict[Cell, list[Arm]]:
+        """Return all cells with the arms that run beside plain decoding."""
+        adaptive = [Arm(ADAPTIVE, kind) for kind in KINDS]
+        every = [Cell(category, count) for count in self.concurrencies for category in self.categories]
+        found = {
+            cell: [*adaptive, *([Arm(CONTROL)] if number % _CONTROL_EVERY == 0 else [])]
+            for number, cell in enumerate(every)
+        }
+        all_policies = [Arm(name, "good") for name in (ADAPTIVE, *FIXED, CLIMBER, TABLE)]
+        for count in self.concurrencies:
+            more = [Arm(CONTROL), *all_policies] if count in self.sampled else []
+            found[Cell(MIX, count)] = [Arm(KERNEL), *more]
+        found[Cell(MIX, max(self.concurrencies), steps=True)] = [*all_policies[:1], *all_policies[-2:]]
+        return found
+
+    def weight(self, cell: Cell) -> float:
+        """Return roughly what a visit takes."""
+        waves = self.count(cell) / cell.concurrency if cell.concurrency == 1 or cell.steps else 1.0
+        return 2.0 * waves * self.tokens * (_ROUND_MS + _SEQUENCE_MS * cell.concurrency)
+
+
+class Pair(NamedTuple):
+    """A visit under some arm, and plain decoding beside it."""
+
+    plain: Visit
+    own: Visit
+
+    @property
+    def ratio(self) -> float:
+        """Its tokens/s over plain decoding's."""
+        return self.own.tokens_per_s / self.plain.tokens_per_s
+
+
+@dataclass(slots=True)
+class Found:
+    """What came of a session. `uncounted`: cells in which no round of some arm counts, since prompts are so long that
+    there is always one being read. `mismatches`: outputs that differ from plain decoding's."""
+
+    pairs: dict[tuple[Cell, Arm], list[Pair]] = field(default_factory=dict)
+    uncounted: list[Cell] = field(default_factory=list)
+    compared: int = 0
+    mismatches: list[str] = field(default_factory=list)
+    timed: dict[Arm, Timed] = field(default_factory=dict)
+
+    def leave_out_uncounted(self) -> None:
+        """Forget the visits to cells of which there is nothing to say."""
+        silent = [cell for (cell, _), pairs in self.pairs.items() if not all(v.tokens for pair in pairs for v in pair)]
+        self.uncounted += dict.fromkeys(silent)
+        self.pairs = {key: pairs for key, pairs in self.pairs.items() if key[0] not in self.uncounted}
+
+    def ratio(self, cell: Cell, arm: Arm) -> float:
+        """Return tokens/s over plain decoding's beside it; of several visits the median."""
+        return statistics.median(pair.ratio for pair in self.pairs[cell, arm])
+
+
+class Session:
+    """Runs a plan. `plain` and `runner`: of both halves of the target, the former for plain decoding beside what is
+    compared with it. `kernel`: of the target in the other exactness class, None where there is none. `told` hears what
+    is done next, how large it is beside all of `total`, and how many tokens it makes at most."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        requests: Requests,
+        plain: Runner,
+        runner: Runner,
+        kernel: Runner | None,
+        options: EngineOptions,
+        costs: Costs,
+        known: StepCost,
+        told: Callable[[str, float, int], None],
+    ) -> None:
+        self._plan, self._requests, self._told = plan, requests, told
+        self._plain, self._runner, self._kernel = plain, runner, kernel
+        self._options, self._costs, self._known = options, costs, known
+        self._random = random.Random(plan.seed)  # noqa: S311  # an order, not a secret
+        self._cells = {
+            cell: [arm for arm in arms if arm.policy != KERNEL or kernel is not None]
+            for cell, arms in plan.cells().items()
+        }
+        self._drafters: dict[Arm, Drafters] = {}
+        self.found = Found()
+
+    @property
+    def total(self) -> float:
+        """What the progress bar counts to; visits that are done again are not in it."""
+        return sum(len(arms) * self._plan.weight(cell) for cell, arms in self._cells.items())
+
+    def run(self) -> Found:
+        """Visit everything, then again what fell short of the bar."""
+        cells = list(self._cells)
+        self._random.shuffle(cells)
+        for cell in cells:
+            self._visit(cell, self._cells[cell])
+        self.found.leave_out_uncounted()
+        for _ in range(_AGAIN):
+            for cell, arm in self._doubtful():
+                self._visit(cell, [arm])
+            self.found.leave_out_uncounted()
+        return self.found
+
+    def _doubtful(self) -> list[tuple[Cell, Arm]]:
+        """Return the worst of those that fell short: noise is larger than what the bar allows for."""
+        short = [(self.found.ratio(cell, arm), cell, arm) for cell, arm in adaptive_cells(self.found)]
+        return [(cell, arm) for ratio, cell, arm in sorted(short)[:_DOUBTS] if ratio < BAR]
+
+    def _visit(self, cell: Cell, arms: Sequence[Arm]) -> None:
+        submits = self._requests.of(cell.category, self._plan.count(cell))
+        self._runner.read(submits)
+        if self._kernel is not None and Arm(KERNEL) in arms:
+            self._kernel.read(submits)
+        for arm in self._random.sample(arms, len(arms)):
+            self._told(_described(cell, arm), self._plan.weight(cell), 2 * self._plan.tokens * len(submits))
+            load = self._plan.load(cell)
+            both = [self._plain.begin(submits, load), self._begun(arm, submits, load)]
+            side_by_side(self._random.sample(both, 2))
+            pair = Pair(both[0].visit, both[1].visit)
+            self.found.pairs.setdefault((cell, arm), []).append(pair)
+            if arm.policy != KERNEL:  # another class may choose other tokens
+                self._compare(_described(cell, arm), pair)
+
+    def _begun(self, arm: Arm, submits: Sequence[Submit], load: Load) -> Visiting:
+        if not arm.kind:
+            runner = self._kernel if arm.policy == KERNEL and self._kernel is not None else self._runner
+            return runner.begin(submits, load)
+        timed = self.found.timed.get(arm)
+        if timed is None:  # a policy lives as long as a server: it keeps what it learned
+            timed = self.found.timed[arm] = Timed(policy_of(arm.policy, self._costs, self._known))
+            self._drafters[arm] = Drafters(self._options, self._runner.target, seed=self._plan.seed)
+        return self._runner.begin(submits, load, self._drafters[arm].of(arm.kind), timed)
+
+    def _compare(self, described: str, pair: Pair) -> None:
+        plain, own = pair.plain.outputs, pair.own.outputs
+        self.found.compared += len(own.keys() & plain.keys())
+        self.found.mismatches += [
+            f"{key}, {described}" for key, tokens in own.items() if key in plain and not _agree(tokens, plain[key])
+        ]
+
+
+def _agree(left: Sequence[int], right: Sequence[int]) -> bool:
+    """Return whether outputs are the same, as far as both go: a visit ends where no more requests wait."""
+    length = min(len(left), len(right))
+    return left[:length] == right[:length]
+
+
+def adaptive_cells(found: Found) -> list[tuple[Cell, Arm]]:
+    """Return the cells of one category and one concurrency, with each adaptive arm."""
+    return [
+        (cell, arm) for cell, arm in found.pairs if arm.policy == ADAPTIVE and cell.category != MIX and not cell.steps
+    ]
+
+
+def _described(cell: Cell, arm: Arm) -> str:
+    load = f"1 to {cell.concurrency} and back" if cell.steps else f"{cell.concurrency} at once"
+    return f"{cell.category}, {load}: {arm.policy}{', ' + arm.kind if arm.kind else ''}"
