@@ -13,7 +13,7 @@ from typing import Any
 from adapters.contract import AdapterError
 from adapters.tokenizer import Tokenizer
 from orchestrator.api.acceptance import AcceptanceBounds
-from orchestrator.api.admin import create_admin_app
+from orchestrator.api.admin.routes import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.keys import Keys
 from orchestrator.api.listening import listen_tcp, listen_unix, serving

@@ -24,8 +24,8 @@ from orchestrator.api.follow import Follow, InArm
 from orchestrator.api.keys import KeyGate, Keys
 from orchestrator.api.liveness import Liveness
 from orchestrator.api.logprobs import chat_logprobs, completion_logprobs
-from orchestrator.api.measured import Totalled
-from orchestrator.api.metrics import Metrics
+from orchestrator.api.metrics.collector import Metrics
+from orchestrator.api.metrics.request_timing import Totalled
 from orchestrator.api.openapi import describe, operation
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.request_scope import RequestScope, followed

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from orchestrator.api.logprobs import Echo
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.streaming import Answer, Choice, Piece, TextAssembler, texts
-from orchestrator.api.tool_calls import ToolCallParser
-from orchestrator.api.tool_stream import with_calls
+from orchestrator.api.tools.calls import ToolCallParser
+from orchestrator.api.tools.stream import with_calls
 from orchestrator.api.wire import ChatRequest, CompletionRequest
 from orchestrator.clock import Clock
 from orchestrator.workers.messages import Delta, Submit

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from starlette.responses import Response
 
 from orchestrator.api.errors import CLIENT_CLOSED, unforeseen
-from orchestrator.api.measured import Measured, Totalled
-from orchestrator.api.metrics import Metrics
-from orchestrator.api.slo_series import Served
+from orchestrator.api.metrics.collector import Metrics
+from orchestrator.api.metrics.request_timing import Measured, Totalled
+from orchestrator.api.metrics.slo_series import Served
 from orchestrator.api.streaming import Piece
 from orchestrator.api.wire import Generation
 from orchestrator.clock import Clock

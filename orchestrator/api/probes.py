@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.api import errors
 from orchestrator.api.answers import DecodeHealth, Health, Readiness, Version
 from orchestrator.api.liveness import Liveness
-from orchestrator.api.metrics import Metrics
+from orchestrator.api.metrics.collector import Metrics
 from orchestrator.api.openapi import operation
 from orchestrator.api.port import TokenizerPort
 from orchestrator.control.port import Control

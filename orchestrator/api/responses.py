@@ -15,7 +15,7 @@ from orchestrator.api.acceptance import HEADER
 from orchestrator.api.logprobs import ScoredToken
 from orchestrator.api.speculation import headers_of, told
 from orchestrator.api.streaming import Answer, Piece
-from orchestrator.api.tool_stream import whole_calls
+from orchestrator.api.tools.stream import whole_calls
 from policies.sampling import Rule
 
 Kind = Literal["chat", "completion"]

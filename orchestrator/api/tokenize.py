@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.api import errors
 from orchestrator.api.openapi import operation
 from orchestrator.api.port import TokenizerPort
-from orchestrator.api.tool_wire import MAX_TOOLS, Tool
+from orchestrator.api.tools.wire import MAX_TOOLS, Tool
 from orchestrator.api.translate import chat_prompt
 from orchestrator.api.wire import Body, Message
 from orchestrator.errors import RequestError

@@ -13,8 +13,8 @@ from adapters.grammar import problem
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.speculation import wish_of
-from orchestrator.api.tool_grammar import forced_calls, free_calls
-from orchestrator.api.tool_wire import Tool, told
+from orchestrator.api.tools.grammar import forced_calls, free_calls
+from orchestrator.api.tools.wire import Tool, told
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Grammar, Sampling, Submit

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.api.tool_wire import MAX_TOOLS, NamedChoice, Tool, ToolCall, ToolChoice
+from orchestrator.api.tools.wire import MAX_TOOLS, NamedChoice, Tool, ToolCall, ToolChoice
 from policies.sampling import Acceptance
 from policies.sampling.penalties import LEAST_REPETITION
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from orchestrator.api.acceptance import AcceptanceBounds
-from orchestrator.api.admin import create_admin_app
+from orchestrator.api.admin.routes import create_admin_app
 from orchestrator.control.port import Totals
 from orchestrator.workers.messages import Gauges
 from tests.api.support import READY, ScriptedControl

@@ -8,10 +8,10 @@ import httpx
 import msgspec
 import pytest
 
-from orchestrator.api.measured import Recent
-from orchestrator.api.metrics import Metrics
-from orchestrator.api.vllm_names import ONLY_OURS
-from orchestrator.api.worker_series import WINDOW_S
+from orchestrator.api.metrics.collector import Metrics
+from orchestrator.api.metrics.request_timing import Recent
+from orchestrator.api.metrics.vllm_names import ONLY_OURS
+from orchestrator.api.metrics.worker_series import WINDOW_S
 from orchestrator.control.port import DraftView
 from orchestrator.errors import RequestError
 from orchestrator.workers.draft_messages import Door, DrafterState, DraftReady, RemoteState

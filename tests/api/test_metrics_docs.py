@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from orchestrator.api.metrics import Metrics
+from orchestrator.api.metrics.collector import Metrics
 from orchestrator.clock import SystemClock
 from orchestrator.control.port import ReplicaView, StateView, Totals
 from orchestrator.workers.messages import Delta, Gauges, Ready, Submit

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from openai import APIStatusError
 
 from orchestrator.api.acceptance import AcceptanceBounds
-from orchestrator.api.admin import create_admin_app
-from orchestrator.api.metrics import Metrics
-from orchestrator.api.slo_series import WINDOW_S, Served, met
+from orchestrator.api.admin.routes import create_admin_app
+from orchestrator.api.metrics.collector import Metrics
+from orchestrator.api.metrics.slo_series import WINDOW_S, Served, met
 from orchestrator.cli.status import goodput_line, objectives_line
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Gauges, SloState

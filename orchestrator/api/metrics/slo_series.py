@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from device_profiles.units import MS_PER_S
-from orchestrator.api.measured import Recent
-from orchestrator.api.series import Engine, Registered
+from orchestrator.api.metrics.request_timing import Recent
+from orchestrator.api.metrics.series import Engine, Registered
 from orchestrator.clock import Clock
 from orchestrator.control.port import ReplicaView
 from policies.serving.slo import Lever, Objective, Objectives

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.api.series import Engine, Registered
+from orchestrator.api.metrics.series import Engine, Registered
 from orchestrator.control.port import PlanView
 
 

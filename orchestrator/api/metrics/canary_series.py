@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import isfinite
 
-from orchestrator.api.measured import Totalled
-from orchestrator.api.series import Engine, Registered
+from orchestrator.api.metrics.request_timing import Totalled
+from orchestrator.api.metrics.series import Engine, Registered
 from orchestrator.control.port import PROMOTED, ROLLED_BACK, TRIAL, TrialView
 
 LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from device_profiles.units import MS_PER_S
-from orchestrator.api.series import Engine, PerWorker, Registered
+from orchestrator.api.metrics.series import Engine, PerWorker, Registered
 from orchestrator.control.port import DraftView
 from orchestrator.workers.draft_messages import DrafterState, RemoteState
 

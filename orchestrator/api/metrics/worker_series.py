@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.api.measured import Recent
-from orchestrator.api.series import Engine, PerWorker, Registered
-from orchestrator.api.trial_series import TOKEN_S
+from orchestrator.api.metrics.canary_series import TOKEN_S
+from orchestrator.api.metrics.request_timing import Recent
+from orchestrator.api.metrics.series import Engine, PerWorker, Registered
 from orchestrator.clock import Clock
 from orchestrator.control.port import ReplicaView
 from orchestrator.workers.messages import Gauges, Round

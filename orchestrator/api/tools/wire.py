@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from orchestrator.api.tool_calls import CLOSE, OPEN
+from orchestrator.api.tools.calls import CLOSE, OPEN
 
 MAX_TOOLS = 128
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from orchestrator.api.tool_calls import CLOSE, OPEN
-from orchestrator.api.tool_wire import Tool
+from orchestrator.api.tools.calls import CLOSE, OPEN
+from orchestrator.api.tools.wire import Tool
 
 # As Python's json.dumps writes it, which is what models are trained on; it also cannot go on for ever.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

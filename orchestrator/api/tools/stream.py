@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.api.streaming import Piece
-from orchestrator.api.tool_calls import CallArguments, CallBegins, Text, ToolCallParser
-from orchestrator.api.tool_calls import Piece as Found
+from orchestrator.api.tools.calls import CallArguments, CallBegins, Text, ToolCallParser
+from orchestrator.api.tools.calls import Piece as Found
 
 
 async def with_calls(

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from orchestrator.api.drafter_series import DrafterSeries
-from orchestrator.api.measured import Measured, Totalled
-from orchestrator.api.memory_metrics import MemoryMetrics
-from orchestrator.api.plan_series import PlanSeries
-from orchestrator.api.series import Engine, Registered
-from orchestrator.api.slo_series import Served, SloSeries
-from orchestrator.api.trial_series import LATENCY_S, TOKEN_S, TrialSeries
-from orchestrator.api.vllm_names import VllmNames
-from orchestrator.api.worker_series import TOKEN_COUNTS, RoundSeries, WorkerSeries
+from orchestrator.api.metrics.canary_series import LATENCY_S, TOKEN_S, TrialSeries
+from orchestrator.api.metrics.drafter_series import DrafterSeries
+from orchestrator.api.metrics.memory_series import MemoryMetrics
+from orchestrator.api.metrics.plan_series import PlanSeries
+from orchestrator.api.metrics.request_timing import Measured, Totalled
+from orchestrator.api.metrics.series import Engine, Registered
+from orchestrator.api.metrics.slo_series import Served, SloSeries
+from orchestrator.api.metrics.vllm_names import VllmNames
+from orchestrator.api.metrics.worker_series import TOKEN_COUNTS, RoundSeries, WorkerSeries
 from orchestrator.clock import Clock
 from orchestrator.control.port import Control, ReplicaView, TrialView
 from orchestrator.workers.messages import Round

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from orchestrator.api import admin_canary, errors, speculation_admin
+from orchestrator.api import errors
 from orchestrator.api.acceptance import AcceptanceBounds
+from orchestrator.api.admin import canary, speculation
 from orchestrator.control.canary import Trial
 from orchestrator.control.port import AdminControl, DraftView, ReplicaView, Totals
 
@@ -28,7 +29,7 @@ def create_admin_app(
     `running_plan` the plan that runs, as plain data, `slo` how requests meet their objectives, `trial` the canary's."""
     app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
     errors.install(app)
-    speculation_admin.install(app, control, trial)
+    speculation.install(app, control, trial)
 
     @app.get("/admin/status")
     async def status() -> dict[str, Any]:
@@ -50,15 +51,15 @@ def create_admin_app(
             "replicas": [replica_of(replica) for replica in view.replicas],
             "slo": slo(),
             "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
-            "speculation": speculation_admin.shown(view, trial),
-            "canary": admin_canary.trial_of(trial.view()) if trial is not None else None,
+            "speculation": speculation.shown(view, trial),
+            "canary": canary.trial_of(trial.view()) if trial is not None else None,
         }
 
     @app.get("/admin/plan")
     async def plan() -> dict[str, Any]:
         return running_plan() or {"plan": None}
 
-    admin_canary.install(app, trial)
+    canary.install(app, trial)
     return app
 
 
