@@ -26,7 +26,7 @@ from orchestrator.planning.proposal import PlanError, Proposal, asked_by_config,
 from orchestrator.profiling.run import Watch, measure
 from orchestrator.profiling.work import MEASURING_LOCK, Work, planned_work, profile_store
 from orchestrator.workers.contract import Cluster, WorkerSpec
-from policies.speculation.class_prior import COLD_DEPTH
+from policies.speculation.state import COLD_DEPTH
 
 OnProgress = Callable[[str, float], None]
 

@@ -128,13 +128,19 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
 
 def _check_depths(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Refuse a least depth above the most. Raises ConfigError."""
-    least, most = config.speculation.min_speculative_tokens, config.speculation.num_speculative_tokens
-    if least > most:
-        place: Place = ("speculation", "min_speculative_tokens")
-        raise ConfigError(
-            f"{path}:{lines.get(place, 1)}: {dotted(place)}: {least} is above "
-            f"speculation.num_speculative_tokens, which is {most}"
-        )
+    speculation, pid = config.speculation, config.speculation.pid
+    most = ("num_speculative_tokens", speculation.num_speculative_tokens)
+    deepest = ("pid.max_depth", pid.max_depth) if pid.max_depth else most
+    bounds: list[tuple[Place, int, tuple[str, int]]] = [
+        (("speculation", "min_speculative_tokens"), speculation.min_speculative_tokens, most),
+        (("speculation", "pid", "max_depth"), pid.max_depth, most),
+        (("speculation", "pid", "min_depth"), pid.min_depth if "min_depth" in pid.model_fields_set else 0, deepest),
+    ]
+    for place, depth, (bound, limit) in bounds:
+        if depth > limit:
+            raise ConfigError(
+                f"{path}:{lines.get(place, 1)}: {dotted(place)}: {depth} is above speculation.{bound}, which is {limit}"
+            )
 
 
 def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:

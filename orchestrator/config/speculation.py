@@ -10,6 +10,24 @@ from orchestrator.config.drafts import Draft
 from orchestrator.config.section import Section
 
 
+class Pid(Section):
+    """The controller of each request's depth (`method: auto`): it holds the acceptance rate at a set point. Deeper than
+    that pays is never verified, whatever it says."""
+
+    set_point: float = Field(default=0.7, gt=0, lt=1)
+    """The wanted share of accepted draft tokens. Where drafts promise little, a quarter of their promise is wanted."""
+    proportional: float = Field(default=1.5, ge=0, le=100)
+    """Tokens of depth for each unit of error."""
+    integral: float = Field(default=6.0, ge=0, le=100)
+    """Tokens of depth for each unit of error and 4 judged draft tokens; 0: the depth is not learned."""
+    derivative: float = Field(default=0.25, ge=0, le=100)
+    """Tokens of depth taken off for each unit by which the rate rises in 4 judged draft tokens."""
+    min_depth: int = Field(default=1, ge=0, le=64)
+    """The controller goes no shallower; fewer tokens are verified where they do not pay."""
+    max_depth: int = Field(default=0, ge=0, le=64)
+    """The controller goes no deeper; 0: as `num_speculative_tokens`."""
+
+
 class Speculation(Section):
     """How speculation runs when a request does not say otherwise."""
 
@@ -21,6 +39,8 @@ class Speculation(Section):
     min_speculative_tokens: int = Field(default=0, ge=0, le=64)
     """The least depth that a request, or a wish for a session or an engine, can ask for where it does not switch
     speculation off; at most `num_speculative_tokens`."""
+    pid: Pid = Pid()
+    """The controller of each request's depth."""
     low_acceptance_rate: float = Field(default=0.15, ge=0, lt=1)
     """The log warns, with the likely cause, where a drafter's acceptance rate is below; 0: never."""
     acceptance: Literal["coupled", "rejection", "tolerance"] = "coupled"

@@ -15,7 +15,6 @@ from orchestrator.engine.sequence import Session
 from orchestrator.workers.draft_messages import DrafterState
 from policies.speculation import Place, Proposal, Round, Times, Verdict
 from policies.speculation.break_even import RoundCost
-from policies.speculation.class_prior import ClassKey
 from policies.speculation.policy import Asked, DepthPolicy, Done
 
 _LOOK_EVERY = 16  # rounds, for drafters that came or came back
@@ -76,7 +75,7 @@ class Proposing:
         if session.submit.depth is not None or session.rules is not None:
             self._restless.add(session.key)
             self._resting = 0
-        self._policy.begin(session.key, ClassKey(session.submit.route, session.submit.user, session.submit.lane), most)
+        self._policy.begin(session.key, most)
         self._untold.pop(session.key, None)
         if drafts and most > 0 and session.depth_bound > 0:
             self._drafter.begin(session.key, session.tokens, session.submit.sampling)

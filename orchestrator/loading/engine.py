@@ -29,7 +29,6 @@ from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.messages import Event, Progress, Ready
 from policies.serving.canary import Arm
 from policies.speculation.adaptive import Adaptive
-from policies.speculation.class_prior import Seed
 from policies.speculation.cost_model import TYPICAL, measured
 from policies.speculation.policy import DepthPolicy
 
@@ -87,7 +86,7 @@ def first_cost(target: Target, options: EngineOptions, *, drafts: bool = True) -
 
 def adaptive(first: FirstCost, options: EngineOptions) -> Adaptive:
     """Return the policy that chooses depths."""
-    return Adaptive(measured(first.cost), cold=Seed(options.starting_depth))
+    return Adaptive(measured(first.cost), options.pid, options.starting_depth)
 
 
 def build_grammars(target: Target) -> Grammars:

@@ -21,7 +21,8 @@ from orchestrator.config.target import Placement, Target
 from orchestrator.workers.contract import WorkerSpec
 from policies.sampling import ToleranceGoal
 from policies.serving.slo import NO_OBJECTIVES, Objective, Objectives
-from policies.speculation.class_prior import COLD_DEPTH
+from policies.speculation.pid import DEFAULTS, PidSettings
+from policies.speculation.state import COLD_DEPTH
 
 ENGINE_ENTRY = "orchestrator.loading.engine:build_engine"
 DRAFT_ENTRY = "orchestrator.loading.draft_worker:build_draft_engine"
@@ -114,6 +115,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     objectives: Objectives = NO_OBJECTIVES
     starting_depth: float = COLD_DEPTH
     fixed_depth: bool = False
+    pid: PidSettings = DEFAULTS
     canary: CanaryOptions | None = None
 
     @property
@@ -177,6 +179,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         drafters=_drafters(config, base) if depth else [],
         fixed_depth=config.speculation.method == "fixed",
         canary=_canary(config, base) if config.canary.share else None,
+        pid=PidSettings(**config.speculation.pid.model_dump()),
         low_acceptance_rate=config.speculation.low_acceptance_rate,
         objectives=objectives_of(config.slo),
     )

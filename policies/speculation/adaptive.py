@@ -18,28 +18,31 @@ from policies.speculation import (
     rested,
     rests,
 )
-from policies.speculation.class_prior import COLD, ClassKey, Seed
 from policies.speculation.cost_model import MeasuredCost
-from policies.speculation.pid import GAINS, Gains
+from policies.speculation.pid import DEFAULTS, PidSettings
 from policies.speculation.policy import Asked, Done
 from policies.speculation.shape_hysteresis import SameRows
+from policies.speculation.state import COLD_DEPTH
 from policies.speculation.switching import ON, active
 
 
 class Adaptive:
-    """See policies.speculation. `cost`: what is known of rounds before the first; `cold`: of requests."""
+    """See policies.speculation. `cost`: what is known of rounds before the first; `first_depth`: where requests
+    begin."""
 
     name = "adaptive"
 
-    def __init__(self, cost: MeasuredCost, gains: Gains = GAINS, cold: Seed = COLD) -> None:
-        self.state = Speculation(cost, gains, cold=cold, same=SameRows(changed_ms=cost.fit.changing_ms))
+    def __init__(self, cost: MeasuredCost, settings: PidSettings = DEFAULTS, first_depth: float = COLD_DEPTH) -> None:
+        self.state = Speculation(
+            cost, settings, first_depth=first_depth, same=SameRows(changed_ms=cost.fit.changing_ms)
+        )
         self._decision = Decision([], [])
         self._asks = 0
         self._last: Round | None = None
 
-    def begin(self, key: str, of: ClassKey, most: int) -> None:
+    def begin(self, key: str, most: int) -> None:
         """See the port."""
-        self.state = begun(self.state, key, of, most)
+        self.state = begun(self.state, key, most)
 
     def end(self, key: str) -> None:
         """See the port."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.speculation import switching
-from policies.speculation.state import Speculation, base_ms, load_of, worth_per_ms
+from policies.speculation.state import Speculation, base_ms, worth_per_ms
 from policies.speculation.types import Place, Round
 
 NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
@@ -45,13 +45,7 @@ def brings_little(state: Speculation, now: Round) -> bool:
     sequences = len(now.places)
     if sequences * state.ask_ms > _CHEAP * round_ms:
         return False
-    return state.brought[load_of(sequences)] * round_ms < worth * sequences * state.ask_ms * (1.0 + _LEARNING)
-
-
-def rounds_of_rest(state: Speculation, now: Round) -> int:
-    """Return how many rounds there are, this one included, until drafters are asked; 1 where they do not rest."""
-    every = seldom(len(now.places))
-    return every - state.rounds % every if brings_little(state, now) else 1
+    return state.brought * round_ms < worth * sequences * state.ask_ms * (1.0 + _LEARNING)
 
 
 def rests(state: Speculation, now: Round) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from policies.speculation import cost_model, odds, pid, shape_hysteresis, switching
-from policies.speculation.ask import NOTICED, brings_little, look_every, seldom
-from policies.speculation.pid import Gains
-from policies.speculation.state import Request, Speculation, base_ms, load_of, optimism, worth_per_ms
+from policies.speculation.ask import NOTICED, look_every
+from policies.speculation.pid import PidSettings
+from policies.speculation.state import Request, Speculation, base_ms, worth_per_ms
 from policies.speculation.types import Decision, Proposal, Round, Times, Verdict, added_rows
 
 USUAL_DRAFT = 4.0
@@ -16,8 +16,6 @@ _PROMISE_KEPT = 0.5  # a set point below the configured one is this share of wha
 _NEWEST_VALUE = 0.05  # weight of the newest round in the mean worth of time
 _NEWEST_DRAFT = 0.2  # the same of what drafting takes
 _BETTER, _WORSE = 0.25, 0.15  # the same of what asking brings: where drafts begin to be right, they often go on so
-_REMEMBERED = 0.95  # of what was promised and kept, from one round to the next
-_TAKEN_IN = 5  # verdicts a round: it keeps the time that policies take small where there are many sequences
 
 
 def observed(
@@ -33,13 +31,12 @@ def observed(
     """Take in a round of these `times`; None where it did more than decode: a prefill in it would be counted as the
     cost of rows."""
     moved: dict[str, Request] = {}
-    for index in _looked_at(state, now) if any(decision.reaches) else ():
-        place, (accepted, compared), chances = now.places[index], verdicts[index], decision.reaches[index]
-        if not compared or not chances or place.fixed:
-            continue
-        request = state.requests[place.key]
-        judged = max(decision.depths[index], compared)
-        moved[place.key] = _moved(request, state.gains, chances[:judged], accepted, compared)
+    if any(decision.reaches):
+        outcomes = zip(now.places, verdicts, decision.reaches, decision.depths, strict=True)
+        for place, (accepted, compared), chances, depth in outcomes:
+            if compared and chances and not place.fixed:
+                judged = chances[: max(depth, compared)]
+                moved[place.key] = _moved(state.requests[place.key], state.settings, judged, accepted, compared)
     requests = {**state.requests, **moved} if moved else state.requests
     if times is None:
         same = state.same._replace(last=0, last_base=0, given_up=0.0)
@@ -52,21 +49,9 @@ def observed(
     return _timed(state, now, requests, decision, proposals, times, tokens_made)
 
 
-def _looked_at(state: Speculation, now: Round) -> range:
-    """Return the places whose verdicts are taken in: where there are many, each in its turn, whatever came of it (to
-    pick those that turned out right would teach that drafts are better than they are). All, where drafters are
-    asked seldom: it is what they are asked for."""
-    sequences = len(now.places)
-    every = 1 + (sequences - 1) // _TAKEN_IN
-    asks, since = divmod(state.rounds, seldom(sequences))
-    if every > 1 and since == 0 and brings_little(state, now):
-        every = 1
-    return range((state.rounds + asks) % every, sequences, every)
-
-
-def _moved(request: Request, gains: Gains, chances: Sequence[float], accepted: int, compared: int) -> Request:
+def _moved(request: Request, settings: PidSettings, chances: Sequence[float], accepted: int, compared: int) -> Request:
     """Let a request's controllers take in a verdict on draft tokens with these chances (all before included)."""
-    of, limits, controller, learned, evidence = request
+    limits, controller, learned = request
     tokens = len(chances)
     gap = float(min(accepted, tokens))
     rate = gap / tokens
@@ -78,9 +63,9 @@ def _moved(request: Request, gains: Gains, chances: Sequence[float], accepted: i
         variance += alone * (1.0 - alone)
         before = chance
     kept = _PROMISE_KEPT * sum(chances) / tokens
-    set_point = kept if kept < gains.set_point else gains.set_point
-    controller, _ = pid.stepped(controller, rate, tokens / USUAL_DRAFT, limits, gains, set_point)
-    return Request(of, limits, controller, odds.judged(learned, gap, variance), evidence + tokens)
+    set_point = kept if kept < settings.set_point else settings.set_point
+    controller, _ = pid.stepped(controller, rate, tokens / USUAL_DRAFT, limits, settings, set_point)
+    return Request(limits, controller, odds.judged(learned, gap, variance))
 
 
 def _timed(
@@ -106,21 +91,15 @@ def _timed(
     spent_ms = times.forward_ms + times.draft_ms
     gain = tokens / sequences * cost.scale / state.cost.scale * plain_ms / spent_ms
     mean, brought = state.gain, state.brought
-    promised, kept = _REMEMBERED * state.promised, _REMEMBERED * state.kept
     if not decision.forced:  # what was forced says nothing of what was chosen
         mean += _NEWEST_VALUE * (gain - mean)
-        drafts = zip(decision.reaches, decision.depths, strict=True) if any(decision.depths) else ()
-        hoped = sum([sum(chances[:depth]) for chances, depth in drafts])
-        promised, kept = promised + hoped, kept + tokens - sequences
         if decision.asks:
+            drafts = zip(decision.reaches, decision.depths, strict=True) if any(decision.depths) else ()
+            likely = sum([sum(chances[:depth]) for chances, depth in drafts])
             more_ms = expected_ms - plain_ms
             more_ms += shape_hysteresis.more_ms(same, now.base_rows, more)
-            likely = hoped / optimism(state)
-            load = load_of(sequences)
             newest = (likely - worth_per_ms(state, now) * more_ms) / decision.asks
-            change = newest - brought[load]
-            change *= _BETTER if change > 0.0 else _WORSE
-            brought = (*brought[:load], brought[load] + change, *brought[load + 1 :])
+            brought += (_BETTER if newest > brought else _WORSE) * (newest - brought)
     if state.cost.seen:
         over_ms = times.forward_ms - expected_ms
         same = shape_hysteresis.observed(same, now.base_rows, rows, decision.given_up, over_ms, expected_ms)
@@ -133,8 +112,8 @@ def _timed(
     elif not decision.forced and (switch.trial or times.draft_ms > NOTICED * times.forward_ms):
         switch = switching.speculated(switch, gain, spent_ms)
     return Speculation(
-        *(cost, state.gains, requests, state.seeds, state.cold, switch, mean, step_ms),
-        *(state.rounds + 1, same, ask_ms, brought, promised, kept),
+        *(cost, state.settings, requests, state.first_depth, switch, mean, step_ms),
+        *(state.rounds + 1, same, ask_ms, brought),
     )
 
 

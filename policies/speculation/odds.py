@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 FADE = 0.985
 PRIOR_PRECISION = 3.0
-"""A request's factor is at first known to about a factor e of its class's."""
+"""A request's factor is at first known to about a factor e."""
 MOST = 6.0
 """|log w| stays within this: further, it would take too long to come back."""
 _RECENT = 0.7  # of the sum of surprises, from one verdict to the next
@@ -37,11 +37,6 @@ class Odds(NamedTuple):
     precision: float = PRIOR_PRECISION
     surprise: float = 0.0
     spread: float = 0.0
-
-
-def begun(log_factor: float, precision: float = PRIOR_PRECISION) -> Odds:
-    """Return what is believed of a new request, whose class has this factor, known to this precision."""
-    return Odds(log_factor, exp(log_factor), precision)
 
 
 def judged(odds: Odds, gap: float, variance: float) -> Odds:

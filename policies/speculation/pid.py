@@ -17,11 +17,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Gains(NamedTuple):
-    """`set_point`: the wanted acceptance rate. The others are in tokens of depth: per unit of error, per unit of error
-    and dt, per unit of slope; `filter_dt` is the time constant of the slope's filter, `settle_dt` that of a falling
-    rate's: one draft that fails early is no fall. `hold`: how much further than half way the output must be before the
-    integer depth follows."""
+class PidSettings(NamedTuple):
+    """`set_point`: the wanted acceptance rate. The gains are in tokens of depth: per unit of error, per unit of error
+    and dt, per unit of slope. The depth stays from `min_depth` to `max_depth` (0: as deep as a request may draft).
+    `filter_dt` is the time constant of the slope's filter, `settle_dt` that of a falling rate's: one draft that fails
+    early is no fall. `hold`: how much further than half way the output must be before the integer depth follows."""
 
     set_point: float = 0.7
     proportional: float = 1.5
@@ -30,6 +30,13 @@ class Gains(NamedTuple):
     filter_dt: float = 2.0
     hold: float = 0.25
     settle_dt: float = 1.0
+    min_depth: int = 1
+    max_depth: int = 0
+
+    def limits(self, most: int) -> Limits:
+        """Return the depths allowed to a request that may have `most` drafts."""
+        deepest = min(most, self.max_depth or most)
+        return Limits(min(self.min_depth, deepest), deepest)
 
 
 class Limits(NamedTuple):
@@ -48,7 +55,7 @@ class Pid(NamedTuple):
     depth: int = 0
 
 
-GAINS = Gains()
+DEFAULTS = PidSettings()
 
 
 def begun(depth: float, limits: Limits) -> Pid:
@@ -58,14 +65,14 @@ def begun(depth: float, limits: Limits) -> Pid:
 
 
 def stepped(
-    state: Pid, rate: float, dt: float, limits: Limits, gains: Gains = GAINS, set_point: float | None = None
+    state: Pid, rate: float, dt: float, limits: Limits, settings: PidSettings = DEFAULTS, set_point: float | None = None
 ) -> tuple[Pid, int]:
     """Take in an acceptance rate (0 to 1) that was observed over `dt` (> 0), and return the depth from now on.
 
-    `set_point` takes the place of `gains.set_point`.
+    `set_point` takes the place of the configured one.
     """
     integral, before, slope, depth = state
-    wanted, proportional, growth, derivative, filter_dt, hold, settle_dt = gains
+    wanted, proportional, growth, derivative, filter_dt, hold, settle_dt, _, _ = settings
     least, most = limits
     if 0.0 <= rate < before:
         rate = before + (rate - before) * dt / (dt + settle_dt)

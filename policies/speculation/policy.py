@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from policies.speculation import Proposal, Round, Times, Verdict
-from policies.speculation.class_prior import ClassKey
 
 
 class Asked(NamedTuple):
@@ -37,8 +36,8 @@ class DepthPolicy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def begin(self, key: str, of: ClassKey, most: int) -> None:
-        """A request of this class begins, or goes on after it gave way. It may have at most `most` drafts, ever."""
+    def begin(self, key: str, most: int) -> None:
+        """A request begins, or goes on after it gave way. It may have at most `most` drafts, ever."""
         ...
 
     def end(self, key: str) -> None:

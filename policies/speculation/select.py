@@ -14,8 +14,8 @@ from policies.speculation.allocation import (
     shared_out_in_widths,
     worth_taking,
 )
-from policies.speculation.ask import least_chance, rounds_of_rest
-from policies.speculation.state import Speculation, optimism, worth_per_ms
+from policies.speculation.ask import least_chance
+from policies.speculation.state import Speculation, worth_per_ms
 from policies.speculation.types import Decision, Proposal, Round
 from policies.speculation.widths import filled
 
@@ -30,7 +30,7 @@ def decided(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> De
     if nothing and (now.widths or before >= last or state.same.change_ms <= 0.0):
         count, given_up = len(proposals), state.same.given_up if before == last else 0.0
         return Decision([0] * count, [[]] * count, given_up=given_up)
-    value = worth_per_ms(state, now) * optimism(state)
+    value = worth_per_ms(state, now)
     floor = floor_of(state.cost, before, value)
     reaches: list[list[float]] = []
     longest, forced, drawn, requests = 0, False, False, state.requests
@@ -70,8 +70,7 @@ def decided(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> De
     paid_for = [place.free for place in now.places]
     offers = offered(bids, paid_for)
     best = worth_taking(offers, added_ms, value)
-    alike = rounds_of_rest(state, now) if nothing else 1
-    taken, filling, given_up = shape_hysteresis.kept(state.same, before, offers, added_ms, value, best, alike)
+    taken, filling, given_up = shape_hysteresis.kept(state.same, before, offers, added_ms, value, best)
     depths = given(bids, paid_for, offers, taken)
     if filling and not _filled_up(now, depths, filling):
         depths, given_up = given(bids, paid_for, offers, best), 0.0

@@ -4,8 +4,8 @@ To keep them may mean to leave out drafts that are worth a row, or to fill up wi
 way something is given up in each round, while a change is paid once. What will be drafted next is not known, so it is
 decided as in the ski rental problem (Karlin et al., "Competitive snoopy caching", 1988): rows change when what was
 given up since the last change has come to what changing takes. That is at most twice what the best choice with
-hindsight would have lost. Where drafters rest it is known what comes, and rows change at once where they are to. Rows
-that are added for drafts are to be left out again, so changing to more takes two changes.
+hindsight would have lost. Rows that are added for drafts are to be left out again, so changing to more takes two
+changes.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ def kept(
     added_ms: Sequence[float],
     value: float,
     best: int,
-    alike: int = 1,
 ) -> Kept:
     """Return what to take where `best` offers are best if every number of rows cost the same. `before`: rows without
-    any. `alike`: so many rounds will be like this one, itself included, as far as is known. The rest as in
+    any. The rest as in
     policies.speculation.allocation.worth_taking."""
     target, changes_up = state.last - before, _CHANGES_UP
     if target == best or state.change_ms <= 0.0:
@@ -67,7 +66,7 @@ def kept(
     lost += value * (sum(added_ms[best:target]) - sum(added_ms[target:best]))
     lost = max(0.0, lost)
     changes = changes_up if best > target else _CHANGES_DOWN
-    if state.given_up + alike * lost >= value * changes * state.change_ms:
+    if state.given_up + lost >= value * changes * state.change_ms:
         return Kept(best, 0, 0.0)
     return Kept(taken, target - taken, state.given_up + lost)
 

@@ -13,7 +13,7 @@ import pytest
 
 from device_profiles.store import ProfileStore
 from orchestrator.cli.daemon_socket import ask
-from policies.speculation.class_prior import COLD_DEPTH
+from policies.speculation.state import COLD_DEPTH
 from tests.daemon.test_draft_workers import until
 from tests.support.daemon import READY_WITHIN_S, Daemon, asked_url, configuration, outrider_process, running
 from tests.support.profiles import simulated_profiles

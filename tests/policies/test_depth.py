@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.pid import GAINS, Limits, begun, stepped
+from policies.speculation.pid import DEFAULTS, Limits, begun, stepped
 
 RATES = st.floats(0.0, 1.0)
 LIMITS = st.tuples(st.integers(0, 6), st.integers(0, 20)).map(lambda ends: Limits(min(ends), max(ends)))
@@ -27,7 +27,7 @@ def driven(chance, *, start=1, most=16, rounds=60, controller=None):
 
 
 def deepest_at_set_point(chance, most=16):
-    return max((depth for depth in range(1, most + 1) if rate_at(depth, chance) >= GAINS.set_point), default=1)
+    return max((depth for depth in range(1, most + 1) if rate_at(depth, chance) >= DEFAULTS.set_point), default=1)
 
 
 @given(LIMITS, ROUNDS, st.floats(-5.0, 30.0))

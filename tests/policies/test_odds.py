@@ -18,9 +18,9 @@ def taught(known, confidence, outcomes):
     return known
 
 
-@given(st.floats(0.02, 0.98), st.lists(st.booleans(), max_size=200), st.floats(-3.0, 3.0))
-def test_beliefs_stay_chances_and_follow_outcomes(confidence, outcomes, seed):
-    known = taught(odds.begun(seed), confidence, outcomes)
+@given(st.floats(0.02, 0.98), st.lists(st.booleans(), max_size=200))
+def test_beliefs_stay_chances_and_follow_outcomes(confidence, outcomes):
+    known = taught(odds.Odds(), confidence, outcomes)
     assert 0.0 < believed(known, confidence) < 1.0
     assert abs(known.log_factor) <= odds.MOST
     chance = believed(known, confidence)
@@ -32,13 +32,13 @@ def test_beliefs_stay_chances_and_follow_outcomes(confidence, outcomes, seed):
 def test_a_drafter_that_is_wrong_about_itself_is_corrected(confidence, right_of_20):
     """Outcomes in an even rhythm, so that every stretch has the same share of right ones."""
     outcomes = [(index * right_of_20) % 20 < right_of_20 for index in range(400)]
-    known = taught(odds.begun(0.0), confidence, outcomes)
+    known = taught(odds.Odds(), confidence, outcomes)
     assert believed(known, confidence) == pytest.approx(right_of_20 / 20, abs=0.12)
 
 
 @given(st.integers(20, 500))
 def test_a_text_that_turns_is_believed_within_a_few_verdicts(before):
-    known = taught(odds.begun(0.0), 0.9, [index % 10 != 9 for index in range(before)])
+    known = taught(odds.Odds(), 0.9, [index % 10 != 9 for index in range(before)])
     assert believed(known, 0.9) > 0.6
     known = taught(known, 0.9, [False] * 6)
     assert believed(known, 0.9) < 0.35

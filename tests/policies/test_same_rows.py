@@ -54,13 +54,6 @@ def test_rows_are_filled_up_for_a_round_that_drafts_nothing():
     assert kept(SameRows(5, changed_ms=5.0), 2, [], ADDED_MS, 0.1, 0)[:2] == (0, 3)
 
 
-@given(st.integers(1, 12), st.integers(1, 20), st.floats(0.1, 5.0))
-def test_rows_that_nobody_will_want_for_long_are_left_out_at_once(kept_rows, rounds, change_ms):
-    state = SameRows(2 + kept_rows, changed_ms=change_ms)
-    found = kept(state, 2, [], ADDED_MS, 0.1, 0, rounds)
-    assert found.filling == (0 if 0.5 * kept_rows * rounds >= change_ms else kept_rows)
-
-
 @given(
     st.lists(st.tuples(st.booleans(), st.floats(-2.0, 60.0)), min_size=50, max_size=200),
     st.floats(0.0, 5.0),

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from device_profiles.cost import StepCost
 from policies.speculation import Proposal, Round
 from policies.speculation.adaptive import Adaptive
-from policies.speculation.class_prior import ClassKey
 from policies.speculation.cost_model import measured
 from policies.speculation.policy import Asked, DepthPolicy, Done
 from policies.speculation.replay.batch_table import BatchTable, table_of
@@ -56,9 +55,9 @@ class Timed:
         """See the port."""
         return self.policy.name
 
-    def begin(self, key: str, of: ClassKey, most: int) -> None:
+    def begin(self, key: str, most: int) -> None:
         """See the port."""
-        self.policy.begin(key, of, most)
+        self.policy.begin(key, most)
 
     def end(self, key: str) -> None:
         """See the port."""

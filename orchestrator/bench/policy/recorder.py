@@ -19,7 +19,6 @@ from orchestrator.loading.options import EngineOptions
 from orchestrator.measuring.rounds import RoundSample, fit_rounds
 from orchestrator.measuring.steps import measure_steps
 from orchestrator.workers.messages import Submit
-from policies.speculation.class_prior import ClassKey
 from policies.speculation.replay.recorded import Costs, RecordedDraft, RecordedRequest
 
 _DIGITS = 3
@@ -120,4 +119,4 @@ def _along(drafter: Drafter, submit: Submit, output: Sequence[int], most: int) -
             sure = tuple(round(confidence, _DIGITS) for confidence in draft.confidences)
             drafts.append(RecordedDraft(len(draft.tokens), sure, accepted))
     drafter.end(key, keep=True)
-    return RecordedRequest(key, tuple(drafts), submit.route, len(submit.prompt) + 1, ClassKey(submit.route))
+    return RecordedRequest(key, tuple(drafts), submit.route, len(submit.prompt) + 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from policies.speculation import Place, Proposal, Round
-from policies.speculation.class_prior import ClassKey
 from policies.speculation.policy import Asked, Done
 
 
@@ -18,7 +17,7 @@ class FixedDepth:
         self._by_key = dict(by_key or {})
         self._limits: list[int] = []
 
-    def begin(self, key: str, of: ClassKey, most: int) -> None:
+    def begin(self, key: str, most: int) -> None:
         """See the port."""
 
     def end(self, key: str) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from device_profiles.cost import StepCost
-from policies.speculation.class_prior import NO_CLASS, ClassKey
 from policies.speculation.widths import filled
 
 
@@ -33,7 +32,6 @@ class RecordedRequest:
     drafts: tuple[RecordedDraft, ...]
     category: str = ""
     prompt_tokens: int = 0
-    of: ClassKey = NO_CLASS
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def replay(
         wanted = [count for tokens, count in load if tokens <= outcome.tokens][-1]
         while waiting and len(running) < wanted:
             request = waiting.popleft()
-            policy.begin(request.key, request.of, most)
+            policy.begin(request.key, most)
             running.append(_Running(request, outcome.ms))
         _round(running, policy, costs, most, outcome)
         for one in [one for one in running if one.left <= 0]:
