@@ -102,10 +102,11 @@ class OpenVinoAdapter:
         return devices()
 
     def rates(self, device: str, threads: int) -> DeviceRates:
-        """See adapters/rates.py."""
+        """See adapters/rates.py. Raises AdapterUnavailable, Unsupported."""
         from adapters.openvino_rt.rates import rates
 
-        return rates(device, threads)
+        core = core_with(device)
+        return rates(core, device, threads, device_profile(core, device).precisions)
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the conversion: its format and the versions of the libraries that write it."""

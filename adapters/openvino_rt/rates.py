@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from adapters.openvino_rt.adapter import core_with, device_profile
 from adapters.openvino_rt.classes import HINTS
 from adapters.rates import Product, measured_rates
 from device_profiles.measured import DeviceRates
 from device_profiles.profile import Precision
 
 
-def rates(device: str, threads: int) -> DeviceRates:
-    """Measure a device in the floating-point formats that it computes natively. Raises AdapterUnavailable,
-    Unsupported."""
-    core = core_with(device)
-    formats = [one for one in device_profile(core, device).precisions if one in HINTS]
+def rates(core: Any, device: str, threads: int, precisions: Sequence[Precision]) -> DeviceRates:
+    """Measure a device in those of its native `precisions` that are floating-point formats."""
+    formats = [one for one in precisions if one in HINTS]
     return measured_rates(formats, lambda *shape: _product(core, device, threads, *shape))
 
 
