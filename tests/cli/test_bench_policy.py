@@ -168,6 +168,5 @@ def test_depth_recovers_on_these_costs():
         found = recovery(COSTS, COSTS.forward, most)
         assert found.rounds is not None
         assert found.rounds <= 10
-        assert found.worth >= 0.97
-        assert found.swing <= (1 if most <= 8 else 2)  # around the best depth, 9, tokens are worth about their rows
+        assert found.worth >= 0.99  # of the best depth's: where it swings, it swings where depths are worth alike
         assert max(found.depths[20 : found.turned]) <= 1
