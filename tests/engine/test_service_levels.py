@@ -11,6 +11,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.port import Drafter
 from orchestrator.workers.messages import Sampling, Submit
 from policies.serving.slo import NO_OBJECTIVES, Lever, Objective, Objectives
@@ -60,12 +61,12 @@ def served(
     return found
 
 
-def knowing(arrivals: Arrivals, every: int = 1, *, wrong_every: int = 0) -> KnowingDrafter:
-    """A drafter that knows every so many-th request, and says nothing of the others."""
+def knowing(arrivals: Arrivals, every: int = 1, *, wrong_every: int = 0) -> ChainDrafter:
+    """A drafter that knows every so many-th request, and says nothing of the others; calibrated as workers do it."""
     plain = served(arrivals)
     known = [submit for index, (_, submit) in enumerate(arrivals) if index % every == 0]
     texts = [[*submit.prompt, *plain.tokens[submit.request_id]] for submit in known]
-    return KnowingDrafter(texts, wrong_every=wrong_every)
+    return ChainDrafter([KnowingDrafter(texts, wrong_every=wrong_every)])
 
 
 def tpot(one: Had) -> float:
