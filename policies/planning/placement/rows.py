@@ -27,7 +27,7 @@ Bools = NDArray[np.bool_]
 class Index:
     """Devices as arrays, in the order of their ids; hosts and zones as numbers, in the order of their names. `cores`
     that are left on a device's host (infinite where not known), `room` that a plan may fill, `tie`: which of devices
-    that cost the same comes first: the healthier, less busy, less asked for, larger, first by id."""
+    that cost the same comes first: the less busy, larger, first by id."""
 
     devices: tuple[Device, ...]
     hosts: tuple[str, ...]
@@ -55,9 +55,7 @@ def index_of(
     order = sorted(
         range(len(devices)),
         key=lambda one: (
-            -devices[one].health,
             devices[one].utilisation,
-            devices[one].queue_depth,
             -devices[one].memory_bytes,
             devices[one].id,
         ),

@@ -81,7 +81,6 @@ class Constraints:
     all). `sharding`: `when_needed` cuts the target into layer shards only where no device can hold it. `shards`: so
     many exactly, 0 leaves it to the plan, at most `max_shards`. `max_replicas`: how many targets may be placed; all
     on the same terms. `standby`: name a standby for the target. `keep_free`: the share of memory that stays free.
-    `least_health`: devices below it host nothing.
     """
 
     pin_target: tuple[str, ...] = ()
@@ -98,7 +97,6 @@ class Constraints:
     max_replicas: int = 1
     standby: bool = True
     keep_free: float = 0.05
-    least_health: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +111,7 @@ class ScoreWeights:
     bandwidth_headroom: float = 1.0
     memory_fit: float = 1.0
     link_cost: float = 1.0
-    queue_depth: float = 1.0
-    utilisation: float = 1.0
     efficiency: float = 0.5
-    health: float = 2.0
     indifference: float = 0.0
 
 
