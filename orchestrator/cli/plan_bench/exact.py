@@ -21,7 +21,7 @@ from policies.planning.draft_yield import all_hit_rate, depth_bound, drafted_sha
 from policies.planning.placement.links import Links, links_of
 from policies.planning.placement.workers import fixed_bytes, room_bytes
 from policies.planning.plan import Cluster, Device, Drafter, ModelFacts, Option, Role, Wanted
-from policies.planning.shard_cost import Part, context_tokens, kv_bytes, micro_batch_counts, prefill_ms
+from policies.planning.shard_cost import Part, context_tokens, kv_bytes, micro_batch_counts
 from policies.planning.throughput import DraftSide, draft_link_ms, draft_ms
 
 _MOST_MS = 1e7
@@ -191,12 +191,11 @@ def _prefill(program: Program, case: _Case) -> None:
     beside = load.concurrency > 1
     for device in case.devices:
         option = case.target[device.profile]
-        whole = prefill_ms(Part(option, 1.0, device.utilisation), load, beside=beside)
-        fixed = prefill_ms(Part(option, 0.0, device.utilisation), load, beside=beside)
+        whole = Part(option, 1.0, device.utilisation).prefill_ms(load.prompt_tokens, beside=beside)
+        fixed = Part(option, 0.0, device.utilisation).prefill_ms(load.prompt_tokens, beside=beside)
         program.cost(program.column(("layers", device.id)), case.prompts * (whole - fixed) / load.target.layers)
         program.cost(program.column(("used", device.id)), case.prompts * fixed)
-    tokens = max(1, load.prompt_tokens - load.reused_prompt_tokens)
-    for column, ms in _hops(program, case, load.target.hidden_bytes * tokens):
+    for column, ms in _hops(program, case, load.target.hidden_bytes * load.prompt_tokens):
         program.cost(column, case.prompts * ms)
 
 

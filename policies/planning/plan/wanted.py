@@ -55,21 +55,15 @@ class Drafter:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The load to plan for: so many requests at once, each of so many prompt and output tokens.
-
-    `prefill_chunk_rows`: the most rows of a prompt in one forward. `reused_prompt_tokens`: those of a prompt that are
-    in the KV cache already.
-    """
+    """The load to plan for: so many requests at once, each of so many prompt (at least one) and output tokens."""
 
     target: ModelFacts
     drafters: tuple[Drafter, ...] = ()
     concurrency: int = 1
     prompt_tokens: int = 512
     output_tokens: int = 256
-    reused_prompt_tokens: int = 0
     exactness: Exactness = Exactness.BIT
     depth_bound: int = 12
-    prefill_chunk_rows: int = 512
 
 
 @dataclass(frozen=True, slots=True)
