@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from adapters.content_digest import hash_file
-
 MANIFEST = "manifest.json"
 _FORMAT = 1
 
@@ -33,7 +31,7 @@ class Origin:
 def write_manifest(directory: Path, origin: Origin) -> None:
     """Describe what is in `directory` and bring everything to the disk. Raises OSError."""
     files = {
-        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "blake2b": hash_file(path)}
+        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size}
         for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
@@ -68,28 +66,12 @@ def damage(directory: Path, origin: Origin) -> str | None:
     return None
 
 
-def changed_files(directory: Path) -> list[str]:
-    """Hash everything and return one line for each file that is not as it was written; [] when all is."""
-    manifest = read_manifest(directory)
-    if manifest is None:
-        return [f"{MANIFEST} is missing or damaged"]
-    found = []
-    for name, facts in manifest["files"].items():
-        try:
-            if hash_file(directory / name) != facts["blake2b"]:
-                found.append(f"{name} has other content than was written")
-        except OSError as error:
-            found.append(f"{name} cannot be read ({error.strerror or error})")
-    return found
-
-
 def read_manifest(directory: Path) -> dict[str, Any] | None:
     """Return what a directory's manifest says, None when it is missing or damaged."""
     try:
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
         whole = manifest["format"] == _FORMAT and {"digest", "recipe"} <= manifest.keys()
-        for facts in manifest["files"].values():
-            whole = whole and isinstance(facts["bytes"], int) and isinstance(facts["blake2b"], str)
+        whole = whole and all(isinstance(facts["bytes"], int) for facts in manifest["files"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return dict(manifest) if whole else None

@@ -76,11 +76,6 @@ def file_identity(file: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
-def hash_file(file: Path) -> str:
-    """Return the digest of a file's content (32 hex digits). Raises OSError."""
-    return _hash(file, lambda _stage, _fraction: None)
-
-
 def _hash(file: Path, progress: Progress) -> str:
     digest = hashlib.blake2b(digest_size=16)
     done, size = 0, max(1, file.stat().st_size)

@@ -46,20 +46,6 @@ class ModelSource:
         return self.files or (self.path,)
 
 
-@dataclass(frozen=True, slots=True)
-class GgufFacts:
-    """What a GGUF file says about its model.
-
-    `file_type` is llama.cpp's number for the main weight format (None where the file does not say).
-    """
-
-    architecture: str
-    layers: int
-    vocabulary_size: int
-    context_length: int
-    file_type: int | None
-
-
 def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fraction: None) -> ModelSource:
     """Find what `source` names, downloading a model of the hub; a relative path is relative to `base`.
 
@@ -131,8 +117,8 @@ def default_name(header: GgufHeader) -> str:
     return _dashed(header.text("general.name") or "") or base or stem or "model"
 
 
-def check_gguf(path: Path) -> GgufFacts:
-    """Check that a GGUF file is whole and holds a model, and return what it says about it.
+def check_gguf(path: Path) -> None:
+    """Check that a GGUF file is whole and holds a model.
 
     Raises ModelRefused, by file name and reason: not GGUF, unsupported version, truncated, damaged metadata,
     one part of several, a vocabulary without tensors, or a missing fact.
@@ -145,21 +131,11 @@ def check_gguf(path: Path) -> GgufFacts:
     architecture = header.text("general.architecture")
     if not architecture:
         raise ModelRefused(f"{path.name}: it lacks general.architecture. Convert the model again.")
-    tokens = header.length("tokenizer.ggml.tokens")
-    return GgufFacts(
-        architecture=architecture,
-        layers=_positive(header, f"{architecture}.block_count"),
-        vocabulary_size=tokens or _positive(header, f"{architecture}.vocab_size"),
-        context_length=_positive(header, f"{architecture}.context_length"),
-        file_type=header.integer("general.file_type"),
-    )
-
-
-def _positive(header: GgufHeader, key: str) -> int:
-    value = header.integer(key)
-    if value is None or value < 1:
-        raise ModelRefused(f"{header.path.name}: it lacks a positive {key}. Convert the model again.")
-    return value
+    size = () if header.length("tokenizer.ggml.tokens") else ("vocab_size",)
+    for key in ("block_count", *size, "context_length"):
+        value = header.integer(f"{architecture}.{key}")
+        if value is None or value < 1:
+            raise ModelRefused(f"{path.name}: it lacks a positive {architecture}.{key}. Convert the model again.")
 
 
 def _in_package(source: str) -> tuple[Path, Parts | None]:

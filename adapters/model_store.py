@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
-from adapters.artefact import MANIFEST, Origin, changed_files, damage, publish, read_manifest, write_manifest
+from adapters.artefact import MANIFEST, Origin, damage, publish, read_manifest, write_manifest
 from adapters.content_digest import DigestCache, file_identity
 from adapters.contract import AdapterError, ModelRefused, Progress
 from adapters.model_parts import JoinedFile
@@ -62,6 +62,10 @@ class Recipe(Protocol):
         ...
 
 
+def _unheard(stage: str, fraction: float) -> None:
+    """A Progress that nobody listens to."""
+
+
 def _disk_free_bytes(directory: Path) -> int:
     return shutil.disk_usage(directory).free
 
@@ -77,11 +81,11 @@ class ModelStore:
         self._disk_free = disk_free
         self._digests = DigestCache(root / "digests.json")
 
-    def prepare(self, file: ModelSource, recipe: Recipe, progress: Progress, *, thorough: bool = False) -> Path:
+    def prepare(self, file: ModelSource, recipe: Recipe, progress: Progress) -> Path:
         """Return the directory of what `recipe` makes from `file`, making it if it is not there or damaged.
 
-        Damage shows in names and sizes; `thorough` compares every byte too. While another process makes the
-        same artefact, this one waits and then uses its result.
+        Damage shows in names and sizes. While another process makes the same artefact, this one waits and then
+        uses its result.
 
         Raises StoreFull, StoreUnwritable, ModelRefused when the file cannot be read or changes meanwhile, and
         what the recipe raises.
@@ -91,13 +95,13 @@ class ModelStore:
         digest = self._digests.digest_of(file.content, progress)
         origin = Origin(file.source, digest, recipe.name, recipe.recipe())
         artefact = self._artefact(origin)
-        if _problem(artefact, origin, thorough) is None:
+        if damage(artefact, origin) is None:
             return artefact  # without the lock: a read-only store serves what it holds
         with _explained(self.root):
             artefact.parent.mkdir(parents=True, exist_ok=True)
         with self._locked(artefact, progress):
             _remove_drafts(artefact)
-            problem = _problem(artefact, origin, thorough)
+            problem = damage(artefact, origin)
             if problem is not None:
                 if artefact.exists():
                     progress(f"{artefact.name} is damaged ({problem}): preparing it again", -1.0)
@@ -119,17 +123,17 @@ class ModelStore:
 
         Raises ModelRefused when the file cannot be read, and what the recipe raises.
         """
-        digest = self._digests.digest_of(file.content, lambda stage, fraction: None)
+        digest = self._digests.digest_of(file.content, _unheard)
         origin = Origin(file.source, digest, recipe.name, recipe.recipe())
         artefact = self._artefact(origin)
-        return artefact if _problem(artefact, origin, thorough=False) is None else None
+        return artefact if damage(artefact, origin) is None else None
 
-    def digest(self, file: ModelSource, progress: Progress = lambda _stage, _fraction: None) -> str:
+    def digest(self, file: ModelSource) -> str:
         """Return what tells a model's files from all others: the name of the directory of what is made from them.
 
         Raises what `whole` raises.
         """
-        return self._digests.digest_of(self.whole(file, progress).content, progress)[:16]
+        return self._digests.digest_of(self.whole(file, _unheard).content, _unheard)[:16]
 
     def all(self) -> list[tuple[Path, dict[str, Any]]]:
         """Return every artefact with its manifest, whatever made it, those of one model together."""
@@ -138,10 +142,6 @@ class ModelStore:
 
     def _artefact(self, origin: Origin) -> Path:
         return self.root / origin.digest[:16] / f"{origin.recipe_name}-{_short_hash(origin.recipe)}"
-
-    def verify(self, artefact: Path) -> list[str]:
-        """Compare every byte of an artefact with what was written: one line a damaged file, [] when whole."""
-        return changed_files(artefact)
 
     @contextmanager
     def _locked(self, artefact: Path, progress: Progress) -> Iterator[None]:
@@ -206,13 +206,6 @@ def _identity(file: ModelSource) -> list[list[int]]:
         except OSError as error:
             raise ModelRefused(f"{path.name}: cannot be read ({error.strerror or error})") from error
     return found
-
-
-def _problem(artefact: Path, origin: Origin, thorough: bool) -> str | None:
-    problem = damage(artefact, origin)
-    if problem is None and thorough:
-        problem = "; ".join(changed_files(artefact)) or None
-    return problem
 
 
 def _short_hash(text: str) -> str:

@@ -40,7 +40,7 @@ def serve(ready: Connection[Any, Any]) -> None:
         if isinstance(event, DraftReady):
             ready.send((event.door.addresses, event.door.key))
 
-    hosted = Hosted(suffix(), VOCABULARY, "bench", host="127.0.0.1")
+    hosted = Hosted(suffix(), VOCABULARY, "bench", host="127.0.0.1", runs_ahead="never")
     DraftEngine(lambda emit: hosted, SystemClock()).run(tell)
 
 

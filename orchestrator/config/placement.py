@@ -20,14 +20,8 @@ class ScoreWeights(Section):
     """How much of its memory stays free."""
     link_cost: float = Field(default=1.0, ge=0, le=100)
     """How little of a round links take."""
-    queue_depth: float = Field(default=1.0, ge=0, le=100)
-    """How few sequences wait for it."""
-    utilisation: float = Field(default=1.0, ge=0, le=100)
-    """How little other work takes of it."""
     efficiency: float = Field(default=0.5, ge=0, le=100)
     """How little energy a token takes."""
-    health: float = Field(default=2.0, ge=0, le=100)
-    """How healthy it is."""
     indifference: float = Field(default=0.0, ge=0, lt=1)
     """The share of predicted tokens per second that may be given up for a better score."""
 

@@ -14,12 +14,10 @@ from orchestrator.control.state import FAILED, effective_places, kind_of
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.workers.messages import Cancel
 from policies.serving.replica_load import predicted_prefill_ms, predicted_tpot_ms
-from policies.serving.routing import ReplicaState, Route, RoutedRequest, RoutingWeights, route
+from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
 
 LOSSES_ARE_KNOWN_S = 2.0
 """So long after a loss, any other replica that died with it has been reported."""
-
-_WEIGHTS = RoutingWeights()
 
 _log = logging.getLogger(__name__)
 
@@ -164,7 +162,7 @@ def chosen(
         states.append(_state(replica, out, streams.counts[replica.name], cached, replicas))
     tokens = len(stream.submit.prompt) + len(stream.committed)
     left = stream.submit.max_tokens - len(stream.committed)
-    return route(states, RoutedRequest(tokens, min(left, streams.usual_tokens)), _WEIGHTS)
+    return route(states, RoutedRequest(tokens, min(left, streams.usual_tokens)))
 
 
 def told(route: Route) -> str:

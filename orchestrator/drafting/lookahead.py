@@ -65,14 +65,12 @@ class _Line:
 
 @dataclass(slots=True)
 class AheadDrafter:
-    """Drives one drafter for one target. `resumes`: asked again for a longer draft of the same sequence, the drafter
-    goes on where it was; without that it is asked as it is, and nothing is drafted ahead. `runs_ahead` says whether
-    `step` has anything to do. `hits` and `misses`: see drafting.wire.Answer.
+    """Drives one drafter for one target. Asked again for a longer draft of the same sequence, the drafter must go on
+    where it was. `runs_ahead` says whether `step` has anything to do. `hits` and `misses`: see drafting.wire.Answer.
     """
 
     drafter: Drafter
     clock: Clock
-    resumes: bool
     runs_ahead: bool = False
     hits: int = 0
     misses: int = 0
@@ -105,12 +103,7 @@ class AheadDrafter:
         Where the target waits, `round_s` is what a round of it takes: a token that is accepted with chance p saves
         p * round_s, and is drafted while that is more than drafting it takes. 0: nobody waits, and time is free.
         """
-        known = [ask for ask in asks if ask.key in self._lines]
-        if not self.resumes:
-            drafts = self.drafter.propose(known)
-            found = {ask.key: one for ask, one in zip(known, drafts, strict=True)}
-            return [found.get(ask.key, NOTHING) for ask in asks]
-        wishes = [(self._lines[ask.key], ask) for ask in known]
+        wishes = [(self._lines[ask.key], ask) for ask in asks if ask.key in self._lines]
         missing = sum(not line.ahead for line, _ in wishes)
         if self.runs_ahead:
             self.hits += len(wishes) - missing
@@ -124,7 +117,7 @@ class AheadDrafter:
 
     def step(self) -> bool:
         """Draft one token further ahead for every sequence that wants it. False: there is nothing to do."""
-        if not (self.runs_ahead and self.resumes):
+        if not self.runs_ahead:
             return False
         growing = [
             line

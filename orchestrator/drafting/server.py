@@ -53,13 +53,12 @@ class _Bell:
 @dataclass(frozen=True, slots=True)
 class Hosted:
     """A loaded drafter (one, no chain). `host` is the address that other machines reach this one at, "" where none is
-    to. `resumes`: see drafting.ahead. `runs_ahead`: see cluster.draft_messages.DraftReady."""
+    to. `runs_ahead`: see cluster.draft_messages.DraftReady."""
 
     drafter: Drafter
     vocabulary_size: int
     vocabulary_fingerprint: str
     host: str = ""
-    resumes: bool = False
     runs_ahead: RunsAhead = "auto"
     load_s: float = 0.0
 
@@ -134,7 +133,7 @@ class DraftEngine:
                         self._bell.ring()
 
     def _serve(self, hosted: Hosted) -> None:
-        ahead = AheadDrafter(hosted.drafter, self._clock, hosted.resumes)
+        ahead = AheadDrafter(hosted.drafter, self._clock)
         link: Link | None = None
         while not self._stopped and hosted.state.state != "failed":
             busy = link is not None and ahead.step()
@@ -208,8 +207,7 @@ def _welcome(link: Link, hosted: Hosted, ahead: AheadDrafter) -> None:
     """Answer the target's first word; a target of another version is told so and hung up on."""
     hello = link.hello(GREETING_S)
     other = "" if hello.version == VERSION else f"this draft worker speaks version {VERSION}, not {hello.version}"
-    apart = _apart(hosted, hello)
-    ahead.runs_ahead = ahead.resumes and apart
+    ahead.runs_ahead = apart = _apart(hosted, hello)
     link.send(
         Welcome(
             VERSION,
@@ -217,7 +215,7 @@ def _welcome(link: Link, hosted: Hosted, ahead: AheadDrafter) -> None:
             hosted.vocabulary_size,
             hosted.vocabulary_fingerprint,
             apart,
-            ahead.runs_ahead,
+            apart,
             other,
         )
     )
@@ -234,7 +232,7 @@ def _apart(hosted: Hosted, hello: Hello) -> bool:
 
 def _ready(hosted: Hosted, door: OpenDoor) -> DraftReady:
     return DraftReady(
-        name=hosted.drafter.name,
+        name=hosted.state.name,
         door=door.door,
         drafter=hosted.state,
         vocabulary_size=hosted.vocabulary_size,

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adapters.contract import GrammarFailed
 from orchestrator.drafting.port import Draft
 from orchestrator.engine.grammar import Grammars, GrammarState, fitted
 from orchestrator.workers.messages import Submit
@@ -30,17 +29,13 @@ class Rules:
         self._ahead = 0  # drafts of the row judged last that were followed already
 
     @classmethod
-    def of(cls, submit: Submit, grammars: Grammars | None) -> Rules | None:
+    def of(cls, submit: Submit, grammars: Grammars) -> Rules | None:
         """Return what a request asks for, behind what was committed; None where that is nothing.
 
         Raises GrammarFailed.
         """
         penalties = Penalties.of(submit.sampling, submit.prompt)
-        grammar = None
-        if submit.grammar is not None:
-            if grammars is None:
-                raise GrammarFailed("this model is served without grammars")
-            grammar = grammars.start(submit.grammar)
+        grammar = None if submit.grammar is None else grammars.start(submit.grammar)
         if penalties is None and grammar is None and not (submit.min_tokens and submit.stop_tokens):
             return None
         rules = cls(submit, penalties, grammar)
@@ -53,7 +48,7 @@ class Rules:
         return self._grammar is not None and self._grammar.ended
 
     def shape(self, row: Row, taken: Sequence[int]) -> Row | None:
-        """Implements policies.sampling.Shape, for rows in order. Raises GrammarFailed."""
+        """Implements policies.sampling.params.Shape, for rows in order. Raises GrammarFailed."""
         self._follow(taken[self._ahead :])
         self._ahead = len(taken)
         if self.ended:

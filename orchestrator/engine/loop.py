@@ -49,7 +49,7 @@ class DecodeLoop:
         max_itl_ms: float,
         prefix_reuse: bool,
         tolerance: ToleranceGoal,
-        grammars: Grammars | None = None,
+        grammars: Grammars,
         low_acceptance_rate: float = THRESHOLD,
         objectives: Objectives = NO_OBJECTIVES,
     ) -> None:
@@ -86,7 +86,7 @@ class DecodeLoop:
 
     def prepare(self, request: Submit) -> None:
         """Do ahead of `submit` what takes time; from any thread."""
-        if request.grammar is not None and self._grammars is not None:
+        if request.grammar is not None:
             with suppress(GrammarFailed):  # `submit` says why
                 self._grammars.prepare(request.grammar)
 
@@ -234,7 +234,6 @@ class DecodeLoop:
         if session.first_token_s == 0.0:
             session.first_token_s = self._clock.monotonic_s()
         session.steps += 1
-        session.draft_steps += drafted > 0
         session.drafted += drafted
         session.accepted += accepted
         tally.add(drafted, accepted, session.submit.sampling.rule)

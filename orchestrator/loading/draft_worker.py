@@ -46,7 +46,6 @@ def _load(options: DraftWorkerOptions, emit: Emit) -> Hosted:
         vocabulary_size=spec.vocabulary_size,
         vocabulary_fingerprint=spec.vocabulary_fingerprint,
         host=os.environ.get(NODE_ADDRESS, "") if options.across_hosts else "",
-        resumes=True,
         runs_ahead=draft.remote.overlap if draft.remote is not None else "never",
         load_s=time.perf_counter() - started,
     )

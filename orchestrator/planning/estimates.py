@@ -31,11 +31,6 @@ class Stated:
     sheet: Datasheet
 
     @property
-    def name(self) -> str:
-        """Return its name in the library."""
-        return self.sheet.name
-
-    @property
     def kind(self) -> str:
         """Return "cpu", "gpu" or "npu"."""
         return self.sheet.kind
@@ -116,7 +111,6 @@ def _option(sheet: Datasheet, model: PlannedModel, role: Role, weights: str, pre
         workspace_bytes=row_bytes,
         kv_bytes_per_token=shape.kv_elements * KV_BYTES,
         paid_rows=_PAID_ROWS,
-        activations=precision.value,
         source="datasheet",
     )
 

@@ -31,10 +31,7 @@ def placement_score(
         ("bandwidth_headroom", *_bandwidth(parts, devices, prediction, workload)),
         ("memory_fit", *_memory(devices, used_bytes)),
         ("link_cost", *_link(prediction)),
-        ("queue_depth", *_queue(devices, prediction)),
-        ("utilisation", *_utilisation(devices)),
         ("efficiency", *_efficiency(devices, prediction)),
-        ("health", *_health(devices)),
     )
     return Score(tuple(Term(name, value, float(getattr(weights, name)), why) for name, value, why in terms))
 
@@ -76,23 +73,8 @@ def _link(prediction: Prediction) -> tuple[float, str]:
     return 1.0 - share, f"links take {prediction.link_ms:.2f} of a round's {prediction.round_ms:.2f} ms"
 
 
-def _queue(devices: Sequence[Device], prediction: Prediction) -> tuple[float, str]:
-    waiting = max(device.queue_depth for device in devices)
-    return prediction.sequences / (prediction.sequences + waiting), f"{waiting} sequences wait"
-
-
-def _utilisation(devices: Sequence[Device]) -> tuple[float, str]:
-    busiest = max(devices, key=lambda device: (device.utilisation, device.id))
-    return 1.0 - min(1.0, busiest.utilisation), f"other work takes {busiest.utilisation:.0%} of {busiest.id}"
-
-
 def _efficiency(devices: Sequence[Device], prediction: Prediction) -> tuple[float, str]:
     joules = prediction.joules_per_token
     if not joules:
         return _UNKNOWN, "power is not known of " + ", ".join(device.id for device in devices if not device.power_w)
     return 1.0 / (1.0 + joules), f"{joules:.3g} J a token"
-
-
-def _health(devices: Sequence[Device]) -> tuple[float, str]:
-    worst = min(devices, key=lambda device: (device.health, device.id))
-    return worst.health, f"health of {worst.id} is {worst.health:.2f}"

@@ -10,6 +10,8 @@ from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
 from policies.planning.plan import Option, Workload
 
+PREFILL_CHUNK_ROWS = 512
+"""The most rows of a prompt in one forward."""
 MOST_BUSY = 0.99
 """Other work that takes more of a device's time than this is counted as this."""
 
@@ -30,10 +32,10 @@ class Part:
         total = work + option.overhead_ms + option.overhead_sequence_ms * sequences
         return total / (1.0 - min(self.utilisation, MOST_BUSY))
 
-    def prefill_ms(self, tokens: int, done: int, chunk_rows: int, *, beside: bool = False) -> float:
+    def prefill_ms(self, tokens: int, *, beside: bool = False) -> float:
         """Return the time to prefill a prompt. `beside`: what it adds to rounds in which others decode."""
-        chunks = ceil(tokens / chunk_rows) if not beside else 0
-        work = self.share * self.option.cost.prefill_ms(tokens, done=done, chunk_rows=chunk_rows, beside=beside)
+        chunks = ceil(tokens / PREFILL_CHUNK_ROWS) if not beside else 0
+        work = self.share * self.option.cost.prefill_ms(tokens, chunk_rows=PREFILL_CHUNK_ROWS, beside=beside)
         return (work + chunks * self.option.overhead_ms) / (1.0 - min(self.utilisation, MOST_BUSY))
 
     @property
@@ -53,8 +55,8 @@ class TargetTimes:
     def __init__(self, parts: Sequence[Part], sequences: int, workload: Workload) -> None:
         self._parts, self._sequences, self._load = parts, sequences, workload
         self._known: dict[tuple[int, int, float], tuple[float, float, int]] = {}
-        self.prefill_ms = sum(prefill_ms(part, workload) for part in parts)
-        self.prefill_beside_ms = sum(prefill_ms(part, workload, beside=sequences > 1) for part in parts)
+        self.prefill_ms = sum(part.prefill_ms(workload.prompt_tokens) for part in parts)
+        self.prefill_beside_ms = sum(part.prefill_ms(workload.prompt_tokens, beside=sequences > 1) for part in parts)
 
     def at(self, depth: int, micro_batches: int, changes: float = 0.0) -> tuple[float, float, int]:
         """Return the sum and the slowest of a verification of `depth` drafts, and the rows of a micro-batch."""
@@ -82,13 +84,6 @@ def micro_batch_counts(sequences: int) -> list[int]:
 def hops_ms(hops: Sequence[LinkProfile], size_bytes: float) -> float:
     """Return what so many bytes take through all shards, and a token from the last back to the first."""
     return sum(link.transfer_ms(size_bytes) for link in hops[:-1]) + (hops[-1].rtt_ms / 2 if hops else 0.0)
-
-
-def prefill_ms(part: Part, workload: Workload, *, beside: bool = False) -> float:
-    """Return the time of one request's prompt on one worker. `beside`: what it adds to rounds that decode others."""
-    done = workload.reused_prompt_tokens
-    tokens = max(1, workload.prompt_tokens - done)
-    return part.prefill_ms(tokens, done, workload.prefill_chunk_rows, beside=beside)
 
 
 def kv_bytes(option: Option, workload: Workload, share: float = 1.0) -> float:

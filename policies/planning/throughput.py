@@ -38,7 +38,7 @@ from policies.planning.draft_yield import (
     usual_depth,
 )
 from policies.planning.plan import Drafter, Prediction, Workload
-from policies.planning.shard_cost import Part, TargetTimes, context_tokens, hops_ms, micro_batch_counts, prefill_ms
+from policies.planning.shard_cost import Part, TargetTimes, context_tokens, hops_ms, micro_batch_counts
 
 Values = TypeVar("Values", float, NDArray[np.float64])
 _BYTES_PER_DRAFT = 64.0  # of one sequence's message on the draft's link: ids, confidences, framing
@@ -125,12 +125,11 @@ class _Predictor:
         self._times = times or TargetTimes(target.parts, target.sequences, workload)
         counts = micro_batch_counts(target.sequences) if len(target.parts) > 1 else [1]
         self.plain = {count: self._times.verify_ms(target.hops, 0, count) for count in counts}
-        prompt = max(1, workload.prompt_tokens - workload.reused_prompt_tokens)
-        through_ms = hops_ms(target.hops, workload.target.hidden_bytes * prompt)
+        through_ms = hops_ms(target.hops, workload.target.hidden_bytes * workload.prompt_tokens)
         self._first = self._times.prefill_ms + through_ms
         self._plain_prefill = self._prefill = self._times.prefill_beside_ms + through_ms
         if draft is not None and draft.part is not None and not draft.overlap:
-            self._prefill += prefill_ms(draft.part, workload)
+            self._prefill += draft.part.prefill_ms(workload.prompt_tokens)
         self._error = max(part.option.cost.error for part in target.parts)
 
     def at(self, depth: int, micro_batches: int) -> Prediction:

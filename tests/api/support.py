@@ -20,6 +20,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.control.port import DraftView, ReplicaView, StateView, Totals
 from orchestrator.workers.messages import Delta, Gauges, Ready, RequestStats, Submit
 from policies.serving.overrides import Effective, Wish
+from tests.support.drafters import FINGERPRINT
 
 CONTEXT_TOKENS = 64
 EOS = 256
@@ -27,7 +28,7 @@ TOKENIZER = Tokenizer.bytes_only()
 READY = Ready(
     model="toy",
     vocabulary_size=TOKENIZER.vocabulary_size,
-    vocabulary_fingerprint=TOKENIZER.vocabulary_fingerprint,
+    vocabulary_fingerprint=FINGERPRINT,
     context_tokens=CONTEXT_TOKENS,
     adapter="scripted",
     device="CPU",
@@ -98,7 +99,7 @@ class ScriptedControl:
                 if index == self.hang_at:
                     await asyncio.Event().wait()
                 last = index == len(self.steps) - 1
-                counts = (len(submit.prompt), 5, 4, 2, 6, 3, 1.0, 2.0, self.reused, self.tolerance_delta)
+                counts = (len(submit.prompt), 5, 4, 6, 3, 1.0, 2.0, self.reused, self.tolerance_delta)
                 stats = RequestStats(*counts) if last else None
                 told = None if index else self.speculation
                 yield Delta(submit.request_id, tokens, self.finish if last else "", stats, speculation=told)

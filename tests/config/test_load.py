@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.config.load import default_config_path, load_config, parse_config
+from orchestrator.config.load import default_config_path, load_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import ConfigError
 from orchestrator.loading.options import EngineOptions, draft_specs, engine_options, worker_specs
 from policies.serving.slo import Objective, Objectives
+from tests.support.config import parse_config
 
 SHIPPED = Path(__file__).parents[2] / "cluster.yaml"
 HEAD = "model:\n  source: simulated:toy\n  adapter: simulated\n"
@@ -74,6 +75,7 @@ WRONG = [
     ("api: {port: " + "9" * 5000 + "}\n", 4, ["not YAML", "cannot be read as int"]),
     ("api: {port: !!int ''}\n", 4, ["not YAML", "'' cannot be read as int"]),
     ("api: {port: !!timestamp x}\n", 4, ["not YAML", "cannot be read as timestamp"]),
+    ("placement:\n  score_weights:\n    health: 2\n", 6, ["placement.score_weights.health: unknown key", "memory_fit"]),
     ("slo:\n  ttft_ms: -1\n", 5, ["slo.ttft_ms: must be 0 to 3600000, not -1"]),
     ("slo:\n  tpot_ms: 50\n  tpot_percentile: 100\n", 6, ["slo.tpot_percentile: must be 50 to 99.9, not 100"]),
     ("slo:\n  ttft_ms: 9\n  late: shed\n", 6, ["slo.late: must be 'queue' or 'refuse', not 'shed'"]),

@@ -33,7 +33,7 @@ def served(decode_s: float, prefill_ms: float, *, ends: int = 3) -> Streams:
     for number in range(ends):
         stream = streams.open(Submit(f"old{number}", [1], 2))
         streams.send(stream, "one")
-        stats = RequestStats(1, 1, 1, 0, 0, 0, 0.0, prefill_ms)
+        stats = RequestStats(1, 1, 1, 0, 0, 0.0, prefill_ms)
         streams.deliver(Delta(stream.key, [1], "", stats), now_s)
         now_s += decode_s
         streams.deliver(Delta(stream.key, [2], "length", stats), now_s)
@@ -42,7 +42,7 @@ def served(decode_s: float, prefill_ms: float, *, ends: int = 3) -> Streams:
 
 def view(live: int, *, running: int | None = None) -> StateView:
     """A replica of READY's four slots, of which objectives leave so many."""
-    state = TargetState("one", "local")
+    state = TargetState("one")
     state.observe(READY)
     state.observe(gauges(slo(running) if running is not None else None))
     return whole([state.view(0, live)], "local", streams=live, uptime_s=1.0, draining=False)

@@ -30,7 +30,7 @@ class Clock:
 
 
 def ahead_of(step_s: float = 0.0, *, runs_ahead: bool = False) -> AheadDrafter:
-    ahead = AheadDrafter(KnowingDrafter([TEXT]), Clock(step_s), resumes=True, runs_ahead=runs_ahead)
+    ahead = AheadDrafter(KnowingDrafter([TEXT]), Clock(step_s), runs_ahead=runs_ahead)
     ahead.update(Begin("a", TEXT[:HELD], Sampling()))
     return ahead
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
+from orchestrator.drafting import server
+from orchestrator.drafting.lookahead import AheadDrafter
 from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.protocol import Answer, Guess, checked
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
@@ -26,6 +27,16 @@ from tests.support.drafters import FINGERPRINT, in_a_thread
 from tests.support.loops import decode, loop_over, toy
 
 BYTES_A_CANDIDATE = 8
+
+
+class AskedOnce(AheadDrafter):
+    """Asks for a whole draft at once and nothing ahead, so that tokens are those of the same asks in this process."""
+
+    def answer(self, asks: Sequence[Ask], within_s: float, round_s: float = 0.0) -> list[Draft]:
+        return self.drafter.propose(asks)
+
+    def step(self) -> bool:
+        return False
 
 
 class InStep(RemoteDrafter):
@@ -45,7 +56,7 @@ class InStep(RemoteDrafter):
 
 
 @contextmanager
-def remote(**fields: Any) -> Iterator[InStep]:
+def remote() -> Iterator[InStep]:
     """The other model in a draft worker."""
     reports: list[DraftLink] = []
     drafter = InStep(
@@ -56,7 +67,7 @@ def remote(**fields: Any) -> Iterator[InStep]:
         clock=SystemClock(),
         report=reports.append,
     )
-    with in_a_thread(draft_model(), runs_ahead="always", **fields) as door:
+    with in_a_thread(draft_model(), runs_ahead="always") as door:
         drafter.attach(door)
         while not reports:
             time.sleep(0.001)
@@ -66,10 +77,11 @@ def remote(**fields: Any) -> Iterator[InStep]:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "tolerance"])
-def test_tokens_and_acceptance_are_those_of_a_draft_in_this_process(rule):
+def test_tokens_and_acceptance_are_those_of_a_draft_in_this_process(rule, monkeypatch):
+    monkeypatch.setattr(server, "AheadDrafter", AskedOnce)
     asked = submits(rule, 12, max_tokens=40, depth=4, top_k=0)
     here, rounds_here = decode(loop_over(toy(), draft_model()), asked)
-    with remote(resumes=False) as drafter:
+    with remote() as drafter:
         there, rounds_there = decode(loop_over(toy(), drafter), asked)
     assert there == here
     counted = [(done.drafted, done.accepted) for done in rounds_here if done.drafted]
@@ -77,11 +89,12 @@ def test_tokens_and_acceptance_are_those_of_a_draft_in_this_process(rule):
     assert sum(accepted for _, accepted in counted) > 50
 
 
-def test_more_is_accepted_with_the_rows_than_without():
+def test_more_is_accepted_with_the_rows_than_without(monkeypatch):
+    monkeypatch.setattr(server, "AheadDrafter", AskedOnce)
     asked = submits("rejection", 60, max_tokens=20, depth=1, top_k=0)
     rates = []
     for rows in (False, True):
-        with remote(resumes=False) as drafter:
+        with remote() as drafter:
             drafter.rows = rows
             _, rounds = decode(loop_over(toy(), drafter), asked)
         rates.append(sum(done.accepted for done in rounds) / sum(done.drafted for done in rounds))
@@ -90,7 +103,7 @@ def test_more_is_accepted_with_the_rows_than_without():
 
 def test_what_is_drafted_ahead_leans_nothing():
     asked = submits("rejection", 2000)
-    with remote(resumes=True) as drafter:
+    with remote() as drafter:
         out, rounds = decode(loop_over(toy(), drafter, running=16), asked)
         state = drafter.states()[0].remote
     assert state is not None

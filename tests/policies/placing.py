@@ -17,8 +17,8 @@ from policies.planning.shard_cost import Part, kv_bytes
 from policies.planning.throughput import DraftSide, TargetSide, best_depth
 
 MIB = 1 << 20
-TARGET = ModelFacts("target", 8, 4096, 4096.0)
-DRAFT = ModelFacts("draft", 4, 4096)
+TARGET = ModelFacts("target", 8, 4096.0)
+DRAFT = ModelFacts("draft", 4)
 ROOMY = 4000 * MIB
 
 times_ms = st.sampled_from((8.0, 5.0, 6.5, 10.0, 20.0)) | st.floats(0.5, 20.0, allow_nan=False)
@@ -47,9 +47,7 @@ def clusters(draw: st.DrawFn, *, memory_mib: tuple[int, int] = (50, 900)) -> Clu
                 draw(st.sampled_from(("cpu", "gpu"))),
                 name,
                 draw(st.integers(*memory_mib)) * MIB,
-                health=draw(st.sampled_from((1.0, 1.0, 0.9, 0.2))),
                 utilisation=draw(st.sampled_from((0.0, 0.0, 0.4))),
-                queue_depth=draw(st.integers(0, 3)),
                 rates=DeviceRates(bandwidth_bytes_per_s=draw(st.sampled_from((0.0, 5e10)))),
             )
         )
@@ -103,7 +101,7 @@ def brute_force(cluster: Cluster, wanted: Wanted) -> float:
     """Return the highest goodput of any target on one device with any draft, by trying all; 0 where none fits."""
     hosts, links = {host.name: host for host in cluster.hosts}, links_of(cluster)
     load, best = wanted.workload, 0.0
-    for device, option in _places(cluster, wanted, Role.TARGET):
+    for device, option in _places(cluster, Role.TARGET):
         room = device.memory_bytes * (1 - wanted.constraints.keep_free)
         fixed, kv = fixed_bytes(option, TARGET.layers), kv_bytes(option, load)
         fits = [count for count in range(1, load.concurrency + 1) if fixed + kv * count <= room]
@@ -112,7 +110,7 @@ def brute_force(cluster: Cluster, wanted: Wanted) -> float:
         side = TargetSide((Part(option, 1.0, device.utilisation),), (), fits[-1])
         drafts = [None, *(DraftSide(one) for one in load.drafters if one.model is None)]
         for drafter in (one for one in load.drafters if one.model is not None):
-            for other, draft in _places(cluster, wanted, Role.DRAFT):
+            for other, draft in _places(cluster, Role.DRAFT):
                 part = Part(draft, 1.0, other.utilisation)
                 needed = fixed_bytes(draft, DRAFT.layers) + kv_bytes(draft, load) * fits[-1]
                 alone = needed <= other.memory_bytes * (1 - wanted.constraints.keep_free)
@@ -132,10 +130,9 @@ def brute_force(cluster: Cluster, wanted: Wanted) -> float:
     return best
 
 
-def _places(cluster: Cluster, wanted: Wanted, role: Role) -> Iterator[tuple[Device, Option]]:
-    healthy = [one for one in cluster.devices if one.health >= wanted.constraints.least_health]
+def _places(cluster: Cluster, role: Role) -> Iterator[tuple[Device, Option]]:
     exact = [one for one in cluster.options if one.role is role and (one.row_invariant or role is Role.DRAFT)]
-    for device in healthy:
+    for device in cluster.devices:
         yield from ((device, option) for option in exact if option.profile == device.profile)
 
 

@@ -15,7 +15,7 @@ from policies.planning.plan import Drafter, ModelFacts, Option, Role, Workload
 from policies.planning.shard_cost import Part
 from policies.planning.throughput import DraftSide, TargetSide, best_depth, predict, verify_ms
 
-MODEL = ModelFacts("m", 10, 4096, hidden_bytes=1000.0)
+MODEL = ModelFacts("m", 10, hidden_bytes=1000.0)
 FLAT = Option("p", Role.TARGET, "m", "runtime", "bf16", StepCost((1.0, 2.0), (10.0, 10.0)), 1e6, 0.0)
 DRAFT = replace(FLAT, role=Role.DRAFT, cost=StepCost((1.0, 2.0), (2.0, 2.0)))
 LOAD = Workload(MODEL, (), 1, 1, 1000, depth_bound=8)
@@ -36,9 +36,9 @@ def test_one_after_the_other_is_the_sum_and_beside_each_other_the_longer() -> No
 
 
 def test_drafts_made_ahead_count_as_far_as_they_follow_the_verification() -> None:
-    half = replace(SURE, hit_rate=0.5)
+    half = replace(SURE, acceptance=(1.0, 1.0, 1.0, 0.5))
     assert round_of(DraftSide(half, Part(DRAFT), True, LINK), 3) == pytest.approx(0.5 * 10.0 + 0.5 * 16.0 + 1.0)
-    never = replace(SURE, hit_rate=0.0)
+    never = replace(SURE, acceptance=(1.0, 1.0, 1.0, 0.0))
     assert round_of(DraftSide(never, Part(DRAFT), True, LINK), 3) == pytest.approx(16.0 + 1.0)
 
 

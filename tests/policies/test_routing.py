@@ -28,7 +28,6 @@ def replicas(draw: st.DrawFn) -> list[ReplicaState]:
             cached_prompt_tokens=draw(st.integers(0, 2000)),
             tpot_ms=draw(st.floats(0.5, 200.0)),
             prefill_ms_per_token=draw(st.floats(0.0, 5.0)),
-            health=draw(st.floats(0.0, 1.0)),
             serving=draw(st.booleans()),
             why_not="restarting",
         )
@@ -50,7 +49,7 @@ def test_only_a_replica_that_serves_is_chosen_and_every_other_has_its_reason(
     states: list[ReplicaState], request: RoutedRequest
 ):
     chosen = route(states, request)
-    serving = {one.name for one in states if one.serving and one.health > 0.0}
+    serving = {one.name for one in states if one.serving}
     assert (chosen.replica in serving) if serving else chosen.replica is None
     assert {one.name for one in chosen.rated} == {one.name for one in states}
     assert all((one.why_not == "") == (one.name == chosen.replica) for one in chosen.rated)
@@ -58,16 +57,14 @@ def test_only_a_replica_that_serves_is_chosen_and_every_other_has_its_reason(
 
 @given(replicas().filter(bool), requests)
 def test_an_idle_replica_beats_an_equal_busy_one(states: list[ReplicaState], request: RoutedRequest):
-    busy = dataclasses.replace(states[0], name="a", running=states[0].places, waiting=1, serving=True, health=1.0)
+    busy = dataclasses.replace(states[0], name="a", running=states[0].places, waiting=1, serving=True)
     idle = dataclasses.replace(busy, name="z", running=0, waiting=0)
     assert route([busy, idle], request).replica == "z"
 
 
 @given(replicas().filter(bool), requests, st.integers(1, 2000))
 def test_a_cached_beginning_wins_among_equals(states: list[ReplicaState], request: RoutedRequest, cached: int):
-    cold = dataclasses.replace(
-        states[0], name="a", cached_prompt_tokens=0, prefill_ms_per_token=0.5, serving=True, health=1.0
-    )
+    cold = dataclasses.replace(states[0], name="a", cached_prompt_tokens=0, prefill_ms_per_token=0.5, serving=True)
     warm = dataclasses.replace(cold, name="z", cached_prompt_tokens=cached)
     assert route([cold, warm], request).replica == "z"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.serving.routing import ReplicaState, RoutedRequest, RoutingWeights, route
+from policies.serving.routing import ReplicaState, RoutedRequest, route
 
 IDLE = ReplicaState("a", 0, 0, 4, 10_000, 10_000, 0, 10.0, 1.0)
 REQUEST = RoutedRequest(500, 100)
@@ -28,7 +28,6 @@ def states(draw: st.DrawFn) -> tuple[ReplicaState, ...]:
             draw(st.integers(0, 700)),
             draw(st.floats(1.0, 50.0)),
             draw(st.floats(0.0, 2.0)),
-            health=draw(st.sampled_from((1.0, 0.8, 0.0))),
             serving=draw(st.booleans()),
         )
         for number in range(draw(st.integers(1, 5)))
@@ -36,11 +35,11 @@ def states(draw: st.DrawFn) -> tuple[ReplicaState, ...]:
 
 
 @given(states())
-def test_prices_are_in_order_and_terms_between_nothing_and_one(replicas: tuple[ReplicaState, ...]) -> None:
+def test_prices_are_in_order_and_the_sums_of_their_terms(replicas: tuple[ReplicaState, ...]) -> None:
     found = route(replicas, REQUEST)
     prices = [one.price_ms for one in found.rated]
     assert prices == sorted(prices)
-    assert all(0.0 <= term.value <= 1.0 for one in found.rated for term in one.terms)
+    assert all(one.price_ms == sum(term.cost_ms for term in one.terms) for one in found.rated if one.terms)
 
 
 @given(states())
@@ -59,7 +58,6 @@ def test_more_of_the_prompt_in_its_cache_never_makes_a_replica_dearer(replicas: 
         ({"kv_free_tokens": 700}, "kv_pressure"),
         ({"prefill_ms_per_token": 1.5}, "prefix_affinity"),
         ({"tpot_ms": 12.0}, "tpot"),
-        ({"health": 0.9}, "health"),
     ],
 )
 def test_each_term_can_decide_and_says_so(worse: dict[str, Any], term: str) -> None:
@@ -68,16 +66,16 @@ def test_each_term_can_decide_and_says_so(worse: dict[str, Any], term: str) -> N
     assert f"most of it {term}" in found.rated[1].why_not
 
 
-def test_a_cached_prefix_outweighs_a_slower_replica_until_it_is_told_not_to() -> None:
+def test_a_cached_prefix_outweighs_a_slower_replica_as_long_as_it_saves_more() -> None:
     warm = replace(IDLE, name="warm", cached_prompt_tokens=480, tpot_ms=13.0)
     cold = replace(IDLE, name="cold")
     assert route([warm, cold], REQUEST).replica == "warm"
-    assert route([warm, cold], REQUEST, RoutingWeights(prefix_affinity=0.0)).replica == "cold"
+    assert route([replace(warm, tpot_ms=16.0), cold], REQUEST).replica == "cold"
 
 
 def test_where_nothing_serves_the_reason_names_all() -> None:
-    lost = replace(IDLE, name="lost", health=0.0)
+    lost = replace(IDLE, name="lost", serving=False, why_not="restarting")
     draining = replace(IDLE, name="out", serving=False, why_not="draining")
     found = route([draining, lost], REQUEST)
     assert found.replica is None
-    assert found.reason == "no replica serves: lost: lost; out: draining"
+    assert found.reason == "no replica serves: lost: restarting; out: draining"

@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
+from orchestrator.engine.variants import Arms, Way
 from orchestrator.engine.worker_engine import DecodeEngine, Loaded
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Event, Ready
@@ -29,7 +30,7 @@ def target(options: dict[str, Any]) -> DecodeEngine:
             report=emit,
         )
         loop = loop_over(model, drafter)
-        return Loaded(loop, _ready(), drafter.close, lambda command: drafter.attach(command.door))
+        return Loaded(loop, _ready(), drafter.close, lambda command: drafter.attach(command.door), Arms(Way(12), {}))
 
     return DecodeEngine(load, SystemClock())
 

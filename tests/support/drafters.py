@@ -113,7 +113,6 @@ def hosted(drafter: Any, **fields: Any) -> Hosted:
     known: dict[str, Any] = {
         "vocabulary_size": VOCABULARY,
         "vocabulary_fingerprint": FINGERPRINT,
-        "resumes": True,
     }
     return Hosted(drafter, **(known | fields))
 

@@ -22,7 +22,7 @@ from policies.planning.placement.rows import Floats, Index, Ints, Rows, draft_ro
 from policies.planning.placement.search import Ground
 from policies.planning.placement.shards import Hops, Items, Taken, cut
 from policies.planning.plan import Drafter, Option
-from policies.planning.shard_cost import context_tokens, kv_bytes
+from policies.planning.shard_cost import PREFILL_CHUNK_ROWS, context_tokens, kv_bytes
 
 _BOUNDS = 5  # how often the bound on the slowest shard is moved, at most
 _BOUNDS_OF_FEW = 10  # with few devices
@@ -171,12 +171,10 @@ def _cost(option: Option, task: Task, aim: Aim, prompts: float) -> tuple[float, 
         share * option.cost.ms(sequences * max(count + 1, paid), sequences, context, changes=changes)
         for count, share in drafted_shares(aim.drafter, aim.depth)
     )
-    done = load.reused_prompt_tokens
-    prompt = max(1, load.prompt_tokens - done)
     beside = task.sequences > 1
-    prefill = option.cost.prefill_ms(prompt, done=done, chunk_rows=load.prefill_chunk_rows, beside=beside)
+    prefill = option.cost.prefill_ms(load.prompt_tokens, chunk_rows=PREFILL_CHUNK_ROWS, beside=beside)
     fixed = option.overhead_ms + option.overhead_sequence_ms * sequences
-    chunks = 0 if beside else ceil(prompt / load.prefill_chunk_rows)
+    chunks = 0 if beside else ceil(load.prompt_tokens / PREFILL_CHUNK_ROWS)
     return (
         fixed + prompts * chunks * option.overhead_ms,
         (mean + prompts * prefill) / layers,
@@ -189,8 +187,7 @@ def traffic_of(task: Task, aim: Aim, prompts: float) -> Traffic:
     """Return what crosses from shard to shard in a round, with its share of prefill (`prompts` of them)."""
     load = task.ground.wanted.workload
     rows = ceil(task.sequences / aim.micro_batches) * (aim.depth + 1)
-    prompt = max(1, load.prompt_tokens - load.reused_prompt_tokens)
-    return Traffic(1.0 + prompts, load.target.hidden_bytes * (rows + prompts * prompt))
+    return Traffic(1.0 + prompts, load.target.hidden_bytes * (rows + prompts * load.prompt_tokens))
 
 
 def _hops(task: Task, aim: Aim, prompts: float) -> Hops:

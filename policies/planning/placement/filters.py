@@ -30,14 +30,14 @@ def usable(cluster: Cluster, wanted: Wanted) -> Usable:
     hosts = {host.name: host for host in cluster.hosts}
     _check(cluster, hosts, wanted.constraints)
     rejected: list[RejectedCandidate] = []
-    healthy = _devices(cluster.devices, hosts, wanted.constraints, rejected)
+    allowed = _devices(cluster.devices, hosts, wanted.constraints, rejected)
     models = {one.model.name for one in wanted.workload.drafters if one.model is not None}
     targets = _options(cluster.options, Role.TARGET, {wanted.workload.target.name}, wanted, rejected)
     drafts = _options(cluster.options, Role.DRAFT, models, wanted, rejected)
     return Usable(
         hosts,
-        _pinned(healthy, wanted.constraints.pin_target, Role.TARGET, rejected),
-        _pinned(healthy, wanted.constraints.pin_draft, Role.DRAFT, rejected),
+        _pinned(allowed, wanted.constraints.pin_target, Role.TARGET, rejected),
+        _pinned(allowed, wanted.constraints.pin_draft, Role.DRAFT, rejected),
         targets,
         drafts,
         tuple(rejected),
@@ -87,8 +87,6 @@ def _unfit(device: Device, host: Host, constraints: Constraints) -> str:
         return "excluded by the operator (`exclude`)"
     if constraints.zones and host.zone not in constraints.zones:
         return f"in zone {host.zone!r}, and `zones` allows {_some(constraints.zones)}"
-    if device.health < constraints.least_health:
-        return f"health {device.health:.2f} is below {constraints.least_health:.2f} (`least_health`)"
     return ""
 
 
@@ -105,8 +103,8 @@ def _pinned(
             rejected.append(RejectedCandidate(device.id, f"the {role} is pinned to {_some(pins)} (`pin_{role}`)", role))
     if not kept:
         raise NoPlan(
-            f"pin_{role}: nothing of {_some(pins)} may be used, because it is excluded, in another zone, or not "
-            f"healthy; change `pin_{role}` or what rules it out"
+            f"pin_{role}: nothing of {_some(pins)} may be used, because it is excluded or in another zone; "
+            f"change `pin_{role}` or what rules it out"
         )
     return tuple(kept)
 
@@ -126,11 +124,6 @@ def _options(
 
 
 def _unsuitable(option: Option, wanted: Wanted) -> str:
-    constraints = wanted.constraints
-    if constraints.runtimes and option.runtime not in constraints.runtimes:
-        return f"`runtimes` allows {_some(constraints.runtimes)}"
-    if option.role is Role.TARGET and constraints.weights and option.weights not in constraints.weights:
-        return f"`weights` allows {_some(constraints.weights)}"
     if option.role is Role.TARGET and wanted.workload.exactness is Exactness.BIT and not option.row_invariant:
         return "its rows are not invariant, which exactness `bit` needs; exactness `kernel` would allow it"
     return ""

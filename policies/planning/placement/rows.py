@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from policies.planning.draft_yield import all_hit_rate, depth_bound
 from policies.planning.placement import workers
 from policies.planning.plan import Constraints, Device, Drafter, Host, Option, RejectedCandidate, Role, Workload
-from policies.planning.shard_cost import MOST_BUSY, Part, kv_bytes, prefill_ms
+from policies.planning.shard_cost import MOST_BUSY, Part, kv_bytes
 from policies.planning.throughput import DraftSide, TargetSide, draft_ms, verify_ms
 
 Floats = NDArray[np.float64]
@@ -27,7 +27,7 @@ Bools = NDArray[np.bool_]
 class Index:
     """Devices as arrays, in the order of their ids; hosts and zones as numbers, in the order of their names. `cores`
     that are left on a device's host (infinite where not known), `room` that a plan may fill, `tie`: which of devices
-    that cost the same comes first: the healthier, less busy, less asked for, larger, first by id."""
+    that cost the same comes first: the less busy, larger, first by id."""
 
     devices: tuple[Device, ...]
     hosts: tuple[str, ...]
@@ -55,9 +55,7 @@ def index_of(
     order = sorted(
         range(len(devices)),
         key=lambda one: (
-            -devices[one].health,
             devices[one].utilisation,
-            devices[one].queue_depth,
             -devices[one].memory_bytes,
             devices[one].id,
         ),
@@ -133,7 +131,7 @@ def target_rows(
             ms = [verify_ms(side, load, depth) for depth in range(load.depth_bound + 1)]
             changed = [verify_ms(side, load, depth, changes=1.0) for depth in range(load.depth_bound + 1)]
             there = devices[(fit == sequences) & enough]
-            prefill = prefill_ms(side.parts[0], load, beside=sequences > 1)
+            prefill = side.parts[0].prefill_ms(load.prompt_tokens, beside=sequences > 1)
             made.add(index, option, there, int(sequences), ms, changed, prefill, fixed, kv)
     return made.rows(), made.rejected
 
@@ -162,7 +160,7 @@ def draft_rows(
         ms = [draft_ms(side, load, depth, sequences) for depth in depths]
         late = [draft_ms(side, load, depth, all_hit_rate(drafter, depth, sequences)[1]) for depth in depths]
         there = devices[fits & enough]
-        made.add(index, option, there, sequences, ms, late, prefill_ms(Part(option), load), fixed, kv)
+        made.add(index, option, there, sequences, ms, late, Part(option).prefill_ms(load.prompt_tokens), fixed, kv)
     return made.rows(), made.rejected
 
 

@@ -38,9 +38,8 @@ class Device:
     """A device that workers may be placed on.
 
     `profile`: the key of its options (devices of one hardware, driver and runtime share one). `memory_bytes`: free
-    memory that a plan may fill. `health`: 0 (lost) to 1. `utilisation`: the share of its time that work outside this
-    plan takes, an exponential moving average of 0 to 1. `queue_depth`: sequences that wait for it.
-    Its `rates` and `power_w` (under load) are 0 or empty where not known.
+    memory that a plan may fill. `utilisation`: the share of its time that work outside this plan takes, an exponential
+    moving average of 0 to 1. Its `rates` and `power_w` (under load) are 0 or empty where not known.
     """
 
     id: str
@@ -48,9 +47,7 @@ class Device:
     kind: str
     profile: str
     memory_bytes: int
-    health: float = 1.0
     utilisation: float = 0.0
-    queue_depth: int = 0
     rates: DeviceRates = field(default_factory=DeviceRates)
     power_w: float = 0.0
 
@@ -85,7 +82,6 @@ class Option:
     load_s: float = 0.0
     row_invariant: bool = True
     paid_rows: int = 1
-    activations: str = ""
     source: Source = "measured"
 
     @property

@@ -14,7 +14,6 @@ class ModelFacts:
 
     name: str
     layers: int
-    context_length: int
     hidden_bytes: float = 0.0
 
 
@@ -29,11 +28,8 @@ class Drafter:
     `by_policy`: these are figures of a policy that chooses depths itself, up to the deepest that is allowed; with a
     lower bound they would be others, so that it is looked at with that bound only.
     `runtime`: all this is so of targets in this runtime, whose costs decide which drafts are worth their rows; others
-    do not use it ("": of any).
-    `token_ms`: what drafting one token for one sequence takes where no
-    model is run. `max_depth`: the most it can propose, 0 where only the workload bounds it. `hit_rate`: the share of
-    drafts made ahead, beside a running verification, that turn out to follow it; None takes the chance that all drafts
-    and the guess behind them are right.
+    do not use it ("": of any). `token_ms`: what drafting one token for one sequence takes where no model is run.
+    `max_depth`: the most it can propose, 0 where only the workload bounds it.
     """
 
     name: str
@@ -44,7 +40,6 @@ class Drafter:
     changes: float = 0.0
     token_ms: float = 0.0
     max_depth: int = 0
-    hit_rate: float | None = None
     by_policy: bool = False
     runtime: str = ""
 
@@ -55,21 +50,15 @@ class Drafter:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The load to plan for: so many requests at once, each of so many prompt and output tokens.
-
-    `prefill_chunk_rows`: the most rows of a prompt in one forward. `reused_prompt_tokens`: those of a prompt that are
-    in the KV cache already.
-    """
+    """The load to plan for: so many requests at once, each of so many prompt (at least one) and output tokens."""
 
     target: ModelFacts
     drafters: tuple[Drafter, ...] = ()
     concurrency: int = 1
     prompt_tokens: int = 512
     output_tokens: int = 256
-    reused_prompt_tokens: int = 0
     exactness: Exactness = Exactness.BIT
     depth_bound: int = 12
-    prefill_chunk_rows: int = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +66,10 @@ class Constraints:
     """What the operator demands. Device and host names may both stand where `pin`, `exclude` and `apart` name places.
 
     `pin_target`, `pin_draft`: only these may host that role. `exclude`: these host nothing. `apart`: draft and target
-    share no `device`, `host` or `zone`. `zones`: only these (empty: all). `runtimes`, `weights`: only these (empty:
-    all). `sharding`: `when_needed` cuts the target into layer shards only where no device can hold it. `shards`: so
-    many exactly, 0 leaves it to the plan, at most `max_shards`. `max_replicas`: how many targets may be placed; all
-    on the same terms. `standby`: name a standby for the target. `keep_free`: the share of memory that stays free.
-    `least_health`: devices below it host nothing.
+    share no `device`, `host` or `zone`. `zones`: only these (empty: all). `sharding`: `when_needed` cuts the target
+    into layer shards only where no device can hold it. `shards`: so many exactly, 0 leaves it to the plan, at most
+    `max_shards`. `max_replicas`: how many targets may be placed; all on the same terms. `standby`: name a standby for
+    the target. `keep_free`: the share of memory that stays free.
     """
 
     pin_target: tuple[str, ...] = ()
@@ -90,15 +78,12 @@ class Constraints:
     apart: Literal["", "device", "host", "zone"] = ""
     replicas_apart: Literal["device", "host", "zone"] = "device"
     zones: tuple[str, ...] = ()
-    runtimes: tuple[str, ...] = ()
-    weights: tuple[str, ...] = ()
     sharding: Literal["when_needed", "allowed", "never"] = "when_needed"
     shards: int = 0
     max_shards: int = 16
     max_replicas: int = 1
     standby: bool = True
     keep_free: float = 0.05
-    least_health: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +98,7 @@ class ScoreWeights:
     bandwidth_headroom: float = 1.0
     memory_fit: float = 1.0
     link_cost: float = 1.0
-    queue_depth: float = 1.0
-    utilisation: float = 1.0
     efficiency: float = 0.5
-    health: float = 2.0
     indifference: float = 0.0
 
 
