@@ -89,7 +89,7 @@ class ChatTemplate:
         return environment.from_string(self._source)
 
 
-def guarded(messages: Sequence[Message], controls: re.Pattern[str]) -> tuple[list[Message], str]:
+def guard_messages(messages: Sequence[Message], controls: re.Pattern[str]) -> tuple[list[Message], str]:
     """Return the messages (or tools) with a guard character between the letters of every control token, and the guard.
 
     The guard occurs nowhere in the messages, so removing it from the rendered text restores what was written.
@@ -100,27 +100,27 @@ def guarded(messages: Sequence[Message], controls: re.Pattern[str]) -> tuple[lis
     if guard is None:
         raise TemplateError("the messages use every Unicode noncharacter from U+FDD0 to U+FDEF; remove one")
     mark = guard
-    return [_mapped(message, lambda text: _guard(text, controls, mark)) for message in messages], guard
+    return [_map_strings(message, lambda text: _guard(text, controls, mark)) for message in messages], guard
 
 
 def _guard(text: str, controls: re.Pattern[str], guard: str) -> str:
     return controls.sub(lambda found: guard.join(found[0]), text)
 
 
-def _mapped(value: Any, change: Any) -> Any:
+def _map_strings(value: Any, change: Any) -> Any:
     """Return nested messages with every string changed, keys too: those of a tool's parameters are its caller's."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {change(key): _mapped(item, change) for key, item in value.items()}
+        return {change(key): _map_strings(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_mapped(item, change) for item in value]
+        return [_map_strings(item, change) for item in value]
     return value
 
 
 def _all_text(messages: Sequence[Message]) -> str:
     found: list[str] = []
-    _mapped(list(messages), found.append)
+    _map_strings(list(messages), found.append)
     return "".join(found)
 
 

@@ -152,7 +152,7 @@ class LoadedModel(Protocol):
         """
         ...
 
-    def held(self, slot: int) -> int:
+    def count_cached_positions(self, slot: int) -> int:
         """Return how many positions the slot holds (0 for a free one)."""
         ...
 
@@ -160,7 +160,7 @@ class LoadedModel(Protocol):
         """Return how many KV blocks of `capabilities.block_tokens` positions are free."""
         ...
 
-    def blocks_needed(self, batch: Sequence[Segment]) -> int:
+    def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
         """Return how many free blocks a forward of this batch would take."""
         ...
 

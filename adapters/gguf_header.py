@@ -83,15 +83,15 @@ class GgufHeader:
 
     def text(self, key: str) -> str | None:
         """Return a string value, or None when the key is absent. Raises ModelRefused for another type."""
-        return self._typed(key, str, "a text")
+        return self._read_typed(key, str, "a text")
 
     def integer(self, key: str) -> int | None:
         """Return an integer value, or None when the key is absent. Raises ModelRefused for another type."""
-        return self._typed(key, int, "an integer")
+        return self._read_typed(key, int, "an integer")
 
     def flag(self, key: str) -> bool | None:
         """Return a boolean value, or None when the key is absent. Raises ModelRefused for another type."""
-        return self._typed(key, bool, "a boolean")
+        return self._read_typed(key, bool, "a boolean")
 
     def length(self, key: str) -> int | None:
         """Return how many elements an array has, or None when the key is absent or is no array."""
@@ -100,11 +100,11 @@ class GgufHeader:
 
     def texts(self, key: str) -> list[str] | None:
         """Decode an array of strings; None when the key is absent. Raises ModelRefused for another type."""
-        array = self._typed(key, GgufArray, "a list")
+        array = self._read_typed(key, GgufArray, "a list")
         if array is None:
             return None
         if array.kind != _STRING:
-            raise _refused(self.path, f"{key} is not a list of texts")
+            raise _build_refusal(self.path, f"{key} is not a list of texts")
         raw, at, unpack, found = self.raw, array.offset, _U64.unpack_from, []
         try:
             for _ in range(array.count):
@@ -112,33 +112,33 @@ class GgufHeader:
                 at = start + unpack(raw, at)[0]
                 found.append(raw[start:at].decode())
         except UnicodeDecodeError:
-            raise _refused(self.path, f"element {len(found)} of {key} is not UTF-8") from None
+            raise _build_refusal(self.path, f"element {len(found)} of {key} is not UTF-8") from None
         return found
 
     def integers(self, key: str) -> list[int] | None:
         """Decode an array of integers; None when the key is absent. Raises ModelRefused for another type."""
-        array = self._typed(key, GgufArray, "a list")
+        array = self._read_typed(key, GgufArray, "a list")
         if array is None:
             return None
         scalar = _SCALARS.get(array.kind)
         if scalar is None or scalar.format[-1] in "fd?":
-            raise _refused(self.path, f"{key} is not a list of integers")
+            raise _build_refusal(self.path, f"{key} is not a list of integers")
         return list(struct.unpack_from(f"<{array.count}{scalar.format[-1]}", self.raw, array.offset))
 
     def floats(self, key: str) -> list[float] | None:
         """Decode an array of float32; None when the key is absent. Raises ModelRefused for another type."""
-        array = self._typed(key, GgufArray, "a list")
+        array = self._read_typed(key, GgufArray, "a list")
         if array is None:
             return None
         if array.kind != _FLOAT:
-            raise _refused(self.path, f"{key} is not a list of numbers")
+            raise _build_refusal(self.path, f"{key} is not a list of numbers")
         return list(struct.unpack_from(f"<{array.count}f", self.raw, array.offset))
 
-    def _typed(self, key: str, kind: type[_T], what: str) -> _T | None:
+    def _read_typed(self, key: str, kind: type[_T], what: str) -> _T | None:
         value = self.metadata.get(key)
         if value is None or type(value) is kind:  # not isinstance: a boolean is no integer here
             return value
-        raise _refused(self.path, f"{key} is not {what}")
+        raise _build_refusal(self.path, f"{key} is not {what}")
 
 
 def read_header(path: Path, file_bytes: int | None = None) -> GgufHeader:
@@ -158,15 +158,15 @@ def read_header(path: Path, file_bytes: int | None = None) -> GgufHeader:
                     return _parse(path, raw, here if file_bytes is None else file_bytes)
                 except _Short:
                     if len(raw) >= here or limit >= LARGEST_HEAD_BYTES:
-                        raise _refused(path, "its metadata is cut short (truncated or damaged)") from None
+                        raise _build_refusal(path, "its metadata is cut short (truncated or damaged)") from None
                     limit *= 4
     except _Damaged as damage:
-        raise _refused(path, str(damage)) from None
+        raise _build_refusal(path, str(damage)) from None
     except OSError as error:
         raise ModelRefused(f"{path.name}: cannot be read ({error.strerror or error})") from error
 
 
-def _refused(path: Path, reason: str) -> ModelRefused:
+def _build_refusal(path: Path, reason: str) -> ModelRefused:
     return ModelRefused(f"{path.name}: {reason}. Fetch the file again, or choose another one.")
 
 

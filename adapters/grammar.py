@@ -26,13 +26,13 @@ def problem(kind: str, text: str) -> str:
     import llguidance
 
     try:
-        found = llguidance.LLMatcher.validate_grammar(_compiled_text(kind, text))
+        found = llguidance.LLMatcher.validate_grammar(_compile_text(kind, text))
     except ValueError as error:
         found = str(error)
     return " ".join(found.split())
 
 
-def _compiled_text(kind: str, text: str) -> str:
+def _compile_text(kind: str, text: str) -> str:
     import llguidance
 
     if kind == "json_schema":
@@ -98,7 +98,7 @@ class GrammarCompiler:
             raise GrammarFailed(words)
         if self._library is None:
             self._library = _library_tokenizer(self._tokenizer(), self._vocabulary_size)
-        matcher = llguidance.LLMatcher(self._library, _compiled_text(kind, text))
+        matcher = llguidance.LLMatcher(self._library, _compile_text(kind, text))
         if matcher.is_error():
             raise GrammarFailed(" ".join(matcher.get_error().split()))
         return matcher
@@ -133,7 +133,7 @@ class GrammarProgress:
         """Return how many of the leading tokens may follow."""
         return int(self._matcher.validate_tokens(list(tokens)))
 
-    def forced(self, behind: Sequence[int]) -> list[int]:
+    def find_forced_tokens(self, behind: Sequence[int]) -> list[int]:
         """Return the tokens that alone may follow behind some that fit."""
         taken = self._matcher.try_consume_tokens(list(behind)) if behind else 0
         found = [] if self._matcher.is_stopped() else [int(token) for token in self._matcher.compute_ff_tokens()]

@@ -68,13 +68,13 @@ def check_small_files(directory: Path, names: Iterable[str]) -> None:
     names = set(names)
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
     for name in REQUIRED:
-        if name not in names and not (name == TOKENIZER_JSON and declared_fingerprint(directory)):
+        if name not in names and not (name == TOKENIZER_JSON and read_declared_fingerprint(directory)):
             way_out = f"It holds GGUF files; name one of them: {', '.join(ggufs)}" if ggufs else _WAYS_OUT[name]
             raise ModelRefused(f"{title(directory)}: it has no {name}. {way_out}")
     read_spec(read_json(directory / CONFIG_FILE), f"{title(directory)}/{CONFIG_FILE}")
 
 
-def declared_fingerprint(directory: Path) -> str:
+def read_declared_fingerprint(directory: Path) -> str:
     """Return the vocabulary that a draft was trained for, where its config.json names it: such a draft brings no
     tokenizer, it speaks its target's ids. "" for any other model. Raises ModelRefused when the file is damaged."""
     found = read_json(directory / CONFIG_FILE).get(TARGET_FINGERPRINT)

@@ -70,7 +70,7 @@ def pin(hub_id: HubId) -> HubId:
     api = _library().HfApi()
     from huggingface_hub.errors import RevisionResolutionError
 
-    with _explained(hub_id):
+    with _explain_errors(hub_id):
         try:
             found = api.resolve_revision(hub_id.repo, revision=hub_id.revision, local_files_only=True)
         except RevisionResolutionError:
@@ -128,7 +128,7 @@ def _bring(pinned: HubId, names: Sequence[str], sizes: dict[str, int], progress:
     missing = {name: size for name, size in sizes.items() if name in names and not (directory / name).exists()}
     if sizes and not missing:
         return
-    with _explained(pinned):
+    with _explain_errors(pinned):
         _demand_space(directory, sum(missing.values()), pinned)
         bar = _bar(_reporter(f"download {pinned.repo}", sum(missing.values()), progress))
         _library().snapshot_download(pinned.repo, revision=pinned.revision, allow_patterns=list(names), tqdm_class=bar)
@@ -188,7 +188,7 @@ def _bar(report: Callable[[int], None]) -> type:
 
 
 @contextmanager
-def _explained(hub_id: HubId) -> Iterator[None]:
+def _explain_errors(hub_id: HubId) -> Iterator[None]:
     """Turn what the library raises into one line with the way out."""
     from huggingface_hub import constants, errors
 

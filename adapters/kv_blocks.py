@@ -38,7 +38,7 @@ class BlockPool:
         """How many blocks are free, those with a remembered prefix among them."""
         return len(self._free) + self._prefixes.idle
 
-    def held(self, slot: int) -> int:
+    def count_cached_positions(self, slot: int) -> int:
         """How many positions a slot holds."""
         return self._held.get(slot, 0)
 
@@ -46,18 +46,18 @@ class BlockPool:
         """Return the blocks that hold the slot's first `tokens` positions."""
         return self._tables[slot][: ceil_div(tokens, self.block_tokens)]
 
-    def padded(self, segment: Segment) -> int:
+    def count_padded_rows(self, segment: Segment) -> int:
         """Return how many rows the segment has room for."""
         rows = ceil_div(max(len(segment.tokens), self._pad_to), self._multiple) * self._multiple
         return rows + rows % 2 if 0 < self._even_behind < rows else rows
 
-    def needed(self, batch: Sequence[Segment]) -> int:
+    def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
         """Return how many free blocks the batch takes."""
         return sum(max(0, self._blocks_for(segment) - len(self._tables.get(segment.slot, ()))) for segment in batch)
 
     def reserve(self, batch: Sequence[Segment]) -> None:
         """Give every segment its blocks and note what is held. Raises CapacityError; then nothing changed."""
-        needed = self.needed(batch)
+        needed = self.count_needed_blocks(batch)
         if needed > self.free:
             raise CapacityError(f"{needed} KV blocks are needed and {self.free} of {self.total} are free")
         for segment in batch:
@@ -71,8 +71,10 @@ class BlockPool:
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
         """See adapters.contract.LoadedModel.attach."""
         self._check_slot(slot)
-        if self.held(slot):
-            raise Unsupported(f"slot {slot} holds {self.held(slot)} positions; a prefix is attached to a free one")
+        if self.count_cached_positions(slot):
+            raise Unsupported(
+                f"slot {slot} holds {self.count_cached_positions(slot)} positions; a prefix is attached to a free one"
+            )
         blocks = self._prefixes.find(tokens, (len(tokens) - 1) // self.block_tokens)
         if not blocks:
             return 0
@@ -84,9 +86,9 @@ class BlockPool:
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
         """See adapters.contract.LoadedModel.share."""
-        count = len(tokens) // self.block_tokens
-        if count * self.block_tokens > self.held(slot):
-            raise Unsupported(f"slot {slot} holds {self.held(slot)} positions, fewer than the {len(tokens)} to share")
+        count, cached = len(tokens) // self.block_tokens, self.count_cached_positions(slot)
+        if count * self.block_tokens > cached:
+            raise Unsupported(f"slot {slot} holds {cached} positions, fewer than the {len(tokens)} to share")
         if count * self.block_tokens <= self._fixed.get(slot, 0):
             return
         table = self._tables[slot]
@@ -140,10 +142,10 @@ class BlockPool:
         self._check_slot(segment.slot)
         if not segment.tokens:
             raise Unsupported(f"slot {segment.slot}: a segment needs at least one token")
-        if not self._fixed.get(segment.slot, 0) <= segment.start <= self.held(segment.slot):
+        if not self._fixed.get(segment.slot, 0) <= segment.start <= self.count_cached_positions(segment.slot):
             raise Unsupported(
                 f"slot {segment.slot}: start {segment.start} is not between the {self._fixed.get(segment.slot, 0)} "
-                f"positions it shares and the {self.held(segment.slot)} it holds"
+                f"positions it shares and the {self.count_cached_positions(segment.slot)} it holds"
             )
         if segment.start + len(segment.tokens) > max_context:
             raise Unsupported(
@@ -155,4 +157,4 @@ class BlockPool:
             raise Unsupported(f"slot {segment.slot}: rows {segment.rows} are not within its tokens")
 
     def _blocks_for(self, segment: Segment) -> int:
-        return ceil_div(segment.start + self.padded(segment), self.block_tokens)
+        return ceil_div(segment.start + self.count_padded_rows(segment), self.block_tokens)

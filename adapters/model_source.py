@@ -57,15 +57,15 @@ def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fracti
         path, bound = fetch(hub_id, progress)
         if hub_id.file:
             return ModelSource(path, default_name(read_header(path)), str(bound))
-        return ModelSource(path, _dashed(hub_id.repo.rpartition("/")[2]), str(bound), model_files(path))
+        return ModelSource(path, _slugify(hub_id.repo.rpartition("/")[2]), str(bound), model_files(path))
     if source.startswith(PACKAGE_PREFIX):
         path, parts = _in_package(source)
         if parts is not None:
-            return ModelSource(path, _dashed(_QUANTISATION.sub("", Path(parts.name).stem)), source, parts.files, parts)
+            return ModelSource(path, _slugify(_QUANTISATION.sub("", Path(parts.name).stem)), source, parts.files, parts)
     else:
         path = (base / Path(source).expanduser()).absolute()
     if path.is_dir():
-        return ModelSource(path, _dashed(path.resolve().name) or "model", source, model_files(path))
+        return ModelSource(path, _slugify(path.resolve().name) or "model", source, model_files(path))
     if not path.is_file():
         raise ModelRefused(f"{source}: {path} is not there. {_way_out(source)}")
     if path.suffix in PICKLES:
@@ -75,7 +75,7 @@ def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fracti
     return ModelSource(path, default_name(read_header(path)), source)
 
 
-def pinned(source: str) -> str:
+def pin_source(source: str) -> str:
     """Return `source` with a model of the hub bound to a commit, any other as it is. Raises as `hf_hub.pin` does."""
     return str(pin(parse_id(source))) if source.startswith(HUB_PREFIX) else source
 
@@ -87,7 +87,7 @@ def check(source: str, base: Path) -> None:
     """
     if source.startswith(HUB_PREFIX):
         with suppress(DownloadFailed):
-            pinned(source)
+            pin_source(source)
     else:
         resolve(source, base)
 
@@ -110,11 +110,11 @@ def default_name(header: GgufHeader) -> str:
     A file name that begins with the metadata's basename is the published name, and more telling than
     general.name, which often names a training run. Renamed files fall back on general.name.
     """
-    stem = _dashed(_QUANTISATION.sub("", header.path.stem))
-    base = _dashed(header.text("general.basename") or "")
+    stem = _slugify(_QUANTISATION.sub("", header.path.stem))
+    base = _slugify(header.text("general.basename") or "")
     if base and stem.startswith(base):
         return stem
-    return _dashed(header.text("general.name") or "") or base or stem or "model"
+    return _slugify(header.text("general.name") or "") or base or stem or "model"
 
 
 def check_gguf(path: Path) -> None:
@@ -167,5 +167,5 @@ def _package_roots(module: str) -> list[Path]:
     return [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
 
 
-def _dashed(text: str) -> str:
+def _slugify(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")

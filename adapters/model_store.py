@@ -97,9 +97,9 @@ class ModelStore:
         artefact = self._artefact(origin)
         if damage(artefact, origin) is None:
             return artefact  # without the lock: a read-only store serves what it holds
-        with _explained(self.root):
+        with _explain_errors(self.root):
             artefact.parent.mkdir(parents=True, exist_ok=True)
-        with self._locked(artefact, progress):
+        with self._hold_lock(artefact, progress):
             _remove_drafts(artefact)
             problem = damage(artefact, origin)
             if problem is not None:
@@ -144,11 +144,11 @@ class ModelStore:
         return self.root / origin.digest[:16] / f"{origin.recipe_name}-{_short_hash(origin.recipe)}"
 
     @contextmanager
-    def _locked(self, artefact: Path, progress: Progress) -> Iterator[None]:
+    def _hold_lock(self, artefact: Path, progress: Progress) -> Iterator[None]:
         # The kernel frees this lock when its holder dies, however it dies. The file itself stays: removing it
         # would let two processes hold two locks of one name.
         lock = FileLock(artefact.with_name(f"{artefact.name}.lock"))
-        with _explained(self.root):
+        with _explain_errors(self.root):
             try:
                 lock.acquire(blocking=False)
             except Timeout:
@@ -163,13 +163,13 @@ class ModelStore:
         self._demand_space(job)
         draft, aside = (_draft_name(job.artefact, purpose) for purpose in ("new", "old"))
         try:
-            with _explained(self.root):
+            with _explain_errors(self.root):
                 draft.mkdir()
-            with _explained(self.root, only_full=True):
+            with _explain_errors(self.root, only_full=True):
                 job.recipe.prepare(job.file.path, draft, progress)
             if _identity(job.file) != job.identity:
                 raise ModelRefused(f"{job.file.path.name}: it changed while it was prepared. Try again.")
-            with _explained(self.root):
+            with _explain_errors(self.root):
                 progress("writing to disk", -1.0)
                 write_manifest(draft, job.origin)
                 publish(draft, job.artefact, aside)
@@ -177,7 +177,7 @@ class ModelStore:
             _remove_drafts(job.artefact)
 
     def _demand_space(self, job: _Job) -> None:
-        with _explained(self.root):
+        with _explain_errors(self.root):
             free = self._disk_free(self.root)
         needed = SPACE_FACTOR * sum(size for size, _, _ in job.identity)
         if free < needed:
@@ -223,7 +223,7 @@ def _remove_drafts(artefact: Path) -> None:
 
 
 @contextmanager
-def _explained(root: Path, *, only_full: bool = False) -> Iterator[None]:
+def _explain_errors(root: Path, *, only_full: bool = False) -> Iterator[None]:
     """Turn the store's OSErrors into errors for people; `only_full` passes on all but a full disk."""
     try:
         yield

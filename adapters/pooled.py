@@ -9,7 +9,7 @@ from adapters.kv_blocks import BlockPool
 from device_profiles.profile import Exactness
 
 
-def padded_rows(exactness: Exactness) -> int:
+def choose_min_rows(exactness: Exactness) -> int:
     """Return the fewest rows that a segment is run with where single rows are a numerical class of their own."""
     return 2 if exactness is Exactness.BIT else 1
 
@@ -27,17 +27,17 @@ class PooledModel:
         caps = self.capabilities
         self._pool.check(batch, max_rows=caps.max_batch_rows, max_context=caps.max_context_tokens)
 
-    def held(self, slot: int) -> int:
+    def count_cached_positions(self, slot: int) -> int:
         """See the contract."""
-        return self._pool.held(slot)
+        return self._pool.count_cached_positions(slot)
 
     def free_blocks(self) -> int:
         """See the contract."""
         return self._pool.free
 
-    def blocks_needed(self, batch: Sequence[Segment]) -> int:
+    def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
         """See the contract."""
-        return self._pool.needed(batch)
+        return self._pool.count_needed_blocks(batch)
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
         """See the contract."""

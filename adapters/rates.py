@@ -29,7 +29,7 @@ class MeasuresRates(Protocol):
         ...
 
 
-def measured_rates(
+def measure_rates(
     precisions: Sequence[Precision], product: Callable[[int, int, int, Precision], Product]
 ) -> DeviceRates:
     """Return the rates of products (rows, inner, columns, precision) that `product` makes ready to run."""

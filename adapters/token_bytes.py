@@ -30,14 +30,14 @@ class StreamDecoder:
 
     def push(self, ids: Iterable[int]) -> str:
         """Return the characters that these ids complete. Raises Unsupported for an id that does not exist."""
-        return self._utf8.decode(joined(self._shown, ids))
+        return self._utf8.decode(join_bytes(self._shown, ids))
 
     def flush(self) -> str:
         """Return what was held back (as U+FFFD, for it is not whole) at the answer's end."""
         return self._utf8.decode(b"", final=True)
 
 
-def joined(pieces: list[bytes], ids: Iterable[int]) -> bytes:
+def join_bytes(pieces: list[bytes], ids: Iterable[int]) -> bytes:
     """Return the bytes of these ids together. Raises Unsupported for an id outside the vocabulary."""
     try:
         ids = list(ids)

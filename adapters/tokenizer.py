@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapters.chat_template import ChatTemplate, Message, TemplateError, guarded
+from adapters.chat_template import ChatTemplate, Message, TemplateError, guard_messages
 from adapters.contract import ModelRefused
-from adapters.token_bytes import StreamDecoder, joined, pieces_of
+from adapters.token_bytes import StreamDecoder, join_bytes, pieces_of
 from adapters.tokenizer_files import (
     FORMAT,
     META_FILE,
@@ -190,7 +190,7 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of rendered messages, in which only the template's own control tokens are control
         tokens: one written inside a message or a tool is plain text to the model. Raises TemplateError."""
-        shielded, guard = guarded([*messages, *(tools or ())], self._controls)
+        shielded, guard = guard_messages([*messages, *(tools or ())], self._controls)
         text = self.render_chat(
             shielded[: len(messages)], add_generation_prompt, None if tools is None else shielded[len(messages) :]
         )
@@ -215,12 +215,12 @@ class Tokenizer:
         """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD. Raises Unsupported for an id
         outside the vocabulary."""
         pieces = self._shown if skip_special else self._vocabulary.pieces
-        return joined(pieces, ids).decode("utf-8", "replace")
+        return join_bytes(pieces, ids).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that one id stands for: for a control token its name, for an unused id nothing.
         Raises Unsupported for an id outside the vocabulary."""
-        return joined(self._vocabulary.pieces, [token_id])
+        return join_bytes(self._vocabulary.pieces, [token_id])
 
     def decoder(self) -> StreamDecoder:
         """Return a decoder for one answer."""

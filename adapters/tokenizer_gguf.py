@@ -60,15 +60,15 @@ def _vocabulary(header: GgufHeader) -> tuple[list[str], list[int]]:
     model = header.text("tokenizer.ggml.model")
     if model not in (_BYTES, _PIECES):
         supported = "'gpt2' (byte-level BPE) and 'llama' (SentencePiece)"
-        raise _refused(header, f"its tokenizer is of the kind {model!r}; supported are {supported}")
+        raise _build_refusal(header, f"its tokenizer is of the kind {model!r}; supported are {supported}")
     tokens = header.texts("tokenizer.ggml.tokens")
     if not tokens:
-        raise _refused(header, "it has no vocabulary (tokenizer.ggml.tokens)")
+        raise _build_refusal(header, "it has no vocabulary (tokenizer.ggml.tokens)")
     kinds = header.integers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(kinds) != len(tokens):
-        raise _refused(header, f"it has {len(tokens)} tokens but {len(kinds)} token types (damaged)")
+        raise _build_refusal(header, f"it has {len(tokens)} tokens but {len(kinds)} token types (damaged)")
     if len(set(tokens)) != len(tokens):
-        raise _refused(header, "two of its tokens have the same text (damaged)")
+        raise _build_refusal(header, "two of its tokens have the same text (damaged)")
     # Some converters call an end-of-turn token a normal one; llama.cpp corrects that by name, and so do we.
     return tokens, [
         _CONTROL if kind == _UNKNOWN or token in END_OF_TURN else kind
@@ -80,7 +80,7 @@ def _meta(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> To
     pieces = header.text("tokenizer.ggml.model") == _PIECES
     pre = _PIECES if pieces else header.text("tokenizer.ggml.pre") or "default"
     if not pieces and pre not in _PATTERNS:
-        raise _refused(header, f"it cuts text in the way {pre!r}; supported are {', '.join(sorted(_PATTERNS))}")
+        raise _build_refusal(header, f"it cuts text in the way {pre!r}; supported are {', '.join(sorted(_PATTERNS))}")
     eos = _token_id(header, "eos", len(tokens))
     ends = {eos, _token_id(header, "eot", len(tokens)), _token_id(header, "eom", len(tokens))} - {None}
     ends |= {index for index, token in enumerate(tokens) if token in END_OF_TURN}
@@ -109,7 +109,7 @@ def _token_id(header: GgufHeader, role: str, count: int) -> int | None:
     key = f"tokenizer.ggml.{role}_token_id"
     found = header.integer(key)
     if found is not None and not 0 <= found < count:
-        raise _refused(header, f"{key} is {found}, outside its vocabulary of {count} tokens (damaged)")
+        raise _build_refusal(header, f"{key} is {found}, outside its vocabulary of {count} tokens (damaged)")
     return found
 
 
@@ -124,7 +124,7 @@ def _build(header: GgufHeader, tokens: Sequence[str], meta: TokenizerMeta) -> An
             ignore_merges=meta.pre in _LLAMA3_NAMES,
         )
     except Exception as error:  # the library raises bare Exception for merges of unknown tokens
-        raise _refused(header, f"its merges do not fit its vocabulary: {error} (damaged)") from error
+        raise _build_refusal(header, f"its merges do not fit its vocabulary: {error} (damaged)") from error
     tokenizer = Tokenizer(model)
     if meta.pre in _COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
@@ -162,9 +162,9 @@ def _cutter(pre: str) -> Any:
 def _split_merge(header: GgufHeader, merge: str) -> tuple[str, str]:
     cut = merge.find(" ", 1)  # from 1: the left half may itself begin with a space
     if cut < 0:
-        raise _refused(header, f"the merge {merge!r} does not have two halves (damaged)")
+        raise _build_refusal(header, f"the merge {merge!r} does not have two halves (damaged)")
     return merge[:cut], merge[cut + 1 :]
 
 
-def _refused(header: GgufHeader, reason: str) -> ModelRefused:
+def _build_refusal(header: GgufHeader, reason: str) -> ModelRefused:
     return ModelRefused(f"{header.path.name}: {reason}. Choose another model file.")

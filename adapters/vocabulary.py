@@ -8,7 +8,7 @@ from pathlib import Path
 from adapters.contract import ModelRefused, Progress
 from adapters.decoder.hf_config import CONFIG_FILE, read_spec
 from adapters.gguf_header import read_header
-from adapters.hf_directory import declared_fingerprint, read_json, title
+from adapters.hf_directory import read_declared_fingerprint, read_json, title
 from adapters.hf_hub import HUB_PREFIX
 from adapters.model_source import ModelSource, resolve
 from adapters.tokenizer import byte_texts
@@ -34,7 +34,7 @@ def vocabulary_of(file: ModelSource) -> list[str]:
 def draft_vocabulary(file: ModelSource, target: Sequence[str]) -> list[str]:
     """Return the vocabulary of a draft of a target with the texts `target`: its own, or the target's where it has no
     tokenizer and says whose draft it is. Raises ModelRefused, too where it is another target's."""
-    declared = declared_fingerprint(file.path) if file.path.is_dir() else ""
+    declared = read_declared_fingerprint(file.path) if file.path.is_dir() else ""
     if not declared:
         return vocabulary_of(file)
     ours = vocabulary_fingerprint(target)

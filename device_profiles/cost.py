@@ -48,7 +48,7 @@ class StepCost:
         """Return the time of a forward of `rows` rows in all, of `sequences` sequences that hold `context_tokens`
         positions each. With none of either it is that of the smallest forward. `changes`: the share of forwards that
         run another number of rows than the one before."""
-        rows = self.paid(rows, sequences)
+        rows = self.count_run_rows(rows, sequences)
         calls = max(1.0, sequences) if self.serial else 1.0
         attention_us = (self.position_us * sequences + self.row_position_us * rows) * context_tokens
         sequences_ms = self.sequence_ms * max(0.0, sequences - 1)
@@ -56,7 +56,7 @@ class StepCost:
             calls * self._rows_ms(rows / calls) + sequences_ms + attention_us / US_PER_MS + changes * self.changing_ms
         )
 
-    def paid(self, rows: float, sequences: float) -> float:
+    def count_run_rows(self, rows: float, sequences: float) -> float:
         """Return the rows that are run, padding included."""
         each = self.least_rows * sequences if self.least_rows > 1 else 0.0
         return max(rows, each, self.least_forward_rows if self.least_forward_rows > 1 else 0.0)
@@ -81,7 +81,7 @@ class StepCost:
         slope = (cost.row_ms[1] - cost.row_ms[0]) / (cost.row_knots[1] - cost.row_knots[0])
         return ms - min(ms, max(0.0, cost.row_ms[0] - slope * cost.row_knots[0]))
 
-    def scaled(self, factor: float) -> StepCost:
+    def scale_by(self, factor: float) -> StepCost:
         """Return the cost of a part of the work, as of a share of the layers (or of a slower device)."""
         return replace(
             self,
@@ -90,7 +90,7 @@ class StepCost:
             position_us=factor * self.position_us,
             row_position_us=factor * self.row_position_us,
             changing_ms=factor * self.changing_ms,
-            prefill=self.prefill.scaled(factor) if self.prefill else None,
+            prefill=self.prefill.scale_by(factor) if self.prefill else None,
         )
 
     def _rows_ms(self, rows: float) -> float:
@@ -102,7 +102,7 @@ class StepCost:
         return times[last - 1] + slope * (rows - knots[last - 1])
 
 
-def expected_tokens(acceptance: Sequence[float] | float, depth: int) -> float:
+def estimate_round_tokens(acceptance: Sequence[float] | float, depth: int) -> float:
     """Return the expected tokens of a round, the target's own included, with `depth` drafts.
 
     `acceptance`: the chance that draft i is accepted if all before it are, one for all or one for each position (the

@@ -63,13 +63,13 @@ def fit_steps(samples: Sequence[StepSample], least_rows: int = 1, least_forward_
     after another. Raises ValueError without samples."""
     if not samples:
         raise ValueError("there is nothing to fit")
-    fits = [_validated(samples, _Form(least_rows, least_forward_rows, serial)) for serial in (False, True)]
+    fits = [_cross_validate(samples, _Form(least_rows, least_forward_rows, serial)) for serial in (False, True)]
     return min(fits, key=lambda fit: fit.median_error)
 
 
 def error_of(cost: StepCost, sample: StepSample) -> float:
     """Return how far a prediction is from a sample, as a share of the sample."""
-    return abs(_predicted(cost, sample) - sample.ms) / sample.ms
+    return abs(_predict_ms(cost, sample) - sample.ms) / sample.ms
 
 
 def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
@@ -97,10 +97,10 @@ def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
     return found / np.where(scale > 0.0, scale, 1.0)
 
 
-def _validated(samples: Sequence[StepSample], form: _Form) -> StepFit:
+def _cross_validate(samples: Sequence[StepSample], form: _Form) -> StepFit:
     errors = [error for fold in range(min(_FOLDS, len(samples))) for error in _fold(samples, fold, form)]
     median, worst = (float(np.median(errors)), max(errors)) if errors else (0.0, 0.0)
-    return StepFit(replace(_fitted(samples, form), error=median), median, worst)
+    return StepFit(replace(_fit_cost(samples, form), error=median), median, worst)
 
 
 def _fold(samples: Sequence[StepSample], fold: int, form: _Form) -> list[float]:
@@ -109,11 +109,11 @@ def _fold(samples: Sequence[StepSample], fold: int, form: _Form) -> list[float]:
     seen = [sample for index, sample in enumerate(samples) if index % _FOLDS != fold]
     if not seen:
         return []
-    cost = _fitted(seen, form)
+    cost = _fit_cost(seen, form)
     return [error_of(cost, sample) for sample in unseen]
 
 
-def _fitted(samples: Sequence[StepSample], form: _Form) -> StepCost:
+def _fit_cost(samples: Sequence[StepSample], form: _Form) -> StepCost:
     knots = _knots(samples, form)
     features = np.array([_features(sample, knots, form) for sample in samples])
     times = np.array([sample.ms for sample in samples])
@@ -152,12 +152,12 @@ def _knots(samples: Sequence[StepSample], form: _Form) -> list[float]:
 def _features(sample: StepSample, knots: Sequence[float], form: _Form) -> list[float]:
     rows = form.rows(sample)
     calls = rows if form.serial else [sum(rows)]
-    steps = [sum(_reached(call, knots, index) for call in calls) for index in range(len(knots))]
+    steps = [sum(_compute_step_share(call, knots, index) for call in calls) for index in range(len(knots))]
     pairs = sum(count * context for count, context in zip(rows, sample.contexts, strict=True))
     return [*steps, len(rows) - 1.0, float(sum(sample.contexts)), float(pairs)]
 
 
-def _reached(rows: float, knots: Sequence[float], index: int) -> float:
+def _compute_step_share(rows: float, knots: Sequence[float], index: int) -> float:
     """Return how much of the step up to a knot so many rows take: 0 to 1, and more beyond the last one."""
     if index == 0:
         return 1.0
@@ -165,7 +165,7 @@ def _reached(rows: float, knots: Sequence[float], index: int) -> float:
     return max(0.0, share if index == len(knots) - 1 else min(1.0, share))
 
 
-def _predicted(cost: StepCost, sample: StepSample) -> float:
+def _predict_ms(cost: StepCost, sample: StepSample) -> float:
     """Return the cost of a forward whose sequences need not be alike."""
     unknowns = [
         *np.diff(cost.row_ms, prepend=0.0),

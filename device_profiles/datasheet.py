@@ -131,7 +131,7 @@ def compute_precision(sheet: Datasheet) -> Precision | None:
     return next((precision for precision in order if sheet.flops(precision)), None)
 
 
-def derived_cost(
+def derive_cost(
     shape: DecoderShape,
     *,
     weight_bits: float,

@@ -62,7 +62,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def known_devices() -> dict[str, Datasheet]:
+def load_known_devices() -> dict[str, Datasheet]:
     """Return the shipped descriptions by name."""
     return load_directory(LIBRARY)
 

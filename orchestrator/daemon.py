@@ -19,7 +19,7 @@ from orchestrator.api.keys import Keys
 from orchestrator.api.listening import listen_tcp, listen_unix, serving
 from orchestrator.bootstrap.canary import build_trial
 from orchestrator.bootstrap.clusters import build_cluster
-from orchestrator.bootstrap.planning import PlanMaking, planned, profiled, started
+from orchestrator.bootstrap.planning import PlanMaking, build_start_specs, make_plan, profile_missing
 from orchestrator.clock import SystemClock
 from orchestrator.config.keys_file import keys_path
 from orchestrator.config.load import admin_socket_path
@@ -31,7 +31,7 @@ from orchestrator.control.plan_keeper import Patience, PlanKeeper
 from orchestrator.errors import ConfigError, DaemonError
 from orchestrator.loading.models import load_tokenizer
 from orchestrator.loading.options import objectives_of
-from orchestrator.planning.applied import left_out
+from orchestrator.planning.applied import list_unplaced_drafts
 from orchestrator.planning.basis import plain
 from orchestrator.systemd import Notifier
 from orchestrator.telemetry import get_logger
@@ -59,9 +59,9 @@ class Daemon:
         self._keys = Keys(keys_path(keys_file, base)) if keys_file else None
         self._base = base
         self._keeper: PlanKeeper | None = None
-        self._control = self._controlled(*(((), ()) if config.planned else started(config, base)))
+        self._control = self._build_control(*(((), ()) if config.planned else build_start_specs(config, base)))
 
-    def _controlled(self, targets: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec]) -> TargetControl:
+    def _build_control(self, targets: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec]) -> TargetControl:
         """Return control over these workers; without any it waits for the plan to name them."""
         limits = self._config.limits
         control = TargetControl(
@@ -118,7 +118,7 @@ class Daemon:
 
     async def _plan(self) -> bool:
         """Measure what has no profile, and plan; False when told to stop before. Raises OutriderError."""
-        task = asyncio.ensure_future(profiled(self._config, self._base, self._prepares))
+        task = asyncio.ensure_future(profile_missing(self._config, self._base, self._prepares))
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -128,7 +128,7 @@ class Daemon:
                 await task
             return False
         task.result()
-        found = await asyncio.to_thread(planned, self._config, self._base)
+        found = await asyncio.to_thread(make_plan, self._config, self._base)
         replica = found.proposal.plan.replicas[0]
         _log.info(
             "planned",
@@ -140,9 +140,9 @@ class Daemon:
             predicted_tokens_per_s=round(replica.prediction.goodput_tokens_per_s, 1),
             others_rejected=len(found.proposal.plan.rejected),
         )
-        if missing := left_out(self._config, found.proposal):
+        if missing := list_unplaced_drafts(self._config, found.proposal):
             _log.warning("the canary drafts nothing: the plan leaves out what it would draft with", left_out=missing)
-        self._control.named(found.targets, found.drafts)
+        self._control.set_specs(found.targets, found.drafts)
         placement = self._config.placement
         patience = Patience(placement.drift_tolerance, placement.drift_after_s, placement.replan_pause_s)
         making = PlanMaking(self._config, self._base)
@@ -182,7 +182,7 @@ class Daemon:
 
     async def _serve(self, url: str, admin_path: Path) -> None:
         try:
-            if await self._started():
+            if await self._start_workers():
                 ready = self._control.view().ready
                 assert ready is not None  # noqa: S101  # the phase was "ready" a line ago
                 _log.info(
@@ -212,7 +212,7 @@ class Daemon:
                 self._trial.save()
         _log.info("stopped")
 
-    async def _started(self) -> bool:
+    async def _start_workers(self) -> bool:
         """Plan where that is asked for, and start the workers; False when told to stop before one serves."""
         if self._config.planned and not await self._plan():
             return False
@@ -221,7 +221,7 @@ class Daemon:
 
     async def _first_ready(self) -> bool:
         """Wait for the model; False when told to stop before. Raises DaemonError when it failed for good."""
-        settled = asyncio.ensure_future(self._control.settled())
+        settled = asyncio.ensure_future(self._control.wait_settled())
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({settled, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()

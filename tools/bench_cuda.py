@@ -93,7 +93,7 @@ def plain_tokens_per_s(model: LoadedModel, prompt: list[int], tokens: int) -> fl
     row = model.forward([Segment(0, 0, prompt, (len(prompt) - 1, len(prompt)))]).logits
     started = time.perf_counter()
     for _ in range(tokens):
-        row = model.forward([Segment(0, model.held(0), [int(row[0].argmax())], (0, 1))]).logits
+        row = model.forward([Segment(0, model.count_cached_positions(0), [int(row[0].argmax())], (0, 1))]).logits
     return tokens / (time.perf_counter() - started)
 
 

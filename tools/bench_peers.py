@@ -180,7 +180,7 @@ def _onnx_ratios(rows: dict[str, dict[str, float]], peers: Sequence[str]) -> dic
     }
 
 
-def _named(text: str) -> tuple[str, str]:
+def _parse_named_directory(text: str) -> tuple[str, str]:
     name, _, directory = text.partition("=")
     if not name or not Path(directory).is_dir():
         raise argparse.ArgumentTypeError(f"write NAME=DIR with a directory that is there, not {text!r}")
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--adapter", choices=registry.names(), help="Outrider's runtime; else as configured")
-    parser.add_argument("--onnx-genai", type=_named, action="append", default=[], metavar="NAME=DIR")
+    parser.add_argument("--onnx-genai", type=_parse_named_directory, action="append", default=[], metavar="NAME=DIR")
     parser.add_argument("--config", type=Path, default=Path("cluster.yaml"))
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()

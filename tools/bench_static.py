@@ -29,7 +29,7 @@ PROMPT_TOKENS = 512
 MIB = 1 << 20
 
 
-def loaded(arguments: argparse.Namespace, static: StaticShapes) -> tuple[LoadedModel, str]:
+def load_timed(arguments: argparse.Namespace, static: StaticShapes) -> tuple[LoadedModel, str]:
     """Return the model, and what loading it took."""
     options = engine_options(load_config(arguments.config), arguments.config.resolve().parent)
     chosen = options.with_model(static=static, kv_cache_bytes=256 * MIB).model
@@ -103,7 +103,7 @@ def main() -> None:
             for text in arguments.contexts.split(",")
         ),
     ]:
-        models[name], took = loaded(arguments, static)
+        models[name], took = load_timed(arguments, static)
         console.print(f"{name}: loaded in {took}; widths {models[name].capabilities.static_widths}")
     console.print(report(models, held, rows, arguments.repeats))
     for model in models.values():

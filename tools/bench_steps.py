@@ -34,7 +34,7 @@ def tokens(model: LoadedModel, start: int, count: int) -> list[int]:
     return [(7 * i * i + 11 * i + 3) % model.spec.vocabulary_size for i in range(start, start + count)]
 
 
-def named(options: ModelOptions, name: str) -> ModelOptions:
+def parse_model_options(options: ModelOptions, name: str) -> ModelOptions:
     """Return the options of a model named ADAPTER[:ACTIVATIONS][@WEIGHTS]."""
     rest, _, weights = name.partition("@")
     adapter, _, activations = rest.partition(":")
@@ -98,13 +98,13 @@ def main() -> None:
     contexts = [int(context) for context in arguments.contexts.split(",")]
     options = engine_options(load_config(arguments.config), arguments.config.resolve().parent).model
     names = list(dict.fromkeys(arguments.models.split(",")))
-    models = {name: load_model(named(options, name), len(contexts), silent).model for name in names}
+    models = {name: load_model(parse_model_options(options, name), len(contexts), silent).model for name in names}
     times = measure(models, contexts, widths, arguments.seconds)
     heads = [f"{rows} at {context}" for context in contexts for rows in widths]
     table = Table("model", "weights", "activations", *heads)
     for name, model in models.items():
         caps = model.capabilities
-        cells = [shown(times[name, slot, rows]) for slot in range(len(contexts)) for rows in widths]
+        cells = [format_times(times[name, slot, rows]) for slot in range(len(contexts)) for rows in widths]
         table.add_row(name, caps.weights, caps.activations, *cells)
     Console(width=200).print(table)
     print(f"rows at context, ms: median (lower quartile) of {min(map(len, times.values()))} visits or more")
@@ -112,7 +112,7 @@ def main() -> None:
         model.close()
 
 
-def shown(times: list[float]) -> str:
+def format_times(times: list[float]) -> str:
     """Return the median, and the lower quartile."""
     return f"{statistics.median(times):.1f} ({sorted(times)[(len(times) - 1) // 4]:.1f})"
 

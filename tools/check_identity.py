@@ -69,7 +69,7 @@ class Found:
     reused: int
 
 
-def decoded(target: Target, options: EngineOptions, requests: list[Submit], *, speculate: bool) -> Found:
+def decode_requests(target: Target, options: EngineOptions, requests: list[Submit], *, speculate: bool) -> Found:
     """Decode the requests, at most `options.max_running` at the same time."""
     outcome = Run("spec")
     drafter = build_drafter(options, target) if speculate else None
@@ -142,7 +142,7 @@ def run(options: EngineOptions, arguments: argparse.Namespace, console: Console)
         task = progress.add_task("decoding", total=len(every) + len(SAMPLINGS))
         for name, sampling in SAMPLINGS.items():
             requests = submits(prompts, sampling, arguments.max_tokens, None)
-            expected[name] = decoded(target, alone, requests, speculate=False).tokens
+            expected[name] = decode_requests(target, alone, requests, speculate=False).tokens
             progress.advance(task)
         for case in every:
             if case.tight and options is not tight:
@@ -150,7 +150,7 @@ def run(options: EngineOptions, arguments: argparse.Namespace, console: Console)
                 target, options = load_target(tight, lambda stage, fraction: None), tight
             requests = submits(prompts, SAMPLINGS[case.sampling], arguments.max_tokens, case.depth)
             one = msgspec.structs.replace(options, max_running=case.concurrency)
-            found = decoded(target, one, requests, speculate=True)
+            found = decode_requests(target, one, requests, speculate=True)
             rows.append(_row(case, found, expected[case.sampling]))
             progress.advance(task)
     return rows

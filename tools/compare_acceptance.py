@@ -53,7 +53,7 @@ Row = NDArray[np.float32]
 Share = NDArray[np.float64]
 
 
-def coupled_acceptance(p: Share, q: Share) -> float:
+def compute_coupled_acceptance(p: Share, q: Share) -> float:
     """Return the chance that argmax(log p + g) and argmax(log q + g) are the same token, g being one Gumbel noise.
 
     p, q: shape (vocabulary,). With tokens in order of r = q / p, the inner sum over y is p(r <= r_x) / p(x) +
@@ -94,10 +94,10 @@ def exact(
     rejected: dict[int, list[float]] = {width: [] for width in WIDTHS}
     width = min(target.spec.vocabulary_size, draft.spec.vocabulary_size)
     for prompt, answer in answers:
-        pairs = zip(fed(target, prompt, answer), fed(draft, prompt, answer), strict=True)
+        pairs = zip(feed_tokens(target, prompt, answer), feed_tokens(draft, prompt, answer), strict=True)
         for ours, theirs in pairs:
             p, q = dense(ours[:width], sampling), dense(theirs[:width], sampling)
-            coupled.append(coupled_acceptance(p, q))
+            coupled.append(compute_coupled_acceptance(p, q))
             for size, found in rejected.items():
                 found.append(rejection_acceptance(p, q, size))
     figures = {"positions": float(len(coupled)), "coupled": float(np.mean(coupled))}
@@ -107,7 +107,7 @@ def exact(
     }
 
 
-def fed(model: LoadedModel, prompt: list[int], answer: list[int]) -> Row:
+def feed_tokens(model: LoadedModel, prompt: list[int], answer: list[int]) -> Row:
     """Return the rows that choose the answer's tokens."""
     text, chunk, rows = [*prompt, *answer][:-1], min(256, model.capabilities.max_batch_rows), []
     for start in range(0, len(text), chunk):
@@ -120,7 +120,7 @@ def fed(model: LoadedModel, prompt: list[int], answer: list[int]) -> Row:
     return np.concatenate(rows)
 
 
-def decoded(
+def decode_requests(
     target: Target,
     drafter: ModelDrafter | None,
     options: EngineOptions,
@@ -157,7 +157,7 @@ def worse(path: Path, what: str, directory: Path) -> Path:
     kind, _, number = what.partition("=")
     header, data = read_header(path), bytearray(path.read_bytes())
     for tensor in header.tensors:
-        if tensor.kind != _Q4_1 or not _meant(tensor, kind, int(number)):
+        if tensor.kind != _Q4_1 or not _is_worsened(tensor, kind, int(number)):
             continue
         begin = header.data_offset + tensor.offset
         blocks = np.frombuffer(data, np.uint8, tensor.size, begin).reshape(-1, _BLOCK_BYTES).copy()
@@ -174,7 +174,7 @@ def worse(path: Path, what: str, directory: Path) -> Path:
     return copy
 
 
-def _meant(tensor: GgufTensor, kind: str, number: int) -> bool:
+def _is_worsened(tensor: GgufTensor, kind: str, number: int) -> bool:
     if kind == "levels":
         return True
     parts = tensor.name.split(".")
@@ -198,7 +198,7 @@ def requests(
     ]
 
 
-def measured(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
+def measure_rules(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Load both models and return all figures."""
     config = load_config(arguments.config)
     base = arguments.config.resolve().parent
@@ -214,7 +214,7 @@ def measured(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
     draft = load_model(drafting, 2, silent).model
     prompts = read_prompts(arguments.prompts, target, arguments.limit)
     sampling = Sampling(arguments.temperature, top_p=arguments.top_p)
-    plain = decoded(target, None, options, requests(prompts, arguments, "coupled", 0))["outputs"]
+    plain = decode_requests(target, None, options, requests(prompts, arguments, "coupled", 0))["outputs"]
     answers = [(prompt.tokens, plain[f"coupled-{index}"]) for index, prompt in enumerate(prompts)]
     found: dict[str, Any] = {"exact": exact(target.model, draft, answers, sampling)}
     vocabulary = target.model.spec.vocabulary_size
@@ -222,9 +222,9 @@ def measured(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
         state = DrafterState("model", "model")
         drafter = ModelDrafter(draft, state, SystemClock(), vocabulary=vocabulary, prefill_ms=1e9)
         warm_up = requests(prompts, arguments, rule, 2000) if rule == "tolerance" else ()
-        found[rule] = decoded(target, drafter, options, requests(prompts, arguments, rule, 1000), warm_up)
+        found[rule] = decode_requests(target, drafter, options, requests(prompts, arguments, rule, 1000), warm_up)
         if rule == "coupled":
-            repeat = decoded(target, None, options, requests(prompts, arguments, rule, 1000))
+            repeat = decode_requests(target, None, options, requests(prompts, arguments, rule, 1000))
             if found[rule]["outputs"] != repeat["outputs"]:
                 raise SystemExit("coupled acceptance changed the output")
     for rule in RULES if arguments.depth else ():
@@ -249,7 +249,7 @@ def main() -> None:
     if arguments.temperature <= 0.0:
         parser.error("at temperature 0 the lossless rules are one; --temperature must be above 0")
     with tempfile.TemporaryDirectory() as directory:
-        found = measured(arguments, Path(directory))
+        found = measure_rules(arguments, Path(directory))
     sampled = f"temperature {arguments.temperature:g}, top-p {arguments.top_p:g}"
     table = Table(title=f"draft {arguments.draft} on {arguments.draft_adapter}, {sampled}")
     for column in ("", "first draft accepted", "accepted / drafted", "mean acceptance length"):

@@ -35,35 +35,35 @@ Text = tuple[int, list[int]]
 """Where the answer's first position is, and all tokens."""
 
 
-def loaded(name: str, arguments: argparse.Namespace, texts: list[Text]) -> list[Rows]:
+def load_logits(name: str, arguments: argparse.Namespace, texts: list[Text]) -> list[Rows]:
     """Return a runtime's logits over all answers; where there are none yet, it gives them."""
     options = engine_options(load_config(arguments.config), arguments.config.resolve().parent)
     options = options.with_model(adapter=name, activations=arguments.activations)
     target = load_target(options, lambda stage, fraction: None)
     if not texts:
         prompts = read_prompts(arguments.prompts, target, -(-arguments.positions // ANSWER_TOKENS))
-        texts.extend(answered(target.model, prompt.tokens) for prompt in prompts)
+        texts.extend(answer_prompt(target.model, prompt.tokens) for prompt in prompts)
     rows = []
     for begin, tokens in texts:
-        rows.append(fed(target.model, tokens, begin))
+        rows.append(feed_tokens(target.model, tokens, begin))
         target.model.release(0)
     target.model.close()
     return rows
 
 
-def answered(model: LoadedModel, prompt: Sequence[int]) -> Text:
+def answer_prompt(model: LoadedModel, prompt: Sequence[int]) -> Text:
     """Continue a prompt greedily."""
     text = list(prompt)
     for _ in range(ANSWER_TOKENS):
-        text.append(int(fed(model, text, len(text) - 1)[-1].argmax()))
+        text.append(int(feed_tokens(model, text, len(text) - 1)[-1].argmax()))
     model.release(0)
     return len(prompt) - 1, text[:-1]
 
 
-def fed(model: LoadedModel, text: list[int], begin: int) -> Rows:
+def feed_tokens(model: LoadedModel, text: list[int], begin: int) -> Rows:
     """Return the rows from position `begin` on, feeding what slot 0 does not hold yet."""
     chunk, rows = model.capabilities.max_batch_rows, []
-    for start in range(model.held(0), len(text), chunk):
+    for start in range(model.count_cached_positions(0), len(text), chunk):
         tokens = text[start : start + chunk]
         wanted = (min(max(begin - start, 0), len(tokens)), len(tokens))
         rows.append(model.forward([Segment(0, start, tokens, wanted)]).logits.copy())
@@ -103,7 +103,7 @@ def main() -> None:
     if unknown := set(names) - set(registry.names()):
         parser.error(f"no adapter is called {', '.join(sorted(unknown))}")
     texts: list[Text] = []
-    found = {name: loaded(name, arguments, texts) for name in names}
+    found = {name: load_logits(name, arguments, texts) for name in names}
     if arguments.reference:
         config = load_config(arguments.config)
         path = resolve(config.model.source, arguments.config.parent).path

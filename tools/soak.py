@@ -33,7 +33,7 @@ from rich.table import Table
 from orchestrator.cli.daemon_socket import ask
 from orchestrator.config.load import admin_socket_path, load_config
 from orchestrator.errors import OutriderError
-from tools.soak_requests import Mix, Seen, Soak, make_cases, malformed
+from tools.soak_requests import Mix, Seen, Soak, list_malformed_requests, make_cases
 
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 300.0
@@ -83,7 +83,7 @@ def bars(start: dict[str, int], end: dict[str, int], seen: Seen) -> list[tuple[s
             good, bar = after >= before * (1.0 - MOST_CHANGE), f"at least {1.0 - MOST_CHANGE:.0%}"
         else:
             good, bar = after <= before * (1.0 + MOST_CHANGE), f"at most {1.0 + MOST_CHANGE:.0%}"
-        rows.append((name, _shown(name, before), _shown(name, after), bar, good))
+        rows.append((name, _format_value(name, before), _format_value(name, after), bar, good))
     for name, found in (
         ("5xx", seen.server_errors),
         ("other surprises", seen.unexpected),
@@ -93,7 +93,7 @@ def bars(start: dict[str, int], end: dict[str, int], seen: Seen) -> list[tuple[s
     return rows
 
 
-def _shown(name: str, value: int) -> str:
+def _format_value(name: str, value: int) -> str:
     return f"{value / 2**20:.1f} MiB" if name.endswith("_bytes") else str(value)
 
 
@@ -177,7 +177,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             f"http://127.0.0.1:{port}",
             ready["model"],
             make_cases(ready["model"], arguments.prompts, arguments.max_tokens),
-            malformed(ready["model"], int(loaded.limits.max_body)),
+            list_malformed_requests(ready["model"], int(loaded.limits.max_body)),
             mix,
         )
         asyncio.run(soak.take_references())

@@ -170,7 +170,7 @@ class Soak:
                 "stream": lambda: self._stream("stream", fast, REQUEST_TIMEOUT_S),
                 "whole": lambda: self._whole(fast),
                 "cancelled": lambda: self._stream("cancelled", fast, self._cancel_after_s()),
-                "malformed": lambda: self._malformed(fast),
+                "malformed": lambda: self._send_malformed(fast),
                 "slow": lambda: self._stream("slow", slow, REQUEST_TIMEOUT_S),
             }
 
@@ -217,7 +217,7 @@ class Soak:
         if response.status_code == httpx.codes.OK:
             self.seen.note_text("whole", case, _answer(response.json()), self._references[index])
 
-    async def _malformed(self, client: httpx.AsyncClient) -> None:
+    async def _send_malformed(self, client: httpx.AsyncClient) -> None:
         method, path, content, expected = self._random.choice(self._bad)
         if expected == 0:
             await self._half_a_body(path, content)
@@ -256,7 +256,7 @@ def make_cases(model: str, prompts: Path, max_tokens: int) -> list[Case]:
     return found
 
 
-def malformed(model: str, most_body_bytes: int) -> list[Malformed]:
+def list_malformed_requests(model: str, most_body_bytes: int) -> list[Malformed]:
     """Return (method, path, body, expected status); 0: half of the body is sent, and nobody waits for an answer."""
     good = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adapters.decoder.lattice import GROUP_SIZE, requantised
+from adapters.decoder.lattice import GROUP_SIZE, requantise
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Tensor, Weights
 
 _MIDDLE = 128
@@ -46,8 +46,8 @@ def eight_bits(tensor: Tensor) -> Tensor:
     if isinstance(tensor, Dense):
         if tensor.values.ndim == 1 or tensor.values.shape[1] % GROUP_SIZE:
             return tensor
-        return requantised(tensor.float32())
+        return requantise(tensor.float32())
     if tensor.bits == _NARROW_BITS:
         centred = tensor.values + np.uint8(_MIDDLE) - np.repeat(tensor.zeros, tensor.group_size, axis=1)
         return Grouped(centred, tensor.scales, np.full_like(tensor.zeros, _MIDDLE), 8, tensor.group_size)
-    return tensor if (tensor.zeros == _MIDDLE).all() else requantised(tensor.float32())
+    return tensor if (tensor.zeros == _MIDDLE).all() else requantise(tensor.float32())

@@ -81,51 +81,51 @@ class GgufWeights:
         self.spec = self._read_spec()
         self._refuse_unread()
         self.stored = _largest(self._header)
-        self.label = label_of(self.stored, self._rounded() if values == "whole zeros" else ())
+        self.label = label_of(self.stored, self._list_rounded_kinds() if values == "whole zeros" else ())
         self.output_ids: tuple[int, ...] = ()
 
     def tensor(self, name: str) -> Tensor:
         """Return the tensor of a canonical name. Raises ModelRefused when the file lacks it or its shape is off."""
         layer, _, rest = name.rpartition(".")
-        stored = self._stored(f"blk.{layer}.{_IN_LAYER[rest]}" if layer else _WHOLE[rest])
+        stored = self._find_tensor(f"blk.{layer}.{_IN_LAYER[rest]}" if layer else _WHOLE[rest])
         expected = self.spec.shape_of(name)
         if stored.shape[::-1] != expected:
-            raise self._refused(f"{stored.name} has the shape {stored.shape[::-1]}, not {expected}")
-        found = self._decoded(stored)
+            raise self._build_refusal(f"{stored.name} has the shape {stored.shape[::-1]}, not {expected}")
+        found = self._decode_tensor(stored)
         if self.spec.family == "llama" and rest in _INTERLEAVED:
             return _rotate_half(found, self.spec.heads if "query" in rest else self.spec.kv_heads)
         return found
 
-    def _rounded(self) -> list[int]:
+    def _list_rounded_kinds(self) -> list[int]:
         return sorted({tensor.kind for tensor in self._header.tensors if tensor.kind in ROUNDED})
 
     @property
     def held_bytes(self) -> int:
         """Return what the tensors take as "kept": more than in the file where 8 bits hold fewer."""
-        return sum(_held_bytes(tensor) for tensor in self._header.tensors)
+        return sum(_count_held_bytes(tensor) for tensor in self._header.tensors)
 
-    def _decoded(self, stored: GgufTensor) -> Tensor:
+    def _decode_tensor(self, stored: GgufTensor) -> Tensor:
         raw = self._data[stored.offset : stored.offset + stored.size]
         try:
             if len(stored.shape) == 1:
                 return Dense(vector(stored.kind, raw))
             return self._matrix(stored.kind, raw, stored.shape[1])
         except (ModelRefused, KeyError) as error:
-            raise self._refused(f"{stored.name}: {error}") from error
+            raise self._build_refusal(f"{stored.name}: {error}") from error
 
-    def _stored(self, name: str) -> GgufTensor:
+    def _find_tensor(self, name: str) -> GgufTensor:
         if name not in self._tensors:
-            raise self._refused(f"it lacks the tensor {name}")
+            raise self._build_refusal(f"it lacks the tensor {name}")
         return self._tensors[name]
 
-    def _refused(self, reason: str) -> ModelRefused:
+    def _build_refusal(self, reason: str) -> ModelRefused:
         return ModelRefused(f"{self._header.path.name}: {reason}. Convert the model again, or choose another one.")
 
     def _read_spec(self) -> DecoderSpec:
         header = self._header
         family = header.text("general.architecture") or ""
         if family not in ARCHITECTURES:
-            raise self._refused(f"the architecture {family!r} is not one of {', '.join(ARCHITECTURES)}")
+            raise self._build_refusal(f"the architecture {family!r} is not one of {', '.join(ARCHITECTURES)}")
         self._refuse_variants(family)
         layers, hidden = self._count(f"{family}.block_count"), self._count(f"{family}.embedding_length")
         heads = self._count(f"{family}.attention.head_count")
@@ -139,7 +139,7 @@ class GgufWeights:
             kv_heads=header.integer(f"{family}.attention.head_count_kv") or heads,
             head_dim=head_dim,
             mlp=self._count(f"{family}.feed_forward_length"),
-            vocabulary_size=self._stored("token_embd.weight").shape[-1],
+            vocabulary_size=self._find_tensor("token_embd.weight").shape[-1],
             context_length=self._count(f"{family}.context_length"),
             norm_epsilon=self._number(f"{family}.attention.layer_norm_rms_epsilon", 0.0) or 1e-5,
             activation="silu",
@@ -157,14 +157,14 @@ class GgufWeights:
         """Refuse what the spec has no words for: experts, a rope over a part of the head, unequal heads."""
         header = self._header
         if (header.integer(f"{family}.expert_count") or 0) > 0:
-            raise self._refused("it is a mixture of experts, which is not supported")
+            raise self._build_refusal("it is a mixture of experts, which is not supported")
         width = header.integer(f"{family}.attention.key_length")
         turned = header.integer(f"{family}.rope.dimension_count")
         if width != header.integer(f"{family}.attention.value_length"):
-            raise self._refused("its key and value heads differ in size, which is not supported")
+            raise self._build_refusal("its key and value heads differ in size, which is not supported")
         hidden, heads = self._count(f"{family}.embedding_length"), self._count(f"{family}.attention.head_count")
         if turned not in (None, width or hidden // heads):
-            raise self._refused(f"its rope turns {turned} dimensions, not the whole head")
+            raise self._build_refusal(f"its rope turns {turned} dimensions, not the whole head")
 
     def _refuse_unread(self) -> None:
         """A tensor that nobody would read changes what the model computes: refuse the file by the tensor's name."""
@@ -172,34 +172,38 @@ class GgufWeights:
         known.update(f"blk.{layer}.{name}" for layer in range(self.spec.layers) for name in _IN_LAYER.values())
         unread = [name for name in self._tensors if name not in known]
         if unread:
-            raise self._refused(f"it has the tensor {unread[0]}, which a {self.spec.family} model does not have here")
+            raise self._build_refusal(
+                f"it has the tensor {unread[0]}, which a {self.spec.family} model does not have here"
+            )
 
     def _rope(self, family: str, head_dim: int) -> Rope:
         base = self._number(f"{family}.rope.freq_base", 10000.0)
         kind = self._header.text(f"{family}.rope.scaling.type") or "none"
         if kind not in ("none", "linear"):
-            raise self._refused(f"its rope is scaled by {kind!r}; supported are none, linear and Llama 3's factors")
+            raise self._build_refusal(
+                f"its rope is scaled by {kind!r}; supported are none, linear and Llama 3's factors"
+            )
         parameters = {"rope_theta": base, "rope_type": "default"}
         if kind == "linear":
             parameters |= {"rope_type": "linear", "factor": self._number(f"{family}.rope.scaling.factor", 1.0)}
         rope = rope_from(parameters, head_dim)
         if _ROPE_FACTORS not in self._tensors:
             return rope
-        factors = self._decoded(self._tensors[_ROPE_FACTORS])
+        factors = self._decode_tensor(self._tensors[_ROPE_FACTORS])
         assert isinstance(factors, Dense)  # noqa: S101  # one axis is never grouped
         return Rope(tuple((np.array(rope.inverse_frequencies) / factors.values).tolist()))
 
     def _count(self, key: str) -> int:
         value = self._header.integer(key)
         if value is None or value < 1:
-            raise self._refused(f"it lacks a positive {key}")
+            raise self._build_refusal(f"it lacks a positive {key}")
         return value
 
     def _number(self, key: str, default: float) -> float:
         value = self._header.metadata.get(key, default)
         if (isinstance(value, (int, float)) and value > 0) or value == default:
             return float(value)
-        raise self._refused(f"{key} is no positive number")
+        raise self._build_refusal(f"{key} is no positive number")
 
 
 def _as_gemma(spec: DecoderSpec) -> DecoderSpec:
@@ -220,17 +224,17 @@ def _as_gemma(spec: DecoderSpec) -> DecoderSpec:
 def _rotate_half(tensor: Tensor, heads: int) -> Tensor:
     """Reorder the rows of each head from interleaved pairs (0, half, 1, half + 1, ...) to halves."""
 
-    def turned(rows: NDArray[Any]) -> NDArray[Any]:
+    def reorder_rows(rows: NDArray[Any]) -> NDArray[Any]:
         split = rows.reshape(heads, -1, 2, *rows.shape[1:])
         return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows.shape)
 
     if isinstance(tensor, Dense):
-        return Dense(turned(tensor.values), tensor.bfloat16)
-    values, scales, zeros = (turned(part) for part in (tensor.values, tensor.scales, tensor.zeros))
+        return Dense(reorder_rows(tensor.values), tensor.bfloat16)
+    values, scales, zeros = (reorder_rows(part) for part in (tensor.values, tensor.scales, tensor.zeros))
     return Grouped(values, scales, zeros, tensor.bits, tensor.group_size)
 
 
-def _held_bytes(tensor: GgufTensor) -> int:
+def _count_held_bytes(tensor: GgufTensor) -> int:
     if len(tensor.shape) == 1 or tensor.kind in KEPT:
         return tensor.size
     return math.prod(tensor.shape) * 9 // 8  # 8 bits, and a scale of 16 bits for 32 values, rounded up

@@ -55,7 +55,7 @@ class SafetensorsWeights:
         self._check_shapes(spec)
         self.output_ids = _output_ids(tensors, spec, where)
         _refuse_leftovers(set(tensors) - set(names.values()), spec, where)
-        self.spec = self._scaled(spec)
+        self.spec = self._round_embedding_scale(spec)
 
     @property
     def label(self) -> str:
@@ -88,20 +88,20 @@ class SafetensorsWeights:
                     f"{list(expected)}. The files do not belong together."
                 )
 
-    def _scaled(self, spec: DecoderSpec) -> DecoderSpec:
+    def _round_embedding_scale(self, spec: DecoderSpec) -> DecoderSpec:
         """Gemma multiplies embeddings with sqrt(hidden) in the number format of the embedding (modeling_gemma.py)."""
         if spec.embedding_scale == 1.0:
             return spec
         kind = self._tensors["embedding"].kind
         scale = np.float32(spec.embedding_scale)
         if kind == "BF16":
-            scale = Dense(rounded_to_bfloat16(scale.reshape(1)), bfloat16=True).float32()[0]
+            scale = Dense(round_to_bfloat16(scale.reshape(1)), bfloat16=True).float32()[0]
         elif kind == "F16":
             scale = np.float32(np.float16(scale))
         return replace(spec, embedding_scale=float(scale))
 
 
-def rounded_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+def round_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Return bfloat16 bit patterns, rounded to nearest even. NaN is not expected."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

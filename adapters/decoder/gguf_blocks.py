@@ -40,7 +40,7 @@ def matrix(kind: int, raw: Raw, rows: int) -> Tensor:
         return _GROUPED[kind](raw.reshape(rows, -1))
     if kind in _DENSE:
         return Dense(_DENSE[kind](raw).reshape(rows, -1), bfloat16=kind == _BF16)
-    return in_8_bits(_dequantised(kind, raw).reshape(rows, -1))
+    return in_8_bits(_dequantise(kind, raw).reshape(rows, -1))
 
 
 def matrix_in_8_bits(kind: int, raw: Raw, rows: int) -> Tensor:
@@ -54,7 +54,7 @@ def matrix_with_whole_zeros(kind: int, raw: Raw, rows: int) -> Tensor:
     if kind == _Q4_1:
         return _q4_1(raw.reshape(rows, -1))
     if kind in ROUNDED:
-        return with_whole_zeros(_dequantised(kind, raw).reshape(rows, -1))
+        return with_whole_zeros(_dequantise(kind, raw).reshape(rows, -1))
     return matrix(kind, raw, rows)
 
 
@@ -62,10 +62,10 @@ def exact_matrix(kind: int, raw: Raw, rows: int) -> Dense:
     """Return a tensor of two axes with exactly the file's values, in float32 where they are quantised."""
     if kind in _DENSE:
         return Dense(_DENSE[kind](raw).reshape(rows, -1), bfloat16=kind == _BF16)
-    return Dense(_dequantised(kind, raw).reshape(rows, -1))
+    return Dense(_dequantise(kind, raw).reshape(rows, -1))
 
 
-def _dequantised(kind: int, raw: Raw) -> NDArray[np.float32]:
+def _dequantise(kind: int, raw: Raw) -> NDArray[np.float32]:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -96,7 +96,7 @@ def type_name(kind: int) -> str:
 def _q4_0(rows: Raw) -> Grouped:
     blocks = rows.reshape(len(rows), -1, 18)
     scales = _halves(blocks, 0)
-    return _grouped(_nibbles(blocks[:, :, 2:]), scales, np.full(scales.shape, 8, np.uint8), 4)
+    return _build_grouped(_nibbles(blocks[:, :, 2:]), scales, np.full(scales.shape, 8, np.uint8), 4)
 
 
 def _q4_1(rows: Raw) -> Grouped:
@@ -110,17 +110,17 @@ def _q4_1(rows: Raw) -> Grouped:
     if constant.any():  # a block of one value m: 1 * m
         values.reshape(*constant.shape, GROUP_SIZE)[constant] = 1
         scales = np.where(constant, offsets, scales)
-    return _grouped(values, scales, zeros, 4)
+    return _build_grouped(values, scales, zeros, 4)
 
 
 def _q8_0(rows: Raw) -> Grouped:
     blocks = rows.reshape(len(rows), -1, 34)
     scales = _halves(blocks, 0)
     values = np.bitwise_xor(blocks[:, :, 2:], 0x80).reshape(len(rows), -1)  # int8 + 128 in uint8
-    return _grouped(values, scales, np.full(scales.shape, 128, np.uint8), 8)
+    return _build_grouped(values, scales, np.full(scales.shape, 128, np.uint8), 8)
 
 
-def _grouped(values: Raw, scales: NDArray[np.float16], zeros: Raw, bits: Any) -> Grouped:
+def _build_grouped(values: Raw, scales: NDArray[np.float16], zeros: Raw, bits: Any) -> Grouped:
     return Grouped(values, scales, zeros, bits, GROUP_SIZE)
 
 

@@ -115,14 +115,14 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
     head_dim = reader.count("head_dim", default=max(1, hidden // heads), most=_MOST_HEAD_DIM)
     kv_heads = reader.count("num_key_value_heads", default=heads)
     if heads % kv_heads:
-        raise reader.refused("num_key_value_heads", f"{heads} heads cannot share {kv_heads} key-value heads")
+        raise reader.build_refusal("num_key_value_heads", f"{heads} heads cannot share {kv_heads} key-value heads")
     kinds = _layer_kinds(reader, family, layers)
     window = reader.count("sliding_window") if _SLIDING in kinds else 0
     scalar = reader.number("query_pre_attn_scalar", default=float(head_dim))
     vocabulary, tied = reader.count("vocab_size"), bool(reader.get("tie_word_embeddings"))
     outputs = reader.count("draft_vocab_size", default=vocabulary, most=vocabulary)
     if outputs != vocabulary and tied:
-        raise reader.refused("draft_vocab_size", "an output layer that is the embedding has the whole vocabulary")
+        raise reader.build_refusal("draft_vocab_size", "an output layer that is the embedding has the whole vocabulary")
     return family, DecoderSpec(
         family=family.name,
         layers=layers,
@@ -162,13 +162,13 @@ class _Reader:
     def count(self, key: str, default: int | None = None, most: int = 1 << 31) -> int:
         value = self._present(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise self.refused(key, f"{value!r} is no whole number from 1 to at most {most}")
+            raise self.build_refusal(key, f"{value!r} is no whole number from 1 to at most {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._present(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise self.refused(key, f"{value!r} is no number of zero or more")
+            raise self.build_refusal(key, f"{value!r} is no number of zero or more")
         return float(value)
 
     def _present(self, key: str, default: float | None) -> Any:
@@ -176,21 +176,21 @@ class _Reader:
         if value is None:
             value = default
         if value is None:
-            raise self.refused(key, "it is missing")
+            raise self.build_refusal(key, "it is missing")
         return value
 
-    def refused(self, key: str, reason: str) -> ModelRefused:
+    def build_refusal(self, key: str, reason: str) -> ModelRefused:
         return ModelRefused(f"{self.where}: {key}: {reason}. Choose another model, or mend the file.")
 
 
 def _refuse_unsupported(reader: _Reader, family: Family) -> None:
     if reader.get("quantization_config"):
-        raise reader.refused("quantization_config", "already quantised weights are not supported")
+        raise reader.build_refusal("quantization_config", "already quantised weights are not supported")
     if reader.get("use_bidirectional_attention"):
-        raise reader.refused("use_bidirectional_attention", "only causal attention is supported")
+        raise reader.build_refusal("use_bidirectional_attention", "only causal attention is supported")
     for key in ("attention_bias", "mlp_bias"):
         if reader.get(key) and not (key == "attention_bias" and family.qkv_bias):
-            raise reader.refused(key, f"{family.name} with biases is not supported")
+            raise reader.build_refusal(key, f"{family.name} with biases is not supported")
 
 
 def _activation(reader: _Reader, family: Family) -> Literal["silu", "gelu_tanh"]:
@@ -203,7 +203,7 @@ def _activation(reader: _Reader, family: Family) -> Literal["silu", "gelu_tanh"]
         return "silu"
     if name == "gelu_pytorch_tanh":
         return "gelu_tanh"
-    raise reader.refused("hidden_act", f"the activation {name!r} is not supported")
+    raise reader.build_refusal("hidden_act", f"the activation {name!r} is not supported")
 
 
 def _layer_kinds(reader: _Reader, family: Family, layers: int) -> list[str]:
@@ -211,7 +211,9 @@ def _layer_kinds(reader: _Reader, family: Family, layers: int) -> list[str]:
     named = reader.get("layer_types")
     if named is not None:
         if not isinstance(named, list) or len(named) != layers or set(named) - {_SLIDING, "full_attention"}:
-            raise reader.refused("layer_types", f"it must name sliding_attention or full_attention {layers} times")
+            raise reader.build_refusal(
+                "layer_types", f"it must name sliding_attention or full_attention {layers} times"
+            )
         return list(named)
     if family.name == "mistral":
         sliding = [reader.get("sliding_window") is not None] * layers
@@ -231,7 +233,7 @@ def _ropes(reader: _Reader, family: Family, kinds: list[str], head_dim: int) -> 
     """Return each layer's rope. Gemma 3 has one for sliding layers and one for the others."""
     given = reader.get("rope_parameters") or reader.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
-        raise reader.refused("rope_scaling", "it must be a mapping")
+        raise reader.build_refusal("rope_scaling", "it must be a mapping")
     basis = {
         "rope_theta": reader.number("rope_theta", default=10_000.0),
         "original_max_position_embeddings": reader.count("max_position_embeddings"),
@@ -240,13 +242,13 @@ def _ropes(reader: _Reader, family: Family, kinds: list[str], head_dim: int) -> 
     for kind in sorted(set(kinds)):
         parameters = given.get(kind, given)
         if not isinstance(parameters, Mapping):
-            raise reader.refused("rope_scaling", f"{kind} must be a mapping")
+            raise reader.build_refusal("rope_scaling", f"{kind} must be a mapping")
         if family.name == "gemma3" and kind == _SLIDING and kind not in given:
             parameters = {"rope_theta": reader.get("rope_local_base_freq")}
         try:
             made[kind] = rope_from(basis | dict(parameters), head_dim)
         except RopeRefused as error:
-            raise reader.refused(
+            raise reader.build_refusal(
                 "rope_parameters" if "rope_parameters" in reader.values else "rope_scaling", str(error)
             ) from error
     return tuple(made[kind] for kind in kinds)

@@ -21,10 +21,10 @@ Floats = NDArray[np.float32]
 Halves = NDArray[np.float16]
 
 
-def requantised(values: Floats) -> Grouped:
+def requantise(values: Floats) -> Grouped:
     """Quantise (rows, columns) to 8 bits, symmetric, with the largest magnitude of a group of 32 at 127."""
     groups = values.reshape(len(values), -1, GROUP_SIZE)
-    return _grouped(values.shape, *_rounded(groups, _symmetric(groups)))
+    return _build_grouped(values.shape, *_round_groups(groups, _symmetric(groups)))
 
 
 def in_8_bits(values: Floats) -> Grouped:
@@ -35,10 +35,10 @@ def in_8_bits(values: Floats) -> Grouped:
     """
     groups = values.reshape(len(values), -1, GROUP_SIZE)
     plain, scales = _symmetric(groups), _lattice(groups)
-    on_lattice, coarse = _rounded(groups, scales), _rounded(groups, plain)
+    on_lattice, coarse = _round_groups(groups, scales), _round_groups(groups, plain)
     nearer = _largest_error(groups, *on_lattice) <= _largest_error(groups, *coarse)
     chosen = np.where(nearer[..., None], on_lattice[0], coarse[0])
-    return _grouped(values.shape, chosen, np.where(nearer, scales, plain))
+    return _build_grouped(values.shape, chosen, np.where(nearer, scales, plain))
 
 
 def with_whole_zeros(values: Floats) -> Grouped:
@@ -54,7 +54,7 @@ def with_whole_zeros(values: Floats) -> Grouped:
     return Grouped(units.astype(np.uint8).reshape(values.shape), scales, zeros.astype(np.uint8), 4, GROUP_SIZE)
 
 
-def _grouped(shape: tuple[int, ...], units: NDArray[np.float32], scales: Halves) -> Grouped:
+def _build_grouped(shape: tuple[int, ...], units: NDArray[np.float32], scales: Halves) -> Grouped:
     stored = (units + MIDDLE).astype(np.uint8).reshape(shape)
     return Grouped(stored, scales, np.full(scales.shape, MIDDLE, np.uint8), 8, GROUP_SIZE)
 
@@ -63,7 +63,7 @@ def _symmetric(groups: Floats) -> Halves:
     return np.asarray((np.abs(groups).max(axis=2) / 127.0).astype(np.float16))
 
 
-def _rounded(groups: Floats, scales: Halves) -> tuple[Floats, Halves]:
+def _round_groups(groups: Floats, scales: Halves) -> tuple[Floats, Halves]:
     divisor = np.where(scales == 0, np.float32(1), scales.astype(np.float32))
     return np.clip(np.rint(groups / divisor[..., None]), _LOWEST, _HIGHEST), scales
 

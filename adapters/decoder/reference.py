@@ -50,7 +50,7 @@ class Reference:
         for text, count in zip(texts, counts, strict=True):
             text.held += count
         head = self._tensor("embedding" if spec.tied_embeddings else "head")
-        logits = _capped(self._norm(hidden, "final_norm") @ head.T, spec.logit_softcap)
+        logits = _softcap(self._norm(hidden, "final_norm") @ head.T, spec.logit_softcap)
         return [np.asarray(part, np.float32) for part in np.split(logits, cuts)]
 
     def _tensor(self, name: str) -> Rows:
@@ -95,14 +95,14 @@ class Reference:
 
     def _attend(self, text: Text, layer: int, query: Rows, key: Rows, value: Rows) -> Rows:
         spec, rope, count = self.spec, self.spec.ropes[layer], query.shape[1]
-        query, key = _turned(query, rope, text.held), _turned(key, rope, text.held)
+        query, key = _rotate(query, rope, text.held), _rotate(key, rope, text.held)
         if text.held:
             key = np.concatenate([text.keys[layer], key], 1)
             value = np.concatenate([text.values[layer], value], 1)
         text.keys[layer], text.values[layer] = key, value
         shared = spec.heads // spec.kv_heads
         keys, values = np.repeat(key, shared, 0), np.repeat(value, shared, 0)
-        scores = _capped(query @ keys.transpose(0, 2, 1) * np.float32(spec.query_scale), spec.attention_softcap)
+        scores = _softcap(query @ keys.transpose(0, 2, 1) * np.float32(spec.query_scale), spec.attention_softcap)
         behind = text.held + np.arange(count)[:, None] - np.arange(key.shape[1])[None, :]
         window = spec.windows[layer]
         scores[:, (behind < 0) | ((behind >= window) if window else False)] = -np.inf
@@ -111,12 +111,12 @@ class Reference:
         return np.asarray(mixed.transpose(1, 0, 2).reshape(count, -1))
 
 
-def _turned(rows: Rows, rope: Rope, start: int) -> Rows:
+def _rotate(rows: Rows, rope: Rope, start: int) -> Rows:
     angles = (start + np.arange(rows.shape[1]))[:, None] * np.array(rope.inverse_frequencies)[None, :]
     cos, sin = (np.tile(part * rope.magnitude, 2).astype(np.float32) for part in (np.cos(angles), np.sin(angles)))
     first, second = np.split(rows, 2, axis=-1)
     return np.asarray(rows * cos + np.concatenate([-second, first], -1) * sin)
 
 
-def _capped(rows: Rows, cap: float) -> Rows:
+def _softcap(rows: Rows, cap: float) -> Rows:
     return np.asarray(np.float32(cap) * np.tanh(rows / np.float32(cap))) if cap else rows

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from adapters.decoder.from_gguf import GgufWeights
-from adapters.decoder.from_safetensors import rounded_to_bfloat16
+from adapters.decoder.from_safetensors import round_to_bfloat16
 from adapters.decoder.gguf_blocks import type_name
 from adapters.decoder.spec import Dense, Grouped, Tensor, Weights
 from adapters.gguf_header import read_header
-from adapters.hf_directory import declared_fingerprint, open_weights
+from adapters.hf_directory import open_weights, read_declared_fingerprint
 from adapters.model_source import check_gguf
 from adapters.tokenizer_hf import vocabulary_texts
 from device_profiles.profile import FAST, Precision, WeightsFormat
@@ -57,11 +57,11 @@ class _Converted:
         if isinstance(found, Grouped) or found.values.ndim == 1 or self._precision in (Precision.INT4, Precision.INT8):
             return found
         if self._precision is Precision.BF16:
-            return found if found.bfloat16 else Dense(rounded_to_bfloat16(found.float32()), bfloat16=True)
+            return found if found.bfloat16 else Dense(round_to_bfloat16(found.float32()), bfloat16=True)
         return Dense(found.float32().astype(_FLOATS[self._precision]))
 
 
-def held_bytes(weights: Weights) -> int | None:
+def count_held_bytes(weights: Weights) -> int | None:
     """Return what a GGUF file's own values take in a runtime; None for other weights, which take their files' size."""
     return weights.held_bytes if isinstance(weights, GgufWeights) else None
 
@@ -69,6 +69,6 @@ def held_bytes(weights: Weights) -> int | None:
 def fingerprint_of(source: Path, vocabulary_size: int) -> str:
     """Return the fingerprint of a source's vocabulary, the same in both formats. Raises ModelRefused."""
     if source.is_dir():
-        declared = declared_fingerprint(source)
+        declared = read_declared_fingerprint(source)
         return declared or vocabulary_fingerprint(vocabulary_texts(source, vocabulary_size))
     return vocabulary_fingerprint(read_header(source).texts("tokenizer.ggml.tokens") or ())

@@ -141,7 +141,7 @@ class Grouped:
 Tensor = Dense | Grouped
 
 
-def packed_pairs(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def pack_pairs(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Put two 4-bit values of the last axis (of even length) into a byte, the first in its low half."""
     return values[..., ::2] | np.left_shift(values[..., 1::2], 4, dtype=np.uint8)
 

@@ -22,7 +22,7 @@ from adapters.contract import (
 from adapters.onnx_rt.graph import MODEL_FILE, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
 from adapters.onnx_rt.providers import Choice, choose, confirm, device_names
-from adapters.pooled import padded_rows
+from adapters.pooled import choose_min_rows
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from device_profiles.measured import DeviceRates
 from device_profiles.memory import MemoryCosts
@@ -51,7 +51,7 @@ def _runtime() -> Any:
     return onnxruntime
 
 
-def _installed(name: str) -> str:
+def _require_package(name: str) -> str:
     try:
         return f"{name} {version(name)}"
     except PackageNotFoundError:
@@ -86,7 +86,7 @@ class OnnxRuntimeAdapter:
         """See adapters/rates.py. Raises AdapterUnavailable, Unsupported."""
         from adapters.onnx_rt.rates import rates
 
-        _installed("onnx")
+        _require_package("onnx")
         return rates(_runtime(), device, threads)
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
@@ -95,7 +95,7 @@ class OnnxRuntimeAdapter:
             raise Unsupported(f"activations {options.activations}: on ONNX Runtime they are fp32; leave them at auto")
         if options.kv_cache not in (None, Precision.FP32):
             raise Unsupported(f"a KV cache in {options.kv_cache}: ONNX Runtime's is fp32; leave it at auto")
-        rows = padded_rows(options.exactness)
+        rows = choose_min_rows(options.exactness)
         as_they_come = NumericalClass(Precision.FP32, Precision.FP32, _GROUP, segment_rows=rows, forward_rows=rows)
         if options.exactness is not Exactness.BIT:
             return [[as_they_come]]
@@ -103,19 +103,19 @@ class OnnxRuntimeAdapter:
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the graph's format and the library that writes it."""
-        libraries = f"{_installed('onnx')}; {_installed('gguf')}"
+        libraries = f"{_require_package('onnx')}; {_require_package('gguf')}"
         if weights is None:
             return f"decoder graph, the file's values, int8 activations, 3; {libraries}"
         if weights == FAST:
             return f"decoder graph, whole zeros, int8 activations, 1; {libraries}"
-        return f"decoder graph, {weights} weights, int8 activations, 2; {libraries}; {_installed('onnxruntime')}"
+        return f"decoder graph, {weights} weights, int8 activations, 2; {libraries}; {_require_package('onnxruntime')}"
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Write the graph and its weights, tensor by tensor. Raises ModelRefused, AdapterUnavailable."""
         from adapters.decoder.source import open_source
         from adapters.onnx_rt.quantize import Quantized
 
-        _installed("onnx")
+        _require_package("onnx")
         if weights in (Precision.BF16, Precision.FP16):
             raise Unsupported(
                 f"weights in {weights}: ONNX Runtime computes in fp32 on a CPU; ask for fp32, int8 or int4"

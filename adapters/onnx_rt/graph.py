@@ -15,7 +15,7 @@ import numpy as np
 
 from adapters.contract import ModelRefused
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, Tensor, Weights
-from adapters.onnx_rt.initializers import WeightFile, joined, packed, packed_zeros
+from adapters.onnx_rt.initializers import WeightFile, pack_values, pack_zeros, stack_matrices
 
 MODEL_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"
 MICROSOFT = "com.microsoft"
@@ -133,7 +133,7 @@ class _Builder:
         table = self._weights.tensor("embedding")
         if isinstance(table, Dense):
             return self._node("Gather", [self._file.add("embedding", table.float32()), "input_ids"], "embedded", axis=0)
-        inputs = [self._file.add("embedding", packed(table)), "input_ids"]
+        inputs = [self._file.add("embedding", pack_values(table)), "input_ids"]
         inputs.append(self._file.add("embedding.scales", table.scales.astype(np.float32)[:, :, None]))
         if (table.zeros != 1 << (table.bits - 1)).any():
             zeros = table.zeros if table.bits == 8 else table.zeros | (table.zeros << 4)
@@ -179,7 +179,7 @@ class _Builder:
         parts = ("query", "key", "value")
         bias = [f"{layer}.{part}_bias" for part in parts] if spec.qkv_bias else []
         qkv = self._products(normed, [f"{layer}.{part}" for part in parts], f"{layer}.qkv", bias)
-        inputs = self._normed_heads(layer, qkv) if spec.qk_norm else [qkv, "", ""]
+        inputs = self._norm_heads(layer, qkv) if spec.qk_norm else [qkv, "", ""]
         attended = self._node(
             "GroupQueryAttention",
             [
@@ -199,7 +199,7 @@ class _Builder:
         )
         return self._products(attended, [f"{layer}.output"], f"{layer}.output")
 
-    def _normed_heads(self, layer: int, qkv: str) -> list[str]:
+    def _norm_heads(self, layer: int, qkv: str) -> list[str]:
         """Norm each head of query and key: the attention operator has inputs for it, but no kernel on CPU."""
         spec = self._spec
         sizes = self._constant(
@@ -207,9 +207,9 @@ class _Builder:
         )
         names = [f"{layer}.{part}.split" for part in ("query", "key", "value")]
         self._node("Split", [qkv, sizes], *names, axis=-1)
-        return [*(self._normed_head(layer, part) for part in ("query", "key")), names[2]]
+        return [*(self._norm_head(layer, part) for part in ("query", "key")), names[2]]
 
-    def _normed_head(self, layer: int, part: str) -> str:
+    def _norm_head(self, layer: int, part: str) -> str:
         name = f"{layer}.{part}"
         shape = self._constant(f"{name}.by_head", [0, 0, -1, self._spec.head_dim])
         by_head = self._node("Reshape", [f"{name}.split", shape], f"{name}.heads")
@@ -231,15 +231,15 @@ class _Builder:
     def _products(self, source: str, matrices: list[str], name: str, biases: list[str] | None = None) -> str:
         """Multiply with matrices that read the same input, joined into one product where their formats allow."""
         tensors = [self._weights.tensor(matrix) for matrix in matrices]
-        bias = self._joined_bias(biases, name) if biases else ""
-        whole = joined(tensors)
+        bias = self._join_bias(biases, name) if biases else ""
+        whole = stack_matrices(tensors)
         if whole is not None:
             return self._product(source, whole, name, bias=bias)
         parts = [self._product(source, tensor, part) for tensor, part in zip(tensors, matrices, strict=True)]
         product = self._node("Concat", parts, f"{name}.parts", axis=-1)
         return self._node("Add", [product, bias], f"{name}.out") if bias else product
 
-    def _joined_bias(self, names: list[str], name: str) -> str:
+    def _join_bias(self, names: list[str], name: str) -> str:
         vectors = [self._weights.tensor(bias) for bias in names]
         return self._file.add(f"{name}.bias", np.concatenate([part.float32() for part in vectors]))
 
@@ -249,7 +249,7 @@ class _Builder:
             matrix = self._file.add(name, tensor.float32().T)
             product = self._node("MatMul", [source, matrix], f"{name}.product" if bias else out)
             return self._node("Add", [product, bias], out) if bias else product
-        zeros = packed_zeros(tensor)
+        zeros = pack_zeros(tensor)
         inputs = [source, self._matrix(name, tensor)]
         inputs.append(self._file.add(f"{name}.scales", tensor.scales.astype(np.float32)))
         inputs.append("" if zeros is None else self._file.add(f"{name}.zeros", zeros))
@@ -270,7 +270,7 @@ class _Builder:
         """A tied head reads the embedding's bytes."""
         if name == "head" and self._spec.tied_embeddings:
             return "embedding"
-        return self._file.add(name, packed(tensor))
+        return self._file.add(name, pack_values(tensor))
 
     def _vector(self, name: str) -> str:
         tensor = self._weights.tensor(name)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.decoder.spec import Dense, Grouped, Tensor, packed_pairs
+from adapters.decoder.spec import Dense, Grouped, Tensor, pack_pairs
 
 ALIGNMENT_BYTES = 4096  # a page: the runtime maps the file
 
@@ -42,13 +42,13 @@ class WeightFile:
         return name
 
 
-def packed(tensor: Grouped) -> NDArray[np.uint8]:
+def pack_values(tensor: Grouped) -> NDArray[np.uint8]:
     """Return the values as MatMulNBits takes them: uint8, (rows, groups, bytes of a group), low halves first."""
     groups = tensor.values.reshape(len(tensor.values), -1, tensor.group_size)
-    return groups if tensor.bits == 8 else packed_pairs(groups)
+    return groups if tensor.bits == 8 else pack_pairs(groups)
 
 
-def packed_zeros(tensor: Grouped) -> NDArray[np.uint8] | None:
+def pack_zeros(tensor: Grouped) -> NDArray[np.uint8] | None:
     """Return the zeros as MatMulNBits takes them, (rows, bytes of a row); None where all are its default."""
     zeros = tensor.zeros
     if (zeros == 1 << (tensor.bits - 1)).all():
@@ -56,10 +56,10 @@ def packed_zeros(tensor: Grouped) -> NDArray[np.uint8] | None:
     if tensor.bits == 8:
         return zeros
     even = np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2)))
-    return packed_pairs(even)
+    return pack_pairs(even)
 
 
-def joined(tensors: list[Tensor]) -> Tensor | None:
+def stack_matrices(tensors: list[Tensor]) -> Tensor | None:
     """Stack matrices that read the same input into one; None where their formats differ."""
     first = tensors[0]
     if isinstance(first, Dense):

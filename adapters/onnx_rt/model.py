@@ -120,7 +120,7 @@ class OrtModel(PooledModel):
             first = group[0]
             call = self._call(batch[first].slot, len(group))
             self._place([batch[index] for index in group])
-            call.set_inputs([batch[index] for index in group], self._pool.padded(batch[first]))
+            call.set_inputs([batch[index] for index in group], self._pool.count_padded_rows(batch[first]))
             if len(group) == 1:
                 call.bind_logits(logits[begins[first] : begins[first + 1]])
                 self._run(call)
@@ -133,7 +133,7 @@ class OrtModel(PooledModel):
 
     def _place(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
-            end = segment.start + self._pool.padded(segment)
+            end = segment.start + self._pool.count_padded_rows(segment)
             try:
                 self._memory.place(segment.slot, self._pool.table(segment.slot, end))
             except OutOfMemory:
@@ -147,7 +147,7 @@ class OrtModel(PooledModel):
         order = sorted(range(len(batch)), key=lambda index: batch[index].slot)
         group: list[int] = []
         for index in order:
-            single = self._pool.padded(batch[index]) == 1
+            single = self._pool.count_padded_rows(batch[index]) == 1
             if group and not (single and batch[index].slot == batch[group[-1]].slot + 1):
                 yield group
                 group = []
@@ -177,7 +177,7 @@ class OrtModel(PooledModel):
             self._session.run_with_iobinding(call.binding)
         except Exception as error:  # the runtime's errors have no other root
             self.close()
-            raise _typed(error) from error
+            raise _classify_failure(error) from error
 
     def release(self, slot: int) -> None:
         """See the contract."""
@@ -244,7 +244,7 @@ class _Call:
         self.binding.bind_input(name, "cpu", 0, values.dtype.type, values.shape, values.ctypes.data)
 
 
-def _typed(error: Exception) -> DeviceLost:
+def _classify_failure(error: Exception) -> DeviceLost:
     text = str(error).strip().splitlines()[-1] if str(error).strip() else "no reason given"
     if isinstance(error, MemoryError) or any(word in str(error).lower() for word in _OUT_OF_MEMORY_WORDS):
         return OutOfMemory(f"ONNX Runtime ran out of memory: {text}")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from adapters.onnx_rt.providers import choose
-from adapters.rates import Product, measured_rates
+from adapters.rates import Product, measure_rates
 from device_profiles.measured import DeviceRates
 from device_profiles.profile import Precision
 
@@ -19,7 +19,7 @@ def rates(runtime: Any, device: str, threads: int) -> DeviceRates:
     """Measure a device in float32, the format of our graphs' activations. Raises Unsupported."""
     choice = choose(device, runtime.get_available_providers())
     provider = (choice.provider, choice.options)
-    return measured_rates([Precision.FP32], lambda *shape: _product(runtime, provider, threads, *shape[:3]))
+    return measure_rates([Precision.FP32], lambda *shape: _product(runtime, provider, threads, *shape[:3]))
 
 
 def _product(runtime: Any, provider: Any, threads: int, rows: int, inner: int, columns: int) -> Product:

@@ -74,18 +74,18 @@ class _Builder(Layers):
         """See `Layers`."""
         spec = self.spec
         query, key, value = self.heads(hidden, layer)
-        query, key = self._rotated(query, spec.ropes[layer]), self._rotated(key, spec.ropes[layer])
-        keys, values = self._remembered(key, layer, "key"), self._remembered(value, layer, "value")
+        query, key = self._rotate(query, spec.ropes[layer]), self._rotate(key, spec.ropes[layer])
+        keys, values = self._append_to_state(key, layer, "key"), self._append_to_state(value, layer, "value")
         attended = self.ops.scaled_dot_product_attention(
             query,
-            self._shared(keys),
-            self._shared(values),
+            self._repeat_heads(keys),
+            self._repeat_heads(values),
             self._mask(spec.windows[layer]),
             self.scalar(spec.query_scale),
         )
-        return self.joined(attended, layer)
+        return self.project_output(attended, layer)
 
-    def _rotated(self, part: Any, rope: Rope) -> Any:
+    def _rotate(self, part: Any, rope: Rope) -> Any:
         """Rotate-half position embedding of (B, heads, S, D)."""
         ops = self.ops
         if rope not in self.ropes:
@@ -113,7 +113,7 @@ class _Builder(Layers):
         axis = self.scalar(1, np.int64)
         return ops.unsqueeze(cos, axis), ops.unsqueeze(sin, axis)
 
-    def _remembered(self, current: Any, layer: int, role: str) -> Any:
+    def _append_to_state(self, current: Any, layer: int, role: str) -> Any:
         """Append (B, K, S, D) to the state and return all of it, (B, K, T, D)."""
         ops, spec = self.ops, self.spec
         empty = ops.concat([self.batch, self.ints([spec.kv_heads, 0, spec.head_dim])], 0)
@@ -128,7 +128,7 @@ class _Builder(Layers):
         self.sinks.append(ops.assign(both, name))
         return both
 
-    def _shared(self, part: Any) -> Any:
+    def _repeat_heads(self, part: Any) -> Any:
         """Repeat each key-value head for the query heads that share it (grouped-query attention)."""
         ops, spec = self.ops, self.spec
         groups = spec.heads // spec.kv_heads

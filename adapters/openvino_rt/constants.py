@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.decoder.eight_bits import eight_bits
-from adapters.decoder.spec import Dense, Grouped, Tensor, packed_pairs
+from adapters.decoder.spec import Dense, Grouped, Tensor, pack_pairs
 
 
 class Constants:
@@ -37,24 +37,24 @@ class Constants:
         grouped = [tensor for tensor in tensors if isinstance(tensor, Grouped)]
         if len({_format(tensor) for tensor in tensors}) != 1:
             raise ValueError("tensors of different formats cannot be stacked")
-        return self._grouped(grouped) if grouped else self._dense(dense)
+        return self._build_grouped(grouped) if grouped else self._dense(dense)
 
     def _dense(self, tensors: Sequence[Dense]) -> Any:
         import openvino as ov
         from openvino import opset13 as ops
 
-        values = _stacked([tensor.values for tensor in tensors])
+        values = _stack([tensor.values for tensor in tensors])
         kind = ov.Type.bf16 if tensors[0].bfloat16 else ov.Type(values.dtype)
         made = self._constant(values, kind, values.shape)
         return made if kind == ov.Type.f32 else ops.convert(made, "f32")
 
-    def _grouped(self, tensors: Sequence[Grouped]) -> Any:
+    def _build_grouped(self, tensors: Sequence[Grouped]) -> Any:
         import openvino as ov
         from openvino import opset13 as ops
 
         first = tensors[0]
-        values, zeros = _stacked([tensor.values for tensor in tensors]), _stacked([tensor.zeros for tensor in tensors])
-        scales = _stacked([tensor.scales for tensor in tensors])
+        values, zeros = _stack([tensor.values for tensor in tensors]), _stack([tensor.zeros for tensor in tensors])
+        scales = _stack([tensor.scales for tensor in tensors])
         (rows, columns), groups = values.shape, zeros.shape[1]
         shape = (rows, groups, first.group_size)
         middle = np.uint8(1 << (first.bits - 1))
@@ -72,7 +72,7 @@ class Constants:
         import openvino as ov
 
         if bits == 4:
-            return self._constant(_packed(values), ov.Type.i4 if signed else ov.Type.u4, shape)
+            return self._constant(_pack_values(values), ov.Type.i4 if signed else ov.Type.u4, shape)
         return self._constant(values.view(np.int8) if signed else values, ov.Type.i8 if signed else ov.Type.u8, shape)
 
     def _constant(self, values: NDArray[Any], kind: Any, shape: Sequence[int]) -> Any:
@@ -89,13 +89,13 @@ def _format(tensor: Tensor) -> tuple[object, ...]:
     return (tensor.values.dtype, tensor.bfloat16)
 
 
-def _stacked(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def _stack(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _packed(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _pack_values(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
     flat = values.reshape(-1)
-    return packed_pairs(np.pad(flat, (0, flat.size % 2)))
+    return pack_pairs(np.pad(flat, (0, flat.size % 2)))
 
 
 def keep_compressed(path: Path) -> None:

@@ -39,10 +39,10 @@ class Nodes:
         ops = self.ops
         logits = ops.matmul(hidden, head, False, True)
         if self.spec.logit_softcap:
-            logits = self.softcapped(logits, self.spec.logit_softcap)
-        return self.named(logits, "logits")
+            logits = self.softcap(logits, self.spec.logit_softcap)
+        return self.name_output(logits, "logits")
 
-    def softcapped(self, values: Any, cap: float) -> Any:
+    def softcap(self, values: Any, cap: float) -> Any:
         """Return values pressed smoothly into (-cap, cap)."""
         ops, bound = self.ops, self.scalar(cap)
         return ops.multiply(ops.tanh(ops.divide(values, bound)), bound)
@@ -53,9 +53,9 @@ class Nodes:
 
     def input(self, name: str, shape: list[int], kind: Any) -> Any:
         """Return an input of the graph; -1 is a size that is not known yet."""
-        return self.named(self.ops.parameter(self.ov.PartialShape(shape), kind, name=name), name)
+        return self.name_output(self.ops.parameter(self.ov.PartialShape(shape), kind, name=name), name)
 
-    def named(self, node: Any, name: str) -> Any:
+    def name_output(self, node: Any, name: str) -> Any:
         """Give a node's output a name, and return the node."""
         node.output(0).get_tensor().set_names({name})
         return node
@@ -99,7 +99,7 @@ class Layers(Nodes, ABC):
         """Return query, key and value by head, (B, H or K, S, D), normed where the model norms them."""
         ops, spec = self.ops, self.spec
         made = []
-        for part, role in zip(self._projected(hidden, layer), _PROJECTIONS, strict=True):
+        for part, role in zip(self._project_qkv(hidden, layer), _PROJECTIONS, strict=True):
             count = spec.heads if role == "query" else spec.kv_heads
             rows = ops.reshape(part, self.ints([0, 0, count, spec.head_dim]), True)
             if spec.qk_norm and role != "value":
@@ -107,14 +107,14 @@ class Layers(Nodes, ABC):
             made.append(ops.transpose(rows, self.ints([0, 2, 1, 3])))
         return made
 
-    def joined(self, attended: Any, layer: int) -> Any:
+    def project_output(self, attended: Any, layer: int) -> Any:
         """Return the output projection of (B, H, S, D)."""
         ops, spec = self.ops, self.spec
         rows = ops.transpose(attended, self.ints([0, 2, 1, 3]))
         flat = ops.reshape(rows, self.ints([0, 0, spec.heads * spec.head_dim]), True)
         return ops.matmul(flat, self.weight(f"{layer}.output"), False, True)
 
-    def _projected(self, hidden: Any, layer: int) -> list[Any]:
+    def _project_qkv(self, hidden: Any, layer: int) -> list[Any]:
         """Query, key and value as one product: it is dispatched once (measured in fuse.py)."""
         ops, spec = self.ops, self.spec
         joined = ops.matmul(hidden, self.weight(*(f"{layer}.{role}" for role in _PROJECTIONS)), False, True)

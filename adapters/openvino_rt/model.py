@@ -25,7 +25,7 @@ from adapters.contract import (
     Segment,
 )
 from adapters.kv_blocks import BlockPool
-from adapters.openvino_rt.failures import typed
+from adapters.openvino_rt.failures import classify_failure
 from adapters.openvino_rt.graph import ROWS_INPUT
 from adapters.openvino_rt.rows import Rows
 from adapters.pooled import PooledModel
@@ -89,7 +89,7 @@ class PagedModel(PooledModel):
                 tensor = ov.Tensor(port.get_element_type(), ov.Shape([blocks + 1, *shape]))
                 self._request.set_tensor(port.any_name, tensor)
         except RuntimeError as error:
-            raise typed(error) from error
+            raise classify_failure(error) from error
         return shapes[0][1], blocks
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
@@ -103,7 +103,7 @@ class PagedModel(PooledModel):
         if not width:
             logits, device_ms = self._run(rows, self._class.output_rows)
             return ForwardResult(logits, device_ms)
-        parts = [self._run(part, width) for part in rows.cut(width)]
+        parts = [self._run(part, width) for part in rows.split_rows(width)]
         return ForwardResult(np.concatenate([part for part, _ in parts]), sum(device_ms for _, device_ms in parts))
 
     def _run(self, rows: Rows, least_outputs: int) -> tuple[Logits, float]:
@@ -116,7 +116,7 @@ class PagedModel(PooledModel):
             self._request.infer()
         except RuntimeError as error:
             self.close()
-            raise typed(error) from error
+            raise classify_failure(error) from error
         device_ms = (time.perf_counter() - started) * 1000.0
         logits = self._request.get_output_tensor(0).data
         logits = logits.reshape(-1, logits.shape[-1])[: len(rows.wanted)]
@@ -128,7 +128,7 @@ class PagedModel(PooledModel):
         width, least = self._class.fixed_width, self._class.forward_rows
         for segment in batch:
             apart = segment.apart or width > 0
-            count = len(segment.tokens) if apart else self._pool.padded(segment)
+            count = len(segment.tokens) if apart else self._pool.count_padded_rows(segment)
             blocks = self._pool.table(segment.slot, segment.start + count)
             rows.add(segment, count, blocks, self._pool.block_tokens, apart=apart)
         # A forward with a segment of several rows has the kernels of many.

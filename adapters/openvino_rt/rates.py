@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from adapters.openvino_rt.classes import HINTS
-from adapters.rates import Product, measured_rates
+from adapters.rates import Product, measure_rates
 from device_profiles.measured import DeviceRates
 from device_profiles.profile import Precision
 
@@ -16,7 +16,7 @@ from device_profiles.profile import Precision
 def rates(core: Any, device: str, threads: int, precisions: Sequence[Precision]) -> DeviceRates:
     """Measure a device in those of its native `precisions` that are floating-point formats."""
     formats = [one for one in precisions if one in HINTS]
-    return measured_rates(formats, lambda *shape: _product(core, device, threads, *shape))
+    return measure_rates(formats, lambda *shape: _product(core, device, threads, *shape))
 
 
 def _product(

@@ -49,7 +49,7 @@ class Rows:
         self.block_begins.append(len(self.blocks))
         self.longest = max(self.longest, start + count)
 
-    def cut(self, width: int) -> Iterator[Rows]:
+    def split_rows(self, width: int) -> Iterator[Rows]:
         """Yield the rows in parts of `width`; all of them are apart, and there is a multiple of `width`."""
         for first in range(0, len(self.tokens), width):
             part, stop = Rows(), first + width

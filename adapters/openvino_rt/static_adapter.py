@@ -15,7 +15,7 @@ from adapters.openvino_rt.classes import HINTS
 from adapters.openvino_rt.static_build import BODY_FILE, HEAD_FILE
 from adapters.openvino_rt.static_graphs import Compiler
 from adapters.openvino_rt.static_model import StaticModel
-from adapters.openvino_rt.static_plan import planned
+from adapters.openvino_rt.static_plan import plan_shapes
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from device_profiles.memory import MemoryCosts
 from device_profiles.profile import FAST, DeviceProfile, WeightsFormat
@@ -83,7 +83,7 @@ class StaticOpenVinoAdapter:
         """See adapters.contract.FixedShapes."""
         profile = device_profile(core_with(options.device), options.device)
         chosen = options.numerical_class or numerical_classes(profile, options)[0][0]
-        plan = planned(options, read_facts(prepared), chosen.activations)
+        plan = plan_shapes(options, read_facts(prepared), chosen.activations)
         cache = plan.cache
         body, head = ((prepared / name).with_suffix(".bin").stat().st_size for name in (BODY_FILE, HEAD_FILE))
         bodies, heads = len(plan.widths), len(plan.verify_rows)
@@ -100,7 +100,7 @@ class StaticOpenVinoAdapter:
         profile = device_profile(core, options.device)
         chosen = options.numerical_class or numerical_classes(profile, options)[0][0]
         activations = chosen.activations
-        plan = planned(options, facts, activations)
+        plan = plan_shapes(options, facts, activations)
         progress("load", 0.0)
         settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": HINTS[activations], "PERFORMANCE_HINT": "LATENCY"}
         if options.threads and profile.kind == "cpu":

@@ -70,11 +70,11 @@ def _write_embedding(tensor: Tensor, path: Path) -> None:
     table = np.lib.format.open_memmap(path, "w+", np.dtype(np.float16), tensor.values.shape)
     for start in range(0, len(table), _ROWS_AT_ONCE):
         part = slice(start, start + _ROWS_AT_ONCE)
-        table[part] = _dequantised(tensor, part)
+        table[part] = _dequantise(tensor, part)
     table.flush()
 
 
-def _dequantised(tensor: Any, part: slice) -> NDArray[np.float32]:
+def _dequantise(tensor: Any, part: slice) -> NDArray[np.float32]:
     rows = type(tensor)(tensor.values[part], tensor.scales[part], tensor.zeros[part], tensor.bits, tensor.group_size)
     found: NDArray[np.float32] = rows.float32()
     return found
@@ -103,8 +103,8 @@ class _Body(Layers):
         for layer in range(self.spec.layers):
             hidden = self.layer(hidden, layer)
         outputs = [
-            self.named(self.norm(hidden, "final_norm"), "rows"),
-            self.named(ops.concat(self.presents, 0), "present"),
+            self.name_output(self.norm(hidden, "final_norm"), "rows"),
+            self.name_output(ops.concat(self.presents, 0), "present"),
         ]
         inputs = [self.hidden, self.places, *self.biases, *self.cosines, *self.sines, *self.pasts]
         return self.ov.Model([ops.result(output) for output in outputs], inputs, f"{self.spec.family}_static")
@@ -113,17 +113,17 @@ class _Body(Layers):
         """Grouped-query attention: the query heads of one key-value head are rows of one product."""
         ops, spec = self.ops, self.spec
         query, key, value = self.heads(hidden, layer)
-        query, key = self._rotated(query, layer), self._rotated(key, layer)
-        keys, values = self._placed(key, f"past.{layer}.key"), self._placed(value, f"past.{layer}.value")
+        query, key = self._rotate(query, layer), self._rotate(key, layer)
+        keys, values = self._write_past(key, f"past.{layer}.key"), self._write_past(value, f"past.{layer}.value")
         self.presents += [key, value]
         scaled = ops.multiply(query, self.scalar(spec.query_scale))
         scores = ops.matmul(self._by_group(scaled, spec.head_dim), keys, False, True)  # (1, K, H / K * W, C)
         scores = self._by_head(scores)
         if spec.attention_softcap:
-            scores = self.softcapped(scores, spec.attention_softcap)
+            scores = self.softcap(scores, spec.attention_softcap)
         chances = ops.softmax(ops.add(scores, self.biases[self.windows.index(spec.windows[layer])]), -1)
         attended = ops.matmul(self._by_group(chances, 0), values, False, False)
-        return self.joined(self._by_head(attended), layer)
+        return self.project_output(self._by_head(attended), layer)
 
     def _by_group(self, part: Any, width: int) -> Any:
         """(1, H, W, X) as (1, K, H / K * W, X); `width` is X, 0 where it is open."""
@@ -133,13 +133,13 @@ class _Body(Layers):
         """(1, K, H / K * W, X) as (1, H, W, X)."""
         return self.ops.reshape(part, self.ints([1, self.spec.heads, -1, 0]), True)
 
-    def _placed(self, current: Any, name: str) -> Any:
+    def _write_past(self, current: Any, name: str) -> Any:
         spec = self.spec
         past = self.input(name, [1, spec.kv_heads, -1, spec.head_dim], self.ov.Type.f32)
         self.pasts.append(past)
         return self.ops.scatter_update(past, self.places, current, self.scalar(2, np.int64))
 
-    def _rotated(self, part: Any, layer: int) -> Any:
+    def _rotate(self, part: Any, layer: int) -> Any:
         """Rotate-half position embedding of (1, heads, W, D)."""
         ops, half = self.ops, self.spec.head_dim // 2
         index = self.ropes.index(self.spec.ropes[layer])

@@ -30,7 +30,7 @@ from adapters.contract import (
 )
 from adapters.kv_blocks import BlockPool
 from adapters.kv_memory import KvMemory
-from adapters.openvino_rt.failures import typed
+from adapters.openvino_rt.failures import classify_failure
 from adapters.openvino_rt.static_graphs import Body, Compiler, Head, Positions
 from adapters.openvino_rt.static_plan import StaticPlan
 from adapters.openvino_rt.static_widths import Bits, Cover, agreeing, places
@@ -84,7 +84,7 @@ class StaticModel(PooledModel):
             if width in plan.verify_rows:
                 self._heads[width] = compiler.head(width)
             progress((index + 1) / len(plan.widths))
-        with self._guarded():
+        with self._translate_failures():
             exact = self._choose_widths(plan.prefill_rows, options.exactness)
         self.capabilities = Capabilities(
             slots=options.slots,
@@ -108,7 +108,7 @@ class StaticModel(PooledModel):
         """
         exact = exactness is Exactness.BIT
         if exact:
-            found, logits = self._sampled()
+            found, logits = self._sample_rows()
             self.release(0)
             bodies, heads = agreeing(_bits(found), prefill), agreeing(_bits(logits), prefill)
             exact = bool(bodies and heads)
@@ -122,7 +122,7 @@ class StaticModel(PooledModel):
     def _idle_run(self, body: Body) -> Callable[[], object]:
         return lambda: body.run(0, self._caches[0])
 
-    def _sampled(self) -> tuple[dict[int, list[Rows]], dict[int, list[Rows]]]:
+    def _sample_rows(self) -> tuple[dict[int, list[Rows]], dict[int, list[Rows]]]:
         """Return one text's last rows, and their logits, by every width, several times each: with the rows at other
         places of the forward. Uses slot 0 (free before, free after)."""
         widest = max(self._bodies)
@@ -159,7 +159,7 @@ class StaticModel(PooledModel):
             raise DeviceLost("the model was closed")
         self._check(batch)
         started = time.perf_counter()
-        with self._guarded():
+        with self._translate_failures():
             self._reserve(batch)
             rows = np.concatenate([self._segment(segment) for segment in batch])
             logits = self._logits_of(rows)
@@ -208,7 +208,7 @@ class StaticModel(PooledModel):
             self._memory.place(segment.slot, self._pool.table(segment.slot, end))
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _translate_failures(self) -> Iterator[None]:
         """Turn the runtime's failures into the contract's; the model is closed then."""
         try:
             yield
@@ -217,7 +217,7 @@ class StaticModel(PooledModel):
             raise
         except RuntimeError as error:
             self.close()
-            raise typed(error) from error
+            raise classify_failure(error) from error
 
     def release(self, slot: int) -> None:
         """See the contract."""

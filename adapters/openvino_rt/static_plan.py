@@ -66,7 +66,7 @@ def kind_of(precision: Precision) -> type[np.generic]:
     return kinds.get(precision, np.float32)
 
 
-def planned(options: LoadOptions, facts: Mapping[str, Any], precision: Precision) -> StaticPlan:
+def plan_shapes(options: LoadOptions, facts: Mapping[str, Any], precision: Precision) -> StaticPlan:
     """Plan for a model of which `facts` are known (prepared_facts.py). Raises Unsupported, with the way out, where the
     context that is asked for is longer than the model's or than the pool holds, or where widths make no sense."""
     static = options.static

@@ -173,7 +173,7 @@ def _classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[
 def _load(prepared: Path, options: LoadOptions, chosen: NumericalClass, progress: Progress) -> TorchModel:
     import torch
 
-    from adapters.torch_device.failures import typed
+    from adapters.torch_device.failures import classify_failure
     from adapters.torch_device.model import TorchModel, bytes_per_token, shapes_for
     from adapters.torch_device.products import Products
     from adapters.torch_device.weights import read_decoder
@@ -194,12 +194,12 @@ def _load(prepared: Path, options: LoadOptions, chosen: NumericalClass, progress
             model_spec(facts, bytes_per_token(decoder, activations)),
             options,
             shapes,
-            weights=products.held(facts["weights"]),
+            weights=products.describe_storage(facts["weights"]),
             numerical_class=chosen,
             device=device,
         )
     except (RuntimeError, MemoryError) as error:
-        raise typed(error) from error
+        raise classify_failure(error) from error
     progress("load", 1.0)
     return model
 

@@ -111,14 +111,14 @@ def attend(
         if softcap is None:
             mixed = scaled_dot_product_attention(asked, keys, values, attn_mask=mask, scale=scaling)
         else:
-            mixed = _capped(asked, keys, values, mask, scaling, softcap)
+            mixed = _attend_softcapped(asked, keys, values, mask, scaling, softcap)
         mixed = mixed.view(tiles, kv_heads, per_key, tile, size).permute(0, 3, 1, 2, 4)
         made.append(mixed.reshape(tiles * tile, heads, size))
     joined = made[0] if len(made) == 1 else torch.cat(made)
     return joined[paged.sources][None], None
 
 
-def _capped(query: Any, key: Any, value: Any, mask: Any, scaling: float, softcap: float) -> Any:
+def _attend_softcapped(query: Any, key: Any, value: Any, mask: Any, scaling: float, softcap: float) -> Any:
     """Attention whose scores are bounded by softcap * tanh(scores / softcap) (Gemma 2, arXiv 2408.00118)."""
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     scores = torch.tanh(scores / softcap) * softcap

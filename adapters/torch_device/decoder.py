@@ -56,7 +56,7 @@ def build(
                 continue  # a product over it is all that is asked for
         exact = offset and canonical.endswith("norm")  # a norm of 1 + w: computed in float32, and w is small
         value = _values(tensor, torch.float32 if exact else dtype, device)
-        _put(model, name, value - 1.0 if exact else value)
+        _set_parameter(model, name, value - 1.0 if exact else value)
     if spec.tied_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
         if names["embedding"][0] in quantised:
@@ -99,7 +99,7 @@ def _values(tensor: Stored, dtype: Any, device: Any) -> Any:
     return torch.from_numpy(tensor.float32()).to(device=device, dtype=dtype)
 
 
-def _put(model: Any, name: str, value: Any) -> None:
+def _set_parameter(model: Any, name: str, value: Any) -> None:
     place, _, attribute = name.rpartition(".")
     module = model.get_submodule(place)
     setattr(module, attribute, nn.Parameter(value, requires_grad=False))

@@ -58,7 +58,7 @@ def size_of(plan: Plan) -> Size | None:
     return size if fits and all(group.tile == tile for group in plan.groups) else None
 
 
-def filled(plan: Plan, size: Size, scratch_block: int) -> dict[str, Indices]:
+def pad_inputs(plan: Plan, size: Size, scratch_block: int) -> dict[str, Indices]:
     """Return a plan's inputs in the shapes of a graph. Tiles beyond the plan's read the scratch block's first
     position, which is finite, and nobody reads what they compute."""
     tiles = np.zeros(size.tiles * size.tile, np.int64)
@@ -123,7 +123,7 @@ class Graphs:
     def replay(self, plan: Plan, size: Size) -> Any:
         """Queue the forward, and return where its logits will be: valid until the next replay of any graph."""
         graph, inputs, logits = self._captured[size]
-        inputs.send(filled(plan, size, self._scratch))
+        inputs.send(pad_inputs(plan, size, self._scratch))
         graph.replay()
         return logits
 

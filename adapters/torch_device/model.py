@@ -25,7 +25,7 @@ from adapters.decoder.spec import DecoderSpec
 from adapters.kv_blocks import BlockPool
 from adapters.pooled import PooledModel
 from adapters.torch_device.attention import KvPool
-from adapters.torch_device.failures import typed
+from adapters.torch_device.failures import classify_failure
 from adapters.torch_device.plan import Shapes, plan
 from adapters.torch_device.runner import Runner
 from device_profiles.profile import Exactness
@@ -139,7 +139,7 @@ class TorchModel(PooledModel):
             logits, device_ms = self._runner.run(plan(batch, self._pool, self._shapes))
         except (RuntimeError, MemoryError) as error:
             self.close()
-            raise typed(error) from error
+            raise classify_failure(error) from error
         return ForwardResult(logits, device_ms)
 
     def close(self) -> None:

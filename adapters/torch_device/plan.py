@@ -32,7 +32,7 @@ class Shapes:
     key_blocks: int
     product_tile: int = 0
 
-    def padded_rows(self, count: int) -> int:
+    def pad_rows(self, count: int) -> int:
         """Return how many rows a product over `count` rows has."""
         return max(ceil_div(count, self.rows) * self.rows, self.least_rows)
 
@@ -73,7 +73,7 @@ def plan(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> Plan:
     """Return what a forward of `batch` computes; the pool has reserved its blocks. The scratch block, where padding
     is written, is number `pool.total`."""
     count = sum(len(segment.tokens) for segment in batch)
-    rows = shapes.padded_rows(count)
+    rows = shapes.pad_rows(count)
     ids, positions = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     writes = np.full(rows, pool.total * pool.block_tokens, np.int64)
     sources = np.zeros(rows, np.int64)
@@ -93,12 +93,12 @@ def plan(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> Plan:
         tiles.append(at + np.minimum(np.arange(parts * tile), size - 1))
         sources[own] = tiled + np.arange(size)
         first = groups[-1].stop if groups else 0
-        groups.append(Group(first, first + parts, tile, _padded(table, shapes.key_blocks, pool.total)[None]))
+        groups.append(Group(first, first + parts, tile, _pad_table(table, shapes.key_blocks, pool.total)[None]))
         wanted.append(at + np.arange(*segment.rows))
         at += size
         tiled += parts * tile
     asked = np.concatenate(wanted)
-    heads = shapes.padded_rows(len(asked))
+    heads = shapes.pad_rows(len(asked))
     return Plan(
         ids=ids,
         positions=positions,
@@ -111,7 +111,7 @@ def plan(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> Plan:
     )
 
 
-def _padded(table: Indices, multiple: int, scratch: int) -> Indices:
+def _pad_table(table: Indices, multiple: int, scratch: int) -> Indices:
     """Fill a table up with the scratch block: what is there is finite, and nobody sees it."""
     missing = -len(table) % multiple
     return np.concatenate([table, np.full(missing, scratch, np.int64)]) if missing else table

@@ -23,7 +23,7 @@ class Products:
         self._device, self._activations, self._tile = device, activations, tile
         self._narrowed = self._widened = False
 
-    def held(self, stored: str) -> str:
+    def describe_storage(self, stored: str) -> str:
         """Return how weights that are stored in a format are held: its name, and the other format where they are."""
         other = self._widened or not (self._narrowed or stored == self._activations)
         return f"{stored}, held in {self._activations}" if other else stored

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from adapters.rates import Product, measured_rates
+from adapters.rates import Product, measure_rates
 from adapters.torch_device.model import DTYPES
 from device_profiles.measured import DeviceRates
 from device_profiles.profile import DeviceProfile, Precision
@@ -15,7 +15,7 @@ def rates(profile: DeviceProfile, threads: int) -> DeviceRates:
     device = torch.device(profile.name.lower())
     if threads and device.type == "cpu":
         torch.set_num_threads(threads)
-    return measured_rates(profile.precisions, lambda *shape: _product(device, *shape))
+    return measure_rates(profile.precisions, lambda *shape: _product(device, *shape))
 
 
 def _product(device: torch.device, rows: int, inner: int, columns: int, precision: Precision) -> Product:

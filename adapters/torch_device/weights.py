@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from adapters.contract import ModelRefused
 from adapters.decoder.from_safetensors import tensor_names
-from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, packed_pairs
+from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, pack_pairs
 
 _SPEC_FILE = "decoder.json"
 _REST = "rest"
@@ -70,7 +70,7 @@ def write_weights(weights: StoredWeights, target: Path) -> None:
     for part, names in _parts(weights.spec).items():
         tensors: dict[str, NDArray[Any]] = {}
         for name in names:
-            tensors |= _stored(name, weights.tensor(name))
+            tensors |= _pack_tensor(name, weights.tensor(name))
         save_file(tensors, target / f"{part}.safetensors")
 
 
@@ -81,7 +81,7 @@ def read_decoder(prepared: Path) -> DecoderSpec:
         ropes = tuple(Rope(tuple(rope["inverse_frequencies"]), rope["magnitude"]) for rope in fields["ropes"])
         return DecoderSpec(**(fields | {"ropes": ropes, "windows": tuple(fields["windows"])}))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(prepared / _SPEC_FILE, error) from error
+        raise _build_damage_error(prepared / _SPEC_FILE, error) from error
 
 
 def read_tensors(prepared: Path, spec: DecoderSpec) -> Iterator[tuple[str, Stored]]:
@@ -95,11 +95,11 @@ def read_tensors(prepared: Path, spec: DecoderSpec) -> Iterator[tuple[str, Store
             stored = load_file(path)
             found = [(name, _tensor(name, stored)) for name in names]
         except (OSError, SafetensorError, KeyError) as error:
-            raise _damaged(path, error) from error
+            raise _build_damage_error(path, error) from error
         yield from found
 
 
-def _damaged(path: Path, error: Exception) -> ModelRefused:
+def _build_damage_error(path: Path, error: Exception) -> ModelRefused:
     return ModelRefused(f"{path} cannot be read ({error}). Delete its directory, and start again.")
 
 
@@ -112,17 +112,17 @@ def _parts(spec: DecoderSpec) -> dict[str, list[str]]:
     return parts
 
 
-def _stored(name: str, tensor: Stored) -> dict[str, NDArray[Any]]:
+def _pack_tensor(name: str, tensor: Stored) -> dict[str, NDArray[Any]]:
     if isinstance(tensor, Dense):
         return {f"{name}:bf16" if tensor.bfloat16 else name: np.ascontiguousarray(tensor.values)}
     if isinstance(tensor, Affine):
         kept = {f"{name}:scales": np.ascontiguousarray(tensor.scales)}
         if tensor.offsets is None:
             return kept | {f"{name}:values": np.ascontiguousarray(tensor.values)}
-        pairs = packed_pairs(tensor.values.astype(np.uint8, copy=False))
+        pairs = pack_pairs(tensor.values.astype(np.uint8, copy=False))
         return kept | {f"{name}:pairs": pairs, f"{name}:offsets": np.ascontiguousarray(tensor.offsets)}
     if tensor.bits == 4:
-        values = {f"{name}:pairs": packed_pairs(tensor.values)}
+        values = {f"{name}:pairs": pack_pairs(tensor.values)}
     else:
         values = {f"{name}:values": np.ascontiguousarray(tensor.values)}
     return values | {f"{name}:scales": tensor.scales, f"{name}:zeros": tensor.zeros}
@@ -135,11 +135,11 @@ def _tensor(name: str, stored: Mapping[str, NDArray[Any]]) -> Stored:
         return Dense(stored[f"{name}:bf16"], bfloat16=True)
     scales, zeros = stored[f"{name}:scales"], stored.get(f"{name}:zeros")
     pairs = stored.get(f"{name}:pairs")
-    values = stored[f"{name}:values"] if pairs is None else _unpacked(pairs)
+    values = stored[f"{name}:values"] if pairs is None else _unpack_pairs(pairs)
     if zeros is None:
         return Affine(values, scales, None if pairs is None else stored[f"{name}:offsets"])
     return Grouped(values, scales, zeros, 8 if pairs is None else 4, values.shape[1] // scales.shape[1])
 
 
-def _unpacked(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _unpack_pairs(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1)

@@ -22,7 +22,7 @@ class AcceptanceBounds:
         """True where a request may be judged tolerantly."""
         return self.tolerance or self.default == "tolerance"
 
-    def chosen(self, asked: Acceptance | None) -> Acceptance:
+    def choose_rule(self, asked: Acceptance | None) -> Acceptance:
         """Return a request's rule. Raises RequestError where the operator does not allow it."""
         rule = asked or self.default
         if rule == "tolerance" and not self.tolerance_allowed:

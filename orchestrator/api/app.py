@@ -18,7 +18,7 @@ from device_profiles.units import MS_PER_S
 from orchestrator.api import errors, probes, tokenize, translate
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, Model, ModelList
-from orchestrator.api.choices import choices_of, cost_of, merged, pieces_of
+from orchestrator.api.choices import choices_of, cost_of, merge_pieces, pieces_of
 from orchestrator.api.fingerprint import system_fingerprint
 from orchestrator.api.follow import Follow, InArm
 from orchestrator.api.keys import KeyGate, Keys
@@ -28,7 +28,7 @@ from orchestrator.api.metrics.collector import Metrics
 from orchestrator.api.metrics.request_timing import Totalled
 from orchestrator.api.openapi import describe, operation
 from orchestrator.api.port import TokenizerPort
-from orchestrator.api.request_scope import RequestScope, followed
+from orchestrator.api.request_scope import RequestScope, mark_followed
 from orchestrator.api.responses import DONE, Envelope, EventStream, Kind, event, json_response, unless_gone
 from orchestrator.api.streaming import Choice, Piece
 from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
@@ -97,7 +97,7 @@ class Api:
     ) -> Response:
         raw, arrived_s = await self.read(request), self._clock.monotonic_s()
         body = errors.parse(wire, raw)
-        tokenizer, context = self.loaded(body.model)
+        tokenizer, context = self.resolve_model(body.model)
         bounds = self._settings.acceptance
         submit = translated(body, _request_id(kind), tokenizer, context, _seed, bounds)
         return await self._answer(kind, request, body, submit, tokenizer, arrived_s)
@@ -116,7 +116,7 @@ class Api:
             entry["max_model_len"] = view.ready.context_tokens
         return [entry]
 
-    def loaded(self, model: str | None) -> tuple[TokenizerPort, int]:
+    def resolve_model(self, model: str | None) -> tuple[TokenizerPort, int]:
         """Return the tokenizer and the context length; `model` None is the served one. Raises RequestError 404, 503."""
         view = self.control.view()
         if self.model_name() and model is not None and model != self.model_name():
@@ -160,15 +160,15 @@ class Api:
         if submit.grammar is not None:
             param = "tools" if isinstance(body, ChatRequest) and body.offered else "response_format"
             await asyncio.to_thread(translate.check_grammar, submit.grammar, param)
-        submit, arm = self._entered(submit)
+        submit, arm = self._enter_trial(submit)
         follow = Follow(self.metrics, self._clock, arrived_s, keep_words=self._settings.log_words, arm=arm)
-        followed(request.scope)
-        follow.accepted(request.url.path, submit, body)
+        mark_followed(request.scope)
+        follow.log_accepted(request.url.path, submit, body)
         self.liveness.observe_request()
         asked = translate.choices(submit, body.n)
         choices = choices_of(body, asked, tokenizer, arrived_s)
         told = [follow.deltas(each, self.control.generate(each)) for each in asked]
-        pieces = merged([pieces_of(body, *pair, self._clock) for pair in zip(told, choices, strict=True)])
+        pieces = merge_pieces([pieces_of(body, *pair, self._clock) for pair in zip(told, choices, strict=True)])
         envelope = self._envelope(kind, body, submit, tokenizer)
         with follow.to_the_headers():
             if body.stream:
@@ -176,30 +176,30 @@ class Api:
                 first = await unless_gone(request.receive, anext(pieces, Piece(0, "")))
                 if first is None:
                     await pieces.aclose()
-                    return follow.gone()
+                    return follow.end_disconnected()
                 options = body.stream_options or StreamOptions()
                 events = self._events(envelope, first, pieces, choices, follow, options)
-                return EventStream(events, pieces, follow.gone, envelope.headers(choices[0].answer))
+                return EventStream(events, pieces, follow.end_disconnected, envelope.headers(choices[0].answer))
             found = await unless_gone(request.receive, _collect(pieces))
             if found is None:
-                return follow.gone()
-        follow.wrote(*found)
-        follow.ended(HTTPStatus.OK)
+                return follow.end_disconnected()
+        follow.record_sent(*found)
+        follow.log_end(HTTPStatus.OK)
         cost = cost_of(choices)
         return json_response(envelope.whole(found, cost), envelope.headers(cost))
 
-    def _entered(self, submit: Submit) -> tuple[Submit, InArm | None]:
+    def _enter_trial(self, submit: Submit) -> tuple[Submit, InArm | None]:
         """Give a request its arm, where a canary is tried; all its choices have one."""
         if self._trial is None:
             return submit, None
         trial = self._trial
-        submit, entry = trial.entered(submit)
+        submit, entry = trial.assign_variant(submit)
 
-        def ended(done: Totalled) -> None:
+        def end_trial_entry(done: Totalled) -> None:
             ttft_ms, tpot_ms = (None if each is None else each * MS_PER_S for each in (done.ttft_s, done.tpot_s))
-            trial.ended(entry, ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=done.acceptance)
+            trial.end_entry(entry, ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=done.acceptance)
 
-        return submit, InArm(entry.arm.value, ended) if entry.counted else None
+        return submit, InArm(entry.arm.value, end_trial_entry) if entry.counted else None
 
     def _envelope(
         self, kind: Kind, body: CompletionRequest | ChatRequest, submit: Submit, tokenizer: TokenizerPort
@@ -228,21 +228,21 @@ class Api:
     ) -> AsyncGenerator[bytes, None]:
         always = options.include_usage and options.continuous_usage_stats
 
-        def told(piece: Piece) -> bytes:
-            follow.wrote(piece)
+        def render_piece(piece: Piece) -> bytes:
+            follow.record_sent(piece)
             return envelope.piece(piece, choices[piece.index].answer.tokens if always else None)
 
         async with aclosing(pieces):
-            yield envelope.opening(len(choices), usage=always) + told(first)
+            yield envelope.opening(len(choices), usage=always) + render_piece(first)
             try:
                 async for piece in pieces:
-                    yield told(piece)
+                    yield render_piece(piece)
             except Exception as error:  # the status is out: whatever it is, the client can only be told here
                 known = error if isinstance(error, RequestError) else follow.bug(error)
-                follow.ended(known.status, reason=known.code)
+                follow.log_end(known.status, reason=known.code)
                 yield event(errors.body_of(known)) + DONE
                 return
-            follow.ended(HTTPStatus.OK)
+            follow.log_end(HTTPStatus.OK)
             yield (envelope.usage(cost_of(choices)) if options.include_usage else b"") + DONE
 
 

@@ -67,10 +67,10 @@ def _behind_one_call(body: CompletionRequest | ChatRequest) -> Callable[[str], b
 
 def cost_of(choices: Sequence[Choice]) -> Answer:
     """Return what all choices cost together."""
-    return Answer.combined([choice.answer for choice in choices])
+    return Answer.combine_answers([choice.answer for choice in choices])
 
 
-async def merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
+async def merge_pieces(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
     """Yield the pieces of all sources as they come, until all have ended. Where one fails, or this generator is
     closed, every source is closed."""
     if len(sources) == 1:

@@ -114,7 +114,7 @@ def _instead(path: str) -> str:
 def install(app: FastAPI) -> None:
     """Answer everything that goes wrong in OpenAI's shape; bugs are request_scope's."""
 
-    async def refused(_: Request, error: Exception) -> JSONResponse:
+    async def handle_request_error(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestError)  # noqa: S101  # registered for this type
         return response_of(error)
 
@@ -134,10 +134,10 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for this type
         return response_of(_first(list(error.errors())))
 
-    async def gone(_: Request, __: Exception) -> Response:
+    async def handle_disconnect(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED)
 
-    app.add_exception_handler(ClientDisconnect, gone)
-    app.add_exception_handler(RequestError, refused)
+    app.add_exception_handler(ClientDisconnect, handle_disconnect)
+    app.add_exception_handler(RequestError, handle_request_error)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)

@@ -51,7 +51,7 @@ class Follow:
         self._written: list[str] = []
         self._over = False
 
-    def accepted(self, route: str, submit: Submit, body: Generation) -> None:
+    def log_accepted(self, route: str, submit: Submit, body: Generation) -> None:
         """Write the line of a request that goes to the decode loop."""
         self._head = {"id": submit.request_id, "route": route} | ({"arm": submit.lane} if submit.lane else {})
         words = body.model_dump(include={"prompt", "messages"}) if self._keep_words else {}
@@ -82,7 +82,7 @@ class Follow:
         sequence.stats = delta.stats or sequence.stats
         sequence.finish = delta.finish
 
-    def wrote(self, *pieces: Piece) -> None:
+    def record_sent(self, *pieces: Piece) -> None:
         """Remember what the client was sent, where the log is to have it."""
         if self._keep_words:
             for piece in pieces:
@@ -95,28 +95,28 @@ class Follow:
         try:
             yield
         except RequestError as error:
-            self.ended(error.status, reason=error.code)
+            self.log_end(error.status, reason=error.code)
             raise
         except Exception:
-            self.ended(HTTPStatus.INTERNAL_SERVER_ERROR)
+            self.log_end(HTTPStatus.INTERNAL_SERVER_ERROR)
             raise
 
     def bug(self, error: Exception) -> RequestError:
         """Log a bug met behind the headers; return what the client is told of it."""
         return unforeseen(error, self._head["id"], words=self._keep_words)
 
-    def gone(self) -> Response:
+    def end_disconnected(self) -> Response:
         """The client has left, if the request is not over yet."""
-        self.ended(CLIENT_CLOSED)
+        self.log_end(CLIENT_CLOSED)
         return Response(status_code=CLIENT_CLOSED)
 
-    def ended(self, status: int, *, reason: str | None = None) -> None:
+    def log_end(self, status: int, *, reason: str | None = None) -> None:
         """Write the last line and count the request; only the first call does. `reason` is an error's code."""
         if self._over:
             return
         self._over = True
         for sequence in self._sequences:
-            sequence.finish = sequence.finish or _cut(status)
+            sequence.finish = sequence.finish or _infer_finish_reason(status)
             if sequence.tokens or sequence.finish != "error":  # what was never begun is no request that ended
                 self._metrics.observe_end(sequence, self._started_s)
         self._judge(status)
@@ -168,7 +168,7 @@ class Follow:
         }
 
 
-def _cut(status: int) -> str:
+def _infer_finish_reason(status: int) -> str:
     """Why a sequence has no finish of its own: a stop string, a client that went away, or an error."""
     if status == CLIENT_CLOSED:
         return "abort"

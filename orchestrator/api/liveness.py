@@ -52,7 +52,7 @@ class Liveness:
             return "ok"
         return "stalled" if self.clock.monotonic_s() - max(known) > self.stalled_after_s else "ok"
 
-    def described(self) -> dict[str, Any]:
+    def describe_liveness(self) -> dict[str, Any]:
         """Return the verdict with the phase and the age of the last token (None before the first)."""
         age_s = None if self._token_s is None else round(self.clock.monotonic_s() - self._token_s, 3)
         view = self.control.view()

@@ -42,7 +42,7 @@ class Echo:
             text += utf8.decode(piece)
         return cls(text + utf8.decode(b"", final=True), tuple(ids), tuple(starts))
 
-    def scored(self, scores: Sequence[TokenScore] | None) -> tuple[ScoredToken, ...]:
+    def attach_scores(self, scores: Sequence[TokenScore] | None) -> tuple[ScoredToken, ...]:
         """Return the prompt's tokens with their scores; () where none were asked for."""
         if scores is None:
             return ()
@@ -54,7 +54,7 @@ def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: TokenizerPort) -> di
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         raw = tokenizer.token_bytes(token)
-        return {"token": _shown(raw, ""), "logprob": logprob, "bytes": list(raw)}
+        return {"token": _format_token(raw, ""), "logprob": logprob, "bytes": list(raw)}
 
     content = [
         {
@@ -70,26 +70,26 @@ def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: TokenizerPort) -> di
 def completion_logprobs(tokens: Sequence[ScoredToken], tokenizer: TokenizerPort) -> dict[str, Any]:
     """Return a completion choice's `logprobs`: `top_logprobs` has the chosen token beside the likeliest."""
 
-    def shown(token: int) -> str:
-        return _shown(tokenizer.token_bytes(token), "bytes:")
+    def format_token(token: int) -> str:
+        return _format_token(tokenizer.token_bytes(token), "bytes:")
 
     def top(each: ScoredToken) -> dict[str, float] | None:
         if each.score is None:
             return None
         found: dict[str, float] = {}
         for token, logprob in (*each.score.top, (each.token, each.score.logprob)):
-            found.setdefault(shown(token), logprob)  # two ids may have one text: the likelier counts
+            found.setdefault(format_token(token), logprob)  # two ids may have one text: the likelier counts
         return found
 
     return {
-        "tokens": [shown(each.token) for each in tokens],
+        "tokens": [format_token(each.token) for each in tokens],
         "token_logprobs": [None if each.score is None else each.score.logprob for each in tokens],
         "top_logprobs": [top(each) for each in tokens],
         "text_offset": [each.start for each in tokens],
     }
 
 
-def _shown(raw: bytes, mark: str) -> str:
+def _format_token(raw: bytes, mark: str) -> str:
     """Return a token's text; part of a character as OpenAI shows it, every byte as \\xNN behind the mark."""
     try:
         return raw.decode()

@@ -40,14 +40,14 @@ def install(app: FastAPI, api: Probed) -> None:
         view = api.control.view()
         if view.phase == "failed":
             return errors.response_of(not_ready(api.control))
-        decode = api.liveness.described()
+        decode = api.liveness.describe_liveness()
         return JSONResponse({"status": "ok", "phase": view.phase, "detail": view.detail, "decode": decode})
 
     @app.get("/health/decode", **operation(None, DecodeHealth, statuses=(503,)))
     async def decode_health() -> Response:
-        decode = api.liveness.described()
+        decode = api.liveness.describe_liveness()
         if decode["status"] == "stalled":
-            return errors.response_of(_stalled(decode))
+            return errors.response_of(_build_stalled_error(decode))
         return JSONResponse(decode)
 
     @app.get("/ready", **operation(None, Readiness, statuses=(503,)))
@@ -62,7 +62,7 @@ def install(app: FastAPI, api: Probed) -> None:
         return Response(api.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/version", **operation(None, Version, statuses=()))
-    async def served_version() -> dict[str, str]:
+    async def get_version() -> dict[str, str]:
         return {"version": version("outrider")}
 
 
@@ -79,7 +79,7 @@ def not_ready(control: Control) -> RequestError:
     )
 
 
-def _stalled(decode: dict[str, Any]) -> RequestError:
+def _build_stalled_error(decode: dict[str, Any]) -> RequestError:
     age = decode["last_token_age_s"]
     last = "no token yet" if age is None else f"the last token is {age:g} s old"
     return RequestError(

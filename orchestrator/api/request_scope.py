@@ -40,7 +40,7 @@ class RequestScope:
         request_id = given if _USABLE_ID.fullmatch(given) else new_request_id()
         started = False
 
-        async def identified(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
@@ -50,15 +50,15 @@ class RequestScope:
 
         with bound_contextvars(request_id=request_id):
             try:
-                await self._app(scope, receive, identified)
+                await self._app(scope, receive, send_with_id)
             except Exception as error:  # a bug; once the status is out the connection can only be cut
                 told = unforeseen(error, f"{scope['method']} {scope['path']}", words=self._log_words)
                 if started:
                     raise ConnectionAbortedError("the answer was cut off by a bug that is in the log") from None
-                await response_of(told)(scope, receive, identified)
+                await response_of(told)(scope, receive, send_with_id)
 
 
-def followed(scope: Scope) -> None:
+def mark_followed(scope: Scope) -> None:
     """Say that somebody else writes the request's last line."""
     scope[_FOLLOWED] = True
 

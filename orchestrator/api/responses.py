@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.acceptance import HEADER
 from orchestrator.api.logprobs import ScoredToken
-from orchestrator.api.speculation import headers_of, told
+from orchestrator.api.speculation import describe_effective_speculation, headers_of
 from orchestrator.api.streaming import Answer, Piece
 from orchestrator.api.tools.stream import whole_calls
 from policies.sampling import Rule
@@ -148,7 +148,7 @@ def _metrics(answer: Answer, rule: Rule) -> dict[str, Any]:
             "num_accepted_draft_tokens": stats.accepted,
             "acceptance": rule,
             "tolerance_delta": stats.tolerance_delta if stats.tolerance_delta >= 0.0 else None,
-            "effective": told(answer.speculation),
+            "effective": describe_effective_speculation(answer.speculation),
         }
     return found
 
@@ -201,7 +201,7 @@ class EventStream(Response):
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T | None:
     """Return the work's result; None when the client went away first, and then the work was cancelled."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
+    gone = asyncio.ensure_future(_await_disconnect(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -215,6 +215,6 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T | N
                     await pending
 
 
-async def _gone(receive: Receive) -> None:
+async def _await_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

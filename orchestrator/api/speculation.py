@@ -21,7 +21,7 @@ def wish_of(config: SpeculativeConfig | None, scope: Scope) -> Wish:
     return Wish(scope, True if "method" in config.model_fields_set else None, depth, most)
 
 
-def told(found: Effective | None) -> dict[str, Any] | None:
+def describe_effective_speculation(found: Effective | None) -> dict[str, Any] | None:
     """Return what holds as a `speculative_config`, whose word it was, and whether the operator's bounds cut it."""
     if found is None:
         return None

@@ -63,11 +63,11 @@ class TextAssembler:
 
     def _take(self, text: str, *, last: bool) -> str:
         self.decoded += len(text)
-        certain = self._cut(self._held + text, last=last)
+        certain = self._cut_at_stop(self._held + text, last=last)
         self.given += len(certain)
         return certain
 
-    def _cut(self, text: str, *, last: bool) -> str:
+    def _cut_at_stop(self, text: str, *, last: bool) -> str:
         found = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
         if found:
             self.stopped, self._held = True, ""
@@ -109,7 +109,7 @@ class Answer:
         self.tokens += tokens
 
     @classmethod
-    def combined(cls, answers: Sequence[Answer]) -> Answer:
+    def combine_answers(cls, answers: Sequence[Answer]) -> Answer:
         """Return what the choices of one request cost together."""
         begun = [answer for answer in answers if answer.tokens] or answers[:1]
         return cls(
@@ -118,12 +118,12 @@ class Answer:
             last_s=max(answer.last_s for answer in begun),
             tokens=sum(answer.tokens for answer in answers),
             finish=answers[0].finish,
-            stats=_summed([answer.stats for answer in answers if answer.stats is not None]),
+            stats=_sum_stats([answer.stats for answer in answers if answer.stats is not None]),
             speculation=answers[0].speculation,
         )
 
 
-def _summed(stats: Sequence[RequestStats]) -> RequestStats | None:
+def _sum_stats(stats: Sequence[RequestStats]) -> RequestStats | None:
     """Add up what the choices did. They have one prompt: what none of them had to compute was there before.
     They waited side by side."""
     if not stats:
@@ -178,7 +178,7 @@ async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> A
             now_s = clock.monotonic_s()
             answer.speculation = delta.speculation or answer.speculation
             if echo is not None:
-                yield Piece(choice.index, echo.text, echo.scored(delta.prompt_logprobs))
+                yield Piece(choice.index, echo.text, echo.attach_scores(delta.prompt_logprobs))
                 echo = None
             shown = list(delta.tokens)
             if delta.finish == "stop" and shown and shown[-1] in choice.hidden:

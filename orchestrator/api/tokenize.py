@@ -67,7 +67,7 @@ class Served(Protocol):
 
     def read(self, request: Request) -> Awaitable[bytes]: ...
 
-    def loaded(self, model: str | None) -> tuple[TokenizerPort, int]: ...
+    def resolve_model(self, model: str | None) -> tuple[TokenizerPort, int]: ...
 
 
 def install(app: FastAPI, served: Served) -> None:
@@ -76,7 +76,7 @@ def install(app: FastAPI, served: Served) -> None:
     @app.post("/tokenize", **operation(TokenizeRequest, TokenizeResponse))
     async def tokenize(request: Request) -> dict[str, Any]:
         body: TokenizeRequest = errors.parse(TokenizeRequest, await served.read(request))
-        tokenizer, context = served.loaded(body.model)
+        tokenizer, context = served.resolve_model(body.model)
         tokens = _tokens(body, tokenizer)
         names = [_text(tokenizer, token) for token in tokens] if body.return_token_strs else None
         return {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": names}
@@ -84,7 +84,7 @@ def install(app: FastAPI, served: Served) -> None:
     @app.post("/detokenize", **operation(DetokenizeRequest, DetokenizeResponse))
     async def detokenize(request: Request) -> dict[str, Any]:
         body: DetokenizeRequest = errors.parse(DetokenizeRequest, await served.read(request))
-        tokenizer, _ = served.loaded(body.model)
+        tokenizer, _ = served.resolve_model(body.model)
         wrong = next((token for token in body.tokens if not 0 <= token < tokenizer.vocabulary_size), None)
         if wrong is not None:
             text = f"token {wrong} is outside the vocabulary of {tokenizer.vocabulary_size}"

@@ -13,8 +13,8 @@ from adapters.grammar import problem
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.speculation import wish_of
-from orchestrator.api.tools.grammar import forced_calls, free_calls
-from orchestrator.api.tools.wire import Tool, told
+from orchestrator.api.tools.grammar import build_forced_calls_grammar, free_calls
+from orchestrator.api.tools.wire import Tool, render_tool_messages
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Grammar, Sampling, Submit
@@ -74,7 +74,7 @@ def chat_prompt(
     plain = [message.plain() for message in messages]
     native = [tool.plain() for tool in tools] if tools and tokenizer.template_takes_tools else None
     if not tokenizer.template_takes_tools:
-        plain = told(plain, tools)
+        plain = render_tool_messages(plain, tools)
     try:
         return tokenizer.encode_chat(plain, add_generation_prompt=add_generation_prompt, tools=native)
     except AdapterError as error:
@@ -159,7 +159,7 @@ def _sampling(request: Generation, tokenizer: TokenizerPort, make_seed: MakeSeed
         repetition_penalty=request.repetition_penalty,
         frequency_penalty=request.frequency_penalty,
         presence_penalty=request.presence_penalty,
-        acceptance=bounds.chosen(None if asked is None else asked.acceptance),
+        acceptance=bounds.choose_rule(None if asked is None else asked.acceptance),
     )
 
 
@@ -178,7 +178,9 @@ def _grammar(request: CompletionRequest | ChatRequest) -> Grammar | None:
     if isinstance(request, ChatRequest) and request.offered:
         many = request.parallel_tool_calls
         if request.forced:
-            return Grammar("lark", forced_calls(request.forced, many=many and request.tool_choice == "required"))
+            return Grammar(
+                "lark", build_forced_calls_grammar(request.forced, many=many and request.tool_choice == "required")
+            )
         if any(tool.function.strict for tool in request.offered):
             return Grammar("lark", free_calls(request.offered, many=many))
     text = request.response_format.schema_text if request.response_format is not None else None

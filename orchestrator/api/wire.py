@@ -143,7 +143,7 @@ class Generation(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_fields(cls, data: Any) -> Any:
+    def _check_known_fields(cls, data: Any) -> Any:
         """Drop harmless fields, fields left at "nothing", and nulls; refuse the rest by name."""
         if not isinstance(data, dict):
             return data
@@ -156,7 +156,9 @@ class Generation(Body):
                 if not _asks_for_nothing(key, value):
                     raise PydanticCustomError("not_supported", _REFUSED.get(key, _REFUSAL), {"field": key})
             elif key not in _HARMLESS:
-                raise PydanticCustomError("unknown_field", "{text}", {"field": key, "text": _unknown(key, cls)})
+                raise PydanticCustomError(
+                    "unknown_field", "{text}", {"field": key, "text": _describe_unknown_field(key, cls)}
+                )
         return kept
 
     @property
@@ -180,7 +182,7 @@ def _asks_for_nothing(key: str, value: Any) -> bool:
     return any(isinstance(value, bool) == isinstance(idle, bool) and value == idle for idle in _NOT_SUPPORTED[key])
 
 
-def _unknown(key: str, cls: type[BaseModel]) -> str:
+def _describe_unknown_field(key: str, cls: type[BaseModel]) -> str:
     close = difflib.get_close_matches(key, [*cls.model_fields, *_NOT_SUPPORTED, *_HARMLESS], n=1)
     return f"unknown field {key!r}" + (f"; did you mean '{close[0]}'?" if close else "")
 

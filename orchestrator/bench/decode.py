@@ -61,10 +61,10 @@ def load(options: EngineOptions) -> Target:
 def read_prompts(path: Path, target: Target, limit: int) -> list[Prompt]:
     """Read prompts and encode them as the chat API does. Raises BenchError naming file and line."""
     texts = read_texts(path)
-    return encoded(spread(texts, min(limit, len(texts)) or len(texts)), target)
+    return encode_prompts(spread(texts, min(limit, len(texts)) or len(texts)), target)
 
 
-def encoded(texts: Sequence[PromptText], target: Target) -> list[Prompt]:
+def encode_prompts(texts: Sequence[PromptText], target: Target) -> list[Prompt]:
     """Return prompts as the chat API encodes them."""
     tokenizer = load_tokenizer(target.tokenizer_dir)
     stop_tokens = sorted(tokenizer.eos_ids)
@@ -134,12 +134,12 @@ def _waves(submits: Sequence[Submit], concurrency: int) -> Iterator[list[Submit]
     from rich.progress import track
 
     size = 1 if concurrency == 1 else concurrency * 4
-    waves = list(itertools.batched(submits, size)) if hasattr(itertools, "batched") else _batched(submits, size)
+    waves = list(itertools.batched(submits, size)) if hasattr(itertools, "batched") else _split_batches(submits, size)
     for wave in track(waves, description="decoding", console=Console(stderr=True), transient=True):
         yield list(wave)
 
 
-def _batched(items: Sequence[Submit], size: int) -> list[tuple[Submit, ...]]:
+def _split_batches(items: Sequence[Submit], size: int) -> list[tuple[Submit, ...]]:
     return [tuple(items[start : start + size]) for start in range(0, len(items), size)]
 
 
@@ -168,7 +168,7 @@ def warm_up(target: Target, options: EngineOptions, drafter: Drafter | None) -> 
     Drafts have a fixed depth, so whether they pay is not tried here, unmeasured."""
     warm = [
         Submit(f"warm-{prompt.key}", prompt.tokens, 24, stop_tokens=prompt.stop_tokens)
-        for prompt in encoded(OWN_PROMPTS[:2], target)
+        for prompt in encode_prompts(OWN_PROMPTS[:2], target)
     ]
     measure(build_loop(target, options, None), warm, Run("plain"))
     fixed = [msgspec.structs.replace(submit, depth=min(_WARM_DEPTH, options.max_depth)) for submit in warm]

@@ -91,11 +91,11 @@ def _candidate(one: Any) -> dict[str, Any]:
 
 def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: int) -> dict[str, Any]:
     """Return how many outputs differ with speculation, greedy and seeded, alone and in company."""
-    from orchestrator.bench.decode import encoded, run
+    from orchestrator.bench.decode import encode_prompts, run
 
     target = _load(options)
     try:
-        prompts, cases, wrong = encoded(texts, target), [], 0
+        prompts, cases, wrong = encode_prompts(texts, target), [], 0
         for number, (name, sampling) in enumerate(_SAMPLINGS.items()):
             for concurrency in CONCURRENCIES:
                 drafter = build_drafter(options, target)
@@ -161,7 +161,7 @@ def _step_ms(target: Target, rows: int) -> float:
     model = target.model
     tokens = [place % 50 for place in range(_HELD + rows)]
     apart = model.capabilities.apart_tokens > 0
-    if model.held(0) < _HELD:
+    if model.count_cached_positions(0) < _HELD:
         model.forward([Segment(0, 0, tokens[:_HELD], (0, 0))])
     part = Segment(0, _HELD, tokens[_HELD:], (0, rows), apart=apart)
     model.forward([part])

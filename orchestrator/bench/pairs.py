@@ -16,8 +16,8 @@ from adapters import registry
 from adapters.contract import AdapterError
 from device_profiles.units import MIB
 from orchestrator.bench.canary_aside import leave_out_canary
-from orchestrator.bench.decode import encoded, read_prompts, run, warm_up
-from orchestrator.bench.prompts import OWN_PROMPTS, BenchError, named
+from orchestrator.bench.decode import encode_prompts, read_prompts, run, warm_up
+from orchestrator.bench.prompts import OWN_PROMPTS, BenchError, select_by_name
 from orchestrator.bench.record import FORMULAS, Prompt
 from orchestrator.drafting.port import Drafter
 from orchestrator.errors import OutriderError
@@ -47,9 +47,9 @@ def measure_pairs(
     """Return the whole result of the pairings whose name `only` finds (`summary`, `runs`, `skipped`, `environment`,
     `formulas`), and say meanwhile what has been measured. Raises BenchError."""
     chosen, skipped = pairings(options)
-    chosen = _found(only, chosen)
+    chosen = _select_pairings(only, chosen)
     found = []
-    for row in _measured(chosen, options, lambda target: _prompts(prompts, target, limit), max_tokens, depth):
+    for row in _measure_pairings(chosen, options, lambda target: _prompts(prompts, target, limit), max_tokens, depth):
         found.append(row)
         typer.echo(f"{len(found)} of {len(chosen)}: {row['pair']}", err=True)
     return {
@@ -135,15 +135,15 @@ def _at(model: ModelOptions, adapter: str, device: str, *, static: bool) -> Mode
     )
 
 
-def _found(only: str, every: Sequence[Pairing]) -> list[Pairing]:
+def _select_pairings(only: str, every: Sequence[Pairing]) -> list[Pairing]:
     """Return the pairings whose name the expression finds. Raises BenchError."""
-    chosen = named(only, every)
+    chosen = select_by_name(only, every)
     if not chosen:
         raise BenchError(f"--only {only!r} finds none of {', '.join(pair.name for pair in every)}")
     return chosen
 
 
-def _measured(
+def _measure_pairings(
     chosen: Sequence[Pairing],
     options: EngineOptions,
     read: Callable[[Target], list[Prompt]],
@@ -164,7 +164,7 @@ def _measured(
             except AdapterError as error:
                 reason = str(error)
         if loaded is None:
-            yield _failed(pair, f"the target cannot be run: {reason}")
+            yield _build_failed_row(pair, f"the target cannot be run: {reason}")
         else:
             yield _measure(pair, loaded, _options_of(pair, options), read(loaded), max_tokens, depth)
     if loaded is not None:
@@ -188,10 +188,10 @@ def _measure(
         rejection: dict[str, Any] | None = None
         for name, sampling in EXACT.items():
             found[name] = _run(target, options, drafter, prompts, max_tokens, sampling, depth)
-        if pair.lone_model and not _translated(drafter):
+        if pair.lone_model and not _is_translated(drafter):
             rejection = _run(target, options, drafter, prompts, max_tokens, REJECTION, depth)
     except (AdapterError, OutriderError) as error:
-        return _failed(pair, str(error))
+        return _build_failed_row(pair, str(error))
     finally:
         rss_mib = (process.memory_info().rss - before) / MIB
         states = drafter.states() if drafter is not None else []
@@ -212,7 +212,7 @@ def _measure(
     }
 
 
-def _translated(drafter: Drafter | None) -> bool:
+def _is_translated(drafter: Drafter | None) -> bool:
     """True where the draft's tokens are not the target's: across vocabularies the rules have nothing to compare."""
     return drafter is not None and any(state.vocabulary == "translated" for state in drafter.states())
 
@@ -248,7 +248,7 @@ def _figures(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _failed(pair: Pairing, reason: str) -> dict[str, Any]:
+def _build_failed_row(pair: Pairing, reason: str) -> dict[str, Any]:
     return {
         "pair": pair.name,
         "target": _where(pair.target),
@@ -294,7 +294,7 @@ def _options_of(pair: Pairing, options: EngineOptions) -> EngineOptions:
 def _prompts(path: Path | None, target: Target, limit: int) -> list[Prompt]:
     if path is not None:
         return read_prompts(path, target, limit)
-    return encoded(OWN_PROMPTS[: limit or len(OWN_PROMPTS)], target)
+    return encode_prompts(OWN_PROMPTS[: limit or len(OWN_PROMPTS)], target)
 
 
 def _draft_of(place: ModelOptions, options: EngineOptions) -> ModelDraftOptions:

@@ -44,7 +44,7 @@ def print_pairs(result: dict[str, Any]) -> None:
     for name, formula in result["formulas"].items():
         console.print(f"[dim]{name} = {formula}[/dim]", highlight=False)
     summary = result["summary"]
-    console.print(", ".join(f"{name} {_shown(value)}" for name, value in summary.items()), highlight=False)
+    console.print(", ".join(f"{name} {_format_value(value)}" for name, value in summary.items()), highlight=False)
 
 
 def _cells(row: dict[str, Any], sampling: str) -> list[str]:
@@ -67,5 +67,5 @@ def _cells(row: dict[str, Any], sampling: str) -> list[str]:
     ]
 
 
-def _shown(value: float | None) -> str:
+def _format_value(value: float | None) -> str:
     return "none" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)

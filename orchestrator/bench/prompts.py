@@ -69,7 +69,7 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-def named(only: str, every: Sequence[_Named]) -> list[_Named]:
+def select_by_name(only: str, every: Sequence[_Named]) -> list[_Named]:
     """Return those whose name the regular expression of `--only` finds. Raises BenchError."""
     try:
         return [one for one in every if re.search(only, one.name)]

@@ -19,12 +19,12 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO
 from orchestrator.errors import WorkerError
 from orchestrator.loading.options import draft_specs, engine_options, worker_specs
-from orchestrator.planning.applied import allowed, applied, whole_targets
+from orchestrator.planning.applied import apply_plan, build_option_filter, whole_targets
 from orchestrator.planning.basis import profiles_behind
-from orchestrator.planning.correction import Corrections, Key, corrected
-from orchestrator.planning.proposal import PlanError, Proposal, asked_by_config, proposal, propose_here
+from orchestrator.planning.correction import Corrections, Key, correct_costs
+from orchestrator.planning.proposal import PlanError, Proposal, build_request_from_config, proposal, propose_here
 from orchestrator.profiling.run import Watch, measure
-from orchestrator.profiling.work import MEASURING_LOCK, Work, planned_work, profile_store
+from orchestrator.profiling.work import MEASURING_LOCK, Work, list_work, profile_store
 from orchestrator.workers.contract import Cluster, WorkerSpec
 from policies.speculation.state import COLD_DEPTH
 
@@ -42,7 +42,7 @@ class Planned:
     drafts: tuple[tuple[WorkerSpec, ...], ...]
 
 
-def started(
+def build_start_specs(
     config: ClusterConfig, base: Path, starting_depth: float = COLD_DEPTH
 ) -> tuple[list[WorkerSpec], list[WorkerSpec]]:
     """Return how the target's and the drafts' workers are started where nothing is left to a plan."""
@@ -50,7 +50,7 @@ def started(
     return worker_specs(options, config), draft_specs(options, config)
 
 
-async def profiled(config: ClusterConfig, base: Path, progress: OnProgress) -> None:
+async def profile_missing(config: ClusterConfig, base: Path, progress: OnProgress) -> None:
     """Measure what the plan may choose and has no profile. What cannot be measured is logged, and left out of the plan.
 
     Raises WorkerError where no worker can be started at all, PlanError where somebody else is measuring, and what
@@ -59,7 +59,7 @@ async def profiled(config: ClusterConfig, base: Path, progress: OnProgress) -> N
     if config.placement.profile == "never":
         return
     store = profile_store(config)
-    todo = [one for one in planned_work(config, base) if _asked_for(one, config) and not one.done(store)]
+    todo = [one for one in list_work(config, base) if _is_requested(one, config) and not one.is_done(store)]
     if not todo:
         return
     store.directory.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ async def _measure(todo: Sequence[Work], store: ProfileStore, cluster: Cluster, 
     await cluster.open()
     try:
         for number, one in enumerate(todo, 1):
-            drifted = one.drifted(store)
+            drifted = one.describe_drift(store)
             if drifted:
                 _log.info("%s: the profile has drifted (%s) and is measured again", one.title, drifted)
             title = f"profile {one.title} ({number} of {len(todo)})"
@@ -94,14 +94,16 @@ def _within(progress: OnProgress, title: str, stage: str, fraction: float) -> No
     progress(f"{title}: {stage}", fraction)
 
 
-def planned(config: ClusterConfig, base: Path) -> Planned:
+def make_plan(config: ClusterConfig, base: Path) -> Planned:
     """Return the plan for this machine by the stored profiles.
 
     Raises PlanError, and what resolving the models raises.
     """
-    asked = whole_targets(asked_by_config(config, base))
+    asked = whole_targets(build_request_from_config(config, base))
     free = {"CPU": int(psutil.virtual_memory().available)}
-    return _planned(config, base, propose_here(asked, profile_store(config), free, allowed(config, asked)))
+    return _build_planned(
+        config, base, propose_here(asked, profile_store(config), free, build_option_filter(config, asked))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,8 @@ class PlanMaking:
 
     def again(self, first: Proposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> Planned:
         """Return the plan with costs as they turned out to be. Raises PlanError."""
-        cluster = corrected(first.cluster, corrections)
-        found = _planned(self.config, self.base, proposal(cluster, first.asked, first.behind, first.pairs))
+        cluster = correct_costs(first.cluster, corrections)
+        found = _build_planned(self.config, self.base, proposal(cluster, first.asked, first.behind, first.pairs))
         return replace(found, targets=tuple(_as_it_runs(one, running) for one in found.targets))
 
     def mark_drifted(self, first: Proposal, key: Key, ratio: float) -> str:
@@ -128,12 +130,12 @@ class PlanMaking:
         return f"the profile of {first.asked.target.name} on {key[0]}, {key[1]}, has drifted: {how}; {again}"
 
 
-def _planned(config: ClusterConfig, base: Path, found: Proposal) -> Planned:
+def _build_planned(config: ClusterConfig, base: Path, found: Proposal) -> Planned:
     """Return how each replica's workers are started."""
     targets, drafts = [], []
     for number in range(len(found.plan.replicas)):
         depth = found.plan.replicas[number].depth
-        specs, mine = started(applied(config, found, number), base, float(depth) or COLD_DEPTH)
+        specs, mine = build_start_specs(apply_plan(config, found, number), base, float(depth) or COLD_DEPTH)
         targets.append(specs[number])
         drafts.append(tuple(mine))
     return Planned(found, tuple(targets), tuple(drafts))
@@ -148,7 +150,7 @@ def _lasting(spec: WorkerSpec) -> WorkerSpec:
     return msgspec.structs.replace(spec, name="", options={**spec.options, "starting_depth": COLD_DEPTH})
 
 
-def _asked_for(work: Work, config: ClusterConfig) -> bool:
+def _is_requested(work: Work, config: ClusterConfig) -> bool:
     model = work.job.model
     if work.job.role != "target":
         return True

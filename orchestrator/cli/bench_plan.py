@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.bench.canary_aside import leave_out_canary
-from orchestrator.bench.prompts import BenchError, named, spread
+from orchestrator.bench.prompts import BenchError, select_by_name, spread
 from orchestrator.cli.options import ConfigFile
 
 if TYPE_CHECKING:  # loaded where something is measured
@@ -55,9 +55,11 @@ def plan(
     path = config or default_config_path()
     loaded = leave_out_canary(load_config(path))
     works = _works(loaded, path, runtime)
-    chosen = _found(only, configurations([work.job.model.adapter for work in works], depth, concurrency))
+    chosen = _select_configurations(
+        only, configurations([work.job.model.adapter for work in works], depth, concurrency)
+    )
     chosen = spread(chosen, min(limit, len(chosen)) or len(chosen))
-    profile_s = _profiled(works, loaded, path, refresh=refresh)
+    profile_s = _profile_missing(works, loaded, path, refresh=refresh)
     base = path.resolve().parent
     rows, loads, paces = Comparison(loaded, base, tuple(works), tuple(chosen), requests, output_tokens).rows()
     result: dict[str, Any] = {
@@ -99,8 +101,8 @@ def configurations(
     ]
 
 
-def _found(only: str, every: Sequence[Configuration]) -> list[Configuration]:
-    chosen = named(only, every)
+def _select_configurations(only: str, every: Sequence[Configuration]) -> list[Configuration]:
+    chosen = select_by_name(only, every)
     if not chosen:
         raise BenchError(f"--only {only!r} finds none of: {'; '.join(one.name for one in every)}")
     return chosen
@@ -108,29 +110,29 @@ def _found(only: str, every: Sequence[Configuration]) -> list[Configuration]:
 
 def _works(loaded: ClusterConfig, path: Path, runtimes: list[str] | None) -> list[Work]:
     """Return the target on a device of each runtime. Raises Unsupported for a runtime that is not here."""
-    from orchestrator.profiling.work import planned_work
+    from orchestrator.profiling.work import list_work
 
     wanted = runtimes or ([] if loaded.model.source.startswith("simulated:") else ["openvino_rt", "onnx_rt"])
     works: dict[str, Work] = {}
-    for work in planned_work(loaded, path.resolve().parent, wanted):
+    for work in list_work(loaded, path.resolve().parent, wanted):
         if work.job.role == "target":
             works.setdefault(work.job.model.adapter, work)
     return list(works.values())
 
 
-def _profiled(works: Sequence[Work], loaded: ClusterConfig, path: Path, *, refresh: bool) -> float:
+def _profile_missing(works: Sequence[Work], loaded: ClusterConfig, path: Path, *, refresh: bool) -> float:
     """Measure what has no profile yet, or all of it; return the seconds that measuring all of it takes, by the clock
     where it was done here, else as they are stored."""
     from orchestrator.cli.profile import profile
     from orchestrator.profiling.work import profile_store
 
     store = profile_store(loaded)
-    missing = [work for work in works if refresh or not work.done(store)]
+    missing = [work for work in works if refresh or not work.is_done(store)]
     began = time.perf_counter()
     if missing:
         profile([f"{work.job.model.adapter}:{work.job.model.device}" for work in missing], refresh=refresh, config=path)
     took_s = time.perf_counter() - began
-    known = [work.stored(store) for work in works if work not in missing]
+    known = [work.find_model_profile(store) for work in works if work not in missing]
     return (took_s if missing else 0.0) + sum(one.took_s for one in known if one is not None)
 
 
@@ -139,12 +141,12 @@ def _planning(clusters: int, instances: int) -> dict[str, Any]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    from orchestrator.bench.plan.measure import measured
+    from orchestrator.bench.plan.measure import measure_planning
 
     columns = (BarColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task("planning", total=float(4 * clusters + instances))
-        return measured(
+        return measure_planning(
             instances=instances,
             clusters=clusters,
             tell=lambda text: shown.update(task, advance=1, description=text),

@@ -36,9 +36,9 @@ def policy(
 ) -> None:
     """Run the adaptive policy beside plain decoding, then replay all policies on what was recorded."""
     from orchestrator.bench.policy.asked import check_outputs, options_of, plan_of
-    from orchestrator.bench.policy.real import measured
+    from orchestrator.bench.policy.real import measure_real
     from orchestrator.bench.policy.recording import load, save
-    from orchestrator.bench.policy.report import reported
+    from orchestrator.bench.policy.report import build_report
     from orchestrator.bench.policy.table import print_policies
 
     check_outputs(json_out, record, plots)
@@ -50,11 +50,11 @@ def policy(
     else:
         texts = read_texts(prompts) if prompts is not None else list(OWN_PROMPTS)
         plan = plan_of(texts, category, concurrency, sample, limit=limit, tokens=tokens, seed=seed)
-        real = measured(options_of(config, max(plan.concurrencies)), texts, plan, costs_s)
+        real = measure_real(options_of(config, max(plan.concurrencies)), texts, plan, costs_s)
         recording = real.recording
         if record is not None:
             save(recording, record)
-    result = reported(recording, real, plots)
+    result = build_report(recording, real, plots)
     if json_out is not None:
         json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
     print_policies(result)

@@ -119,7 +119,7 @@ def _endpoint(
     url: str, model: str, kind: Literal["chat", "completions"], headers: dict[str, str], body: str, option: str
 ) -> Endpoint:
     """Return what to measure, after seeing that it is there."""
-    from orchestrator.bench.traffic.client import Endpoint, served_models
+    from orchestrator.bench.traffic.client import Endpoint, fetch_model_names
 
     try:
         fields = json.loads(body)
@@ -130,7 +130,7 @@ def _endpoint(
     if fixed := sorted(fields.keys() & FIXED_FIELDS):
         raise BenchError(f"{option}: {', '.join(fixed)} cannot be set: one streamed answer a request is measured")
     base = url.rstrip("/")
-    served = served_models(base, headers)
+    served = fetch_model_names(base, headers)
     if not model and not served:
         raise BenchError(f"{base}/models names no model: give --model, and see that the base ends as in .../v1")
     if model and served and model not in served:
@@ -146,7 +146,7 @@ def run(endpoints: list[Endpoint], load: Load, slo: dict[str, float]) -> tuple[d
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from orchestrator.bench.traffic.drive import measure
-    from orchestrator.bench.traffic.figures import FORMULAS, compared, rows, summarise
+    from orchestrator.bench.traffic.figures import FORMULAS, compare_endpoints, rows, summarise
     from orchestrator.bench.traffic.outcome import Outcome
 
     columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"))
@@ -162,14 +162,14 @@ def run(endpoints: list[Endpoint], load: Load, slo: dict[str, float]) -> tuple[d
     ) as bar:
         task = bar.add_task("", total=len(load.prompts) * len(endpoints), failed=0)
 
-        def ended(outcome: Outcome) -> None:
+        def advance_bar(outcome: Outcome) -> None:
             failed = bar.tasks[0].fields["failed"] + bool(outcome.error)
             bar.update(task, advance=1, failed=failed)
 
-        runs = asyncio.run(measure(endpoints, load, ended))
+        runs = asyncio.run(measure(endpoints, load, advance_bar))
     summaries = [summarise(run, load.rate, slo) for run in runs]
     result = {
-        "summary": summaries[0] | (compared(runs, summaries) if len(runs) > 1 else {}),
+        "summary": summaries[0] | (compare_endpoints(runs, summaries) if len(runs) > 1 else {}),
         "runs": [
             {
                 "label": endpoint.label,

@@ -31,7 +31,7 @@ def promote(
     config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
 ) -> None:
     """Serve every new request by the canary; running ones end as they began."""
-    _told("promote", socket or socket_of(config, port), as_json=as_json)
+    _send_verdict("promote", socket or socket_of(config, port), as_json=as_json)
 
 
 @app.command()
@@ -39,7 +39,7 @@ def abort(
     config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
 ) -> None:
     """Serve no new request by the canary; running ones end as they began."""
-    _told("abort", socket or socket_of(config, port), as_json=as_json)
+    _send_verdict("abort", socket or socket_of(config, port), as_json=as_json)
 
 
 @app.command()
@@ -47,10 +47,10 @@ def restart(
     config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
 ) -> None:
     """Forget the figures and what was decided, and begin the trial anew."""
-    _told("restart", socket or socket_of(config, port), as_json=as_json)
+    _send_verdict("restart", socket or socket_of(config, port), as_json=as_json)
 
 
-def _told(what: str, socket: Path, *, as_json: bool) -> None:
+def _send_verdict(what: str, socket: Path, *, as_json: bool) -> None:
     _show(ask(socket, f"/admin/canary/{what}", {}), as_json=as_json)
 
 

@@ -25,14 +25,14 @@ def devices(
 
     store = profile_store(load_config(config or default_config_path(), sources=False))
     known = {(one.adapter, one.device, one.fingerprint): one.measured_at for one in store.devices()}
-    found = [_with_profile(one, known, store.models()) for one in _found()]
+    found = [_with_profile(one, known, store.models()) for one in _list_devices()]
     if as_json:
         print(json.dumps(found, indent=1))
     else:
         _print(found)
 
 
-def _found() -> list[dict[str, Any]]:
+def _list_devices() -> list[dict[str, Any]]:
     """Return the devices of each runtime; one that is not installed has a reason instead."""
     from adapters import registry
     from adapters.contract import AdapterUnavailable

@@ -69,7 +69,7 @@ def _python() -> Check:
     return Check("python", "ok" if good else "fail", found, "" if good else "use Python 3.11 or 3.12")
 
 
-def _installed(name: str) -> str | None:
+def _find_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -79,7 +79,7 @@ def _installed(name: str) -> str | None:
 def _frameworks() -> list[Check]:
     checks = []
     for name, (severity, todo) in FRAMEWORKS.items():
-        found = _installed(name) or _other_build(name)
+        found = _find_version(name) or _other_build(name)
         verdict: Verdict = "ok" if found else "fail" if severity == "fail" else "warn"
         checks.append(Check(name, verdict, found or "not installed", "" if found else todo))
     return checks
@@ -87,13 +87,13 @@ def _frameworks() -> list[Check]:
 
 def _other_build(name: str) -> str | None:
     """Return which other build of a library is installed, with its version."""
-    found = ((build, _installed(build)) for build in BUILDS.get(name, ()))
+    found = ((build, _find_version(build)) for build in BUILDS.get(name, ()))
     return next((f"{version} ({build})" for build, version in found if version), None)
 
 
 def _default_model() -> Check:
     name, todo = DEFAULT_MODEL
-    found = _installed(name)
+    found = _find_version(name)
     return Check("default model", "ok" if found else "warn", found or "not installed", "" if found else todo)
 
 
@@ -134,7 +134,7 @@ def _machine() -> list[Check]:
 
 def _devices() -> list[Check]:
     """What each device is doing: whoever else uses it takes its time from us."""
-    return [Check(f"device {facts.name}", "ok", _described(facts)) for facts in device_facts()]
+    return [Check(f"device {facts.name}", "ok", _describe_facts(facts)) for facts in device_facts()]
 
 
 def _classes() -> list[Check]:
@@ -152,7 +152,7 @@ def _classes() -> list[Check]:
     return found or [Check("numerical classes", "ok", f"none measured yet: {todo}")]
 
 
-def _described(facts: DeviceFacts) -> str:
+def _describe_facts(facts: DeviceFacts) -> str:
     told = [
         f"{human_bytes(facts.memory_used_bytes)} of {human_bytes(facts.memory_total_bytes)} used",
         None if facts.utilisation is None else f"{facts.utilisation:.0%} busy",

@@ -26,9 +26,9 @@ def models(context: typer.Context, config: ConfigFile = None, as_json: _Json = F
     if context.invoked_subcommand is not None:
         return
     from orchestrator.config.load import default_config_path, load_config, store_directory
-    from orchestrator.profiling.quality import stored_quality
+    from orchestrator.profiling.quality import list_stored_quality
 
-    found = stored_quality(store_directory(load_config(config or default_config_path(), sources=False)))
+    found = list_stored_quality(store_directory(load_config(config or default_config_path(), sources=False)))
     if as_json:
         print(json.dumps(found, indent=1))
     else:

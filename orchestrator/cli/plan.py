@@ -68,7 +68,7 @@ def diff(
     from orchestrator.cli.plan_table import print_diff
     from policies.planning.plan import diff as differences
 
-    plans = [_named(name, config, cluster, profiles) for name in (before, after)]
+    plans = [_load_plan(name, config, cluster, profiles) for name in (before, after)]
     found = differences(*plans)
     if as_json:
         gain = found.gain if found.before_tokens_per_s else None
@@ -81,15 +81,20 @@ def propose(config: Path | None, cluster: Path | None, profiles: Path | None) ->
     """Return what is planned for a sketch, or for this machine. Raises OutriderError or AdapterError."""
     from device_profiles.store import ProfileStore
     from orchestrator.config.sketch import load_sketch
-    from orchestrator.planning.proposal import asked_by_config, asked_by_sketch, propose_here, propose_sketch
+    from orchestrator.planning.proposal import (
+        build_request_from_config,
+        build_request_from_sketch,
+        propose_here,
+        propose_sketch,
+    )
 
     if cluster is not None:
         sketch = load_sketch(cluster)
         loaded, base = (None, Path()) if sketch.target is not None and config is None else _config(config)
         known = ProfileStore(profiles) if profiles is not None else None
-        return propose_sketch(sketch, asked_by_sketch(sketch, loaded, base), known)
+        return propose_sketch(sketch, build_request_from_sketch(sketch, loaded, base), known)
     loaded, base = _config(config)
-    asked = asked_by_config(loaded, base)
+    asked = build_request_from_config(loaded, base)
     if profiles is not None:
         return propose_here(asked, ProfileStore(profiles), {})
     import psutil
@@ -106,7 +111,7 @@ def _config(path: Path | None) -> tuple[ClusterConfig, Path]:
     return load_config(found), found.resolve().parent
 
 
-def _named(name: str, config: Path | None, cluster: Path | None, profiles: Path | None) -> Plan:
+def _load_plan(name: str, config: Path | None, cluster: Path | None, profiles: Path | None) -> Plan:
     import msgspec
 
     from orchestrator.planning.proposal import PlanError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from device_profiles.units import human_bytes
 from orchestrator.plain_table import add_row, wide_console
-from orchestrator.planning.basis import basis, drifted_profiles
+from orchestrator.planning.basis import basis, list_drifted_profiles
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,12 +59,12 @@ def print_library() -> None:
     """Print the devices that a sketch may name; all figures are from datasheets."""
     from rich.table import Table
 
-    from device_profiles.known_devices import known_devices
+    from device_profiles.known_devices import load_known_devices
 
     table = Table(title="known devices (from datasheets, not measured)")
     for column in ("device", "what it is", "memory GB", "GB/s", "TFLOP/s", "W"):
         table.add_column(column)
-    for sheet in known_devices().values():
+    for sheet in load_known_devices().values():
         rates = ", ".join(f"{precision} {figure.value:g}" for precision, figure in sheet.matmul_tflops.items())
         cells = (f"{one.value:g}" if one else "-" for one in (sheet.memory_gb, sheet.bandwidth_gb_per_s))
         add_row(table, sheet.name, sheet.full_name, *cells, rates, f"{sheet.power_w.value:g}" if sheet.power_w else "-")
@@ -193,9 +193,9 @@ def _next_steps(proposal: Proposal, *, explain: bool) -> Iterator[str]:
             f"{', '.join(estimated)}: estimated from datasheets, not measured. Run `outrider profile` on such a "
             "machine, and plan again with its profiles (--profiles DIR)."
         )
-    yield from (f"{line}: run `outrider profile` to measure it again." for line in drifted_profiles(proposal))
+    yield from (f"{line}: run `outrider profile` to measure it again." for line in list_drifted_profiles(proposal))
     if proposal.asked.canary:
-        beside = [one.told(proposal.asked.replicas) for one in proposal.asked.beside]
+        beside = [one.describe_reserve(proposal.asked.replicas) for one in proposal.asked.beside]
         yield "; ".join(["the canary is not planned: all figures are of the other requests", *beside])
     if not explain:
         yield f"{len(proposal.plan.rejected)} others lost: --explain says why."

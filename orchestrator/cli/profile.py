@@ -57,7 +57,7 @@ def profile(
 ) -> None:
     """Measure devices, the configured models on them, their drafts and the links between hosts, and keep it all."""
     from orchestrator.config.load import default_config_path, load_config
-    from orchestrator.profiling.work import planned_work, profile_store, remote_work
+    from orchestrator.profiling.work import list_work, profile_store, remote_work
 
     path = config or default_config_path()
     loaded = leave_out_canary(load_config(path))
@@ -66,11 +66,11 @@ def profile(
     if node:
         work = remote_work(loaded, base, device or (), threads or (), node)
     else:
-        work = planned_work(loaded, base, device or (), threads or ())
-    todo = [one for one in work if refresh or not one.done(store)]
+        work = list_work(loaded, base, device or (), threads or ())
+    todo = [one for one in work if refresh or not one.is_done(store)]
     across = bool(loaded.cluster.address)  # which nodes there are is known only there
     started, done = time.perf_counter(), _Done()
-    drifted = [f"{one.title}: drifted ({why}): measured again" for one in todo if (why := one.drifted(store))]
+    drifted = [f"{one.title}: drifted ({why}): measured again" for one in todo if (why := one.describe_drift(store))]
     if todo or across or refresh or not store.links():
         if not force:
             _refuse_while_serving(loaded)
@@ -139,16 +139,16 @@ async def _measure(config: ClusterConfig, todo: list[Work], store: ProfileStore,
     with _bars(len(todo) + 1) as bar:
         here = [one for one in todo if not one.node]
         if here:
-            async with _opened(local_cluster()) as cluster:
+            async with _open_cluster(local_cluster()) as cluster:
                 await _measure_models(cluster, here, store, how, done, bar)
-        async with _opened(measuring_cluster(config)) as cluster:
+        async with _open_cluster(measuring_cluster(config)) as cluster:
             there = [one for one in todo if one.node]
             await _measure_models(cluster, there, store, how, done, bar)
             await _measure_links(cluster, store, how, done, bar("links"))
 
 
 @asynccontextmanager
-async def _opened(cluster: Cluster) -> AsyncIterator[Cluster]:
+async def _open_cluster(cluster: Cluster) -> AsyncIterator[Cluster]:
     await cluster.open()
     try:
         yield cluster
@@ -222,8 +222,8 @@ def _bars(count: int) -> Iterator[Callable[[str], _Show]]:
 
 
 def _show(work: list[Work], store: ProfileStore, took_s: float, *, as_json: bool) -> None:
-    devices = [one.stored_device(store) for one in work]
-    models = [one for one in (piece.stored(store) for piece in work) if one is not None]
+    devices = [one.find_device_profile(store) for one in work]
+    models = [one for one in (piece.find_model_profile(store) for piece in work) if one is not None]
     digests = {one.model_digest for one in models}
     pairs = [one for one in store.pairs() if one.target_digest in digests]
     found: dict[str, list[Any]] = {

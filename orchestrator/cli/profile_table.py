@@ -85,13 +85,13 @@ def _models(models: list[MeasuredModel], devices: list[MeasuredDevice]) -> list[
                 f"{one.load_s:.1f} s",
                 f"{human_bytes(one.peak_bytes)}"
                 + (f" of {human_bytes(one.planned_bytes)} planned" if one.planned_bytes else ""),
-                bound_of(one, devices),
+                describe_bound(one, devices),
             )
         )
     return rows
 
 
-def bound_of(model: MeasuredModel, devices: list[MeasuredDevice]) -> str:
+def describe_bound(model: MeasuredModel, devices: list[MeasuredDevice]) -> str:
     """Return what bounds a model's decoding, as people read it; empty where rates are not known."""
     verdict = verdict_of(model, devices)
     if verdict is None:

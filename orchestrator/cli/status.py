@@ -92,7 +92,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
             (
                 "memory",
                 f"worker{'s' * (len(answer['replicas']) > 1)} {human_bytes(gauges['rss_bytes'])}, peak "
-                f"{human_bytes(gauges['peak_rss_bytes'])}{_planned(answer['replicas'])}; drafter "
+                f"{human_bytes(gauges['peak_rss_bytes'])}{_format_planned(answer['replicas'])}; drafter "
                 f"{human_bytes(gauges['drafter_bytes'])}",
             ),
         ]
@@ -173,7 +173,7 @@ def drafter_line(state: dict[str, Any]) -> str:
         what = f"{state['adapter']} {state['device']}, {state['source']}; {precision if state['weights'] else ''}"
         what += f"vocabulary {state['vocabulary']}; " if state["vocabulary"] else ""
     if state["static_widths"]:
-        what += f"static forwards of {_joined(state['static_widths'])} rows; "
+        what += f"static forwards of {_join_widths(state['static_widths'])} rows; "
     if state["state"] != "ok":
         what = f"{state['state'].upper()} ({state['reason']}); {what}"
     took = f", {state['draft_ms'] / state['rounds']:.1f} ms a round" if state["rounds"] else ""
@@ -229,14 +229,14 @@ def _depth(ready: dict[str, Any]) -> str:
 def _shapes(ready: dict[str, Any]) -> str:
     if not ready["static_widths"]:
         return "dynamic"
-    return f"static: forwards of {_joined(ready['static_widths'])} rows over {ready['context_tokens']} positions"
+    return f"static: forwards of {_join_widths(ready['static_widths'])} rows over {ready['context_tokens']} positions"
 
 
-def _joined(widths: list[int]) -> str:
+def _join_widths(widths: list[int]) -> str:
     return ", ".join(str(width) for width in widths)
 
 
-def _planned(replicas: list[dict[str, Any]]) -> str:
+def _format_planned(replicas: list[dict[str, Any]]) -> str:
     found = sum(replica["ready"]["planned_memory_bytes"] for replica in replicas if replica["ready"])
     return f" of {human_bytes(found)} planned" if found else ""
 

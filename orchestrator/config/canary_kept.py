@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.config.drafts import ModelDraft, SuffixDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.source_text import Lines, Place, dotted, parse_text, read_text
+from orchestrator.config.source_text import Lines, Place, format_place, parse_text, read_text
 from orchestrator.config.speculation import CanarySpeculation
 
 _KEYS = tuple(CanarySpeculation.model_fields)
@@ -21,7 +21,7 @@ def differences(config: ClusterConfig) -> list[str]:
         if getattr(ours, key) != getattr(theirs, key)
     ]
     if config.canary_drafts:
-        named = [", ".join(map(_named, drafts)) or "none" for drafts in (config.drafts, config.canary_drafts)]
+        named = [", ".join(map(_format_draft, drafts)) or "none" for drafts in (config.drafts, config.canary_drafts)]
         found.append(f"drafts: {named[0]} -> {named[1]}")
     return found
 
@@ -43,13 +43,13 @@ def to_keep(config: ClusterConfig, path: Path) -> list[str]:
 
 def _change(place: Place, new: str, path: Path, lines: Lines) -> str:
     if place in lines:
-        return f"{path.name}:{lines[place]}: {dotted(place)}: {new}"
+        return f"{path.name}:{lines[place]}: {format_place(place)}: {new}"
     above = lines.get(place[:-1]) if len(place) > 1 else None
-    where = f"{path.name}:{above}: {dotted(place)}" if above else f"{path.name}: {dotted(place)}"
+    where = f"{path.name}:{above}: {format_place(place)}" if above else f"{path.name}: {format_place(place)}"
     return f"{where}: {new} (a new line)"
 
 
-def _named(draft: SuffixDraft | ModelDraft) -> str:
+def _format_draft(draft: SuffixDraft | ModelDraft) -> str:
     """Return a draft in few words: its method, and what is set in it."""
     told = sorted(draft.model_fields_set - {"method"}, key=list(type(draft).model_fields).index)
     return f"{draft.method} ({', '.join(f'{key} {getattr(draft, key)}' for key in told)})" if told else draft.method

@@ -16,7 +16,7 @@ from adapters.vocabulary import vocabulary_at_hand
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.source_text import Lines, Place, dotted, parse_text, read_text
+from orchestrator.config.source_text import Lines, Place, format_place, parse_text, read_text
 from orchestrator.config.target import AUTO
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
@@ -107,7 +107,7 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
         if isinstance(draft, ModelDraft):
             sources.append(((*at, "source"), draft.source, draft.adapter))
     for place, source, adapter in sources:
-        where = f"{path}:{lines.get(place, 1)}: {dotted(place)}:"
+        where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
         if adapter != AUTO and source.startswith(SIMULATED_PREFIX) != (adapter == "simulated"):
             raise ConfigError(
                 f"{where} {source!r} does not go with adapter {adapter!r}; "
@@ -133,9 +133,8 @@ def _check_depths(config: ClusterConfig, path: Path, lines: Lines) -> None:
     ]
     for place, depth, (bound, limit) in bounds:
         if depth > limit:
-            raise ConfigError(
-                f"{path}:{lines.get(place, 1)}: {dotted(place)}: {depth} is above speculation.{bound}, which is {limit}"
-            )
+            at = f"{path}:{lines.get(place, 1)}: {format_place(place)}"
+            raise ConfigError(f"{at}: {depth} is above speculation.{bound}, which is {limit}")
 
 
 def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:
@@ -144,7 +143,7 @@ def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:
         if not isinstance(draft, ModelDraft):
             continue
         for key in sorted(draft.model_fields_set & {"host", "cores", "overlap", "max_wait_ms", "answer_timeout_s"}):
-            where = f"{path}:{lines.get((*at, key), 1)}: {dotted((*at, key))}:"
+            where = f"{path}:{lines.get((*at, key), 1)}: {format_place((*at, key))}:"
             if draft.process == "target":
                 raise ConfigError(f"{where} goes with process: own; add that, or leave the key out")
             if key == "host" and draft.host and config.cluster.runtime != "ray":
@@ -188,7 +187,9 @@ def _check_canary_places(config: ClusterConfig, path: Path, lines: Lines) -> Non
             mine = at[0] == "canary" or shared
             if mine and isinstance(draft, ModelDraft) and getattr(draft, key) == AUTO:
                 place = (*at, key)
-                raise ConfigError(f"{path}:{lines.get(place, 1)}: {dotted(place)}: no plan chooses for it; name one")
+                raise ConfigError(
+                    f"{path}:{lines.get(place, 1)}: {format_place(place)}: no plan chooses for it; name one"
+                )
 
 
 def _check_replicas(config: ClusterConfig, path: Path, lines: Lines) -> None:
@@ -203,7 +204,7 @@ def _check_replicas(config: ClusterConfig, path: Path, lines: Lines) -> None:
         if placement.host and config.cluster.runtime != "ray":
             place: Place = ("model", "replicas", index, "host")
             raise ConfigError(
-                f"{path}:{lines.get(place, 1)}: {dotted(place)}: goes with cluster.runtime: ray; "
+                f"{path}:{lines.get(place, 1)}: {format_place(place)}: goes with cluster.runtime: ray; "
                 "workers of 'local' run on this machine"
             )
 
@@ -216,7 +217,7 @@ def _check_cores(config: ClusterConfig, path: Path, lines: Lines) -> None:
     here = config.cluster.runtime == "local" or not config.cluster.address
     usable = os.sched_getaffinity(0) if here and hasattr(os, "sched_getaffinity") else None
     for place, cores in named:
-        where = f"{path}:{lines.get(place, 1)}: {dotted(place)}:"
+        where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
         if len(set(cores)) < len(cores):
             raise ConfigError(f"{where} names a core twice")
         if usable is not None and (missing := sorted(set(cores) - usable)):
@@ -246,7 +247,7 @@ def _check_vocabularies(config: ClusterConfig, path: Path, lines: Lines) -> None
     ours = vocabulary_at_hand(config.model.source, base) if wary else None
     for at, draft in wary:
         place: Place = (*at, "source")
-        where = f"{path}:{lines.get(place, 1)}: {dotted(place)}:"
+        where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
         try:
             theirs = vocabulary_at_hand(draft.source, base, ours) if ours is not None else None
         except ModelRefused as error:

@@ -43,7 +43,7 @@ class _Loader(yaml.SafeLoader):
             # What PyYAML lets through for `!!int ''`, `!!bool abc` or a number of 5000 digits.
             kind = node.tag.rsplit(":", 1)[-1]
             raise yaml.constructor.ConstructorError(
-                None, None, f"{shown(node.value)} cannot be read as {kind}", node.start_mark
+                None, None, f"{format_value(node.value)} cannot be read as {kind}", node.start_mark
             ) from error
 
 
@@ -84,19 +84,19 @@ def parse_text(text: str, path: Path, *, least: str = "model.source") -> tuple[o
         raise ConfigError(f"{path}:1: is nested too deeply to be a configuration") from error
 
 
-def dotted(place: Place) -> str:
+def format_place(place: Place) -> str:
     """Return a place as people write it ("drafts[0].method"), always in one line."""
     text = ""
     for part in place:
         if isinstance(part, int):
             text += f"[{part}]"
             continue
-        name = part if part.isprintable() and len(part) <= _LONGEST_SHOWN else shown(part)
+        name = part if part.isprintable() and len(part) <= _LONGEST_SHOWN else format_value(part)
         text += f".{name}" if text else name
     return text
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a value as it is quoted in a message: one line, and short."""
     text = repr(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
@@ -108,7 +108,7 @@ def _note_lines(node: yaml.Node, place: Place, lines: Lines, path: Path, above: 
     line = node.start_mark.line + 1
     lines.setdefault(place, line)
     if any(node is one for one in above):
-        raise ConfigError(f"{path}:{lines[place]}: {dotted(place)}: contains itself")
+        raise ConfigError(f"{path}:{lines[place]}: {format_place(place)}: contains itself")
     if len(lines) > MOST_PLACES:
         raise ConfigError(f"{path}:{line}: has more than {MOST_PLACES} values once its aliases are unfolded")
     if isinstance(node, yaml.MappingNode):
@@ -116,7 +116,7 @@ def _note_lines(node: yaml.Node, place: Place, lines: Lines, path: Path, above: 
             at = _key_place(key, place, path)
             line = key.start_mark.line + 1
             if at in lines:
-                raise ConfigError(f"{path}:{line}: {dotted(at)}: is set twice; the first is in line {lines[at]}")
+                raise ConfigError(f"{path}:{line}: {format_place(at)}: is set twice; the first is in line {lines[at]}")
             lines[at] = line
             _note_lines(value, at, lines, path, (*above, node))
     elif isinstance(node, yaml.SequenceNode):
@@ -127,6 +127,6 @@ def _note_lines(node: yaml.Node, place: Place, lines: Lines, path: Path, above: 
 def _key_place(key: yaml.Node, place: Place, path: Path) -> Place:
     if key.tag in (_TEXT_TAG, _MERGE_TAG):
         return (*place, str(key.value))
-    where = f" in {dotted(place)}" if place else ""
-    written = shown(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
+    where = f" in {format_place(place)}" if place else ""
+    written = format_value(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
     raise ConfigError(f"{path}:{key.start_mark.line + 1}: the key {written}{where} is no text; keys are words")

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from orchestrator.config.drafts import DRAFTS
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.source_text import Lines, Place, dotted, shown
+from orchestrator.config.source_text import Lines, Place, format_place, format_value
 from orchestrator.config.target import COUNTED, PLACED, Placement
 
 _KINDS = {
@@ -33,7 +33,7 @@ def problems(error: ValidationError, path: Path, lines: Lines, root: type[BaseMo
     """Return one line a problem: the file, the line, and what is described."""
     # By line; within one line a mistyped key goes before the key that is therefore missing.
     found = sorted(
-        (_line(detail, lines), detail["type"] == "missing", described(detail, root)) for detail in _own(error)
+        (_line(detail, lines), detail["type"] == "missing", describe_error(detail, root)) for detail in _own(error)
     )
     return "\n".join(f"{path}:{line}: {message}" for line, _, message in found)
 
@@ -68,17 +68,17 @@ def place_of(error: ErrorDetails) -> Place:
     return place
 
 
-def described(error: ErrorDetails, root: type[BaseModel] = ClusterConfig) -> str:
+def describe_error(error: ErrorDetails, root: type[BaseModel] = ClusterConfig) -> str:
     """Return one line that names the key, what is wrong with its value, and the way out. `root`: what the whole file
     is."""
     place: Place = tuple(error["loc"])
-    name = dotted(place_of(error))
+    name = format_place(place_of(error))
     if error["type"] == "extra_forbidden":
         return f"{name}: unknown key; {_nearest(str(place[-1]), sorted(_model_at(place[:-1], root).model_fields))}"
     if error["type"] in ("missing", "union_tag_not_found"):
         return f"{name}: is missing"
     if error["type"] == "union_tag_invalid":
-        return f"{name}: must be {error['ctx']['expected_tags']}, not {shown(error['input']['method'])}"
+        return f"{name}: must be {error['ctx']['expected_tags']}, not {format_value(error['input']['method'])}"
     if error["input"] is None:
         return f"{name}: has no value; write one, or leave the key out"
     return f"{name}: {_reason(error, place, root)}"
@@ -90,11 +90,13 @@ def _reason(error: ErrorDetails, place: Place, root: type[BaseModel]) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind.startswith("byte_size"):
-        return f"{shown(value)} is no size; write a number and a unit, as in '2 GiB'"
+        return f"{format_value(value)} is no size; write a number and a unit, as in '2 GiB'"
     if kind in ("literal_error", "enum"):
-        return f"must be {context['expected']}, not {shown(value)}"
+        return f"must be {context['expected']}, not {format_value(value)}"
     if kind == "string_type":
-        return f"must be text, not {shown(value)}" + ("" if isinstance(value, (dict, list)) else "; put it in quotes")
+        return f"must be text, not {format_value(value)}" + (
+            "" if isinstance(value, (dict, list)) else "; put it in quotes"
+        )
     if kind == "string_too_short":
         return "must not be empty"
     if kind == "string_too_long":
@@ -104,9 +106,9 @@ def _reason(error: ErrorDetails, place: Place, root: type[BaseModel]) -> str:
     if kind == "too_long":
         return f"must have at most {context['max_length']} item(s), not {context['actual_length']}"
     if kind in _RANGE_ERRORS and isinstance(place[-1], str) and place[-1] != COUNTED:  # a key, not an item of its value
-        return f"must be {_range_of(place, root)}, not {shown(value)}"
+        return f"must be {_range_of(place, root)}, not {format_value(value)}"
     wanted = _KINDS.get(kind) or f"must be {error['msg'].removeprefix('Input should be ')}"
-    return f"{wanted}, not {shown(value)}"
+    return f"{wanted}, not {format_value(value)}"
 
 
 def _range_of(place: Place, root: type[BaseModel]) -> str:

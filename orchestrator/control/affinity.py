@@ -30,7 +30,7 @@ class SeenPrefixes:
         self._capacity = capacity_tokens // BLOCK_TOKENS
         self._keys: OrderedDict[int, None] = OrderedDict()
 
-    def cached_tokens(self, keys: Sequence[int]) -> int:
+    def count_cached_tokens(self, keys: Sequence[int]) -> int:
         """Return how many tokens the leading blocks that are known have."""
         known = next((index for index, key in enumerate(keys) if key not in self._keys), len(keys))
         return known * BLOCK_TOKENS

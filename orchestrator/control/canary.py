@@ -18,7 +18,18 @@ from orchestrator.control.canary_file import TrialFile, TrialState
 from orchestrator.control.port import PROMOTED, ROLLED_BACK, TRIAL, Control, StateView, TrialDecision, TrialView
 from orchestrator.control.state import FAILED, STARTING
 from orchestrator.workers.messages import Submit
-from policies.serving.canary import Arm, Figures, Interval, Move, Rule, arm_of, decided, difference, looks, served
+from policies.serving.canary import (
+    Arm,
+    Figures,
+    Interval,
+    Move,
+    Rule,
+    arm_of,
+    decide_canary,
+    difference,
+    looks,
+    observe_request_figures,
+)
 
 _SAVED_EVERY_S = 5.0
 _PHASES = {Move.PROMOTE: PROMOTED, Move.ROLL_BACK: ROLLED_BACK, Move.GO_ON: TRIAL}
@@ -65,9 +76,9 @@ class Trial:
         self._state = file.read() or TrialState()
         self._saved_s = clock.monotonic_s()
         if self._state.phase != TRIAL and self._state.decision is not None:
-            _log.info("the canary is %s, as before: %s", _said(self._state.phase), self._state.decision.reason)
+            _log.info("the canary is %s, as before: %s", _format_phase(self._state.phase), self._state.decision.reason)
 
-    def entered(self, submit: Submit) -> tuple[Submit, Entry]:
+    def assign_variant(self, submit: Submit) -> tuple[Submit, Entry]:
         """Give a request its arm. One that says itself how it is drafted for, or whose output may depend on its drafts,
         takes no part while nothing is decided; before each draft worker was ready once nothing counts."""
         state = self._state
@@ -84,23 +95,27 @@ class Trial:
         entry = Entry(arm, counted, state.number, view.totals.restarts)
         return msgspec.structs.replace(submit, lane=arm.value), entry
 
-    def ended(self, entry: Entry, *, ttft_ms: float | None, tpot_ms: float | None, acceptance: float | None) -> None:
+    def end_entry(
+        self, entry: Entry, *, ttft_ms: float | None, tpot_ms: float | None, acceptance: float | None
+    ) -> None:
         """A request came to its end; decide, where there is enough to decide on."""
         state, view = self._state, self._control.view()
         if state.phase != TRIAL or not entry.counted or entry.trial != state.number:
             return
         if entry.restarts == view.totals.restarts:
             arms = {Arm(name): figures for name, figures in state.arms.items()}
-            found = served(arms.get(entry.arm, Figures()), ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=acceptance)
+            found = observe_request_figures(
+                arms.get(entry.arm, Figures()), ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=acceptance
+            )
             self._state = msgspec.structs.replace(state, arms={**state.arms, entry.arm.value: found})
-        if failed := self._failed_drafter(view):
+        if failed := self._describe_failed_drafter(view):
             self._decide(Move.ROLL_BACK, "drafter", "drafter", failed)
         elif self._terms.by_rule:
             self._follow_the_rule(entry.arm)
         if self._clock.monotonic_s() - self._saved_s >= _SAVED_EVERY_S:
             self.save()
 
-    def _failed_drafter(self, view: StateView) -> str:
+    def _describe_failed_drafter(self, view: StateView) -> str:
         """Return which of the drafters that only the canary has does not draft any more, and why; "" where all may."""
         mine = self._terms.drafters
         for state in view.gauges.drafters if view.gauges is not None else []:
@@ -112,7 +127,7 @@ class Trial:
         return ""
 
     def _follow_the_rule(self, arm: Arm) -> None:
-        found = decided(self._arms, self._terms.rule)
+        found = decide_canary(self._arms, self._terms.rule)
         seen = {each: figures.ttft_ms.seen for each, figures in self._arms.items()}
         fewest = min(seen.values())
         last = seen[Arm.CANARY] >= self._terms.rule.most_requests
@@ -161,7 +176,7 @@ class Trial:
         decision = TrialDecision(by, reason, at, figure, low, high)
         self._state = msgspec.structs.replace(self._state, phase=_PHASES[move], decision=decision)
         write = _log.warning if by == "drafter" else _log.info
-        write("the canary is %s (by the %s): %s", _said(self._state.phase), by, reason)
+        write("the canary is %s (by the %s): %s", _format_phase(self._state.phase), by, reason)
         if move is Move.PROMOTE:
             for line in self._terms.to_keep:
                 _log.info("to keep the canary: %s", line)
@@ -215,5 +230,5 @@ class Trial:
         )
 
 
-def _said(phase: str) -> str:
+def _format_phase(phase: str) -> str:
     return phase.replace("_", " ")

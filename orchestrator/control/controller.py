@@ -27,7 +27,7 @@ from orchestrator.control.replica import Replica
 from orchestrator.control.replicas import ALIKE, Replicas
 from orchestrator.control.rollout import Exchange
 from orchestrator.control.router import LOSSES_ARE_KNOWN_S, Router
-from orchestrator.control.state import DRAINING, FAILED, STARTING, added_totals, told, whole
+from orchestrator.control.state import DRAINING, FAILED, STARTING, add_totals, format_progress, whole
 from orchestrator.control.streams import Streams
 from orchestrator.control.supervisor import Upkeep
 from orchestrator.errors import RequestError, WorkerError
@@ -73,27 +73,27 @@ class TargetControl:
         self._drafts = DraftWorkers(self._upkeep, self._attach)
         self._exchange = Exchange(self._replicas, self._router, self._drafts)
         self._preparing = "the workers are being planned"
-        self.named(specs, [drafts] * len(specs))
+        self.set_specs(specs, [drafts] * len(specs))
         self._task: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         self._draining = False
         self._started_s = clock.monotonic_s()
 
-    def named(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> None:
+    def set_specs(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> None:
         """Say what to start: replicas, and the draft workers of each. To be called before `start`."""
-        self._replicas.named(specs)
+        self._replicas.create_replicas(specs)
         self._drafts.run_these(list(chain.from_iterable(drafts)))
 
     def prepares(self, progress: Progress) -> None:
         """Something goes on before there is anything to start."""
-        self._preparing = told(progress)
+        self._preparing = format_progress(progress)
 
     async def start(self) -> None:
         """Begin to open the cluster and start the workers; returns at once (see `settled`)."""
         if self._task is None:
             self._task = asyncio.create_task(self._open(), name="open the cluster")
 
-    async def settled(self) -> StateView:
+    async def wait_settled(self) -> StateView:
         """Wait until a worker was ready once, or all have failed for good, or control was closed."""
         await self._settled.wait()
         return self.view()
@@ -121,7 +121,7 @@ class TargetControl:
         if view.ready is not None:
             theirs = bounds_of(view.ready, least, Arm.CANARY.value)
             view = replace(view, bounds=bounds_of(view.ready, least), canary_bounds=theirs)
-        shown = replace(view, totals=added_totals([self._replicas.gone, view.totals]), plan=plan)
+        shown = replace(view, totals=add_totals([self._replicas.gone, view.totals]), plan=plan)
         return replace(shown, drafts=self._drafts.views(), wishes=self._wishes.standing)
 
     def wish(self, wish: Wish | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
@@ -186,13 +186,13 @@ class TargetControl:
             await self._cluster.open()
         except WorkerError as error:  # the cluster cannot be opened
             for replica in self._replicas.serving:
-                replica.state.failed(str(error))
-            self._all_failed(str(error))
+                replica.state.mark_failed(str(error))
+            self._settle_failed(str(error))
         else:
             for replica in self._replicas.serving:
                 replica.start()
 
-    def observed(self, replica: Replica, event: Event) -> None:
+    def handle_replica_event(self, replica: Replica, event: Event) -> None:
         """See control.replica.Owner: fold one event into the state and pass it on."""
         if isinstance(event, Ready) and (why := self._replicas.unlike_before(replica, event)):
             replica.refuse(
@@ -228,7 +228,7 @@ class TargetControl:
             case DraftLink():
                 self._drafts.observe(replica.name, event)
             case Refused():
-                self._streams.fail(self._streams.known_as(event.request_id), _refusal(event))
+                self._streams.fail(self._streams.find_sent(event.request_id), _refusal(event))
                 self._router.feed()
 
     def _deliver(self, replica: Replica, done: Round) -> tuple[Round, int]:
@@ -241,28 +241,30 @@ class TargetControl:
         self._replicas.count_for_heir(replica, done, delivered)
         return done, delivered
 
-    def lost(self, replica: Replica, cause: str) -> None:
+    def handle_replica_loss(self, replica: Replica, cause: str) -> None:
         """See control.replica.Owner: its streams go on elsewhere; a request that kills workers is ended here."""
         if replica not in self._replicas:
             return
-        guilty = self._router.lost(replica)
+        guilty = self._router.recall_streams(replica)
         if guilty is not None:
             _log.error("request %s is ended: its worker died each time it ran; %s", guilty.key, cause)
-            self._streams.fail(guilty, _broken("the worker died each time it ran this request; it is not tried again"))
+            self._streams.fail(
+                guilty, _build_broken_error("the worker died each time it ran this request; it is not tried again")
+            )
         if not self._replicas.closed:
             self._router.feed()
             asyncio.get_running_loop().call_later(LOSSES_ARE_KNOWN_S, self._router.feed)  # a trial may wait for that
 
-    def given_up(self, replica: Replica, cause: str) -> None:
+    def handle_replica_failure(self, replica: Replica, cause: str) -> None:
         """See control.replica.Owner."""
         if replica not in self._replicas.serving:
             return
         if all(other.state.phase == FAILED for other in self._replicas.serving):
-            self._all_failed(cause)
+            self._settle_failed(cause)
         else:
-            self._drafts.target_gone(replica.name)
+            self._drafts.detach_target(replica.name)
 
-    def _all_failed(self, cause: str) -> None:
+    def _settle_failed(self, cause: str) -> None:
         self._settled.set()
         self._end_streams(f"the model has failed: {cause}")
         self._drafts.stop()
@@ -282,10 +284,10 @@ class TargetControl:
 def _refusal(event: Refused) -> RequestError:
     if event.kind == "invalid":
         return RequestError(event.message, status=400)
-    return _broken(event.message)
+    return _build_broken_error(event.message)
 
 
-def _broken(message: str) -> RequestError:
+def _build_broken_error(message: str) -> RequestError:
     return RequestError(message, status=500, kind="server_error", code="failed")
 
 

@@ -77,7 +77,7 @@ class DraftWorkers:
                 worker.attach()
         self._match()
 
-    def target_gone(self, replica: str) -> None:
+    def detach_target(self, replica: str) -> None:
         """A replica does not come back: what it had is free."""
         self._targets.pop(replica, None)
         for worker in self._workers:
@@ -174,11 +174,11 @@ class _DraftWorker:
         elif link.state == "refused":
             self._detail = link.reason
 
-    def started(self, where: str) -> None:
+    def handle_start(self, where: str) -> None:
         """See control.keeping.Kept."""
         self._where = where
 
-    def observed(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         """See control.keeping.Kept."""
         match event:
             case DraftReady():
@@ -192,16 +192,16 @@ class _DraftWorker:
             case _:
                 pass
 
-    def lost(self, cause: str) -> None:
+    def handle_loss(self, cause: str) -> None:
         """See control.keeping.Kept."""
         self._serving, self._detail = False, cause
 
-    def restarting(self, detail: str) -> None:
+    def handle_restart(self, detail: str) -> None:
         """See control.keeping.Kept."""
         self._restarts += 1
         self._phase, self._detail = RESTARTING, detail
 
-    def given_up(self, cause: str) -> None:
+    def handle_failure(self, cause: str) -> None:
         """See control.keeping.Kept."""
         self._phase, self._detail = FAILED, cause
         _log.error("draft worker %s failed, the target goes on without it: %s", self.name, cause)

@@ -14,19 +14,19 @@ _log = logging.getLogger(__name__)
 def tell_changes(replica: str, before: Gauges | None, now: Gauges) -> None:
     """Log what has changed since the state before; each change once."""
     acceptance_alarm.tell_begun(replica, before, now)
-    for drafter in _failed_drafters(before, now):
+    for drafter in _find_failed_drafters(before, now):
         _log.warning("drafter %s failed and is not used any more: %s", drafter.name, drafter.reason)
-    if why := moved_levers(before, now):
+    if why := describe_slo_change(before, now):
         _log.info("objectives of %s: %s", replica, why)
 
 
-def _failed_drafters(before: Gauges | None, now: Gauges) -> list[DrafterState]:
+def _find_failed_drafters(before: Gauges | None, now: Gauges) -> list[DrafterState]:
     """Return the drafters that have failed since the state before."""
     known = {drafter.name for drafter in before.drafters if drafter.state == "failed"} if before else set()
     return [drafter for drafter in now.drafters if drafter.state == "failed" and drafter.name not in known]
 
 
-def moved_levers(before: Gauges | None, now: Gauges) -> str:
+def describe_slo_change(before: Gauges | None, now: Gauges) -> str:
     """Return what is moved for objectives, and why, where it is not what it was; "" else."""
     levers = before.slo.levers if before is not None and before.slo is not None else ["nothing"]
     return now.slo.why if now.slo is not None and now.slo.levers != levers else ""

@@ -54,7 +54,7 @@ class Standing(NamedTuple):
 NO_WISHES = Standing()
 
 
-def resolved(submit: Submit, standing: Standing, engine: int, bounds: Bounds) -> tuple[Submit, Effective]:
+def resolve_overrides(submit: Submit, standing: Standing, engine: int, bounds: Bounds) -> tuple[Submit, Effective]:
     """Return a request as an engine is to decode it, by all wishes that concern it, and what that comes to. One that
     nobody wishes anything of stays as it is."""
     found = effective(standing.of(submit, engine), bounds)
@@ -97,7 +97,7 @@ class Wishes:
                 self._engine(one, wish, asked_by)
         else:
             self.standing = NO_WISHES
-            _log.info("speculation wished", everybody=True, wish=said(None), asked_by=asked_by)
+            _log.info("speculation wished", everybody=True, wish=format_override(None), asked_by=asked_by)
 
     def _session(self, user: str, wish: Wish | None, asked_by: str) -> None:
         known = self.standing.sessions
@@ -107,21 +107,25 @@ class Wishes:
                 code="too_many_sessions",
                 param="user",
             )
-        self.standing = self.standing._replace(sessions=self._changed(known, user, wish, asked_by))
-        _log.info("speculation wished", session=user, wish=said(wish), asked_by=asked_by)
+        self.standing = self.standing._replace(sessions=self._replace_override(known, user, wish, asked_by))
+        _log.info("speculation wished", session=user, wish=format_override(wish), asked_by=asked_by)
 
     def _engine(self, engine: int, wish: Wish | None, asked_by: str) -> None:
-        self.standing = self.standing._replace(engines=self._changed(self.standing.engines, engine, wish, asked_by))
-        _log.info("speculation wished", engine=engine, wish=said(wish), asked_by=asked_by)
+        self.standing = self.standing._replace(
+            engines=self._replace_override(self.standing.engines, engine, wish, asked_by)
+        )
+        _log.info("speculation wished", engine=engine, wish=format_override(wish), asked_by=asked_by)
 
-    def _changed(self, known: Mapping[_K, Wished], key: _K, wish: Wish | None, asked_by: str) -> Mapping[_K, Wished]:
+    def _replace_override(
+        self, known: Mapping[_K, Wished], key: _K, wish: Wish | None, asked_by: str
+    ) -> Mapping[_K, Wished]:
         others = {other: wished for other, wished in known.items() if other != key}
         if wish is not None:
             others[key] = Wished(wish, asked_by, self._clock.wall_s())
         return MappingProxyType(others)
 
 
-def said(wish: Wish | None) -> str:
+def format_override(wish: Wish | None) -> str:
     """Return a wish in words; None is one that was taken back."""
     if wish is None:
         return "not wished any more"

@@ -13,7 +13,7 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.control.port import PlanView
 from orchestrator.errors import OutriderError
-from orchestrator.planning.correction import Corrections, Key, key_of, scaled
+from orchestrator.planning.correction import Corrections, Key, key_of, scale_option
 from orchestrator.planning.proposal import PlanError, Proposal
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Round
@@ -126,14 +126,14 @@ class PlanKeeper:
         predicted_ms = Part(option).ms(done.rows, sequences, context)
         measured_ms = done.round_ms - done.draft_ms
         tolerance = self._patience.tolerance
-        self._drifts[engine] = drift.observed(self._drifts[engine], predicted_ms, measured_ms, tolerance)
+        self._drifts[engine] = drift.observe_drift(self._drifts[engine], predicted_ms, measured_ms, tolerance)
         if self._profiles.observe(key_of(option), (done.rows, sequences, context), measured_ms):
             self._begin_marking(key_of(option))
         self._count(engine, sum(len(one.tokens) for one in done.deltas), done.round_ms)
         due = self._clock.monotonic_s() - self._planned_s >= drift.pause_s(self._plans, self._patience.pause_s)
-        if due and self._task is None and drift.drifted(self._drifts[engine]):
+        if due and self._task is None and drift.has_drifted(self._drifts[engine]):
             self._task = asyncio.get_running_loop().create_task(self._again(engine), name="plan again")
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(self._finish_planning)
 
     def _count(self, engine: int, tokens: int, round_ms: float) -> None:
         if round_ms > 0.0:
@@ -159,7 +159,7 @@ class PlanKeeper:
                 with suppress(asyncio.CancelledError):
                     await task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _finish_planning(self, task: asyncio.Task[None]) -> None:
         self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("planning again failed: %s", error, exc_info=error)
@@ -185,8 +185,8 @@ class PlanKeeper:
             found = await asyncio.to_thread(self._making.again, *known)
             await self._take(found, reached)
         except OutriderError as error:  # go on as before, and compare with costs as they turned out to be
-            self._options = [scaled(one, ratio) if key_of(one) == key else one for one in self._options]
-            self._compared_anew(f"kept: {error}")
+            self._options = [scale_option(one, ratio) if key_of(one) == key else one for one in self._options]
+            self._reset_drifts(f"kept: {error}")
 
     async def _take(self, found: Planned, reached: float) -> None:
         """Run another plan where that is worth a move. Raises OutriderError, with the reason, where it is not, or its
@@ -212,9 +212,9 @@ class PlanKeeper:
 
     def _adopt(self, found: Planned, told: str) -> None:
         self._running, self._options = found, _options(found.proposal)
-        self._compared_anew(told)
+        self._reset_drifts(told)
 
-    def _compared_anew(self, told: str) -> None:
+    def _reset_drifts(self, told: str) -> None:
         self._drifts = [Drift() for _ in self._options]
         self._last = told
         _log.info("the plan is %s", told)
@@ -236,7 +236,7 @@ class _Profiles:
     def observe(self, key: Key, shape: tuple[int, int, float], measured_ms: float) -> bool:
         """Take in a round of so many rows and sequences over such a context; True when the profile is to be marked."""
         predicted_ms = Part(self._measured[key]).ms(*shape)
-        self._drifts[key] = drift.observed(self._drifts[key], predicted_ms, measured_ms, self._patience.tolerance)
+        self._drifts[key] = drift.observe_drift(self._drifts[key], predicted_ms, measured_ms, self._patience.tolerance)
         if key in self.marked or not drift.lasts(self._drifts[key], self._patience.marked_after_s):
             return False
         self.marked[key] = ""

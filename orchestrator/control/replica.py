@@ -11,7 +11,7 @@ from orchestrator.control.state import FAILED, TargetState
 from orchestrator.control.supervisor import Keeper, Upkeep
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Command, Event, Failed, Ready, Round
-from policies.serving.replica_load import ReplicaPace, ran
+from policies.serving.replica_load import ReplicaPace, observe_replica_round
 
 _log = logging.getLogger(__name__)
 
@@ -19,15 +19,15 @@ _log = logging.getLogger(__name__)
 class Owner(Protocol):
     """Who is told what becomes of a replica."""
 
-    def observed(self, replica: Replica, event: Event) -> None:
+    def handle_replica_event(self, replica: Replica, event: Event) -> None:
         """Its worker said something."""
         ...
 
-    def lost(self, replica: Replica, cause: str) -> None:
+    def handle_replica_loss(self, replica: Replica, cause: str) -> None:
         """Its worker is gone; another one may follow."""
         ...
 
-    def given_up(self, replica: Replica, cause: str) -> None:
+    def handle_replica_failure(self, replica: Replica, cause: str) -> None:
         """No worker follows."""
         ...
 
@@ -74,38 +74,38 @@ class Replica:
         self.settled.set()
         await self._keeper.close()
         if self.state.phase != FAILED:
-            self.state.worker_lost("the worker was stopped")
+            self.state.mark_worker_lost("the worker was stopped")
 
-    def started(self, where: str) -> None:
+    def handle_start(self, where: str) -> None:
         """See control.keeping.Kept."""
         self.state.where = where
 
-    def observed(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         """See control.keeping.Kept."""
         self.heard_s = self._clock.monotonic_s()
         match event:
             case Round():
                 tokens = sum(len(delta.tokens) for delta in event.deltas)
                 counts = {"sequences": event.sequences, "rows": event.rows, "drafted": event.drafted}
-                self.pace = ran(self.pace, tokens=tokens, round_ms=event.round_ms, **counts)
+                self.pace = observe_replica_round(self.pace, tokens=tokens, round_ms=event.round_ms, **counts)
             case Ready():
                 self.prefixes = SeenPrefixes(event.kv_blocks * event.block_tokens)
-        self._owner.observed(self, event)
+        self._owner.handle_replica_event(self, event)
         if self.state.serving:
             self.settled.set()
 
-    def lost(self, cause: str) -> None:
+    def handle_loss(self, cause: str) -> None:
         """See control.keeping.Kept."""
-        self.state.worker_lost(cause)
-        self._owner.lost(self, cause)
+        self.state.mark_worker_lost(cause)
+        self._owner.handle_replica_loss(self, cause)
 
-    def restarting(self, detail: str) -> None:
+    def handle_restart(self, detail: str) -> None:
         """See control.keeping.Kept."""
-        self.state.restarting(detail)
+        self.state.mark_restarting(detail)
 
-    def given_up(self, cause: str) -> None:
+    def handle_failure(self, cause: str) -> None:
         """See control.keeping.Kept."""
-        self.state.failed(cause)
+        self.state.mark_failed(cause)
         self.settled.set()
         _log.error("worker %s failed: %s", self.name, cause)
-        self._owner.given_up(self, cause)
+        self._owner.handle_replica_failure(self, cause)

@@ -23,7 +23,7 @@ class Arrangement:
     coming: tuple[tuple[int, WorkerSpec], ...]
 
 
-def arranged(replicas: Sequence[Replica], specs: Sequence[WorkerSpec]) -> Arrangement:
+def arrange_replicas(replicas: Sequence[Replica], specs: Sequence[WorkerSpec]) -> Arrangement:
     """Return how replicas come to be those of `specs`.
 
     Specs that differ in nothing but their name run alike; who is in the place that its spec has in `specs` stays there.

@@ -9,7 +9,7 @@ from itertools import chain, count
 
 from orchestrator.control.port import Totals
 from orchestrator.control.replica import Owner, Replica
-from orchestrator.control.state import FAILED, added_totals, fold_round, unlike
+from orchestrator.control.state import FAILED, add_totals, fold_round, unlike
 from orchestrator.control.supervisor import Upkeep
 from orchestrator.errors import WorkerError
 from orchestrator.workers.contract import WorkerSpec
@@ -38,12 +38,12 @@ class Replicas:
         """True unless it is one that nobody waits for: one that is being made ready, or has left."""
         return replica in self.serving or replica in self.retiring
 
-    def named(self, specs: Sequence[WorkerSpec]) -> None:
+    def create_replicas(self, specs: Sequence[WorkerSpec]) -> None:
         """Have one replica of each of these, to be started."""
         for engine, spec in enumerate(specs):
-            self.serving.append(self._made(spec, engine))
+            self.serving.append(self._build_replica(spec, engine))
 
-    def _made(self, spec: WorkerSpec, engine: int) -> Replica:
+    def _build_replica(self, spec: WorkerSpec, engine: int) -> Replica:
         taken = {replica.name for replica in self._everyone()}
         name = next(name for name in chain([spec.name], map(f"{spec.name}.{{}}".format, count(2))) if name not in taken)
         return Replica(self._upkeep, spec, name, engine, self._owner)
@@ -55,7 +55,7 @@ class Replicas:
         """Return new replicas when all serve, alike and like those that stay. Raises WorkerError."""
         new: list[Replica] = []
         for engine, spec in coming:
-            new.append(self._made(spec, engine))
+            new.append(self._build_replica(spec, engine))
             self._joining.append(new[-1])
         try:
             for one in new:
@@ -82,9 +82,9 @@ class Replicas:
         """Count what one that leaves did for the one in its place, and return that; None where there is none."""
         heir = self._heir(old)
         if heir is not None:
-            heir.state.totals = added_totals([old.state.totals, heir.state.totals])
+            heir.state.totals = add_totals([old.state.totals, heir.state.totals])
         else:
-            self.gone = added_totals([self.gone, old.state.totals])
+            self.gone = add_totals([self.gone, old.state.totals])
         return heir
 
     def count_for_heir(self, replica: Replica, done: Round, delivered: int) -> None:

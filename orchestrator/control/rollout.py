@@ -9,7 +9,7 @@ from itertools import chain
 
 from orchestrator.control.draft_workers import DraftWorkers
 from orchestrator.control.replica import Replica
-from orchestrator.control.replica_diff import arranged
+from orchestrator.control.replica_diff import arrange_replicas
 from orchestrator.control.replicas import Replicas
 from orchestrator.control.router import Router
 from orchestrator.control.state import FAILED
@@ -33,13 +33,13 @@ class Exchange:
         """See reconcile.TargetControl.change."""
         async with self._changing:
             serving = self._replicas.serving
-            made = arranged(serving, specs)
+            made = arrange_replicas(serving, specs)
             stay = [replica for replica in serving if replica.engine in made.kept]
             leaving = [replica for replica in serving if replica not in stay]
             new = await self._replicas.all_ready(made.coming, stay)
             self._switch(leaving, new)
             self._drafts.run_these(list(chain.from_iterable(drafts)))
-            await asyncio.gather(*(self._ended(old) for old in leaving))
+            await asyncio.gather(*(self._stop_retired(old) for old in leaving))
             return list(made.engines)
 
     def _switch(self, leaving: Sequence[Replica], coming: Sequence[Replica]) -> None:
@@ -53,14 +53,14 @@ class Exchange:
                 _log.info("worker %s is not needed any more: %d streams move", old.name, moved)
         self._router.feed()
         for old in leaving:
-            self._drafts.target_gone(old.name)
+            self._drafts.detach_target(old.name)
         for one in coming:
             if one.state.ready is not None:
                 self._drafts.target_ready(one.name, one.state.ready.all_drafters)
 
-    async def _ended(self, old: Replica) -> None:
+    async def _stop_retired(self, old: Replica) -> None:
         """Stop a replica that is retiring when no stream needs it any more."""
-        while not (self._replicas.closed or old.state.phase == FAILED or self._router.left(old)):  # noqa: ASYNC110 -- rare
+        while not (self._replicas.closed or old.state.phase == FAILED or self._router.is_drained(old)):  # noqa: ASYNC110 -- rare
             await asyncio.sleep(_LEAVING_POLL_S)
         self._replicas.retiring.remove(old)
         await old.close()

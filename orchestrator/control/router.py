@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.clock import Clock
 from orchestrator.control.affinity import block_keys
-from orchestrator.control.overrides import bounds_of, resolved
+from orchestrator.control.overrides import bounds_of, resolve_overrides
 from orchestrator.control.replica import Replica
 from orchestrator.control.state import FAILED, effective_places, kind_of
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.workers.messages import Cancel
-from policies.serving.replica_load import predicted_prefill_ms, predicted_tpot_ms
+from policies.serving.replica_load import predict_prefill_ms, predict_tpot_ms
 from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
 
 LOSSES_ARE_KNOWN_S = 2.0
@@ -65,17 +65,17 @@ class Router:
             self._streams.recall(stream)
         return len(taken)
 
-    def lost(self, replica: Replica) -> Stream | None:
+    def recall_streams(self, replica: Replica) -> Stream | None:
         """Take all streams back from a replica whose worker is gone; returns the one to blame for that."""
         self._lost_s = self._clock.monotonic_s()
         ready = replica.state.ready
         places = ready.slots if ready is not None else 0
-        return self._streams.replica_lost(replica.name, places, only_one=len(self._replicas) == 1)
+        return self._streams.recall_replica(replica.name, places, only_one=len(self._replicas) == 1)
 
     def _send_due(self) -> None:
         for stream in self._streams.due():
             prefix = self._prefix(stream)
-            routed = self._chosen(stream, prefix)
+            routed = self._choose_route(stream, prefix)
             if routed.replica is None and (stream.suspect or stream.kind):
                 continue
             if routed.replica is None:
@@ -86,10 +86,10 @@ class Router:
                 found.busy_s = self._clock.monotonic_s()
             sent = self._streams.send(stream, found.name, kind_of(found.state.ready))
             bounds = bounds_of(found.state.ready, self._least_depth, stream.submit.lane)
-            sent, stream.speculation = resolved(sent, stream.wishes, found.engine, bounds)
+            sent, stream.speculation = resolve_overrides(sent, stream.wishes, found.engine, bounds)
             found.send(sent)
             if len(self._replicas) > 1:
-                _log.debug("request %s goes to %s: %s", stream.key, found.name, told(routed))
+                _log.debug("request %s goes to %s: %s", stream.key, found.name, format_route(routed))
 
     def _take_back_waiting(self) -> int:
         """Take back streams that wait for a place where another replica would be done sooner now; returns how many."""
@@ -99,14 +99,14 @@ class Router:
         for replica in serving if free else []:
             waiting = self._streams.at(replica.name)[_places(replica) :]
             for stream in [stream for stream in waiting if not stream.progressed and not stream.suspect]:
-                routed = self._chosen(stream, self._prefix(stream))
+                routed = self._choose_route(stream, self._prefix(stream))
                 if taken < free and routed.replica not in (None, replica.name):
                     replica.send(Cancel(stream.sent_id))
                     self._streams.recall(stream)
                     taken += 1
         return taken
 
-    def left(self, replica: Replica) -> bool:
+    def is_drained(self, replica: Replica) -> bool:
         """True when no stream needs a retiring replica any more."""
         kind = kind_of(replica.state.ready)
         heirs = any(kind_of(other.state.ready) == kind for other in self._replicas)
@@ -114,7 +114,7 @@ class Router:
             stream.kind == kind and not stream.at and not heirs for stream in self._streams.live()
         )
 
-    def _chosen(self, stream: Stream, prefix: Sequence[int]) -> Route:
+    def _choose_route(self, stream: Stream, prefix: Sequence[int]) -> Route:
         every = (*self._replicas, *self._retiring)
         can_go_on = [one for one in every if one.state.phase != FAILED and kind_of(one.state.ready) == stream.kind]
         heirs = [one for one in can_go_on if one in self._replicas]
@@ -123,7 +123,7 @@ class Router:
             outs |= {one.name: "its tokens would differ" for one in self._replicas if one not in can_go_on}
         elif stream.kind:
             _log.warning("request %s goes on with another kind of replica: its tokens may differ", stream.key)
-        return chosen(stream, prefix, every, self._streams, self._is_alive, outs)
+        return choose_route(stream, prefix, every, self._streams, self._is_alive, outs)
 
     def _free_places(self, replica: Replica) -> int:
         return _places(replica) - self._streams.counts[replica.name]
@@ -137,7 +137,7 @@ class Router:
         return replica.heard_s >= self._lost_s or self._clock.monotonic_s() - self._lost_s >= LOSSES_ARE_KNOWN_S
 
 
-def chosen(
+def choose_route(
     stream: Stream,
     prefix: Sequence[int],
     replicas: Sequence[Replica],
@@ -158,14 +158,14 @@ def chosen(
             out = "may have been lost with the last one"
         if not out and tried is not None and tried.at == replica.name:
             out = "tries a suspect"
-        cached = 0 if stream.suspect else replica.prefixes.cached_tokens(prefix)
+        cached = 0 if stream.suspect else replica.prefixes.count_cached_tokens(prefix)
         states.append(_state(replica, out, streams.counts[replica.name], cached, replicas))
     tokens = len(stream.submit.prompt) + len(stream.committed)
     left = stream.submit.max_tokens - len(stream.committed)
     return route(states, RoutedRequest(tokens, min(left, streams.usual_tokens)))
 
 
-def told(route: Route) -> str:
+def format_route(route: Route) -> str:
     """Return a route in one line, with why the others were not taken."""
     others = "; ".join(f"{one.name}: {one.why_not}" for one in route.rated if one.why_not)
     return f"{route.reason}; not {others}" if others else route.reason
@@ -185,8 +185,8 @@ def _state(replica: Replica, out: str, live: int, cached_tokens: int, replicas: 
         kv_tokens=block_tokens * blocks,
         kv_free_tokens=block_tokens * (gauges.free_blocks if gauges is not None else blocks),
         cached_prompt_tokens=cached_tokens,
-        tpot_ms=predicted_tpot_ms(replica.pace, paces, min(running + 1, places)),
-        prefill_ms_per_token=predicted_prefill_ms(paces),
+        tpot_ms=predict_tpot_ms(replica.pace, paces, min(running + 1, places)),
+        prefill_ms_per_token=predict_prefill_ms(paces),
         serving=not out,
         why_not=out,
     )

@@ -30,13 +30,13 @@ def fold_round(totals: Totals, round_: Round, delivered: int) -> Totals:
         drafts=totals.drafts + round_.drafts,
         drafted=totals.drafted + round_.drafted,
         accepted=totals.accepted + round_.accepted,
-        accepted_per_position=_added(totals.accepted_per_position, round_.accepted_per_position),
+        accepted_per_position=_add_positions(totals.accepted_per_position, round_.accepted_per_position),
         generated=totals.generated + delivered,
         rounds=totals.rounds + 1,
     )
 
 
-def _added(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
+def _add_positions(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
     return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
 
 
@@ -88,7 +88,7 @@ class RestartBudget:
         self.restarts_s.append(now_s)
         return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (len(self.restarts_s) - 1))
 
-    def spent(self, cause: str) -> str:
+    def describe_exhaustion(self, cause: str) -> str:
         """Return why there is no further restart; the first cause is told too, being nearer to the root."""
         first = f"; the first time: {self.first_cause}" if self.first_cause != cause else ""
         return f"gave up after {len(self.restarts_s)} restarts within ten minutes: {cause}{first}"
@@ -118,11 +118,11 @@ class TargetState:
                 self.ready, self.serving = event, True
                 self.phase, self.detail = READY, ""
             case Progress():
-                self.detail = told(event)
+                self.detail = format_progress(event)
             case _:
                 pass
 
-    def worker_lost(self, cause: str) -> None:
+    def mark_worker_lost(self, cause: str) -> None:
         """The worker ended. What it said about load is void; a first start goes on being one."""
         self.serving = False
         self.gauges = None
@@ -130,12 +130,12 @@ class TargetState:
         if self.phase == READY:
             self.phase = RESTARTING
 
-    def restarting(self, detail: str) -> None:
+    def mark_restarting(self, detail: str) -> None:
         """One more restart is under way."""
         self.totals = replace(self.totals, restarts=self.totals.restarts + 1)
         self.detail = detail
 
-    def failed(self, cause: str) -> None:
+    def mark_failed(self, cause: str) -> None:
         """Nothing more will be tried."""
         self.phase, self.detail = FAILED, cause
         self.serving = False
@@ -150,7 +150,7 @@ class TargetState:
         )
 
 
-def told(progress: Progress) -> str:
+def format_progress(progress: Progress) -> str:
     """Return how far a preparation is, in a line."""
     return progress.stage if progress.fraction < 0 else f"{progress.stage} {progress.fraction:.0%}"
 
@@ -167,8 +167,8 @@ def whole(replicas: Sequence[ReplicaView], runtime: str, *, streams: int, uptime
         worker=", ".join(replica.worker for replica in replicas),
         runtime=runtime,
         ready=next((one.ready for one in (first, *replicas) if one.ready is not None), None),
-        gauges=added_gauges([replica.gauges for replica in replicas if replica.gauges is not None]),
-        totals=added_totals([replica.totals for replica in replicas]),
+        gauges=add_gauges([replica.gauges for replica in replicas if replica.gauges is not None]),
+        totals=add_totals([replica.totals for replica in replicas]),
         streams=streams,
         uptime_s=uptime_s,
         replicas=tuple(replicas),
@@ -185,7 +185,7 @@ def _detail(first: ReplicaView, replicas: Sequence[ReplicaView]) -> str:
     return f"{serving} of {len(replicas)} replicas serve; {'; '.join(others)}"
 
 
-def added_totals(totals: Sequence[Totals]) -> Totals:
+def add_totals(totals: Sequence[Totals]) -> Totals:
     """Return the sums."""
     if len(totals) == 1:
         return totals[0]
@@ -193,14 +193,14 @@ def added_totals(totals: Sequence[Totals]) -> Totals:
         drafts=sum(one.drafts for one in totals),
         drafted=sum(one.drafted for one in totals),
         accepted=sum(one.accepted for one in totals),
-        accepted_per_position=reduce(_added, (one.accepted_per_position for one in totals), ()),
+        accepted_per_position=reduce(_add_positions, (one.accepted_per_position for one in totals), ()),
         generated=sum(one.generated for one in totals),
         rounds=sum(one.rounds for one in totals),
         restarts=sum(one.restarts for one in totals),
     )
 
 
-def added_gauges(gauges: Sequence[Gauges]) -> Gauges | None:
+def add_gauges(gauges: Sequence[Gauges]) -> Gauges | None:
     """Return the sums; drafters, tolerances and warnings one replica after the other; objectives are each replica's
     own. None where no replica says anything."""
     if len(gauges) < 2:

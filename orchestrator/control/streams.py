@@ -24,7 +24,7 @@ from orchestrator.control.overrides import NO_WISHES, Standing
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Delta, RequestStats, Submit
 from policies.serving.overrides import Effective
-from policies.serving.slo import expected_ttft_ms
+from policies.serving.slo import predict_ttft_ms
 
 STRIKES_OUT = 2
 _REMEMBERED_ENDS = 8
@@ -83,11 +83,11 @@ class Usual:
     prefill_ms: float | None = None
     decode_ms: float | None = None
 
-    def began(self, stats: RequestStats | None) -> Usual:
+    def observe_request_start(self, stats: RequestStats | None) -> Usual:
         """A request got its first token."""
         return self if stats is None else replace(self, prefill_ms=_mean(self.prefill_ms, stats.prefill_ms))
 
-    def ended(self, decode_ms: float) -> Usual:
+    def observe_request_end(self, decode_ms: float) -> Usual:
         """A request ended, so long after its first token."""
         return replace(self, decode_ms=_mean(self.decode_ms, decode_ms))
 
@@ -97,7 +97,7 @@ class Usual:
         if self.decode_ms is None or self.prefill_ms is None:
             return 0.0
         gap_ms = (self.prefill_ms + self.decode_ms) / places
-        return expected_ttft_ms(live + 1 - places, gap_ms, self.prefill_ms)
+        return predict_ttft_ms(live + 1 - places, gap_ms, self.prefill_ms)
 
 
 def _mean(before: float | None, now: float) -> float:
@@ -158,7 +158,7 @@ class Streams:
             delta = msgspec.structs.replace(delta, speculation=stream.speculation)
         if delta.tokens and not stream.committed:
             stream.first_s = now_s
-            self.usual = self.usual.began(delta.stats)
+            self.usual = self.usual.observe_request_start(delta.stats)
         stream.committed.extend(delta.tokens)
         stream.last_stats = delta.stats or stream.last_stats
         if delta.tokens:
@@ -168,7 +168,7 @@ class Streams:
             self._drop(stream)
             self._ends_s.append(now_s)
             if stream.first_s is not None:
-                self.usual = self.usual.ended((now_s - stream.first_s) * MS_PER_S)
+                self.usual = self.usual.observe_request_end((now_s - stream.first_s) * MS_PER_S)
             self._usual_tokens += _NEWEST * (len(stream.committed) - self._usual_tokens)
             if delta.stats is not None:  # a resumed request was prompted once, whatever its last worker saw
                 counts = {"prompt_tokens": len(stream.submit.prompt), "generated": len(stream.committed)}
@@ -185,7 +185,7 @@ class Streams:
         """Return all live streams, oldest first."""
         return list(self._live.values())
 
-    def known_as(self, sent_id: str) -> Stream | None:
+    def find_sent(self, sent_id: str) -> Stream | None:
         """Return the stream that a worker knows by this id."""
         return self._sent.get(sent_id)
 
@@ -220,7 +220,7 @@ class Streams:
         self._forget_sent(stream)
         stream.at, stream.progressed = "", False
 
-    def replica_lost(self, replica: str, places: int, *, only_one: bool = True) -> Stream | None:
+    def recall_replica(self, replica: str, places: int, *, only_one: bool = True) -> Stream | None:
         """Recall all streams from a dead replica that ran `places` at a time; returns the one to blame.
 
         Workers admit in order, so the oldest `places` ran, and whoever had a token. The rest merely waited.

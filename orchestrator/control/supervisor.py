@@ -34,23 +34,23 @@ class Upkeep:
 class Kept(Protocol):
     """Who is told what becomes of the worker."""
 
-    def started(self, where: str) -> None:
+    def handle_start(self, where: str) -> None:
         """A new process is there; it is not ready yet."""
         ...
 
-    def observed(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         """It said something."""
         ...
 
-    def lost(self, cause: str) -> None:
+    def handle_loss(self, cause: str) -> None:
         """It is gone; another one may follow."""
         ...
 
-    def restarting(self, detail: str) -> None:
+    def handle_restart(self, detail: str) -> None:
         """Another one follows, after a while."""
         ...
 
-    def given_up(self, cause: str) -> None:
+    def handle_failure(self, cause: str) -> None:
         """No other follows."""
         ...
 
@@ -110,12 +110,12 @@ class Keeper:
         try:
             while not self._closed:
                 cause = await self._run_worker()
-                self._kept.lost(cause)
+                self._kept.handle_loss(cause)
                 if not await self._back_off(cause):
                     return
         except Exception as error:
             _log.exception("control of %s is broken", self._title)
-            self._kept.given_up(f"control is broken: {type(error).__name__}: {error}")
+            self._kept.handle_failure(f"control is broken: {type(error).__name__}: {error}")
 
     async def _run_worker(self) -> str:
         """Start a worker and follow it to its end; returns why it ended."""
@@ -123,7 +123,7 @@ class Keeper:
         self._failure, self._ended_here = None, False
         try:
             self._worker = await self._upkeep.cluster.start(self._spec)
-            self._kept.started(self._worker.where)
+            self._kept.handle_start(self._worker.where)
             _log.info("%s started: %s", self._title, self._worker.where)
             async for event in self._worker.events():
                 self._observe(event)
@@ -145,21 +145,21 @@ class Keeper:
         if isinstance(event, Failed) and not self._ended_here:
             self._failure = event
             _log.error("%s: %s", self._title, event.message)
-        self._kept.observed(event)
+        self._kept.handle_event(event)
 
     async def _back_off(self, cause: str) -> bool:
         """Wait before the next start. False: there is none."""
         if self._closed:
             return False
         if self._failure is not None and not self._failure.restartable:
-            self._kept.given_up(self._failure.message)
+            self._kept.handle_failure(self._failure.message)
             return False
         delay_s = self._budget.spend(cause, self._upkeep.clock.monotonic_s())
         if delay_s is None:
-            self._kept.given_up(self._budget.spent(cause))
+            self._kept.handle_failure(self._budget.describe_exhaustion(cause))
             return False
         restart = f"restart {len(self._budget.restarts_s)} of {self._budget.limit} in ten minutes"
-        self._kept.restarting(f"{cause}; {restart}")
+        self._kept.handle_restart(f"{cause}; {restart}")
         _log.warning("%s lost: %s; %s follows in %.1f s", self._title, cause, restart, delay_s)
         await self._upkeep.sleep(delay_s)
         return True

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from adapters.contract import CapacityError, LoadedModel, Segment
 from policies.sampling import Row, Sampling
 from policies.sampling.penalties import Penalties
-from policies.serving.prefill_budget import PrefillCost, observed, rows_within
+from policies.serving.prefill_budget import PrefillCost, observe_prefill, rows_within
 
 NO_SLOT = -1
 _LEAST_ROWS = 32
@@ -236,7 +236,7 @@ class DraftCache:
         that there were too few, whatever the count says."""
         group = list(group)
         while group:
-            missing = self._model.blocks_needed([feed.segment for feed in group]) - self._model.free_blocks()
+            missing = self._model.count_needed_blocks([feed.segment for feed in group]) - self._model.free_blocks()
             if missing <= 0 and not failed:
                 break
             failed = False
@@ -246,7 +246,7 @@ class DraftCache:
 
     def _observe(self, batch: Sequence[_Feed], forward_ms: float) -> None:
         prefill = [len(feed.tokens) for feed in batch if not feed.close]
-        self._cost = observed(
+        self._cost = observe_prefill(
             self._cost, prefill_rows=sum(prefill), decoding=len(prefill) < len(batch), forward_ms=forward_ms
         )
 

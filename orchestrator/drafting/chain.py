@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
-from policies.speculation.calibration import Calibration, chance, compared
-from policies.speculation.draft_chain import OPTIMISM_TOKENS, asks_on, expected_tokens, usual_after
+from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
+from policies.speculation.draft_chain import OPTIMISM_TOKENS, asks_on, estimate_accepted_tokens, usual_after
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class _Standing:
         """Return a draft with calibrated confidences, and remember it until its verdict."""
         self.proposed[key] = draft
         found = replace(draft, confidences=tuple(chance(self.calibration, c) for c in draft.confidences))
-        if not draft.drawn(0):  # later confidences tell of draws that may be proposed again: see _promises_more
+        if not draft.is_drawn(0):  # later confidences tell of draws that may be proposed again: see _promises_more
             self.usual = usual_after(self.usual, found.confidences)
         return found
 
@@ -39,7 +39,7 @@ class _Standing:
         draft = self.proposed.pop(key, None)
         if draft is None:
             return
-        self.calibration = compared(self.calibration, draft.tokens, draft.confidences, committed)
+        self.calibration = observe_draft_outcome(self.calibration, draft.tokens, draft.confidences, committed)
 
 
 class ChainDrafter:
@@ -84,7 +84,7 @@ class ChainDrafter:
         return best
 
     def _asks(self, number: int, ask: Ask, best: Draft) -> bool:
-        if ask.key not in self._greedy or best.drawn(0):
+        if ask.key not in self._greedy or best.is_drawn(0):
             return False
         standing = self._standings[self._greedy[ask.key]][number]
         asks = asks_on(best.confidences, limit=ask.limit, usual=standing.usual, passed=standing.passed)
@@ -118,12 +118,12 @@ class ChainDrafter:
 
 def _beyond(ask: Ask, best: Draft) -> Ask:
     """Return a wish that tells what is there already."""
-    return replace(ask, promised=min(expected_tokens(best.confidences), ask.limit)) if best.tokens else ask
+    return replace(ask, promised=min(estimate_accepted_tokens(best.confidences), ask.limit)) if best.tokens else ask
 
 
 def _promises_more(draft: Draft, best: Draft) -> bool:
     """Return whether a draft is worth more. Of drawn ones only the first token's confidence may be looked at: others
     depend on what was drawn before them, and draws that are chosen for what they are, are no draws any more."""
-    if draft.drawn(0):
+    if draft.is_drawn(0):
         return draft.confidences[0] > (best.confidences[0] if best.tokens else 0.0)
-    return expected_tokens(draft.confidences) > expected_tokens(best.confidences)
+    return estimate_accepted_tokens(draft.confidences) > estimate_accepted_tokens(best.confidences)

@@ -76,7 +76,7 @@ def knock(door: Door) -> socket.socket:
     problems = []
     for address in door.addresses:
         try:
-            connected = _connected(address)
+            connected = _connect_socket(address)
         except OSError as error:
             problems.append(f"{address}: {error.strerror or error}")
             continue
@@ -103,7 +103,7 @@ def _listening(family: socket.AddressFamily, address: Any) -> socket.socket:
     return listening
 
 
-def _connected(address: str) -> socket.socket:
+def _connect_socket(address: str) -> socket.socket:
     kind, _, rest = address.partition(":")
     if kind == "unix":
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

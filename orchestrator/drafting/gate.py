@@ -19,7 +19,15 @@ from orchestrator.drafting.port import Ask, Draft
 from policies.sampling import Rule
 from policies.speculation.allocation import reach
 from policies.speculation.break_even import mean
-from policies.speculation.gate import FIRST_ROUNDS, TRIAL_ROUNDS, Price, Worth, decided, reads, settled
+from policies.speculation.gate import (
+    FIRST_ROUNDS,
+    TRIAL_ROUNDS,
+    Price,
+    Worth,
+    decide_drafting,
+    observe_drafted_round,
+    reads,
+)
 
 _USUAL_TOKENS = 128.0
 """The length of an output, until some ended."""
@@ -40,7 +48,7 @@ class _Round:
     reading: bool = False
     accepted: int = 0
 
-    def added_ms(self, last_ms: float) -> float:
+    def compute_added_ms(self, last_ms: float) -> float:
         """Return what the drafts added to a round whose target's part took `last_ms` (0: not known)."""
         measured = last_ms > 0.0 and self.sequences == 1
         return self.cost_ms + (max(0.0, last_ms - self.round_ms) if measured else self.rows_ms)
@@ -56,7 +64,7 @@ class Guard:
     _usual_tokens: float = _USUAL_TOKENS
     _ended: int = 0
 
-    def chosen(self, asks: Sequence[Ask], known: Mapping[str, Known], step_ms: float) -> list[Ask]:
+    def choose_asks(self, asks: Sequence[Ask], known: Mapping[str, Known], step_ms: float) -> list[Ask]:
         """Return those to draft for in this round; a round with whoever asks was completed since the last call."""
         self._settle(max((ask.last_ms for ask in asks), default=0.0))
         by_rule: defaultdict[Rule, list[tuple[float, Ask, Known]]] = defaultdict(list)
@@ -78,7 +86,7 @@ class Guard:
     ) -> list[Ask]:
         """Return the wishes that are granted; they come in the order of what there is to read for them."""
         round_ms = wishes[0][1].round_ms or 0.0
-        worth = self._worths[rule] = decided(self._worth(rule), Price(round_ms, step_ms, wishes[0][0]))
+        worth = self._worths[rule] = decide_drafting(self._worth(rule), Price(round_ms, step_ms, wishes[0][0]))
         if not worth.asked:
             return []
         kept: list[Ask] = []
@@ -103,7 +111,7 @@ class Guard:
             self._worths[rule] = Worth(account=lent)
         return self._worths.setdefault(rule, Worth())
 
-    def drafted(self, took_ms: float, drafts: Iterable[tuple[Rule, Ask, Draft]], *, reading: bool) -> None:
+    def observe_drafts(self, took_ms: float, drafts: Iterable[tuple[Rule, Ask, Draft]], *, reading: bool) -> None:
         """The drafts that were chosen are there, after so long; `reading`: with more to read than verdicts."""
         made = list(drafts)
         for rule, ask, draft in made:
@@ -114,12 +122,12 @@ class Guard:
                 found.promised += ask.promised if draft.tokens else 0.0
                 found.reading = reading
 
-    def judged(self, rule: Rule, accepted: int) -> None:
+    def observe_accepted(self, rule: Rule, accepted: int) -> None:
         """So many tokens of a sequence's draft became output."""
         if (found := self._open.get(rule)) is not None:
             found.accepted += accepted
 
-    def ended(self, known: Known) -> None:
+    def observe_sequence_end(self, known: Known) -> None:
         """A sequence ended: how long others will be is guessed from that."""
         self._usual_tokens = mean(self._usual_tokens, float(len(known.tokens) - known.prompt), self._ended)
         self._ended += 1
@@ -127,11 +135,11 @@ class Guard:
     def _settle(self, last_ms: float) -> None:
         for rule, found in self._open.items():
             accepted = (found.accepted - found.promised) / found.sequences
-            self._worths[rule] = settled(
+            self._worths[rule] = observe_drafted_round(
                 self._worths[rule],
                 round_ms=found.round_ms,
                 accepted=accepted,
-                cost_ms=found.added_ms(last_ms),
+                cost_ms=found.compute_added_ms(last_ms),
                 reading=found.reading,
             )
         self._open.clear()

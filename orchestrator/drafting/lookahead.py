@@ -56,7 +56,7 @@ class _Line:
             if chance < ask.least:
                 break
             count += 1
-        return self.guess.cut(count)
+        return self.guess.truncate(count)
 
     def wants_more_for(self, ask: Ask, least: float) -> bool:
         """True where a further token could be part of the draft, and is likely enough."""

@@ -33,7 +33,7 @@ from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import NotFinite, Proposal, Row, Rule, Sampling, choose, propose
 from policies.sampling.penalties import Penalties
 from policies.speculation.break_even import token_price
-from policies.speculation.calibration import Calibration, chance, compared
+from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
 
 _NEWEST_STEP = 0.1  # weight of the newest step in their mean time
 _MEASURED_ROWS = 128
@@ -62,7 +62,7 @@ class _Drafting:
 
     def draft(self, drafter: str) -> Draft:
         whole = Draft(tuple(self.tokens), tuple(self.confidences), drafter, proposals=tuple(self.proposals))
-        return whole.cut(self.ask.limit)
+        return whole.truncate(self.ask.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class ModelDrafter:
             return
         before = self._known.pop(key, None)
         if before is not None:
-            self._won(before, tokens)
+            self._settle_restart(before, tokens)
         self._proposed.pop(key, None)
         if not self._has([token for token, _ in sampling.logit_bias]):
             bias = tuple((token, bias) for token, bias in sampling.logit_bias if token < self._own)
@@ -137,7 +137,7 @@ class ModelDrafter:
         known = self._known.pop(key, None)
         self._proposed.pop(key, None)
         if known is not None:
-            self._guard.ended(known)
+            self._guard.observe_sequence_end(known)
             self._cache.drop(known)
 
     def memory_bytes(self) -> int:
@@ -158,7 +158,7 @@ class ModelDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See the port."""
-        worth = [] if self._meter.failed else self._guard.chosen(asks, self._known, self._step_ms)
+        worth = [] if self._meter.failed else self._guard.choose_asks(asks, self._known, self._step_ms)
         if not worth:
             return [NOTHING] * len(asks)
         try:
@@ -178,7 +178,7 @@ class ModelDrafter:
                 known = Known("", [0] * rows, Sampling(), 0, False, None)
                 cache.read(known)
                 steps = range(_MEASURED_STEPS if known.held == rows else 0)
-                self._step_ms = min((self._timed(cache, {known: 0})[1] for _ in steps), default=0.0)
+                self._step_ms = min((self._step_timed(cache, {known: 0})[1] for _ in steps), default=0.0)
                 cache.drop(known)
         except AdapterError as error:
             self._meter.fail(str(error))
@@ -217,15 +217,15 @@ class ModelDrafter:
         drafts = [(one, one.draft(self.name)) for one in drafting.values()]
         took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
         made = [(one.known.sampling.rule, one.ask, draft) for one, draft in drafts]
-        self._guard.drafted(took_ms, made, reading=not follow)
+        self._guard.observe_drafts(took_ms, made, reading=not follow)
         return {one.ask.key: draft for one, draft in drafts if draft.tokens}
 
     def _step(self, feeds: dict[Known, int]) -> dict[Known, Row]:
-        rows, took_ms = self._timed(self._cache, feeds)
+        rows, took_ms = self._step_timed(self._cache, feeds)
         self._step_ms += (took_ms - self._step_ms) * (_NEWEST_STEP if self._step_ms else 1.0)
         return rows
 
-    def _timed(self, cache: DraftCache, feeds: dict[Known, int]) -> tuple[dict[Known, Row], float]:
+    def _step_timed(self, cache: DraftCache, feeds: dict[Known, int]) -> tuple[dict[Known, Row], float]:
         started_s = self._clock.monotonic_s()
         rows = cache.step(feeds)
         return rows, (self._clock.monotonic_s() - started_s) * MS_PER_S
@@ -248,7 +248,7 @@ class ModelDrafter:
         if not by_column:
             row = self._outputs.spread(row)
         if penalties is not None:
-            row = penalties.applied(row, one.counts)
+            row = penalties.apply_penalties(row, one.counts)
         row = row[: self._vocabulary]  # rows behind that fill its vocabulary up, and are no tokens of the target
         behind = len(one.known.tokens)
         if sampling.draws_drafts:
@@ -279,19 +279,19 @@ class ModelDrafter:
         before = self._proposed.pop(key, None)
         if before is None:
             return
-        learned = compared(self._calibrations[rule], before.tokens, before.probabilities, committed)
+        learned = observe_draft_outcome(self._calibrations[rule], before.tokens, before.probabilities, committed)
         self._calibrations[rule] = learned
         right = common(before.tokens, committed)
-        self._guard.judged(rule, min(right, len(committed) - 1))  # one token is the target's own
+        self._guard.observe_accepted(rule, min(right, len(committed) - 1))  # one token is the target's own
         if right == len(committed) < len(before.tokens):
             self._proposed[key] = before.behind(right)
 
-    def _won(self, before: Known, tokens: Sequence[int]) -> None:
+    def _settle_restart(self, before: Known, tokens: Sequence[int]) -> None:
         """A sequence is begun anew, perhaps because its last tokens became others: its draft counts all the same."""
         if (made := self._proposed.get(before.key)) is not None:
             base = len(before.tokens)
             right = common([*before.tokens, *made.tokens], tokens) - base
-            self._guard.judged(before.sampling.rule, max(0, min(right, len(tokens) - base - 1)))
+            self._guard.observe_accepted(before.sampling.rule, max(0, min(right, len(tokens) - base - 1)))
 
 
 def probability_of(row: Row, column: int, temperature: float) -> float:

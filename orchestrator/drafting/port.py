@@ -37,14 +37,14 @@ class Draft:
         """How many tokens are the drafter's: all but those that a grammar added, and the filling."""
         return self.guessed - self.forced
 
-    def filled_up(self, count: int, token: int) -> Draft:
+    def pad_to(self, count: int, token: int) -> Draft:
         """Return the draft with so many tokens, the missing ones filling."""
         missing = count - len(self.tokens)
         if missing <= 0:
             return self
         return replace(self, tokens=(*self.tokens, *(token,) * missing), filling=missing)
 
-    def cut(self, count: int) -> Draft:
+    def truncate(self, count: int) -> Draft:
         """Return the draft's first `count` tokens with all that belongs to them."""
         if count >= len(self.tokens):
             return self
@@ -66,7 +66,7 @@ class Draft:
             proposals=self.proposals[count:],
         )
 
-    def drawn(self, index: int) -> bool:
+    def is_drawn(self, index: int) -> bool:
         """Return whether a token was drawn from a distribution."""
         return index < len(self.proposals) and self.proposals[index] is not None
 
@@ -74,7 +74,7 @@ class Draft:
         """Return the draft up to its first token that is no token of the target: a drafter that went wrong."""
         for index, token in enumerate(self.tokens):
             if not 0 <= token < vocabulary:
-                return self.cut(index)
+                return self.truncate(index)
         return self
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from orchestrator.drafting.port import NOTHING, Ask, Draft
-from orchestrator.drafting.sparse_rows import NoDistribution, SparseRow, packed, unpacked
+from orchestrator.drafting.sparse_rows import NoDistribution, SparseRow, pack_proposal, unpack_proposal
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.host import HEADER_BYTES, with_header
 from orchestrator.workers.messages import Sampling
@@ -96,7 +96,7 @@ class Guess(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, draft: Draft) -> Guess:
         """Return a draft as it travels."""
-        return cls(draft.tokens, draft.confidences, tuple(packed(proposal) for proposal in draft.proposals))
+        return cls(draft.tokens, draft.confidences, tuple(pack_proposal(proposal) for proposal in draft.proposals))
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
@@ -120,7 +120,7 @@ class Garbage(Exception):
     """The other side sent what makes no sense."""
 
 
-def checked(guess: Guess, limit: int, vocabulary: int, drafter: str) -> Draft:
+def check_guess(guess: Guess, limit: int, vocabulary: int, drafter: str) -> Draft:
     """Return a guess as `drafter`'s draft. Raises Garbage where it cannot be one."""
     tokens = guess.tokens
     if len(tokens) > limit or len(tokens) != len(guess.confidences):
@@ -135,7 +135,7 @@ def checked(guess: Guess, limit: int, vocabulary: int, drafter: str) -> Draft:
         return NOTHING
     try:
         rows = zip(guess.rows, tokens, strict=False)
-        proposals = tuple(unpacked(row, token, vocabulary) for row, token in rows)
+        proposals = tuple(unpack_proposal(row, token, vocabulary) for row, token in rows)
     except NoDistribution as error:
         raise Garbage(f"{error}") from error
     return Draft(tokens, guess.confidences, drafter, proposals=proposals)
@@ -181,31 +181,31 @@ class Link:
         except BlockingIOError:
             return
         except OSError as error:
-            raise LinkLost(_said(error)) from error
+            raise LinkLost(_describe_error(error)) from error
 
     def hello(self, timeout_s: float) -> Hello:
         """Return the other side's first word. Raises LinkLost, Garbage."""
-        return _decoded(_hellos, self._expected(timeout_s))
+        return _decode_message(_hellos, self._receive_greeting(timeout_s))
 
     def welcome(self, timeout_s: float) -> Welcome:
         """Return the other side's answer to a Hello. Raises LinkLost, Garbage."""
-        return _decoded(_welcomes, self._expected(timeout_s))
+        return _decode_message(_welcomes, self._receive_greeting(timeout_s))
 
     def turn(self) -> Turn | None:
         """Return the next turn that is there. Raises LinkLost, Garbage."""
         frame = self._receive(0.0)
-        return None if frame is None else _decoded(_turns, frame)
+        return None if frame is None else _decode_message(_turns, frame)
 
     def answer(self, timeout_s: float) -> Answer | None:
         """Return the next answer; None when there is none within `timeout_s`. Raises LinkLost, Garbage."""
         frame = self._receive(timeout_s)
-        return None if frame is None else _decoded(_answers, frame)
+        return None if frame is None else _decode_message(_answers, frame)
 
     def close(self) -> None:
         """Hang up. Idempotent."""
         self._socket.close()
 
-    def _expected(self, timeout_s: float) -> bytes:
+    def _receive_greeting(self, timeout_s: float) -> bytes:
         frame = self._receive(timeout_s)
         if frame is None:
             raise LinkLost(f"no greeting within {timeout_s:g} s")
@@ -241,7 +241,7 @@ class Link:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise LinkLost(_said(error)) from error
+            raise LinkLost(_describe_error(error)) from error
         if not data:
             raise LinkLost("the connection was closed")
         self._in += data
@@ -255,12 +255,12 @@ class Link:
         self.flush()
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[_T], frame: bytes) -> _T:
+def _decode_message(decoder: msgspec.msgpack.Decoder[_T], frame: bytes) -> _T:
     try:
         return decoder.decode(frame)
     except msgspec.DecodeError as error:
         raise Garbage(f"{error}") from error
 
 
-def _said(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     return error.strerror or type(error).__name__

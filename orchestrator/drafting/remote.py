@@ -29,7 +29,7 @@ from orchestrator.drafting.protocol import (
     Turn,
     Update,
     Welcome,
-    checked,
+    check_guess,
 )
 from orchestrator.drafting.remote_sequence import Line
 from orchestrator.workers.draft_messages import Door, DrafterState, DraftLink, RemoteState
@@ -197,7 +197,9 @@ class RemoteDrafter:
             link.flush()
             return
         again = not self._running.isdisjoint(ask.key for ask in asks)
-        self._pace = draft_wait.asked(self._pace, round_ms=(now_s - self._went_on_s) * MS_PER_S if again else None)
+        self._pace = draft_wait.count_draft_request(
+            self._pace, round_ms=(now_s - self._went_on_s) * MS_PER_S if again else None
+        )
         lines = [self._lines[ask.key] for ask in asks]
         reading = not all(line.met for line in lines)
         drafted = all(line.rest(1).tokens for line in lines)
@@ -226,7 +228,9 @@ class RemoteDrafter:
         now_s = self._clock.monotonic_s()
         waited = now_s <= wish.waited_until_s
         if wish.usual:
-            self._pace = draft_wait.answered(self._pace, self._answer_ms(wish, answer, now_s, waited=waited))
+            self._pace = draft_wait.observe_draft_answer(
+                self._pace, self._answer_ms(wish, answer, now_s, waited=waited)
+            )
         counts = self._counts
         counts.in_time += waited
         counts.late += not waited
@@ -250,14 +254,14 @@ class RemoteDrafter:
         if len(answer.drafts) != len(wish.asks):
             raise Garbage(f"{len(answer.drafts)} drafts came for {len(wish.asks)} sequences")
         return [
-            checked(guess, limit, self._draft_vocabulary, self.name)
+            check_guess(guess, limit, self._draft_vocabulary, self.name)
             for (_, _, limit), guess in zip(wish.asks, answer.drafts, strict=True)
         ]
 
     def _judge(self, line: Line) -> None:
         right = line.verdict()
         if right is not None:
-            self._pace = draft_wait.judged(self._pace, right)
+            self._pace = draft_wait.observe_accepted_tokens(self._pace, right)
 
     def _offer(self, ask: Ask) -> Draft:
         line = self._lines.get(ask.key)

@@ -29,7 +29,7 @@ class Line:
         guess = self.guess
         if done >= len(guess.tokens) or list(guess.tokens[:done]) != self.tokens[self.base :]:
             return NOTHING
-        return guess.behind(done).cut(limit)
+        return guess.behind(done).truncate(limit)
 
     def verdict(self) -> int | None:
         """Return how many tokens of the guess the target chose too, once, when that is decided."""

@@ -22,14 +22,14 @@ class SparseRow(msgspec.Struct, frozen=True, array_like=True):
     shares: bytes
 
 
-def packed(proposal: Proposal | None) -> SparseRow | None:
+def pack_proposal(proposal: Proposal | None) -> SparseRow | None:
     """Return a proposal as it travels; None, of a token that was not drawn, is None."""
     if proposal is None:
         return None
     return SparseRow(proposal.tokens.astype(_TOKEN).tobytes(), proposal.shares.astype(_SHARE).tobytes())
 
 
-def unpacked(row: SparseRow | None, drawn: int, vocabulary: int) -> Proposal | None:
+def unpack_proposal(row: SparseRow | None, drawn: int, vocabulary: int) -> Proposal | None:
     """Return what `drawn` was drawn from: to the bit what was packed. Raises NoDistribution."""
     if row is None:
         return None

@@ -19,7 +19,7 @@ from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from orchestrator.drafting.retokenize import Bridge, DraftText, Proposal, proposal
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
-from policies.speculation.calibration import Calibration, chance, observed
+from policies.speculation.calibration import Calibration, chance, observe_token_outcome
 
 _LONGER_WORD = 0.8
 """The chance that a last word is not longer than drafted, before outcomes say more."""
@@ -75,7 +75,7 @@ class TranslatingDrafter:
         wishes = [replace(ask, limit=_inner_limit(one, ask.limit)) for ask, one in zip(asks, known, strict=True) if one]
         drafts = iter(self._inner.propose(wishes))
         return [
-            NOTHING if one is None else self._translated(one, next(drafts), ask.limit)
+            NOTHING if one is None else self._translate_draft(one, next(drafts), ask.limit)
             for ask, one in zip(asks, known, strict=True)
         ]
 
@@ -97,7 +97,7 @@ class TranslatingDrafter:
         self._known.clear()
         self._inner.close()
 
-    def _translated(self, known: _Known, draft: Draft, limit: int) -> Draft:
+    def _translate_draft(self, known: _Known, draft: Draft, limit: int) -> Draft:
         if not draft.tokens:
             return NOTHING
         made = known.proposed = proposal(self._bridge, known.text, draft.tokens, draft.confidences)
@@ -114,7 +114,9 @@ class TranslatingDrafter:
         """Compare what was proposed with what was committed, up to the first token that was wrong."""
         for index, (token, chosen) in enumerate(zip(made.tokens, committed, strict=False)):
             loose = index >= made.loose
-            self._calibrations[loose] = observed(self._calibrations[loose], made.confidences[index], token == chosen)
+            self._calibrations[loose] = observe_token_outcome(
+                self._calibrations[loose], made.confidences[index], token == chosen
+            )
             if token != chosen:
                 return
 

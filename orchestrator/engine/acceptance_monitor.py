@@ -68,7 +68,7 @@ class AcceptanceWatch:
         if not judged or not self._threshold:
             return
         key = _Key(draft.drafter, submit.route, submit.user)
-        seen = self._seen(key)
+        seen = self._touch_class(key)
         right = min(right, judged)
         verified = min(verified, own)
         seen.verified[0] += verified
@@ -86,7 +86,7 @@ class AcceptanceWatch:
         if seen.greedy[0] + seen.sampled[0] >= RECENT:
             seen.halve()
 
-    def _seen(self, key: _Key) -> _Seen:
+    def _touch_class(self, key: _Key) -> _Seen:
         self._changed.add(key)
         seen = self._classes.get(key)
         if seen is None:
@@ -113,7 +113,7 @@ class AcceptanceWatch:
     def _costly(self, seen: _Seen) -> bool:
         """Return whether verified drafts fare badly too: where they do not, a drafter that is unsure and says so is
         left alone, and costs nothing."""
-        return warning(Sample(_drafted(seen.verified), seen.promised), threshold=self._threshold) is not None
+        return warning(Sample(_to_drafted(seen.verified), seen.promised), threshold=self._threshold) is not None
 
     def _totals(self) -> dict[str, Drafted]:
         found: dict[str, Drafted] = {}
@@ -130,11 +130,11 @@ def _sample(seen: _Seen, total: Drafted) -> Sample:
         own,
         seen.promised,
         tuple(Drafted(int(r), int(h)) for r, h in zip(seen.reached, seen.held, strict=True) if r >= 1.0),
-        _drafted(seen.greedy),
-        _drafted(seen.sampled),
+        _to_drafted(seen.greedy),
+        _to_drafted(seen.sampled),
         Drafted(total.drafted - own.drafted, total.accepted - own.accepted),
     )
 
 
-def _drafted(counts: list[float]) -> Drafted:
+def _to_drafted(counts: list[float]) -> Drafted:
     return Drafted(int(counts[0]), int(counts[1]))

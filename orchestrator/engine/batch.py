@@ -76,7 +76,7 @@ def plan(running: Sequence[Session], *, max_rows: int, prefill_rows: int, paid_r
     if parts:
         left = min(left, prefill_rows)
     filling = _computing_what_no_other_does([session for session in running if session.uncached > 1])
-    for session, known in _shared_out(filling, left, paid_rows):
+    for session, known in _share_prefill_rows(filling, left, paid_rows):
         parts.append(Part(session, known, samples=known == session.uncached))
     return parts
 
@@ -90,25 +90,25 @@ def _computing_what_no_other_does(filling: Sequence[Session]) -> list[Session]:
     return kept
 
 
-def _shared_out(filling: Sequence[Session], rows: int, paid_rows: int) -> list[tuple[Session, int]]:
+def _share_prefill_rows(filling: Sequence[Session], rows: int, paid_rows: int) -> list[tuple[Session, int]]:
     """Return (session, rows) of the prefills that get rows: half for the oldest, so that it always gets on, the
     rest for the shortest, so that a long prompt does not hold up short ones; what they leave is the oldest's."""
     if not filling or rows < paid_rows:
         return []
-    oldest, others = filling[0], sorted(filling[1:], key=_wanted)
-    half = min(_wanted(oldest), rows if not others else max(rows // 2, paid_rows))
+    oldest, others = filling[0], sorted(filling[1:], key=_count_wanted_rows)
+    half = min(_count_wanted_rows(oldest), rows if not others else max(rows // 2, paid_rows))
     left = rows - max(half, paid_rows)
     given: list[tuple[Session, int]] = []
     for session in others:
         if left < paid_rows:
             break
-        known = min(_wanted(session), left)
+        known = min(_count_wanted_rows(session), left)
         given.append((session, known))
         left -= max(known, paid_rows)
-    return [(oldest, min(_wanted(oldest), half + max(0, left))), *given]
+    return [(oldest, min(_count_wanted_rows(oldest), half + max(0, left))), *given]
 
 
-def _wanted(session: Session) -> int:
+def _count_wanted_rows(session: Session) -> int:
     """Return the rows that a prefill can use in one forward: none of them reaches over the prompt's end."""
     wanted = session.prompt_left or session.uncached
     return min(wanted, SCORED_ROWS) if session.scores_prompt else wanted
@@ -124,7 +124,7 @@ def _same_rows(ahead: Session, behind: Session) -> bool:
     )
 
 
-def paid(part: Part, alone: bool, paid_rows: int) -> int:
+def count_min_rows(part: Part, alone: bool, paid_rows: int) -> int:
     """Return the rows that a part is charged for at least; `alone`: nothing else is in the forward."""
     return 1 if part.apart and not alone else paid_rows
 
@@ -132,7 +132,7 @@ def paid(part: Part, alone: bool, paid_rows: int) -> int:
 def rows_of(parts: Sequence[Part], paid_rows: int) -> int:
     """Return the rows that a forward of these parts is charged for, drafts included."""
     alone = len(parts) == 1
-    return sum(max(paid(part, alone, paid_rows), part.rows) for part in parts)
+    return sum(max(count_min_rows(part, alone, paid_rows), part.rows) for part in parts)
 
 
 def most_blocks(parts: Sequence[Part], *, paid_rows: int, block_tokens: int) -> int:

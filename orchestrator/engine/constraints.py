@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from orchestrator.drafting.port import Draft
-from orchestrator.engine.grammar import Grammars, GrammarState, fitted
+from orchestrator.engine.grammar import Grammars, GrammarState, fit_draft
 from orchestrator.workers.messages import Submit
 from policies.sampling import Row
 from policies.sampling.penalties import Penalties, without
@@ -54,7 +54,7 @@ class Rules:
         if self.ended:
             return None
         if self._penalties is not None:
-            row = self._penalties.applied(row, self._counts)
+            row = self._penalties.apply_penalties(row, self._counts)
         masked = row if self._grammar is None else np.where(self._grammar.mask(), row, np.float32(-np.inf))
         if self._generated < self._min_tokens:
             early = without(masked, self._banned_early)
@@ -64,7 +64,7 @@ class Rules:
 
     def draft(self, draft: Draft, bound: int) -> Draft:
         """Return a drafter's proposal as the grammar makes it."""
-        return draft if self._grammar is None else fitted(draft, self._grammar, bound)
+        return draft if self._grammar is None else fit_draft(draft, self._grammar, bound)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """The tokens of the verdict were committed. Raises GrammarFailed."""

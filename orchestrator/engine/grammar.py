@@ -41,7 +41,7 @@ class GrammarState(Protocol):
         """Return how many of the leading tokens may follow."""
         ...
 
-    def forced(self, behind: Sequence[int]) -> list[int]:
+    def find_forced_tokens(self, behind: Sequence[int]) -> list[int]:
         """Return the tokens that alone may follow behind some that fit; changes nothing."""
         ...
 
@@ -58,10 +58,10 @@ class Grammars(Protocol):
         ...
 
 
-def fitted(draft: Draft, state: GrammarState, bound: int) -> Draft:
+def fit_draft(draft: Draft, state: GrammarState, bound: int) -> Draft:
     """Return the draft that the grammar makes of a drafter's: forced tokens before it, the part that fits, and
     forced tokens behind it, at most `bound` tokens."""
-    forced = tuple(state.forced(()))
+    forced = tuple(state.find_forced_tokens(()))
     count = min(len(forced), len(draft.tokens))
     if draft.tokens[:count] == forced[:count] and len(draft.tokens) > count:
         draft = replace(
@@ -70,17 +70,17 @@ def fitted(draft: Draft, state: GrammarState, bound: int) -> Draft:
             proposals=(None,) * count + draft.proposals[count:],
         )
     else:
-        draft = _lengthened(NOTHING, forced)
+        draft = _append_forced(NOTHING, forced)
     fits = min(bound, state.fitting(draft.tokens))
-    if fits < bound and draft.drawn(fits):  # dropped for what it is, it would be no draw: it stays, and is rejected
-        return draft.cut(fits + 1)
-    draft = draft.cut(fits)
+    if fits < bound and draft.is_drawn(fits):  # dropped for what it is, it would be no draw: it stays, and is rejected
+        return draft.truncate(fits + 1)
+    draft = draft.truncate(fits)
     if fits == bound or (forced and fits <= len(forced)):
         return draft
-    return _lengthened(draft, state.forced(draft.tokens)[: bound - fits])
+    return _append_forced(draft, state.find_forced_tokens(draft.tokens)[: bound - fits])
 
 
-def _lengthened(draft: Draft, forced: Sequence[int]) -> Draft:
+def _append_forced(draft: Draft, forced: Sequence[int]) -> Draft:
     return replace(
         draft,
         tokens=(*draft.tokens, *forced),

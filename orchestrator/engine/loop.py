@@ -123,7 +123,7 @@ class DecodeLoop:
         Every committed token is in the round that is returned, so nothing is lost when the next one fails.
         """
         started = self._clock.monotonic_s()
-        parts = self._scheduled()
+        parts = self._schedule_parts()
         proposed = self._clock.monotonic_s()
         if self._proposing is not None and not self._proposing.rests(parts):
             room, row_price = self._schedule.room(parts), self._levels.row_price(prompts=any(p.fills for p in parts))
@@ -139,7 +139,7 @@ class DecodeLoop:
         round_ms = (self._clock.monotonic_s() - started) * MS_PER_S
         if self._proposing is not None:
             self._proposing.settle(round_ms - draft_ms, draft_ms)
-        self._schedule.ran(parts, sum(len(delta.tokens) for delta in deltas), round_ms)
+        self._schedule.observe_round_time(parts, sum(len(delta.tokens) for delta in deltas), round_ms)
         return Round(
             deltas=deltas,
             sequences=len(parts),
@@ -154,7 +154,7 @@ class DecodeLoop:
             draft_ms=draft_ms,
         )
 
-    def _scheduled(self) -> list[Part]:
+    def _schedule_parts(self) -> list[Part]:
         """Return who is in the next forward; the drafter hears of who starts. What it knows of those who give way is
         good until they start again."""
         started = self._schedule.admit()
@@ -215,10 +215,10 @@ class DecodeLoop:
                 self._fail(session, error)
                 continue
             if taken:
-                self._levels.committed(session, ended=bool(finish))
+                self._levels.observe_commit(session, ended=bool(finish))
             deltas.append(_delta(session, taken, finish, own[len(own) - len(session.draft.tokens) - 1 :]))
             if self._proposing is not None:
-                self._proposing.judged(session, judged.accepted, taken)
+                self._proposing.observe_verdict(session, judged.accepted, taken)
             if finish:
                 self._retire(session, keep=True)
         return deltas, tally

@@ -11,16 +11,16 @@ from adapters.contract import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
 from orchestrator.drafting.port import NOTHING
-from orchestrator.engine.batch import Part, most_blocks, paid, plan, rows_of
+from orchestrator.engine.batch import Part, count_min_rows, most_blocks, plan, rows_of
 from orchestrator.engine.prefix_cache import Prefixes
 from orchestrator.engine.sequence import NO_SLOT, Session
 from orchestrator.engine.slo_monitor import ServiceLevels
-from policies.serving.admission import admitted, victims
-from policies.serving.prefill_budget import PrefillCost, observed, rows_within
+from policies.serving.admission import count_admissible_requests, victims
+from policies.serving.prefill_budget import PrefillCost, observe_prefill, rows_within
 from policies.serving.slo import LEAST_GROUP, NO_OBJECTIVES, Objectives, group_size, rows_that_fit
 from policies.speculation import cost_model
-from policies.speculation.break_even import RoundCost, seen
-from policies.speculation.cost_model import TYPICAL, measured
+from policies.speculation.break_even import RoundCost, observe_round_cost
+from policies.speculation.cost_model import TYPICAL, start_cost_model
 
 _LEAST_PREFILL_ROWS = 16
 
@@ -47,7 +47,7 @@ class Schedule:
         self.max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.paid_rows)
         self.preemptions = 0
         self.levels = ServiceLevels(objectives, clock, max_running=self.max_running, drafts=drafts)
-        self._steps = measured(TYPICAL)
+        self._steps = start_cost_model(TYPICAL)
         self._turn = 0
         self._target = target
         self._prefixes = prefixes
@@ -94,19 +94,19 @@ class Schedule:
 
     def admit(self) -> list[Session]:
         """Give slots to those who can start now, and return them."""
-        started = self._started() if self._waiting else []
+        started = self._start_admitted() if self._waiting else []
         self.levels.look(self._running, self._waiting)
         return started
 
-    def _started(self) -> list[Session]:
+    def _start_admitted(self) -> list[Session]:
         caps = self._target.capabilities
         blocks = [
             ceil_div(len(session.tokens) + caps.paid_rows, caps.block_tokens)
             for session in islice(self._waiting, self.max_running)
         ]
-        count = admitted(
+        count = count_admissible_requests(
             blocks,
-            free_blocks=self._target.free_blocks() - self._promised_blocks(),
+            free_blocks=self._target.free_blocks() - self._count_promised_blocks(),
             running=len(self._running),
             max_running=min(self.max_running, self.levels.answer.running),
             spare_blocks=len(self._running) + 1,
@@ -119,11 +119,12 @@ class Schedule:
         self._running += started
         return started
 
-    def _promised_blocks(self) -> int:
+    def _count_promised_blocks(self) -> int:
         """Blocks that running prefills have been admitted for and do not hold yet."""
         size = self._target.capabilities.block_tokens
         return sum(
-            max(0, ceil_div(len(s.tokens) + 1, size) - ceil_div(self._target.held(s.slot), size)) for s in self._running
+            max(0, ceil_div(len(s.tokens) + 1, size) - ceil_div(self._target.count_cached_positions(s.slot), size))
+            for s in self._running
         )
 
     def parts(self) -> tuple[list[Part], list[Session]]:
@@ -147,7 +148,7 @@ class Schedule:
             free = self._target.free_blocks()
             if free >= most_blocks(parts, paid_rows=caps.paid_rows, block_tokens=caps.block_tokens):
                 return parts, preempted
-            missing = self._target.blocks_needed([part.segment() for part in parts]) - free
+            missing = self._target.count_needed_blocks([part.segment() for part in parts]) - free
             if missing <= 0:
                 return parts, preempted
             preempted += self._preempt(missing)
@@ -166,7 +167,7 @@ class Schedule:
             rows = sequences * self._target.capabilities.paid_rows
             return self._steps.ms(rows, sequences, context_tokens)
 
-        bound_ms = self.levels.bound_ms(round_ms(len(ready)))
+        bound_ms = self.levels.update_round_bound_ms(round_ms(len(ready)))
         size = group_size(round_ms, len(ready), bound_ms=bound_ms, turns_ms=self.levels.turns_ms)
         waits = sorted(ready, key=lambda session: session.turn)[size:]
         return [session for session in self._running if session not in waits] if waits else self._running
@@ -180,31 +181,33 @@ class Schedule:
         if not self.levels.follows or not deciding:
             return left
         rows, sequences, context_tokens = self._size(deciding)
-        bound_ms = self.levels.bound_ms(self._steps.ms(rows, sequences, context_tokens))
+        bound_ms = self.levels.update_round_bound_ms(self._steps.ms(rows, sequences, context_tokens))
         if bound_ms == math.inf:
             return left
         return rows_that_fit(
             lambda more: self._steps.ms(more, sequences, context_tokens), rows, left, bound_ms=bound_ms
         )
 
-    def ran(self, parts: Sequence[Part], tokens: int, round_ms: float) -> None:
+    def observe_round_time(self, parts: Sequence[Part], tokens: int, round_ms: float) -> None:
         """A round of these parts took so long, and made so many tokens."""
         if self.levels.follows:
             decoding = [part for part in parts if not part.fills]
             plain_ms = self._steps.ms(*self._size(decoding)) if decoding else 0.0
             sequences, prompts = len(decoding), len(decoding) < len(parts)
-            self.levels.ran(sequences=sequences, tokens=tokens, round_ms=round_ms, plain_ms=plain_ms, prompts=prompts)
+            self.levels.observe_round_time(
+                sequences=sequences, tokens=tokens, round_ms=round_ms, plain_ms=plain_ms, prompts=prompts
+            )
 
     def _size(self, parts: Sequence[Part]) -> tuple[int, int, float]:
         """Return the rows, without drafts, the sequences, and the mean of the positions that they hold."""
         alone, paid_rows = len(parts) == 1, self._target.capabilities.paid_rows
-        rows = sum(paid(part, alone, paid_rows) for part in parts)
+        rows = sum(count_min_rows(part, alone, paid_rows) for part in parts)
         return rows, len(parts), sum(part.session.cached for part in parts) / max(1, len(parts))
 
     def _preempt(self, missing: int) -> list[Session]:
         """Send the youngest back to the head of the queue: their tokens are kept, their cache is computed again."""
         size = self._target.capabilities.block_tokens
-        held = [ceil_div(self._target.held(session.slot), size) for session in self._running]
+        held = [ceil_div(self._target.count_cached_positions(session.slot), size) for session in self._running]
         gone = self._running[-max(1, victims(held, missing=missing)) :]
         for session in reversed(gone):
             self.leave(session)
@@ -234,18 +237,18 @@ class Schedule:
         if self.levels.follows and decodes and forward_ms > 0.0:
             _, sequences, context_tokens = self._size(parts)
             rows = rows_of(parts, self._target.capabilities.paid_rows)
-            self._steps = cost_model.observed(
+            self._steps = cost_model.observe_forward(
                 self._steps, forward_ms, rows=rows, sequences=sequences, context_tokens=context_tokens
             )
         self._last_ms = forward_ms if decodes else 0.0
         if decodes:
             alone, paid_rows = len(parts) == 1, self._target.capabilities.paid_rows
             drafted = [part for part in parts if part.session.draft.tokens]
-            draft_rows = sum(max(0, part.rows - paid(part, alone, paid_rows)) for part in drafted)
-            self._round_cost = seen(
+            draft_rows = sum(max(0, part.rows - count_min_rows(part, alone, paid_rows)) for part in drafted)
+            self._round_cost = observe_round_cost(
                 self._round_cost, draft_rows=draft_rows, forward_ms=forward_ms, drafting_ms=drafting_ms
             )
-        self._cost = observed(
+        self._cost = observe_prefill(
             self._cost,
             prefill_rows=sum(part.known for part in filling),
             decoding=len(filling) < len(parts),

@@ -13,7 +13,7 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.engine.sequence import Session
 from orchestrator.workers.messages import SloState
-from policies.serving.slo import Objective, Objectives, Seen, at_rest, moved, round_bound_ms
+from policies.serving.slo import Objective, Objectives, Seen, at_rest, decide_slo_actions, round_bound_ms
 
 WINDOW_S = 30.0
 """What is older is forgotten."""
@@ -72,7 +72,7 @@ class ServiceLevels:
         """True where rounds are bounded even if nobody drafts."""
         return self._objectives.max_round_ms > 0.0
 
-    def committed(self, session: Session, *, ended: bool) -> None:
+    def observe_commit(self, session: Session, *, ended: bool) -> None:
         """A session got tokens."""
         if not self._watches:
             return
@@ -88,7 +88,9 @@ class ServiceLevels:
             if session.steps >= _LEAST_STEPS:
                 self._tokens_a_step.add(now_s, 1.0 + session.accepted / session.steps)
 
-    def ran(self, *, sequences: int, tokens: int, round_ms: float, plain_ms: float, prompts: bool) -> None:
+    def observe_round_time(
+        self, *, sequences: int, tokens: int, round_ms: float, plain_ms: float, prompts: bool
+    ) -> None:
         """A round took so long; `plain_ms`: what its `sequences` that decode would have taken alone and without drafts.
         `prompts`: it had a prefill, too."""
         if not self.follows:
@@ -109,7 +111,9 @@ class ServiceLevels:
         if self._settling and seen.tpot_ms is None and running:
             return  # what is known is from before the last step
         before, self._settling = self.answer, False
-        self.answer = moved(before, seen, self._objectives, max_running=self._max_running, drafts=self._drafts)
+        self.answer = decide_slo_actions(
+            before, seen, self._objectives, max_running=self._max_running, drafts=self._drafts
+        )
         if self.answer.running != before.running and self._objectives.tpot.ms is not None:
             self._settling = True
             self._tpots_ms.clear()
@@ -117,7 +121,7 @@ class ServiceLevels:
                 if session.pace_tokens:
                     session.pace_s, session.pace_tokens = now_s, session.generated
 
-    def bound_ms(self, plain_ms: float) -> float:
+    def update_round_bound_ms(self, plain_ms: float) -> float:
         """Return the longest that a round may be planned to take, where it takes `plain_ms` without drafts."""
         self._bound_ms = round_bound_ms(self._seen.tpot_ms, self._objectives, plain_ms)
         return self._bound_ms

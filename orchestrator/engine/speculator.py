@@ -10,7 +10,7 @@ from typing import NamedTuple
 from adapters.contract import LoadedModel
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from orchestrator.engine.acceptance_monitor import AcceptanceWatch
-from orchestrator.engine.batch import Part, paid, rows_of
+from orchestrator.engine.batch import Part, count_min_rows, rows_of
 from orchestrator.engine.sequence import Session
 from orchestrator.workers.draft_messages import DrafterState
 from policies.speculation import Place, Proposal, Round, Times, Verdict
@@ -71,7 +71,7 @@ class Proposing:
     def begin(self, session: Session, *, drafts: bool) -> None:
         """A session starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
         most = self._most(session)
-        self._moved()
+        self._note_membership_change()
         if session.submit.depth is not None or session.rules is not None:
             self._restless.add(session.key)
             self._resting = 0
@@ -82,7 +82,7 @@ class Proposing:
 
     def end(self, key: str, *, keep: bool) -> None:
         """A session ends. `keep`: its output may help later drafts."""
-        self._moved()
+        self._note_membership_change()
         self._restless.discard(key)
         if (untold := self._untold.pop(key, None)) and keep:
             self._drafter.extend(key, untold)
@@ -97,7 +97,7 @@ class Proposing:
         asked = submit.most_depth if submit.depth is None else submit.depth
         return self._max_depth if asked is None else min(asked, self._max_depth)
 
-    def _moved(self) -> None:
+    def _note_membership_change(self) -> None:
         self._moves_left -= 1
         if self._moves_left < 0:
             self._resting = 0
@@ -116,7 +116,7 @@ class Proposing:
         if self._rested:
             filled = any(part.fills for part in self._last_parts)
             rows = 0 if filled else rows_of(self._last_parts, self._target.capabilities.paid_rows)
-            self._policy.rested(self._rested, rows)
+            self._policy.observe_pause(self._rested, rows)
             self._rested, self._last_parts = 0, ()
             for key, tokens in self._untold.items():
                 self._drafter.extend(key, tokens)
@@ -134,7 +134,7 @@ class Proposing:
             self._drafter.propose([])  # it hears that a round begins
             return
         now = self._round_of(parts, deciding, room, row_price)
-        asked = self._policy.asked(now)
+        asked = self._policy.decide_draft_limits(now)
         ruled = any(part.session.rules is not None for part in deciding)
         if ruled or any(asked.limits):
             self._drafting_rounds += 1
@@ -146,9 +146,9 @@ class Proposing:
         else:
             self._drafter.propose([])
             drafts, proposals = [NOTHING] * len(deciding), [_NO_PROPOSAL] * len(deciding)
-        depths = _within_room(now, self._policy.decided(now, proposals))
+        depths = _within_room(now, self._policy.decide_depths(now, proposals))
         for part, draft, depth in zip(deciding, drafts, depths, strict=True):
-            part.session.draft = _filled_up(part.session, draft.cut(depth), depth) if depth else NOTHING
+            part.session.draft = _pad_draft(part.session, draft.truncate(depth), depth) if depth else NOTHING
         if any(depths) and self._short_of_blocks(parts):
             depths = [0] * len(depths)
             for part in deciding:  # drafts never cost a running sequence its place
@@ -161,7 +161,7 @@ class Proposing:
         places, base_rows = [], 0
         for part in deciding:
             session = part.session
-            charged = paid(part, alone, caps.paid_rows)
+            charged = count_min_rows(part, alone, caps.paid_rows)
             free = max(0, charged - part.known)
             most = min(self._most(session), session.depth_bound, room + free) if part.drafts else 0
             places.append(Place(session.key, max(0, most), part.known, free, session.submit.depth is not None))
@@ -188,7 +188,7 @@ class Proposing:
 
     def _drafts(self, parts: Sequence[Part], deciding: Sequence[Part], now: Round, asks: Sequence[Ask]) -> list[Draft]:
         """Return a draft for each deciding part, as its rules make it: what they force is drafted without an ask."""
-        withheld = self._withheld(parts, deciding, now)
+        withheld = self._find_withheld(parts, deciding, now)
         asking = [ask for ask in asks if ask.key not in withheld] if withheld else asks
         proposed = dict(zip([ask.key for ask in asking], self._drafter.propose(asking), strict=True))
         drafts, vocabulary = [], self._target.spec.vocabulary_size
@@ -199,10 +199,10 @@ class Proposing:
             rules = part.session.rules
             if rules is not None and place.most > 0 and place.key not in withheld:
                 draft = rules.draft(draft, place.most)
-            drafts.append(draft.cut(place.most) if draft.tokens else NOTHING)
+            drafts.append(draft.truncate(place.most) if draft.tokens else NOTHING)
         return drafts
 
-    def _withheld(self, parts: Sequence[Part], deciding: Sequence[Part], now: Round) -> set[str]:
+    def _find_withheld(self, parts: Sequence[Part], deciding: Sequence[Part], now: Round) -> set[str]:
         """Return who would draw drafts for which there may be no block: once drawn, a draft is verified."""
         drawing = {part.session.key for part in deciding if part.session.submit.sampling.draws_drafts}
         if not drawing:
@@ -215,9 +215,9 @@ class Proposing:
         return drawing if short else set()
 
     def _short_of_blocks(self, parts: Sequence[Part]) -> bool:
-        return self._target.blocks_needed([part.segment() for part in parts]) > self._target.free_blocks()
+        return self._target.count_needed_blocks([part.segment() for part in parts]) > self._target.free_blocks()
 
-    def judged(self, session: Session, accepted: int, taken: Sequence[int]) -> None:
+    def observe_verdict(self, session: Session, accepted: int, taken: Sequence[int]) -> None:
         """The verdict on a session's draft: so many of its tokens were accepted, and these were committed."""
         if self._rested:
             self._untold.setdefault(session.key, []).extend(taken)
@@ -229,7 +229,7 @@ class Proposing:
             draft = self._open.drafts[index]
             if not draft.tokens and not session.draft.tokens:
                 return
-            verdict = _compared(session, draft, accepted, taken)
+            verdict = _compare_draft(session, draft, accepted, taken)
             self._open.outcomes[session.key] = _Outcome(accepted, verdict)
             every = 1 + (len(self._open.now.places) - 1) // _WATCHED
             if index % every == self._drafting_rounds % every:
@@ -245,7 +245,7 @@ class Proposing:
         for key, outcome in done.outcomes.items():
             outcomes[done.index[key]] = outcome
         times = Times(verify_ms, draft_ms) if done.now.filling_rows == 0 and verify_ms > 0.0 else None
-        self._policy.observed(
+        self._policy.observe_round(
             done.now,
             Done(
                 done.proposals,
@@ -258,13 +258,13 @@ class Proposing:
         )
         for key in done.ended:
             self._policy.end(key)
-        self._resting = 0 if self._restless else self._policy.rest()
+        self._resting = 0 if self._restless else self._policy.decide_pause()
         self._moves_left = len(done.index)
         self._rounds += 1
         if self._rounds % _LOOK_EVERY == 0:
             before, self._usable = self._usable, sum(state.state == "ok" for state in self._drafter.states())
             if self._usable > before:
-                self._policy.renewed()
+                self._policy.reset_gain()
 
     def memory_bytes(self) -> int:
         """What the drafter remembers, running sequences excluded; an estimate."""
@@ -284,14 +284,14 @@ def _within_room(now: Round, depths: Sequence[int]) -> list[int]:
     return found
 
 
-def _filled_up(session: Session, draft: Draft, count: int) -> Draft:
+def _pad_draft(session: Session, draft: Draft, count: int) -> Draft:
     """Return the draft with so many tokens. A tolerant judge might accept one that nobody proposed: it gets none."""
     if len(draft.tokens) >= count or session.submit.sampling.rule == "tolerance":
         return draft
-    return draft.filled_up(count, session.tokens[-1])
+    return draft.pad_to(count, session.tokens[-1])
 
 
-def _compared(session: Session, draft: Draft, accepted: int, taken: Sequence[int]) -> Verdict:
+def _compare_draft(session: Session, draft: Draft, accepted: int, taken: Sequence[int]) -> Verdict:
     """Return what is known of a draft's tokens. Where the target's choice does not depend on drafts, those that were
     not verified are compared with what it went on to choose."""
     if session.submit.sampling.rule not in ("greedy", "coupled"):

@@ -28,7 +28,7 @@ class Arms:
         self._ways = dict(ways)
         self._drafter = drafter
 
-    def served(self, request: Submit) -> Submit:
+    def apply_variant(self, request: Submit) -> Submit:
         """Return a request with its arm's depth; what it asks for itself holds within the arm's bound."""
         way = self._ways.get(request.lane, self._usual)
         if request.depth is not None:
@@ -38,7 +38,7 @@ class Arms:
         most = way.most if request.most_depth is None else min(request.most_depth, way.most)
         return msgspec.structs.replace(request, most_depth=most)
 
-    def joined(self, request: Submit) -> None:
+    def join_drafter(self, request: Submit) -> None:
         """A request was taken in: its drafts come from its arm's drafter."""
         if self._drafter is not None:
             self._drafter.join(request.request_id, request.lane)

@@ -12,8 +12,8 @@ from policies.sampling import (
     ToleranceGoal,
     ToleranceState,
     Verdict,
-    calibrated,
-    coupled_verdicts,
+    calibrate_tolerance,
+    verify_coupled_drafts,
     verify_draft,
 )
 
@@ -29,7 +29,7 @@ class Judging:
         """Judge sessions' drafts by their rows (see policies.sampling.verify), each by itself: why it could not be
         done, where a grammar failed. Raises NotFinite."""
         found = [None if _side_by_side(session) else self._verdict(session, rows) for session, rows in asked]
-        others = coupled_verdicts(
+        others = verify_coupled_drafts(
             [
                 (rows, session.draft.tokens, session.submit.sampling, len(session.tokens))
                 for (session, rows), own in zip(asked, found, strict=True)
@@ -58,7 +58,7 @@ class Judging:
             return error
         if found.gaps:
             kind, greedy = _kind(sampling), sampling.temperature == 0.0
-            self._learned[kind] = calibrated(self._learned[kind], found.gaps, self._goal, greedy=greedy)
+            self._learned[kind] = calibrate_tolerance(self._learned[kind], found.gaps, self._goal, greedy=greedy)
         return found
 
     @property

@@ -99,10 +99,10 @@ class DecodeEngine:
                 if loop.idle:
                     emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
             elif isinstance(command, Submit):
-                refused = loop.submit(loaded.arms.served(command), arrived_s)
+                refused = loop.submit(loaded.arms.apply_variant(command), arrived_s)
                 if refused is not None:
                     emit(refused)
                 else:
-                    loaded.arms.joined(command)
+                    loaded.arms.join_drafter(command)
             elif isinstance(command, AttachDraft):
                 loaded.attach(command)

@@ -23,7 +23,7 @@ from orchestrator.loading.options import (
     RemoteOptions,
     SuffixOptions,
 )
-from orchestrator.loading.vocabularies import Pair, compared, prepared_tokenizer, remote_pair, translating
+from orchestrator.loading.vocabularies import Pair, compare_vocabularies, prepare_tokenizer, remote_pair, translating
 from orchestrator.workers.draft_messages import AttachDraft, DrafterState, DraftLink
 from policies.models.vocabulary import Match
 from policies.serving.canary import Arm
@@ -46,7 +46,7 @@ class Remotes:
             clock=SystemClock(),
             report=self._report,
         )
-        return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, prepared_tokenizer(options))
+        return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, prepare_tokenizer(options))
 
     def attach(self, command: AttachDraft) -> None:
         """Connect a drafter to its process. Raises KeyError for a name that is none."""
@@ -61,7 +61,7 @@ def build_drafter(
     Without `remotes` every draft model runs in this process, wherever the configuration puts it. Raises what adapters
     raise for a draft model that cannot be used; a device that fails while it loads one costs the draft only.
     """
-    return _chained(options.drafters, options, target, progress, remotes)
+    return _build_chain(options.drafters, options, target, progress, remotes)
 
 
 def build_lanes(
@@ -74,7 +74,7 @@ def build_lanes(
     if canary is None or not canary.drafters:
         return usual, None
     try:
-        own = _chained(canary.drafters, options, target, progress, remotes)
+        own = _build_chain(canary.drafters, options, target, progress, remotes)
     except BaseException:
         if usual is not None:
             usual.close()
@@ -83,7 +83,7 @@ def build_lanes(
     return lanes, lanes
 
 
-def _chained(
+def _build_chain(
     drafters: Sequence[DraftOptions],
     options: EngineOptions,
     target: Target,
@@ -121,12 +121,12 @@ def build_suffix(options: SuffixOptions) -> SuffixDrafter:
 def _build_model(options: ModelDraftOptions, engine: EngineOptions, target: Target, progress: OnProgress) -> Drafter:
     wanted = options.model
 
-    def said(stage: str, fraction: float) -> None:
+    def report_stage(stage: str, fraction: float) -> None:
         progress(f"{options.name}: {stage}", fraction)
 
-    pair = compared(options, engine.model, said)
+    pair = compare_vocabularies(options, engine.model, report_stage)
     try:
-        loaded = load_model(wanted, engine.max_running, said)
+        loaded = load_model(wanted, engine.max_running, report_stage)
     except DeviceLost as error:
         return LostDrafter(
             DrafterState(options.name, "model", "failed", str(error), wanted.source, wanted.adapter, wanted.device)
@@ -136,7 +136,7 @@ def _build_model(options: ModelDraftOptions, engine: EngineOptions, target: Targ
     vocabulary = judge.model.spec.vocabulary_size
     drafter = ModelDrafter(loaded.model, state, SystemClock(), vocabulary=vocabulary, prefill_ms=options.prefill_ms)
     drafter.measure()
-    return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, prepared_tokenizer(options))
+    return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, prepare_tokenizer(options))
 
 
 def draft_state(options: ModelDraftOptions, loaded: Loaded) -> DrafterState:

@@ -21,7 +21,7 @@ from orchestrator.engine.worker_engine import DecodeEngine, Loaded
 from orchestrator.loading.class_words import describe_choice, describe_rejected
 from orchestrator.loading.devices import device_name
 from orchestrator.loading.drafters import Remotes, build_lanes
-from orchestrator.loading.first_cost import FirstCost, stored_cost
+from orchestrator.loading.first_cost import FirstCost, find_stored_cost
 from orchestrator.loading.models import Target, load_target, load_tokenizer
 from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.measuring.quick import quick_cost
@@ -29,7 +29,7 @@ from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.messages import Event, Progress, Ready
 from policies.serving.canary import Arm
 from policies.speculation.adaptive import Adaptive
-from policies.speculation.cost_model import TYPICAL, measured
+from policies.speculation.cost_model import TYPICAL, start_cost_model
 from policies.speculation.policy import DepthPolicy
 
 Emit = Callable[[Event], None]
@@ -75,7 +75,7 @@ def first_cost(target: Target, options: EngineOptions, *, drafts: bool = True) -
     forwards raise."""
     if not drafts:
         return FirstCost(TYPICAL, "nothing: no depth is chosen")
-    known = stored_cost(target, options.model)
+    known = find_stored_cost(target, options.model)
     if known is not None:
         return known
     found = quick_cost(target.model, SystemClock(), budget_s=_MEASURING_S)
@@ -86,7 +86,7 @@ def first_cost(target: Target, options: EngineOptions, *, drafts: bool = True) -
 
 def adaptive(first: FirstCost, options: EngineOptions) -> Adaptive:
     """Return the policy that chooses depths."""
-    return Adaptive(measured(first.cost), options.pid, options.starting_depth)
+    return Adaptive(start_cost_model(first.cost), options.pid, options.starting_depth)
 
 
 def build_grammars(target: Target) -> Grammars:
@@ -108,7 +108,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
     first = first_cost(target, options, drafts=drafter is not None)
     deepest = msgspec.structs.replace(options, max_depth=options.deepest)
     loop = build_loop(target, deepest, drafter, adaptive(first, options))
-    planned = planned_bytes(target, options, drafter)
+    planned = sum_planned_bytes(target, options, drafter)
 
     def close() -> None:
         if drafter is not None:
@@ -126,7 +126,7 @@ def build_arms(options: EngineOptions, lanes: LaneDrafter | None = None) -> Arms
     return Arms(Way(options.max_depth, options.fixed_depth), ways, lanes)
 
 
-def planned_bytes(target: Target, options: EngineOptions, drafter: Drafter | None) -> int:
+def sum_planned_bytes(target: Target, options: EngineOptions, drafter: Drafter | None) -> int:
     """Return what this process was announced to hold: the target's plan, the suffix drafter's store, and the draft
     models that are not in a process of their own. 0 where the target's costs are not known."""
     if target.plan is None:

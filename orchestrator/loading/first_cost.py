@@ -13,9 +13,9 @@ from orchestrator.loading.models import Loaded
 from orchestrator.loading.options import ModelOptions
 from orchestrator.loading.profile_keys import (
     digest_of,
+    find_profile,
     key_of,
     profiles_in,
-    stored_profile,
     threads_of,
 )
 from orchestrator.planning.stored import with_row_ms
@@ -29,7 +29,7 @@ class FirstCost:
     source: str
 
 
-def stored_cost(target: Loaded, options: ModelOptions) -> FirstCost | None:
+def find_stored_cost(target: Loaded, options: ModelOptions) -> FirstCost | None:
     """Return the cost by the stored profile of a target; None where there is none.
 
     One that has drifted is taken too: how long all rounds take is learned from the first of them, and the shape counts.
@@ -39,7 +39,7 @@ def stored_cost(target: Loaded, options: ModelOptions) -> FirstCost | None:
     except (AdapterUnavailable, Unsupported):  # a name that the runtime takes and does not list
         return None
     known = (mark_of(device), threads_of(options, device), digest_of(target))
-    found = stored_profile(profiles_in(Path(options.store)), key_of(options, "target", *known))
+    found = find_profile(profiles_in(Path(options.store)), key_of(options, "target", *known))
     if found is None:
         return None
     drifted = f", drifted ({found.drifted})" if found.drifted else ""

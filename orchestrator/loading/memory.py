@@ -16,7 +16,7 @@ from device_profiles.profile import FAST
 from policies.models.quantization import AS_FILE, PrecisionChoice
 
 
-def announced(
+def predict_memory(
     asked: LoadOptions, adapter: Adapter, file: ModelSource, prepared: Path, choice: PrecisionChoice
 ) -> MemoryPlan | None:
     """Return what this process will hold with the model loaded; None where the runtime's costs are not known.

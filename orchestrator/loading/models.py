@@ -17,11 +17,11 @@ from adapters.variant import Variant
 from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
 from orchestrator.loading.devices import device_of, effective_device, mark_of, threads_on
-from orchestrator.loading.memory import announced
+from orchestrator.loading.memory import predict_memory
 from orchestrator.loading.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.loading.options import EngineOptions, ModelOptions
 from orchestrator.loading.precision import choose
-from orchestrator.planning.digests import simulated_digest, simulated_script
+from orchestrator.planning.digests import digest_simulated_model, parse_simulated_script
 from policies.models.quantization import PrecisionChoice
 
 SIMULATED_PREFIX = "simulated:toy"
@@ -85,7 +85,7 @@ def load_model(
     store = ModelStore(Path(options.store))
     if options.source.startswith(SIMULATED_PREFIX):
         name, source, file = options.name or "simulated-toy", options.source, None
-        prepared, chosen = _simulated_source(options, store.root), None
+        prepared, chosen = _write_simulated_source(options, store.root), None
     else:
         file = store.whole(resolve(options.source, Path(options.base), progress), progress)
         name, source = options.name or file.name, file.source
@@ -104,7 +104,7 @@ def load_model(
         static=options.static,
     )
     if choice is not None and file is not None:
-        plan = announced(asked, adapter, file, prepared, choice)
+        plan = predict_memory(asked, adapter, file, prepared, choice)
     classes: MeasuredClasses | None = None
     if serves or asked.exactness is Exactness.BIT:
         question = _question(options, adapter, asked, prepared, file)
@@ -162,11 +162,11 @@ def tokenizer_of(options: ModelOptions, progress: OnProgress) -> Tokenizer:
     return load_tokenizer(str(store.prepare(file, TokenizerRecipe(), progress)))
 
 
-def _simulated_source(options: ModelOptions, root: Path) -> Path:
+def _write_simulated_source(options: ModelOptions, root: Path) -> Path:
     """Write the script behind `simulated:toy?` where the adapter loads it from."""
     adapter = registry.get("simulated")
-    script = simulated_script(options.source)
-    prepared = root / simulated_digest(options.source)
+    script = parse_simulated_script(options.source)
+    prepared = root / digest_simulated_model(options.source)
     prepared.mkdir(parents=True, exist_ok=True)
     source = prepared / "source.txt"
     source.write_text(script, encoding="utf-8")

@@ -9,13 +9,13 @@ from typing import Literal
 import msgspec
 
 from adapters.contract import StaticShapes
-from adapters.model_source import pinned
+from adapters.model_source import pin_source
 from device_profiles.profile import Exactness
 from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft, draft_names
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.slo import SloSection
-from orchestrator.config.source_text import Place, dotted
+from orchestrator.config.source_text import Place, format_place
 from orchestrator.config.speculation import Speculation
 from orchestrator.config.target import Placement, Target
 from orchestrator.workers.contract import WorkerSpec
@@ -152,7 +152,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
     depth = depth_of(config.speculation)
     return EngineOptions(
         model=ModelOptions(
-            source=pinned(config.model.source),
+            source=pin_source(config.model.source),
             base=str(base),
             store=str(store_directory(config)),
             name=config.model.name,
@@ -221,9 +221,9 @@ def worker_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSp
 def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, placement: Placement) -> WorkerSpec:
     cores = placement.cores or config.devices.cores
     threads = placement.threads or len(placement.cores) or options.model.threads
-    own = {dotted(at) for at, draft in config.all_drafts if getattr(draft, "threads", 0)}
+    own = {format_place(at) for at, draft in config.all_drafts if getattr(draft, "threads", 0)}
 
-    def placed_drafts(drafters: list[DraftOptions]) -> list[DraftOptions]:
+    def place_drafts(drafters: list[DraftOptions]) -> list[DraftOptions]:
         return [
             msgspec.structs.replace(draft, model=msgspec.structs.replace(draft.model, threads=threads))
             if isinstance(draft, ModelDraftOptions) and draft.remote is None and draft.place not in own
@@ -231,9 +231,9 @@ def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, place
             for draft in drafters
         ]
 
-    placed = msgspec.structs.replace(options.with_model(threads=threads), drafters=placed_drafts(options.drafters))
+    placed = msgspec.structs.replace(options.with_model(threads=threads), drafters=place_drafts(options.drafters))
     if placed.canary is not None and placed.canary.drafters is not None:
-        canary = msgspec.structs.replace(placed.canary, drafters=placed_drafts(placed.canary.drafters))
+        canary = msgspec.structs.replace(placed.canary, drafters=place_drafts(placed.canary.drafters))
         placed = msgspec.structs.replace(placed, canary=canary)
     return WorkerSpec(name, ENGINE_ENTRY, msgspec.to_builtins(placed), node=placement.host, cores=list(cores))
 
@@ -266,7 +266,7 @@ def _drafters_of(
         if isinstance(draft, SuffixDraft):
             found.append(SuffixOptions(name, draft.max_match, int(draft.memory)))
         else:
-            found.append(_model_draft(name, dotted((*at, index)), draft, config, base))
+            found.append(_model_draft(name, format_place((*at, index)), draft, config, base))
     return found
 
 
@@ -275,7 +275,7 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
         name=name,
         place=place,
         model=ModelOptions(
-            source=pinned(draft.source),
+            source=pin_source(draft.source),
             base=str(base),
             store=str(store_directory(config)),
             name="",
@@ -285,7 +285,7 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
             weights=draft.weights,
             activations=draft.activations,
             kv_cache_precision=draft.kv_cache_precision,
-            threads=draft.threads or len(draft.cores) or config.devices.threads or _shared_cores(draft, config),
+            threads=draft.threads or len(draft.cores) or config.devices.threads or _count_shared_cores(draft, config),
             kv_cache_bytes=int(draft.kv_cache),
             max_batch_rows=config.limits.max_batch_rows,
             static=_static(draft),
@@ -298,7 +298,7 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
     )
 
 
-def _shared_cores(draft: ModelDraft, config: ClusterConfig) -> int:
+def _count_shared_cores(draft: ModelDraft, config: ClusterConfig) -> int:
     """Return how many cores a draft shares with the target; 0 where it shares none, or all there are."""
     return len(config.devices.cores) if draft.process == "target" else 0
 

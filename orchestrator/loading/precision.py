@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from adapters.contract import Adapter, AdapterUnavailable, Exactness, ModelRefused, Precision
-from adapters.decoder.source import held_bytes, open_source
+from adapters.decoder.source import count_held_bytes, open_source
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.quality import read_quality
@@ -49,7 +49,7 @@ def choose(options: ModelOptions, adapter: Adapter, store: ModelStore, file: Mod
         choice = choose_precision(
             device,
             sizes_of(file),
-            measured(adapter, device, store, file),
+            read_measured_weights(adapter, device, store, file),
             wishes,
             free_bytes=_free_bytes(device),
             other_bytes=options.kv_cache_bytes,
@@ -71,14 +71,16 @@ def sizes_of(file: ModelSource) -> ModelSizes:
     weights = open_source(file.path)
     size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
     rounds = open_source(file.path, FAST).label != weights.label
-    return ModelSizes(weights.spec.matrix_elements, size, weights.label, held_bytes(weights) or size, rounds)
+    return ModelSizes(weights.spec.matrix_elements, size, weights.label, count_held_bytes(weights) or size, rounds)
 
 
-def measured(adapter: Adapter, device: DeviceProfile, store: ModelStore, file: ModelSource) -> list[Measured]:
+def read_measured_weights(
+    adapter: Adapter, device: DeviceProfile, store: ModelStore, file: ModelSource
+) -> list[Measured]:
     """Return what was measured of the model's prepared weights on a device."""
     found = []
     for weights in (AS_FILE, FAST, *(precision.value for precision in device.weights)):
-        artefact = prepared(variant(adapter, weights), store, file)
+        artefact = find_prepared(variant(adapter, weights), store, file)
         for one in read_quality(artefact) if artefact else ():
             if one["device"] == device.name:
                 ratio = one.get("perplexity_ratio", 0.0)
@@ -87,7 +89,7 @@ def measured(adapter: Adapter, device: DeviceProfile, store: ModelStore, file: M
     return found
 
 
-def prepared(recipe: Variant, store: ModelStore, file: ModelSource) -> Path | None:
+def find_prepared(recipe: Variant, store: ModelStore, file: ModelSource) -> Path | None:
     """Return where a variant lies if it was prepared, None if not (or if its library is missing)."""
     try:
         return store.find(file, recipe)

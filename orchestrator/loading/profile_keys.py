@@ -31,7 +31,7 @@ def key_of(options: ModelOptions, role: str, mark: str, threads: int, digest: st
     return ProfileKey(mark, options.adapter, role, options.exactness, threads, digest, formats_of(options))
 
 
-def stored_profile(store: ProfileStore, key: ProfileKey) -> MeasuredModel | None:
+def find_profile(store: ProfileStore, key: ProfileKey) -> MeasuredModel | None:
     """Return the profile of this key; None where there is none."""
     for one in store.models(key.fingerprint):
         known = (one.adapter, one.role, one.exactness, one.threads, one.model_digest, one.formats)

@@ -28,7 +28,7 @@ class Pair:
     draft_fingerprint: str
 
 
-def compared(draft: ModelDraftOptions, target: ModelOptions, progress: OnProgress = silent) -> Pair:
+def compare_vocabularies(draft: ModelDraftOptions, target: ModelOptions, progress: OnProgress = silent) -> Pair:
     """Compare the vocabularies, downloading a model of the hub. Raises what `model_source.resolve` does, and
     ModelRefused where they differ and are not to be translated."""
     ours = vocabulary_from(target.source, Path(target.base), progress)
@@ -43,7 +43,7 @@ def remote_pair(draft: ModelDraftOptions, target: ModelOptions, loaded: Target) 
     the target's own. Raises as `compared`.
     """
     if draft.translate:
-        return compared(draft, target)
+        return compare_vocabularies(draft, target)
     ours, theirs = vocabulary_from(target.source, Path(target.base)), None
     with suppress(ModelRefused):
         theirs = vocabulary_at_hand(draft.model.source, Path(draft.model.base), ours)
@@ -58,7 +58,7 @@ def translating(drafter: Drafter, target: Target, draft_tokenizer_dir: str) -> D
     return TranslatingDrafter(drafter, bridge)
 
 
-def prepared_tokenizer(draft: ModelDraftOptions) -> str:
+def prepare_tokenizer(draft: ModelDraftOptions) -> str:
     """Return the directory of a draft's tokenizer, where another process loads the model; "" for the simulated one."""
     model = draft.model
     if model.source.startswith(SIMULATED_PREFIX):

@@ -41,14 +41,14 @@ class MeasuringEngine:
         """See cluster.contract.Engine."""
         try:
             for found in self._work(lambda stage, fraction: emit(Progress(stage, fraction))):
-                emit(measured(found))
+                emit(pack_finding(found))
             emit(Finished())
             self._stopped.wait()
         except AdapterError as error:
             emit(Failed(str(error), restartable=False))
 
 
-def measured(found: Found) -> Measured:
+def pack_finding(found: Found) -> Measured:
     """Return a value as it crosses the process boundary."""
     kind: Any = next(kind for kind, known in KINDS.items() if isinstance(found, known))
     return Measured(kind, dataclasses.asdict(found))

@@ -69,7 +69,7 @@ class KnownText:
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
-        said = [token for one in batch for token in self._said(one)]
+        said = [token for one in batch for token in self._read_next_tokens(one)]
         of = forward_of(batch, self._caps.paid_rows)
         changed = of.run_rows != self._ran
         self._ran = of.run_rows
@@ -92,7 +92,7 @@ class KnownText:
         steady = 1.0 - self._changed / max(1, self._rounds)
         return DepthYield(depth, offered, accepted, turns, 1.0 - steady ** (1.0 / sequences))
 
-    def held(self, slot: int) -> int:
+    def count_cached_positions(self, slot: int) -> int:
         """See the contract."""
         return len(self._held.get(slot, ()))
 
@@ -100,7 +100,7 @@ class KnownText:
         """See the contract. There is always room."""
         return self._caps.total_blocks
 
-    def blocks_needed(self, batch: Sequence[Segment]) -> int:
+    def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
         """See the contract."""
         return 0
 
@@ -119,7 +119,7 @@ class KnownText:
     def close(self) -> None:
         """See the contract."""
 
-    def _said(self, one: Segment) -> list[int]:
+    def _read_next_tokens(self, one: Segment) -> list[int]:
         """Return what the text says behind each wanted row of a segment."""
         held = self._held.setdefault(one.slot, [])
         held[one.start :] = one.tokens

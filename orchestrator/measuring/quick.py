@@ -10,7 +10,7 @@ from adapters.contract import LoadedModel, Segment
 from device_profiles.cost import StepCost
 from device_profiles.curve_fit import StepSample, fit_steps
 from orchestrator.clock import Clock
-from orchestrator.measuring.steps import forward_ms, padded_rows, segment
+from orchestrator.measuring.steps import forward_ms, read_min_rows, segment
 
 _HELD = 16  # positions of each sequence
 _TOKENS = 32  # so many different ones: what they are does not change what they cost
@@ -28,7 +28,7 @@ def quick_cost(model: LoadedModel, clock: Clock, *, budget_s: float) -> StepCost
     held = 0
     for shape in (one for one in _SHAPES if _fits(model, one)):
         filling = [_segment(model, slot, 0, _HELD, prompt=True) for slot in range(held, shape[0])]
-        if clock.monotonic_s() > until_s or model.blocks_needed(filling) > model.free_blocks() - shape[0]:
+        if clock.monotonic_s() > until_s or model.count_needed_blocks(filling) > model.free_blocks() - shape[0]:
             break
         if filling:
             model.forward(filling)
@@ -41,7 +41,7 @@ def quick_cost(model: LoadedModel, clock: Clock, *, budget_s: float) -> StepCost
     ]
     for slot in range(held):
         model.release(slot)
-    return _fitted(model, taken, longer)
+    return _fit_cost(model, taken, longer)
 
 
 def _fits(model: LoadedModel, shape: tuple[int, int]) -> bool:
@@ -60,11 +60,11 @@ def _run(model: LoadedModel, shape: tuple[int, int], clock: Clock, *, times: int
     return [forward_ms(model, batch, clock) for _ in range(times)]
 
 
-def _fitted(model: LoadedModel, taken: dict[tuple[int, int], float], longer: list[float]) -> StepCost | None:
+def _fit_cost(model: LoadedModel, taken: dict[tuple[int, int], float], longer: list[float]) -> StepCost | None:
     alone = sorted((rows, ms) for (sequences, rows), ms in taken.items() if sequences == 1)
     if len(alone) < 2:
         return None
-    least_rows, least_forward_rows = padded_rows(model.capabilities)
+    least_rows, least_forward_rows = read_min_rows(model.capabilities)
     if len(taken) == len(_SHAPES):
         samples = [StepSample((rows,) * sequences, (0,) * sequences, ms) for (sequences, rows), ms in taken.items()]
         cost = fit_steps(samples, least_rows, least_forward_rows).cost

@@ -149,7 +149,7 @@ def at_pace(rounds: Sequence[RoundSample], cost: StepCost, overhead: RoundOverhe
         for one in rounds
         if one.sequences and not one.prompt_rows
     ]
-    known = cost.scaled(_ratio(decode))
+    known = cost.scale_by(_ratio(decode))
     prompts = [
         (one.ms - overhead.ms(one.sequences, one.rows) - _decode_ms(one, known), _prompt_ms(one, cost))
         for one in rounds
@@ -157,7 +157,7 @@ def at_pace(rounds: Sequence[RoundSample], cost: StepCost, overhead: RoundOverhe
     ]
     if len(prompts) < _LEAST_PROMPTS or cost.prefill is None:
         return known
-    return replace(known, prefill=cost.prefill.scaled(_ratio(prompts)))
+    return replace(known, prefill=cost.prefill.scale_by(_ratio(prompts)))
 
 
 def _decode_ms(one: RoundSample, cost: StepCost) -> float:

@@ -30,19 +30,19 @@ class SomeSlots:
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
-        return self._model.forward(self._moved(batch))
+        return self._model.forward(self._shift_slots(batch))
 
-    def held(self, slot: int) -> int:
+    def count_cached_positions(self, slot: int) -> int:
         """See the contract."""
-        return self._model.held(self._first + slot)
+        return self._model.count_cached_positions(self._first + slot)
 
     def free_blocks(self) -> int:
         """See the contract."""
         return self._model.free_blocks()
 
-    def blocks_needed(self, batch: Sequence[Segment]) -> int:
+    def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
         """See the contract."""
-        return self._model.blocks_needed(self._moved(batch))
+        return self._model.count_needed_blocks(self._shift_slots(batch))
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
         """See the contract."""
@@ -60,6 +60,6 @@ class SomeSlots:
         """See the contract."""
         self._model.close()
 
-    def _moved(self, batch: Sequence[Segment]) -> list[Segment]:
+    def _shift_slots(self, batch: Sequence[Segment]) -> list[Segment]:
         """Also from slot 0 on: loops that are compared take the same time for it."""
         return [Segment(self._first + one.slot, one.start, one.tokens, one.rows, one.apart) for one in batch]

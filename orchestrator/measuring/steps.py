@@ -76,16 +76,16 @@ def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, bud
         model.release(slot)
     decode: list[StepSample] = []
     for point in (one for one in points if times[one]):
-        sample = StepSample((point.rows,) * len(point.slots), point.starts, _undisturbed(times[point]))
+        sample = StepSample((point.rows,) * len(point.slots), point.starts, _take_lower_quartile(times[point]))
         (prefill if point.prompt else decode).append(sample)
     caps = model.capabilities
     if not decode or not prefill:
         raise CapacityError(f"a KV cache of {caps.total_blocks} blocks is too small to measure anything in: enlarge it")
-    fit = fit_steps(decode, *padded_rows(caps))
+    fit = fit_steps(decode, *read_min_rows(caps))
     return Steps(fit, fit_steps(prefill, caps.paid_rows), (*decode, *prefill))
 
 
-def padded_rows(caps: Capabilities) -> tuple[int, int]:
+def read_min_rows(caps: Capabilities) -> tuple[int, int]:
     """Return the least rows that each sequence of a decoding forward is run with, and the whole of it (see
     StepCost)."""
     apart = caps.apart_tokens > 0  # then only a forward of a single row is padded
@@ -120,10 +120,10 @@ def _batch(model: LoadedModel, point: _Point) -> list[Segment]:
 
 
 def _lacks_room(model: LoadedModel, batch: Sequence[Segment]) -> bool:
-    return model.blocks_needed(batch) > model.free_blocks()
+    return model.count_needed_blocks(batch) > model.free_blocks()
 
 
-def _undisturbed(times: Sequence[float]) -> float:
+def _take_lower_quartile(times: Sequence[float]) -> float:
     """Return the lower quartile: what disturbs a forward only ever makes it slower."""
     return sorted(times)[(len(times) - 1) // 4]
 

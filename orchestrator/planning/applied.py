@@ -13,7 +13,7 @@ from orchestrator.planning.proposal import Asked, Proposal
 from policies.planning.plan import Option, Role, Shard
 
 
-def allowed(config: ClusterConfig, asked: Asked) -> Allowed:
+def build_option_filter(config: ClusterConfig, asked: Asked) -> Allowed:
     """Return which options cluster.yaml leaves to the plan."""
 
     def fits(option: Option, device: str) -> bool:
@@ -27,7 +27,7 @@ def allowed(config: ClusterConfig, asked: Asked) -> Allowed:
     return fits
 
 
-def applied(config: ClusterConfig, proposal: Proposal, number: int) -> ClusterConfig:
+def apply_plan(config: ClusterConfig, proposal: Proposal, number: int) -> ClusterConfig:
     """Return the configuration that runs the plan's replica of this number.
 
     A plan in layer shards has no such configuration: it must have been made without (`whole_targets`).
@@ -49,14 +49,14 @@ def applied(config: ClusterConfig, proposal: Proposal, number: int) -> ClusterCo
     return config.model_copy(update=changes)
 
 
-def left_out(config: ClusterConfig, proposal: Proposal) -> list[str]:
+def list_unplaced_drafts(config: ClusterConfig, proposal: Proposal) -> list[str]:
     """Return which drafts of a canary that has those of everybody the plan places nowhere, so that it has none."""
     canary = config.canary_speculation
     off = canary.method == "off" or not canary.num_speculative_tokens
     if not config.canary.share or config.canary.drafts or off:
         return []
     everywhere = range(len(proposal.plan.replicas))
-    if any(applied(config, proposal, number).all_drafts for number in everywhere):
+    if any(apply_plan(config, proposal, number).all_drafts for number in everywhere):
         return []
     return [f"drafts[{index}]" for index in range(len(config.drafts))]
 

@@ -32,7 +32,7 @@ def plain(proposal: Proposal) -> dict[str, Any]:
         "basis": [asdict(one) for one in basis(proposal)],
         "assumed": list(proposal.assumed),
         "workload": asdict(proposal.wanted.workload),
-        "beside": [one.told(proposal.asked.replicas) for one in proposal.asked.beside],
+        "beside": [one.describe_reserve(proposal.asked.replicas) for one in proposal.asked.beside],
     }
 
 
@@ -92,7 +92,7 @@ def profiles_behind(proposal: Proposal, key: Key) -> list[MeasuredModel]:
     ]
 
 
-def drifted_profiles(proposal: Proposal) -> list[str]:
+def list_drifted_profiles(proposal: Proposal) -> list[str]:
     """Return in a line each which of the profiles that a plan's targets rest on do not hold any more."""
     found = {
         f"{shard.device}: the profile of {proposal.asked.target.name} in {shard.runtime} has drifted ({one.drifted})"

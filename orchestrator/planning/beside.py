@@ -28,7 +28,7 @@ class Beside:
         elements, bits = self.model.shape.elements, self.model.bits(self.model.formats(kind)[0])
         return round(elements * bits / 8) + self.kv_cache_bytes
 
-    def told(self, replicas: int) -> str:
+    def describe_reserve(self, replicas: int) -> str:
         """Return in a line what is left for it."""
         each = ", for each replica" if replicas > 1 else ""
         size = human_bytes(self.memory_bytes("cpu"))
@@ -50,7 +50,7 @@ def beside_the_plan(config: ClusterConfig, base: Path) -> tuple[Beside, ...]:
     )
 
 
-def left_for(found: MeasuredHardware, beside: Sequence[Beside], replicas: int) -> int:
+def sum_reserved_bytes(found: MeasuredHardware, beside: Sequence[Beside], replicas: int) -> int:
     """Return the bytes of a device that are not the plan's."""
     mine = [one for one in beside if found.device_for(one.adapter) == one.device]
     return replicas * sum(one.memory_bytes(found.kind) for one in mine)

@@ -17,20 +17,20 @@ def key_of(one: Shard | Option) -> Key:
     return (one.profile, one.runtime, one.weights, one.threads)
 
 
-def corrected(cluster: Cluster, corrections: Corrections) -> Cluster:
+def correct_costs(cluster: Cluster, corrections: Corrections) -> Cluster:
     """Return the cluster with the targets' costs multiplied by what they turned out to be."""
     options = tuple(
-        scaled(one, corrections[key_of(one)]) if one.role is Role.TARGET and key_of(one) in corrections else one
+        scale_option(one, corrections[key_of(one)]) if one.role is Role.TARGET and key_of(one) in corrections else one
         for one in cluster.options
     )
     return replace(cluster, options=options)
 
 
-def scaled(one: Option, factor: float) -> Option:
+def scale_option(one: Option, factor: float) -> Option:
     """Return an option that takes so many times as long."""
     return replace(
         one,
-        cost=one.cost.scaled(factor),
+        cost=one.cost.scale_by(factor),
         overhead_ms=factor * one.overhead_ms,
         overhead_sequence_ms=factor * one.overhead_sequence_ms,
     )

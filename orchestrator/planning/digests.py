@@ -18,15 +18,15 @@ def digest_at_hand(source: str, base: Path, store: Path) -> str:
     Raises ModelRefused or DownloadFailed.
     """
     if source.startswith(SIMULATED_PREFIX):
-        return simulated_digest(source)
+        return digest_simulated_model(source)
     return ModelStore(store).digest(resolve(source, base))
 
 
-def simulated_digest(source: str) -> str:
+def digest_simulated_model(source: str) -> str:
     """Return what stands for the digest of a simulated model."""
-    return f"simulated-{zlib.crc32(simulated_script(source).encode()):08x}"
+    return f"simulated-{zlib.crc32(parse_simulated_script(source).encode()):08x}"
 
 
-def simulated_script(source: str) -> str:
+def parse_simulated_script(source: str) -> str:
     """Return the script of a simulated model ("simulated:toy?SCRIPT")."""
     return source.removeprefix(_SIMULATED).removeprefix("?")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from device_profiles.datasheet import EFFICIENCY, GB, Datasheet, compute_precision, derived_cost
+from device_profiles.datasheet import EFFICIENCY, GB, Datasheet, compute_precision, derive_cost
 from device_profiles.measured import DeviceRates, MatmulRate
 from device_profiles.profile import Exactness, Precision
 from device_profiles.units import GIB
@@ -97,7 +97,7 @@ def _option(sheet: Datasheet, model: PlannedModel, role: Role, weights: str, pre
         model=model.name,
         runtime=sheet.runtimes[0],
         weights=weights,
-        cost=derived_cost(
+        cost=derive_cost(
             shape,
             weight_bits=bits,
             kv_bytes=KV_BYTES,
@@ -118,7 +118,7 @@ def _option(sheet: Datasheet, model: PlannedModel, role: Role, weights: str, pre
 def _on_cores(sheet: Datasheet, whole: Option, model: PlannedModel, precision: Precision, threads: int) -> Option:
     """Return the option on some of a processor's cores: rates go with them, bandwidth until it is reached."""
     share = threads / max(sheet.cores.value if sheet.cores else threads, threads)
-    cost = derived_cost(
+    cost = derive_cost(
         model.shape,
         weight_bits=model.bits(whole.weights),
         kv_bytes=KV_BYTES,

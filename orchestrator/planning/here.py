@@ -8,7 +8,7 @@ from dataclasses import replace
 from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
 from orchestrator.planning.models import PlannedModel
-from orchestrator.planning.sketched import described
+from orchestrator.planning.sketched import build_device
 from orchestrator.planning.stored import MeasuredHardware
 from policies.planning.plan import Cluster, Host, Option
 
@@ -39,7 +39,7 @@ def cluster_here(
     for one in found:
         profile = f"{one.hardware.name} {one.name}"
         memory = max(0, free_bytes.get(one.name, one.hardware.memory_bytes) - left(one))
-        devices.append(described(one, f"{HERE}/{one.name}", HERE, profile, memory))
+        devices.append(build_device(one, f"{HERE}/{one.name}", HERE, profile, memory))
         options += [
             replace(option, profile=profile)
             for option in one.options(target, drafts, exactness, cores)

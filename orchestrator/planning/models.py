@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.decoder.source import held_bytes, open_source
+from adapters.decoder.source import count_held_bytes, open_source
 from adapters.model_source import resolve
 from device_profiles.profile import FAST, Precision
 from device_profiles.workload import DecoderShape
@@ -48,7 +48,7 @@ class PlannedModel:
         return self.weights or unnamed.get(kind, (AS_FILE,))
 
 
-def sketched_model(sketched: SketchedModel) -> PlannedModel:
+def build_sketched_model(sketched: SketchedModel) -> PlannedModel:
     """Return a model that is known by its shape."""
     return PlannedModel(sketched.name, shape_of(sketched.shape), tuple(sketched.weights))
 
@@ -91,6 +91,6 @@ def model_at_hand(source: str, name: str, base: Path, weights: str, store: Path)
     )
     size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
     if weights != FAST:
-        size = held_bytes(opened) or size
+        size = count_held_bytes(opened) or size
     formats = () if weights == "auto" else (weights,)
     return PlannedModel(name or file.name, shape, formats, 8.0 * size / shape.elements, digest)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from device_profiles.acceptance import PairAcceptance
-from device_profiles.known_devices import known_devices
+from device_profiles.known_devices import load_known_devices
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.config.drafts import ModelDraft, draft_names
@@ -16,14 +16,21 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
 from orchestrator.errors import OutriderError
-from orchestrator.planning.beside import Beside, beside_the_plan, left_for
+from orchestrator.planning.beside import Beside, beside_the_plan, sum_reserved_bytes
 from orchestrator.planning.estimates import Stated
 from orchestrator.planning.here import Allowed, cluster_here
-from orchestrator.planning.models import PlannedModel, model_at_hand, sketched_model
-from orchestrator.planning.sketched import sketched_cluster
+from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
+from orchestrator.planning.sketched import build_sketched_cluster
 from orchestrator.planning.source import DeviceSource
-from orchestrator.planning.stored import MeasuredHardware, measured_hardware
-from orchestrator.planning.wanted import SUFFIX, Draft, measured_drafter, measured_drafters, model_drafter, wanted
+from orchestrator.planning.stored import MeasuredHardware, load_measured_hardware
+from orchestrator.planning.wanted import (
+    SUFFIX,
+    Draft,
+    build_measured_drafter,
+    build_measured_drafters,
+    build_plan_goal,
+    model_drafter,
+)
 from policies.planning.placement import plan
 from policies.planning.plan import Cluster, NoPlan, Plan, Role, Wanted
 
@@ -68,11 +75,11 @@ class Proposal:
 def propose_sketch(sketch: Sketch, asked: Asked, store: ProfileStore | None = None) -> Proposal:
     """Return a plan for a cluster that is not there, of devices of the library and of `store`. Raises ConfigError or
     PlanError."""
-    sources: dict[str, DeviceSource] = {name: Stated(sheet) for name, sheet in known_devices().items()}
-    for one in measured_hardware(store) if store is not None else ():
+    sources: dict[str, DeviceSource] = {name: Stated(sheet) for name, sheet in load_known_devices().items()}
+    for one in load_measured_hardware(store) if store is not None else ():
         sources[one.hardware.name] = one
     drafts = [draft.model for draft in asked.drafts]
-    cluster, behind = sketched_cluster(sketch, sources, asked.target, drafts, asked.exactness)
+    cluster, behind = build_sketched_cluster(sketch, sources, asked.target, drafts, asked.exactness)
     return proposal(cluster, asked, behind)
 
 
@@ -83,7 +90,7 @@ def propose_here(
 
     Raises PlanError.
     """
-    found = measured_hardware(store)
+    found = load_measured_hardware(store)
     cluster, behind = cluster_here(
         found,
         asked.target,
@@ -92,7 +99,7 @@ def propose_here(
         free_bytes=free_bytes,
         links=store.links(),
         allowed=allowed,
-        left=lambda one: left_for(one, asked.beside, asked.replicas),
+        left=lambda one: sum_reserved_bytes(one, asked.beside, asked.replicas),
     )
     if not any(option.role is Role.TARGET for option in cluster.options):
         raise PlanError(_no_profile(asked, store, found))
@@ -119,7 +126,7 @@ def _no_profile(asked: Asked, store: ProfileStore, found: Sequence[MeasuredHardw
     )
 
 
-def asked_by_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> Asked:
+def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> Asked:
     """Return what a sketch asks for; a sketch without a target takes cluster.yaml's.
 
     Raises PlanError, and what `asked_by_config` raises.
@@ -127,10 +134,12 @@ def asked_by_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) ->
     if sketch.target is None:
         if config is None:
             raise PlanError("the sketch has no `target` and there is no cluster.yaml; write one of them")
-        return replace(asked_by_config(config, base, sketch.placement), beside=())  # it is loaded here, not there
-    drafts = tuple(Draft(sketched_model(one), (one.acceptance,)) for one in sketch.drafts)
+        return replace(
+            build_request_from_config(config, base, sketch.placement), beside=()
+        )  # it is loaded here, not there
+    drafts = tuple(Draft(build_sketched_model(one), (one.acceptance,)) for one in sketch.drafts)
     return Asked(
-        sketched_model(sketch.target),
+        build_sketched_model(sketch.target),
         drafts,
         True,
         sketch.exactness,
@@ -140,7 +149,7 @@ def asked_by_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) ->
     )
 
 
-def asked_by_config(config: ClusterConfig, base: Path, placement: PlacementSection | None = None) -> Asked:
+def build_request_from_config(config: ClusterConfig, base: Path, placement: PlacementSection | None = None) -> Asked:
     """Return what cluster.yaml asks for. Raises ModelRefused or DownloadFailed."""
     placement = placement or config.placement
     off = config.speculation.method == "off"
@@ -168,23 +177,23 @@ def proposal(
     """Return a plan; `pairs`: how often drafts were accepted, where that was measured. Raises PlanError."""
     known = {one.drafter for one in pairs if one.target == asked.target.name}
     try:
-        goal, found = _settled(cluster, asked, pairs)
+        goal, found = _settle_plan(cluster, asked, pairs)
     except NoPlan as error:
-        left = "".join(f"; {one.told(asked.replicas)}" for one in asked.beside)
+        left = "".join(f"; {one.describe_reserve(asked.replicas)}" for one in asked.beside)
         raise PlanError(f"there is no plan: {error}{left}") from error
-    return Proposal(found, cluster, goal, behind, asked, _assumed(asked, known), tuple(pairs))
+    return Proposal(found, cluster, goal, behind, asked, _list_assumptions(asked, known), tuple(pairs))
 
 
-def _settled(cluster: Cluster, asked: Asked, pairs: Sequence[PairAcceptance]) -> tuple[Wanted, Plan]:
+def _settle_plan(cluster: Cluster, asked: Asked, pairs: Sequence[PairAcceptance]) -> tuple[Wanted, Plan]:
     """Return what is wanted, and its plan. How often drafts are accepted was measured at several depths and differs
     between them (deep drafts leave the harder rounds), so the figures are those of the depth that the plan chooses."""
     depth = _FIRST_DEPTH
     for _ in range(_MOST_PLANS):
         load = (asked.target.name, asked.placement.concurrency, depth)
         by_policy = (asked.target.name, asked.placement.concurrency, asked.depth_bound)
-        drafters = measured_drafters(SUFFIX, "suffix", pairs, *by_policy) if asked.suffix else []
-        drafters += [measured_drafter(model_drafter(draft), draft.name, pairs, *load) for draft in asked.drafts]
-        goal = wanted(
+        drafters = build_measured_drafters(SUFFIX, "suffix", pairs, *by_policy) if asked.suffix else []
+        drafters += [build_measured_drafter(model_drafter(draft), draft.name, pairs, *load) for draft in asked.drafts]
+        goal = build_plan_goal(
             asked.placement,
             asked.target,
             drafters,
@@ -200,7 +209,7 @@ def _settled(cluster: Cluster, asked: Asked, pairs: Sequence[PairAcceptance]) ->
     return goal, found
 
 
-def _assumed(asked: Asked, known: Collection[str]) -> tuple[str, ...]:
+def _list_assumptions(asked: Asked, known: Collection[str]) -> tuple[str, ...]:
     found = []
     if asked.suffix and asked.depth_bound and "suffix" not in known:
         found.append(

@@ -18,7 +18,7 @@ _BITS_PER_BYTE = 8
 _SKETCHED = "assumed"
 
 
-def sketched_cluster(
+def build_sketched_cluster(
     sketch: Sketch,
     sources: Mapping[str, DeviceSource],
     target: PlannedModel,
@@ -34,7 +34,9 @@ def sketched_cluster(
     options: dict[str, list[Option]] = {}
     behind: dict[str, DeviceSource] = {}
     for index, entry in enumerate(sketch.hosts):
-        known = [(one, _known(one, sources, f"hosts[{index}].devices[{at}]")) for at, one in enumerate(entry.devices)]
+        known = [
+            (one, _find_source(one, sources, f"hosts[{index}].devices[{at}]")) for at, one in enumerate(entry.devices)
+        ]
         sharers = sum(one.count for one, source in known if not source.memory_bytes)
         cores = entry.cores or sum(one.count * source.cores for one, source in known)
         for one, source in known:
@@ -51,7 +53,7 @@ def sketched_cluster(
     return Cluster(tuple(hosts), tuple(devices), flat, links, _defaults(sketch)), behind
 
 
-def _known(one: SketchedDevice, sources: Mapping[str, DeviceSource], place: str) -> DeviceSource:
+def _find_source(one: SketchedDevice, sources: Mapping[str, DeviceSource], place: str) -> DeviceSource:
     if one.device in sources:
         return sources[one.device]
     close = difflib.get_close_matches(one.device, sources, n=1, cutoff=0.4)
@@ -66,10 +68,10 @@ def _devices(
     own = source.memory_bytes or int(entry.memory) // max(1, sharers)
     memory = int(one.memory if one.memory is not None else own)
     ids = [f"{host}/{one.device}"] if one.count == 1 else [f"{host}/{one.device}-{n}" for n in range(one.count)]
-    return [described(source, name, host, profile, memory) for name in ids]
+    return [build_device(source, name, host, profile, memory) for name in ids]
 
 
-def described(source: DeviceSource, name: str, host: str, profile: str, memory_bytes: int) -> Device:
+def build_device(source: DeviceSource, name: str, host: str, profile: str, memory_bytes: int) -> Device:
     """Return a device as the planner takes it."""
     return Device(
         id=name,

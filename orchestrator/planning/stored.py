@@ -74,19 +74,19 @@ class MeasuredHardware:
         found = [
             _option(one, Role.TARGET, target)
             for one in self.models
-            if one.role == Role.TARGET and one.exactness == exactness and _wanted(one, target, cores)
+            if one.role == Role.TARGET and one.exactness == exactness and _matches_model(one, target, cores)
         ]
         alike = {(draft.name, draft.digest): draft for draft in drafts}  # one model may be named under several drafts
         found += [
             _option(one, Role.DRAFT, draft)
             for draft in alike.values()
             for one in self.models
-            if one.role == Role.DRAFT and _wanted(one, draft, cores)
+            if one.role == Role.DRAFT and _matches_model(one, draft, cores)
         ]
         return found
 
 
-def measured_hardware(store: ProfileStore) -> list[MeasuredHardware]:
+def load_measured_hardware(store: ProfileStore) -> list[MeasuredHardware]:
     """Return the devices of a store, in the order of their names."""
     newest: dict[tuple[Hardware, str, str, int], MeasuredDevice] = {}
     for one in sorted(store.devices(), key=lambda device: device.measured_at):
@@ -103,7 +103,7 @@ def measured_hardware(store: ProfileStore) -> list[MeasuredHardware]:
     return sorted(found, key=lambda one: (one.hardware.name, one.name))
 
 
-def _wanted(one: MeasuredModel, model: PlannedModel, cores: int) -> bool:
+def _matches_model(one: MeasuredModel, model: PlannedModel, cores: int) -> bool:
     """Return whether this was measured with a model's files (with its name, where its files are not there), in a format
     that is asked for."""
     if (one.model_digest != model.digest) if model.digest else (one.model != model.name):

@@ -32,7 +32,7 @@ class Draft:
     name: str = ""
 
 
-def wanted(
+def build_plan_goal(
     placement: PlacementSection,
     target: PlannedModel,
     drafters: Sequence[Drafter],
@@ -74,19 +74,19 @@ def model_drafter(draft: Draft) -> Drafter:
     return Drafter(draft.model.name, draft.acceptance, draft.model.facts)
 
 
-def measured_drafters(
+def build_measured_drafters(
     drafter: Drafter, name: str, pairs: Sequence[PairAcceptance], target: str, concurrency: int, bound: int
 ) -> list[Drafter]:
     """Return a drafter as measured where the policy chooses depths up to a bound: once for each runtime that was
     measured with it, or once for all."""
     known = {one.adapter for one in pairs if (one.drafter, one.target) == (name, target)}
     return [
-        measured_drafter(drafter, name, pairs, target, concurrency, bound, runtime=runtime)
+        build_measured_drafter(drafter, name, pairs, target, concurrency, bound, runtime=runtime)
         for runtime in sorted(known - {""}) or [""]
     ]
 
 
-def measured_drafter(
+def build_measured_drafter(
     drafter: Drafter,
     name: str,
     pairs: Sequence[PairAcceptance],

@@ -23,7 +23,7 @@ from orchestrator.measuring.texts import CATEGORIES, TEXTS
 from orchestrator.measuring.watched import WatchedModel
 from orchestrator.workers.messages import Submit
 from policies.speculation.adaptive import Adaptive
-from policies.speculation.cost_model import measured
+from policies.speculation.cost_model import start_cost_model
 
 OUTPUT_TOKENS = 96
 _TOGETHER = 8  # sequences that say the texts
@@ -83,7 +83,7 @@ def talk(
         _Loop(submits[2:7], 4, drafts=True),
     ]
     before = meter.joules()
-    decodings = _decoded(loaded, engine, [loop for loop in loops if loop.submits], cost, clock)
+    decodings = _decode_loops(loaded, engine, [loop for loop in loops if loop.submits], cost, clock)
     after = meter.joules()
     rounds: list[RoundSample] = [one for decoding in decodings for one in decoding.rounds]
     spent = None if before is None or after is None else after - before
@@ -98,7 +98,7 @@ def talk(
     )
 
 
-def chosen_depths(
+def measure_policy_yield(
     loaded: Loaded, engine: EngineOptions, texts: TargetTexts, real: Talk, sequences: int, bound: int
 ) -> DepthYield:
     """Return what the engine's drafts yield where the policy chooses depths up to a bound, with so many requests at
@@ -108,7 +108,7 @@ def chosen_depths(
     target = _target(loaded, known)
     engine = msgspec.structs.replace(engine, prefix_reuse=False, max_running=sequences, max_depth=bound)
     drafter = build_drafter(engine, target)
-    loop = build_loop(target, engine, drafter, Adaptive(measured(real.cost)), clock)
+    loop = build_loop(target, engine, drafter, Adaptive(start_cost_model(real.cost)), clock)
     for number, (prompt, said) in enumerate(zip(texts.prompts, texts.outputs, strict=True)):
         loop.submit(Submit(f"{number}", [*prompt], len(said)))
     while not loop.idle:
@@ -123,7 +123,9 @@ def _target(loaded: Loaded, model: LoadedModel) -> Target:
     return Target(**{**fields, "model": model}, load_s=0.0)
 
 
-def _decoded(loaded: Loaded, engine: EngineOptions, loops: list[_Loop], cost: StepCost, clock: Clock) -> list[Decoding]:
+def _decode_loops(
+    loaded: Loaded, engine: EngineOptions, loops: list[_Loop], cost: StepCost, clock: Clock
+) -> list[Decoding]:
     """Decode in turns where the KV cache has room for all of them, else one after another."""
     decodings, slot, blocks = [], 0, 0
     caps = loaded.model.capabilities
@@ -135,7 +137,7 @@ def _decoded(loaded: Loaded, engine: EngineOptions, loops: list[_Loop], cost: St
         if drafter is not None:
             drafters.append(drafter)
         alike = msgspec.structs.replace(engine, max_running=loop.at_once)
-        made = build_loop(target, alike, drafter, Adaptive(measured(cost)))
+        made = build_loop(target, alike, drafter, Adaptive(start_cost_model(cost)))
         decodings.append(Decoding(made, watched, loop.submits, clock))
         longest = max(len(one.prompt) + one.max_tokens for one in loop.submits) + caps.paid_rows
         blocks += made.max_running * (ceil_div(longest, caps.block_tokens) + 1)

@@ -34,7 +34,7 @@ from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
 from orchestrator.measuring.pairs import compare_choices, replay
 from orchestrator.measuring.steps import Steps, measure_steps
 from orchestrator.measuring.texts import WORKLOAD
-from orchestrator.profiling.live_loop import Talk, chosen_depths, prompts_of, talk
+from orchestrator.profiling.live_loop import Talk, measure_policy_yield, prompts_of, talk
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.process_memory import peak_rss_bytes
 
@@ -99,13 +99,13 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
     meter = energy_meter(kind_of(device), index)
     bench = _Bench(job, device, meter, progress, SystemClock(), time.perf_counter())
     if not job.known_device:
-        yield _measured_device(bench)
+        yield _measure_device(bench)
     with ExitStack() as stack:
-        loaded, load_s = _loaded(bench)
+        loaded, load_s = _load_timed(bench)
         stack.callback(loaded.model.close)
         steps = measure_steps(loaded.model, bench.clock, progress, budget_s=job.steps_s)
         if job.role == "draft":
-            yield _described(bench, loaded, steps, load_s, RoundOverhead(), None)
+            yield _describe_model(bench, loaded, steps, load_s, RoundOverhead(), None)
             if job.texts is not None:
                 yield _draft_pair(bench, loaded)
             return
@@ -113,7 +113,7 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
         progress("decode", -1.0)
         engine = msgspec.structs.replace(job.engine, model=job.model)
         real = talk(loaded, engine, steps.cost, bench.clock, meter, said=texts)
-        described = _described(bench, loaded, steps, load_s, real.overhead, real.energy_j_per_token)
+        described = _describe_model(bench, loaded, steps, load_s, real.overhead, real.energy_j_per_token)
         yield replace(described, cost=real.cost)
         if texts is None and real.outputs:
             texts = _texts(loaded, real)
@@ -122,7 +122,7 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
             yield from _suffix_pairs(bench, loaded, texts, real)
 
 
-def _loaded(bench: _Bench) -> tuple[Loaded, float]:
+def _load_timed(bench: _Bench) -> tuple[Loaded, float]:
     """Return the model, and how long it took from its prepared files into memory."""
     begins: list[float] = []
 
@@ -135,7 +135,7 @@ def _loaded(bench: _Bench) -> tuple[Loaded, float]:
     return loaded, time.perf_counter() - (begins[0] if begins else bench.started_s)
 
 
-def _measured_device(bench: _Bench) -> MeasuredDevice:
+def _measure_device(bench: _Bench) -> MeasuredDevice:
     bench.progress("measure products of matrices", -1.0)
     adapter = registry.get(bench.device.adapter)
     idle = _power(bench.meter, lambda: time.sleep(_IDLE_S))
@@ -190,7 +190,7 @@ def _suffix_pairs(bench: _Bench, loaded: Loaded, texts: TargetTexts, real: Talk)
         yield PairAcceptance(*of, "fixed", 1, fixed.by_depth, fixed.draft_ms, _now())
         engine = msgspec.structs.replace(bench.job.engine, model=bench.job.model, drafters=[draft])
         for sequences in _SEQUENCES:
-            found = tuple(chosen_depths(loaded, engine, texts, real, sequences, bound) for bound in _BOUNDS)
+            found = tuple(measure_policy_yield(loaded, engine, texts, real, sequences, bound) for bound in _BOUNDS)
             adapter = bench.job.model.adapter
             yield PairAcceptance(*of, "policy", sequences, found, fixed.draft_ms, _now(), adapter=adapter)
 
@@ -211,7 +211,7 @@ def _draft_pair(bench: _Bench, loaded: Loaded) -> PairAcceptance:
     )
 
 
-def _described(
+def _describe_model(
     bench: _Bench,
     loaded: Loaded,
     steps: Steps,

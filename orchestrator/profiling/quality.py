@@ -59,7 +59,7 @@ def measure_quality(options: EngineOptions, prompts: Sequence[list[int]], progre
     target = load_target(options, progress)
     try:
         texts = reference_texts(store.root / target.prepared.parent.name, file, prompts, progress)
-        figures = _compared(target.model, texts, progress)
+        figures = _compare_answers(target.model, texts, progress)
         figures["step_ms"], figures["step_rows"] = _step_ms(target.model, texts.tokens[0])
         caps = target.model.capabilities
         figures |= {
@@ -96,7 +96,7 @@ def reference_texts(
             f"{file.name}: the reference in float32 needs {human_bytes(needed)}, and {human_bytes(free)} are free"
         )
     with threadpool_limits(limits=1, user_api="blas"):  # on busy cores several threads took six times as long
-        found = _answered(Reference(weights), prompts, progress)
+        found = _answer_prompts(Reference(weights), prompts, progress)
     draft = kept.with_name(f".{kept.name}.new")
     draft.write_text(json.dumps(vars_of(found)), encoding="utf-8")
     draft.replace(kept)
@@ -108,7 +108,7 @@ def vars_of(texts: ReferenceTexts) -> dict[str, Any]:
     return {"tokens": texts.tokens, "begins": texts.begins, "log_probabilities": texts.log_probabilities}
 
 
-def _answered(reference: Reference, prompts: Sequence[list[int]], progress: OnProgress) -> ReferenceTexts:
+def _answer_prompts(reference: Reference, prompts: Sequence[list[int]], progress: OnProgress) -> ReferenceTexts:
     texts = [Text() for _ in prompts]
     tokens = [list(prompt) for prompt in prompts]
     new: list[list[int]] = [list(prompt) for prompt in prompts]
@@ -124,11 +124,11 @@ def _answered(reference: Reference, prompts: Sequence[list[int]], progress: OnPr
     return ReferenceTexts(tokens, [len(prompt) - 1 for prompt in prompts], [one for text in scores for one in text])
 
 
-def _compared(model: LoadedModel, texts: ReferenceTexts, progress: OnProgress) -> dict[str, Any]:
+def _compare_answers(model: LoadedModel, texts: ReferenceTexts, progress: OnProgress) -> dict[str, Any]:
     same, scores = [], []
     for number, (tokens, begin) in enumerate(zip(texts.tokens, texts.begins, strict=True)):
         progress("read the answers", number / len(texts.tokens))
-        rows = _fed(model, tokens[:-1])
+        rows = _feed_tokens(model, tokens[:-1])
         scores += _log_probabilities(rows, tokens[1:])
         same += list(rows[begin:].argmax(axis=1) == np.asarray(tokens[begin + 1 :]))
         model.release(0)
@@ -143,7 +143,7 @@ def _compared(model: LoadedModel, texts: ReferenceTexts, progress: OnProgress) -
     }
 
 
-def _fed(model: LoadedModel, tokens: list[int]) -> Rows:
+def _feed_tokens(model: LoadedModel, tokens: list[int]) -> Rows:
     """Return all rows of a text, fed to slot 0 in chunks."""
     chunk, rows = model.capabilities.max_batch_rows, []
     for start in range(0, len(tokens), chunk):
@@ -155,7 +155,7 @@ def _fed(model: LoadedModel, tokens: list[int]) -> Rows:
 def _step_ms(model: LoadedModel, tokens: list[int]) -> tuple[float, int]:
     """Return the median time of a decode step behind a text, and its rows."""
     rows = model.capabilities.paid_rows
-    _fed(model, tokens)
+    _feed_tokens(model, tokens)
     times = []
     for _ in range(_TIMED_STEPS):
         started = time.perf_counter()
@@ -173,7 +173,7 @@ def _log_probabilities(rows: Rows, following: Sequence[int]) -> list[float]:
     return [float(value) for value in wide[np.arange(len(wide)), np.asarray(following)] - total]
 
 
-def stored_quality(store: Path) -> list[dict[str, Any]]:
+def list_stored_quality(store: Path) -> list[dict[str, Any]]:
     """Return what lies in a model store: one entry for each prepared model of a known runtime."""
     from adapters.quality import read_quality
 

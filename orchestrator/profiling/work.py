@@ -21,7 +21,7 @@ from orchestrator.config.target import AUTO
 from orchestrator.loading.devices import effective_device, mark_of
 from orchestrator.loading.models import SIMULATED_PREFIX
 from orchestrator.loading.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
-from orchestrator.loading.profile_keys import key_of, profiles_in, stored_profile, threads_of
+from orchestrator.loading.profile_keys import find_profile, key_of, profiles_in, threads_of
 from orchestrator.measuring.texts import WORKLOAD
 from orchestrator.planning.digests import digest_at_hand
 from orchestrator.profiling.measuring_worker import STEPS_S, ProfileJob, job_spec
@@ -53,28 +53,28 @@ class Work:
     ) -> WorkerSpec:
         """Return how its worker is started, with what is known already. `texts_are_new`: what the target says is not
         measured again, even where `refresh`."""
-        known = not refresh and self.stored_device(store) is not None
+        known = not refresh and self.find_device_profile(store) is not None
         texts = None if refresh and self.job.role == "target" and not texts_are_new else self.texts(store)
         plain = None if texts is None else dataclasses.asdict(texts)
         return job_spec(msgspec.structs.replace(self.job, known_device=known, texts=plain, steps_s=steps_s), self.node)
 
-    def done(self, store: ProfileStore) -> bool:
+    def is_done(self, store: ProfileStore) -> bool:
         """Return whether all of it is stored, and holds."""
         paired = self.job.role == "target" or self.texts(store) is None or self.pair(store) is not None
-        model = self.stored(store)
-        return model is not None and not model.drifted and self.stored_device(store) is not None and paired
+        model = self.find_model_profile(store)
+        return model is not None and not model.drifted and self.find_device_profile(store) is not None and paired
 
-    def drifted(self, store: ProfileStore) -> str:
+    def describe_drift(self, store: ProfileStore) -> str:
         """Return how rounds differed from what is stored, "" where they did not."""
-        model = self.stored(store)
+        model = self.find_model_profile(store)
         return model.drifted if model is not None else ""
 
-    def stored(self, store: ProfileStore) -> MeasuredModel | None:
+    def find_model_profile(self, store: ProfileStore) -> MeasuredModel | None:
         """Return what is stored of the model."""
         mine = (self.fingerprint, self.threads, self.digest)
-        return stored_profile(store, key_of(self.job.model, self.job.role, *mine))
+        return find_profile(store, key_of(self.job.model, self.job.role, *mine))
 
-    def stored_device(self, store: ProfileStore) -> MeasuredDevice | None:
+    def find_device_profile(self, store: ProfileStore) -> MeasuredDevice | None:
         """Return what is stored of the device."""
         mine = (self.fingerprint, self.job.model.adapter, self.threads)
         return next((one for one in store.devices() if mine == (one.fingerprint, one.adapter, one.threads)), None)
@@ -99,9 +99,7 @@ def profile_store(config: ClusterConfig) -> ProfileStore:
     return profiles_in(store_directory(config))
 
 
-def planned_work(
-    config: ClusterConfig, base: Path, wanted: Sequence[str] = (), threads: Sequence[int] = ()
-) -> list[Work]:
+def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), threads: Sequence[int] = ()) -> list[Work]:
     """Return what there is to measure, targets first: what drafts are worth is measured on what the target says.
 
     `wanted`: "RUNTIME" or "RUNTIME:DEVICE"; empty: all that are installed. `threads`: with each of these counts; empty:
@@ -115,7 +113,7 @@ def planned_work(
     work = []
     for device in found:
         for count in threads or (engine.model.threads,):
-            work.append(_work(ProfileJob(*_moved(engine, device, count), "target"), device))
+            work.append(_work(ProfileJob(*_place_target(engine, device, count), "target"), device))
     for draft in engine.drafters:
         if isinstance(draft, ModelDraftOptions):
             for there in _places(draft, wanted):
@@ -153,7 +151,7 @@ def _work(job: ProfileJob, device: DeviceProfile) -> Work:
     return Work(job, mark_of(device), threads_of(job.model, device), digest_of(job.model))
 
 
-def _moved(engine: EngineOptions, device: DeviceProfile, threads: int) -> tuple[EngineOptions, ModelOptions]:
+def _place_target(engine: EngineOptions, device: DeviceProfile, threads: int) -> tuple[EngineOptions, ModelOptions]:
     there = engine.with_model(adapter=device.adapter, device=device.name, threads=threads)
     return engine, there.model
 

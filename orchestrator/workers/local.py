@@ -139,10 +139,10 @@ class LocalWorker:
                     yield event
         except (ValueError, msgspec.DecodeError) as error:
             await self._reap(0.0)
-            raise WorkerLost(f"{self._described()} sent what is no event: {error}") from error
+            raise WorkerLost(f"{self._describe_process()} sent what is no event: {error}") from error
         ended = await self._reap(_TEARDOWN_S)
         if not self._stopping:
-            raise WorkerLost(f"{self._described()} {ended}")
+            raise WorkerLost(f"{self._describe_process()} {ended}")
 
     async def stop(self, grace_s: float) -> None:
         """See cluster.contract.Worker."""
@@ -185,7 +185,7 @@ class LocalWorker:
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
 
-    def _described(self) -> str:
+    def _describe_process(self) -> str:
         return f"worker {self.name} (pid {self._process.pid})"
 
 

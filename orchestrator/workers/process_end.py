@@ -9,7 +9,7 @@ import psutil
 _SAME_START_S = 5.0  # two looks at one process's start differ by as much as the clock was set in between
 
 
-def began_s(pid: int) -> float:
+def read_start_time_s(pid: int) -> float:
     """Return when a process began, in seconds since 1970: with its number, its name."""
     return psutil.Process(pid).create_time()
 

@@ -26,8 +26,8 @@ from orchestrator.workers.frames import decode_events, encode
 from orchestrator.workers.host import NODE_ADDRESS, EngineHost, one_line
 from orchestrator.workers.messages import Command, Event, Stop
 from orchestrator.workers.output import say
-from orchestrator.workers.process_end import began_s, end_process
-from orchestrator.workers.ray_settings import NAMESPACE, init_options, probe, put_back, set_environment
+from orchestrator.workers.process_end import end_process, read_start_time_s
+from orchestrator.workers.ray_settings import NAMESPACE, init_options, probe, restore_environment, set_environment
 
 _START_TIMEOUT_S = 60.0  # bounds the wait for a place and for the actor's process
 _CLOSE_GRACE_S = _KILL_TIMEOUT_S = 5.0
@@ -97,7 +97,7 @@ def _connect(address: str) -> tuple[Any, ExitStack]:
     if "://" in address:
         raise WorkerError(f"cluster.address {address}: Ray's client protocol is not supported; use HOST:PORT")
     with ExitStack() as down:
-        down.callback(put_back, set_environment(address))
+        down.callback(restore_environment, set_environment(address))
         try:
             import ray
         except ImportError as error:
@@ -134,10 +134,10 @@ def _log_what_workers_print() -> None:
 
         dispatcher.remove_handler("ray_print_logs")
         dispatcher.remove_handler(NAMESPACE)
-        dispatcher.add_handler(NAMESPACE, _printed)
+        dispatcher.add_handler(NAMESPACE, _log_printed)
 
 
-def _printed(batch: dict[str, Any]) -> None:
+def _log_printed(batch: dict[str, Any]) -> None:
     """Log a batch of lines, in Ray's thread. Ray's own services send some too, with a name where the pid should be."""
     pid = batch.get("pid")
     if isinstance(pid, int) or str(pid).isdecimal():
@@ -176,7 +176,7 @@ class HostActor:
         import ray
 
         pid = os.getpid()
-        return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), pid, began_s(pid)
+        return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), pid, read_start_time_s(pid)
 
     def submit(self, frame: bytes) -> None:
         self._host.deliver(frame)
@@ -286,10 +286,10 @@ class RayWorker:
 
     async def _kill(self) -> None:
         """End this actor's process, and wait until it is gone. Whoever wants that waits for the same end."""
-        self._killing = self._killing or asyncio.create_task(self._killed(), name=f"kill {self.name}")
+        self._killing = self._killing or asyncio.create_task(self._kill_actor(), name=f"kill {self.name}")
         await asyncio.shield(self._killing)
 
-    async def _killed(self) -> None:
+    async def _kill_actor(self) -> None:
         self._forget(self)
         with suppress(self._ray.exceptions.RayError, ValueError):
             self._ray.kill(self._actor, no_restart=True)

@@ -44,7 +44,7 @@ def set_environment(address: str) -> dict[str, str | None]:
     return before
 
 
-def put_back(before: dict[str, str | None]) -> None:
+def restore_environment(before: dict[str, str | None]) -> None:
     """Give variables the values that they had (None: not set)."""
     for name, value in before.items():
         if value is None:

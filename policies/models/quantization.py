@@ -130,7 +130,7 @@ def choose_precision(
         activations=activations,
         kv_cache=kv_cache,
         reason="; ".join(filter(None, (f"weights {weights}: {why}", about_activations, about_kv))),
-        rejected=(*rejected, *_rejected_kv(device, kv_cache, wishes)),
+        rejected=(*rejected, *_reject_kv_cache(device, kv_cache, wishes)),
     )
 
 
@@ -142,7 +142,7 @@ def _weights(
         problem = _impossible(device, model, wishes.weights, room)
         if problem:
             raise NoPrecision(f"weights {wishes.weights}: {problem}")
-        return wishes.weights, _asked_for(model, wishes.weights, figures.get(FAST)), ()
+        return wishes.weights, _explain_request(model, wishes.weights, figures.get(FAST)), ()
     rejected: list[Rejected] = []
     left: list[str] = []
     for weights in _candidates(device):
@@ -160,7 +160,7 @@ def _weights(
     return _fastest(left, figures, model, rejected)
 
 
-def _asked_for(model: ModelSizes, weights: str, measured: Measured | None) -> str:
+def _explain_request(model: ModelSizes, weights: str, measured: Measured | None) -> str:
     """Return why a wish is met; where it is FAST, with its cost."""
     if weights != FAST:
         return "asked for"
@@ -254,7 +254,7 @@ def _kv_cache(device: DeviceProfile, wishes: Wishes) -> tuple[Precision | None, 
     return None, ""
 
 
-def _rejected_kv(device: DeviceProfile, chosen: Precision | None, wishes: Wishes) -> list[Rejected]:
+def _reject_kv_cache(device: DeviceProfile, chosen: Precision | None, wishes: Wishes) -> list[Rejected]:
     if chosen is Precision.INT8 or Precision.INT8 not in device.kv_cache:
         return []
     return [Rejected("KV cache int8", _no_8_bits(device, wishes) or "costs quality, and was not asked for")]

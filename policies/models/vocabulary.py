@@ -42,7 +42,7 @@ class Comparison:
         """Return the difference in words; to be asked for where there is one."""
         return (
             f"the target's vocabulary has {self.target_size} tokens and the draft's {self.draft_size}, and the first "
-            f"that differs is id {self.first}: {_shown(self.target_text)} and {_shown(self.draft_text)}"
+            f"that differs is id {self.first}: {_format_token(self.target_text)} and {_format_token(self.draft_text)}"
         )
 
 
@@ -69,7 +69,7 @@ def _stands_for_nothing(text: str | None) -> bool:
     return text is None or not text or _PADDING.fullmatch(text) is not None
 
 
-def _shown(text: str | None) -> str:
+def _format_token(text: str | None) -> str:
     if text is None:
         return "none"
     return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}...")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from device_profiles.cost import expected_tokens
+from device_profiles.cost import estimate_round_tokens
 from policies.planning.plan import Drafter, Workload
 
 
@@ -19,7 +19,7 @@ def hit_rate(drafter: Drafter, depth: int) -> float:
     return prod(drafter.acceptance[min(index, last)] for index in range(depth + 1))
 
 
-def drafted_shares(drafter: Drafter | None, depth: int) -> list[tuple[int, float]]:
+def compute_draft_length_shares(drafter: Drafter | None, depth: int) -> list[tuple[int, float]]:
     """Return how many tokens a draft of at most `depth` has, and in which share of the rounds: (tokens, share), without
     those that never occur."""
     if drafter is None or depth == 0:
@@ -41,12 +41,12 @@ def tokens_per_round(drafter: Drafter | None, depth: int) -> float:
     """Return the expected tokens of one sequence in a round, the target's own included."""
     if drafter is None or depth == 0:
         return 1.0
-    return 1.0 + drafter.coverage * (expected_tokens(drafter.acceptance, depth) - 1.0)
+    return 1.0 + drafter.coverage * (estimate_round_tokens(drafter.acceptance, depth) - 1.0)
 
 
 def usual_depth(drafter: Drafter, bound: int) -> int:
     """Return how many tokens drafts have on average where there is one: where a policy that chooses may start."""
-    drafts = [(count, share) for count, share in drafted_shares(drafter, bound) if count]
+    drafts = [(count, share) for count, share in compute_draft_length_shares(drafter, bound) if count]
     return max(1, round(sum(count * share for count, share in drafts) / max(1e-9, sum(share for _, share in drafts))))
 
 

@@ -32,8 +32,8 @@ from device_profiles.units import MS_PER_S
 from policies.planning.draft_yield import (
     all_hit_rate,
     changes_of,
+    compute_draft_length_shares,
     depth_bound,
-    drafted_shares,
     tokens_per_round,
     usual_depth,
 )
@@ -80,7 +80,7 @@ def draft_ms(draft: DraftSide, workload: Workload, depth: int, sequences: float)
     if depth == 0 or sequences <= 0:
         return 0.0
     if draft.part is None:
-        drafted = sum(count * share for count, share in drafted_shares(draft.drafter, depth))
+        drafted = sum(count * share for count, share in compute_draft_length_shares(draft.drafter, depth))
         return draft.drafter.token_ms * (drafted if draft.drafter.offered else depth) * sequences
     context = context_tokens(workload)
     first = draft.part.ms(2 * sequences, sequences, context)
@@ -141,7 +141,7 @@ class _Predictor:
             changes = changes_of(draft.drafter, sequences)
             verify = sum(
                 share * self._times.verify_ms(self._target.hops, count, micro_batches, changes=changes)
-                for count, share in drafted_shares(draft.drafter, depth)
+                for count, share in compute_draft_length_shares(draft.drafter, depth)
             )
             drafting = draft_ms(draft, load, depth, sequences)
             if draft.part is not None and draft.overlap:
@@ -181,7 +181,7 @@ def together_ms(verify: Values, drafting: Values, late: Values, floor: Values, a
     return total
 
 
-def shared_read_ms(target_bytes: Values, draft_bytes: Values, depth: Values, bytes_per_s: Values) -> Values:
+def compute_shared_read_ms(target_bytes: Values, draft_bytes: Values, depth: Values, bytes_per_s: Values) -> Values:
     """Return what it takes to read the target's weights once and the draft's at every token from one memory of this
     bandwidth (infinite where the two share none, or it is not known)."""
     return (target_bytes + depth * draft_bytes) / bytes_per_s * MS_PER_S
@@ -199,7 +199,7 @@ def _together_ms(
         return verify + drafting
     all_hit, missed = all_hit_rate(draft.drafter, depth, target.sequences)
     late = draft_ms(draft, workload, depth, missed)
-    floor = shared_read_ms(
+    floor = compute_shared_read_ms(
         workload.target.layers * target.parts[0].layer_bytes,
         draft.drafter.model.layers * draft.part.layer_bytes,
         float(depth),

@@ -24,8 +24,8 @@ from policies.sampling.coupled import choose
 from policies.sampling.draft_distribution import PROPOSAL_WIDTH, Proposal, propose
 from policies.sampling.filters import distribution
 from policies.sampling.params import Acceptance, NotFinite, Row, Rule, Sampling
-from policies.sampling.tolerance import ToleranceGoal, ToleranceState, calibrated
-from policies.sampling.verify import Verdict, coupled_verdicts, verify_draft
+from policies.sampling.tolerance import ToleranceGoal, ToleranceState, calibrate_tolerance
+from policies.sampling.verify import Verdict, verify_coupled_drafts, verify_draft
 
 __all__ = [
     "PROPOSAL_WIDTH",
@@ -38,10 +38,10 @@ __all__ = [
     "ToleranceGoal",
     "ToleranceState",
     "Verdict",
-    "calibrated",
+    "calibrate_tolerance",
     "choose",
-    "coupled_verdicts",
     "distribution",
     "propose",
+    "verify_coupled_drafts",
     "verify_draft",
 ]

@@ -56,7 +56,7 @@ def judge(
         return Judged(token == draft, token)
     if sampling.temperature == 0.0:
         return _near_the_best(row, draft, delta)
-    q = _proposed(proposal, draft, len(row))
+    q = _build_draft_distribution(proposal, draft, len(row))
     if q is None:
         return Judged(False, choose(row, sampling, position))
     ids, p = distribution(row, sampling)
@@ -67,7 +67,7 @@ def judge(
         return Judged(True, draft, gap)
     left = residual(ids, p, *q)
     at = uniform(sampling.seed, position, noise.Purpose.RESIDUAL)
-    return Judged(False, int(ids[noise.drawn(left, at)]), gap)
+    return Judged(False, int(ids[noise.draw_index(left, at)]), gap)
 
 
 def residual(
@@ -91,7 +91,7 @@ def _near_the_best(row: Row, draft: int, delta: float | None) -> Judged:
     return Judged(accepted, draft if accepted else best, gap)
 
 
-def _proposed(
+def _build_draft_distribution(
     proposal: Proposal | None, draft: int, vocabulary: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.float64]] | None:
     if proposal is None:

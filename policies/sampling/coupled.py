@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from policies.sampling import noise
 from policies.sampling.filters import contenders, nucleus_size
-from policies.sampling.params import NotFinite, Row, Sampling, finite_top, scaled
+from policies.sampling.params import NotFinite, Row, Sampling, finite_top, scale_logits
 
 _SCREEN_NATS = 5.0
 
@@ -83,14 +83,14 @@ def _choose_unfiltered(row: Row, top: float, sampling: Sampling, position: int) 
     of the hash's high bits leaves a handful of tokens.
     """
     leading = np.flatnonzero(row >= np.float32(top - _SCREEN_NATS * sampling.temperature)).astype(np.uint32)
-    scores = scaled(row, top, leading, sampling) + noise.gumbel(sampling.seed, position, leading)
+    scores = scale_logits(row, top, leading, sampling) + noise.gumbel(sampling.seed, position, leading)
     winner = int(scores.argmax())
     best = float(scores[winner])
     bound = math.exp(-math.exp(-(best + _SCREEN_NATS)))
     # One step of slack on either side: the screen may keep too many tokens, never too few.
     others = noise.loudest(sampling.seed, position, max(0, int(bound * 2.0**32) - 1), len(row))
     if len(others):
-        challengers = scaled(row, top, others, sampling) + noise.gumbel(sampling.seed, position, others)
+        challengers = scale_logits(row, top, others, sampling) + noise.gumbel(sampling.seed, position, others)
         rival = int(challengers.argmax())
         if challengers[rival] > best:
             return int(others[rival])

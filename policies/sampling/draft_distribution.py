@@ -70,5 +70,5 @@ def propose(
         ids, probabilities = ids[best], probabilities[best]
     shares = (probabilities / probabilities.sum()).astype(np.float32)
     at = uniform(sampling.seed, (behind << 32) | position, noise.Purpose.DRAFT)
-    index = noise.drawn(shares.astype(np.float64), at)
+    index = noise.draw_index(shares.astype(np.float64), at)
     return int(ids[index]), Proposal(ids, shares)

@@ -15,7 +15,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.sampling.params import Row, Sampling, finite_top, relative, scaled
+from policies.sampling.params import Row, Sampling, finite_top, relative, scale_logits
 
 # How far below the best candidates are looked for, in nats, before all are. Alone, a width decides nothing but how many
 # are sorted. Over min-p it decides whose mass is reckoned with, which is the same but for rounding.
@@ -39,7 +39,7 @@ def distribution(row: Row, sampling: Sampling) -> tuple[NDArray[np.uint32], NDAr
     top = finite_top(row)
     if sampling.unfiltered:
         ids = np.arange(len(row), dtype=np.uint32)
-        nats = scaled(row, top, ids, sampling)
+        nats = scale_logits(row, top, ids, sampling)
     else:
         ids, nats = survivors(row, sampling, top)
     shares = np.exp(nats)
@@ -63,10 +63,10 @@ def contenders(row: Row, sampling: Sampling, top: float) -> tuple[NDArray[np.uin
     low = top + floor * sampling.temperature
     if sampling.top_k == 0:
         ids = _best_first(row, low)
-        return ids, scaled(row, top, ids, sampling), len(ids)
-    ids = _best_first(row, max(low, _reached(row, sampling.top_k)))[: sampling.top_k]
-    nats = scaled(row, top, ids, sampling)
-    return (ids, nats, len(ids)) if sampling.top_p >= 1.0 else _cut(ids, nats, sampling)
+        return ids, scale_logits(row, top, ids, sampling), len(ids)
+    ids = _best_first(row, max(low, _find_top_k_floor(row, sampling.top_k)))[: sampling.top_k]
+    nats = scale_logits(row, top, ids, sampling)
+    return (ids, nats, len(ids)) if sampling.top_p >= 1.0 else _cut_nucleus(ids, nats, sampling)
 
 
 def nucleus_size(row: Row, sampling: Sampling, top: float, nats: NDArray[np.float64]) -> int:
@@ -81,7 +81,7 @@ def _nucleus(
     """Return the contenders of top-p, alone or behind min-p: of the whole vocabulary's mass, or of what min-p keeps."""
     widths: tuple[float, ...]
     if floor == -math.inf:
-        widths, mass, error = _WIDTHS, _estimated_mass(row, top, sampling), _ESTIMATED
+        widths, mass, error = _WIDTHS, _estimate_mass(row, top, sampling), _ESTIMATED
     else:
         widths, error = tuple(width for width in _WIDTHS_OVER_MIN_P if -width > floor), 0.0
         mass = _mass(row, top, floor, sampling) if widths else math.nan
@@ -102,10 +102,10 @@ def _nucleus(
             order = order[: last + 1]
             return ids[order], nats[order], int(steps.searchsorted(least)) + 1
     ids = _best_first(row, top + floor * sampling.temperature)
-    return _cut(ids, scaled(row, top, ids, sampling), sampling)
+    return _cut_nucleus(ids, scale_logits(row, top, ids, sampling), sampling)
 
 
-def _cut(
+def _cut_nucleus(
     ids: NDArray[np.uint32], nats: NDArray[np.float64], sampling: Sampling
 ) -> tuple[NDArray[np.uint32], NDArray[np.float64], int]:
     """Return the nucleus of some ids, best first."""
@@ -126,7 +126,7 @@ def _best_first(row: Row, low: float) -> NDArray[np.uint32]:
     return ids[np.argsort(-row[ids], kind="stable")]
 
 
-def _reached(row: Row, count: int) -> float:
+def _find_top_k_floor(row: Row, count: int) -> float:
     """Return a logit that at least `count` tokens reach, and few more; -inf where there are not as many."""
     groups = len(row) // _GROUP
     if count <= groups // 4:  # the best of each group is another token; few of the best share a group
@@ -147,7 +147,7 @@ def _mass(row: Row, top: float, floor: float, sampling: Sampling) -> float:
     return mass
 
 
-def _estimated_mass(row: Row, top: float, sampling: Sampling) -> float:
+def _estimate_mass(row: Row, top: float, sampling: Sampling) -> float:
     """Return `_mass` without min-p, but for _ESTIMATED of it."""
     best, scale = np.float32(top), np.float32(math.log2(math.e) / 2.0 / sampling.temperature)
     mass = 0.0

@@ -51,13 +51,13 @@ def _mix64(value: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _mixed_seed(seed: int, salt: int) -> int:
+def _mix_seed(seed: int, salt: int) -> int:
     return _mix64((seed ^ salt) & _MASK64)
 
 
-def _mixed(seed: int, position: int, salt: int) -> int:
+def _mix_position(seed: int, position: int, salt: int) -> int:
     """Return the two keys of a position, the first one in the high bits."""
-    return _mix64(_mixed_seed(seed, salt) ^ ((position * _GOLDEN) & _MASK64))
+    return _mix64(_mix_seed(seed, salt) ^ ((position * _GOLDEN) & _MASK64))
 
 
 def _hash32(tokens: NDArray[np.uint32], keys: Keys) -> NDArray[np.uint32]:
@@ -75,7 +75,7 @@ def _hash32(tokens: NDArray[np.uint32], keys: Keys) -> NDArray[np.uint32]:
 
 def high_bits(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return the 32 high bits of each token's uniform: uniform is in [h, h + 1) / 2**32."""
-    mixed = _mixed(seed, position, 0)
+    mixed = _mix_position(seed, position, 0)
     return _hash32(tokens, (np.uint32(mixed >> 32), np.uint32(mixed & 0xFFFFFFFF)))
 
 
@@ -97,7 +97,7 @@ def _uniform(
     places: Sequence[tuple[int, int]], counts: Sequence[int], tokens: NDArray[np.uint32]
 ) -> NDArray[np.float64]:
     """Return the uniforms of tokens, the first `counts[0]` of which are asked for at `places[0]`, and so on."""
-    mixed = np.array([[_mixed(*place, salt) for place in places] for salt in (0, _LOW_SALT)], np.uint64)
+    mixed = np.array([[_mix_position(*place, salt) for place in places] for salt in (0, _LOW_SALT)], np.uint64)
     mixed = mixed.repeat(counts, axis=1)
     keys = (mixed >> np.uint64(32)).astype(np.uint32), mixed.astype(np.uint32)
     high, low = _hash32(tokens, keys).astype(np.uint64)
@@ -130,7 +130,7 @@ Uniform = Callable[[int, int, Purpose], float]
 """(seed, position, purpose) to a number in the open interval (0, 1); `single` is one."""
 
 
-def drawn(weights: NDArray[np.float64], at: float) -> int:
+def draw_index(weights: NDArray[np.float64], at: float) -> int:
     """Return the index that the uniform `at` picks from weights (shape (n,), >= 0, some above 0) by inversion."""
     steps = np.cumsum(weights)
     index = int(np.searchsorted(steps, at * steps[-1], side="right"))

@@ -67,7 +67,7 @@ def finite_top(row: Row) -> float:
     return top
 
 
-def scaled(row: Row, top: float, tokens: NDArray[np.uint32], sampling: Sampling) -> NDArray[np.float64]:
+def scale_logits(row: Row, top: float, tokens: NDArray[np.uint32], sampling: Sampling) -> NDArray[np.float64]:
     """Return the logits of some tokens relative to the best, in nats at the request's temperature."""
     return relative(row[tokens], top, sampling)
 

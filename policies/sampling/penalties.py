@@ -51,7 +51,7 @@ class Penalties:
             presence=np.float32(sampling.presence_penalty),
         )
 
-    def applied(self, row: Row, generated: Mapping[int, int]) -> Row:
+    def apply_penalties(self, row: Row, generated: Mapping[int, int]) -> Row:
         """Return a changed copy of a row (float32, shape (vocabulary,)); `generated` counts the output's tokens."""
         row = row.copy()
         if len(self.bias_ids):

@@ -30,7 +30,9 @@ class ToleranceState:
     delta: float | None = None
 
 
-def calibrated(state: ToleranceState, gaps: Iterable[float], goal: ToleranceGoal, *, greedy: bool) -> ToleranceState:
+def calibrate_tolerance(
+    state: ToleranceState, gaps: Iterable[float], goal: ToleranceGoal, *, greedy: bool
+) -> ToleranceState:
     """Return the state behind more judged drafts.
 
     With a tolerance d, drafts of a gap up to d are accepted, others with the chance p(x) / q(x) = exp(-gap), greedily

@@ -43,7 +43,7 @@ def verify_draft(
         return _greedy_verdict(rows, draft)
     gaps: list[float] = []
     for index, token in enumerate(draft):
-        row = _shaped(rows[index], draft[:index], shape)
+        row = _shape_row(rows[index], draft[:index], shape)
         if row is None:
             return Verdict(index, tuple(draft[:index]), tuple(gaps))
         proposal = proposals[index] if index < len(proposals) else None
@@ -53,12 +53,12 @@ def verify_draft(
         if not judged.accepted:
             return Verdict(index, (*draft[:index], judged.token), tuple(gaps))
     count = len(draft)
-    row = _shaped(rows[count], draft, shape)
+    row = _shape_row(rows[count], draft, shape)
     bonus = () if row is None else (choose(row, sampling, position + count),)
     return Verdict(count, (*draft, *bonus), tuple(gaps))
 
 
-def coupled_verdicts(asked: Sequence[tuple[Row, Sequence[int], Sampling, int]]) -> list[Verdict]:
+def verify_coupled_drafts(asked: Sequence[tuple[Row, Sequence[int], Sampling, int]]) -> list[Verdict]:
     """Return what `verdict` does for each (rows, draft, sampling, position), where all go by the coupled rule and none
     has a shape: side by side, a position of each at a time. Raises NotFinite."""
     taken: list[list[int]] = [[] for _ in asked]
@@ -88,7 +88,7 @@ def _greedy_verdict(rows: Row, draft: Sequence[int]) -> Verdict:
     return Verdict(accepted, tuple(choices[: accepted + 1]))
 
 
-def _shaped(row: Row, taken: Sequence[int], shape: Shape | None) -> Row | None:
+def _shape_row(row: Row, taken: Sequence[int], shape: Shape | None) -> Row | None:
     if shape is None:
         return row
     if not math.isfinite(float(row.max())):  # a shape may cover garbage up

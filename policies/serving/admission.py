@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def admitted(
+def count_admissible_requests(
     waiting_blocks: Sequence[int], *, free_blocks: int, running: int, max_running: int, spare_blocks: int
 ) -> int:
     """Return how many of the waiting requests start now, in order (the first that does not fit stops the rest).

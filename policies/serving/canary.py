@@ -81,7 +81,9 @@ class Figures(NamedTuple):
     acceptance: Moments = Moments()
 
 
-def served(figures: Figures, *, ttft_ms: float | None, tpot_ms: float | None, acceptance: float | None) -> Figures:
+def observe_request_figures(
+    figures: Figures, *, ttft_ms: float | None, tpot_ms: float | None, acceptance: float | None
+) -> Figures:
     """Take in a request that ended; None where a figure does not exist (one token has no TPOT)."""
     return Figures(
         figures.ttft_ms if ttft_ms is None else figures.ttft_ms.with_value(ttft_ms),
@@ -130,7 +132,7 @@ class Decision(NamedTuple):
     interval: Interval
 
 
-def decided(arms: Mapping[Arm, Figures], rule: Rule) -> Decision:
+def decide_canary(arms: Mapping[Arm, Figures], rule: Rule) -> Decision:
     """Return what to do with the canary by what is known of both arms."""
     canary, control = arms.get(Arm.CANARY, Figures()), arms.get(Arm.CONTROL, Figures())
     tpot = difference(canary.tpot_ms, control.tpot_ms)

@@ -39,7 +39,7 @@ class Drift:
         return math.exp(self.log_ratio)
 
 
-def observed(drift: Drift, predicted_ms: float, measured_ms: float, tolerance: float) -> Drift:
+def observe_drift(drift: Drift, predicted_ms: float, measured_ms: float, tolerance: float) -> Drift:
     """Take in one round. Times that are not positive say nothing."""
     if predicted_ms <= 0.0 or measured_ms <= 0.0:
         return drift
@@ -52,14 +52,14 @@ def observed(drift: Drift, predicted_ms: float, measured_ms: float, tolerance: f
     return Drift(mean, drift.rounds + 1, drift.off + 1, drift.off_ms + measured_ms)
 
 
-def drifted(drift: Drift) -> bool:
+def has_drifted(drift: Drift) -> bool:
     """Return whether prediction and measurement have parted."""
     return drift.off >= PATIENCE
 
 
 def lasts(drift: Drift, after_s: float) -> bool:
     """Return whether they have parted for so long, in time of rounds, that the profile is to be measured again."""
-    return drifted(drift) and drift.off_ms >= after_s * MS_PER_S
+    return has_drifted(drift) and drift.off_ms >= after_s * MS_PER_S
 
 
 def worth_moving(current_tokens_per_s: float, proposed_tokens_per_s: float) -> bool:

@@ -21,7 +21,7 @@ class PrefillCost:
     row_ms: float | None = None
 
 
-def observed(cost: PrefillCost, *, prefill_rows: int, decoding: bool, forward_ms: float) -> PrefillCost:
+def observe_prefill(cost: PrefillCost, *, prefill_rows: int, decoding: bool, forward_ms: float) -> PrefillCost:
     """Return the cost with one forward taken into account.
 
     `prefill_rows` of it were prefill, and `decoding` says whether sequences decoded in it too. Many rows teach more

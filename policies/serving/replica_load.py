@@ -41,7 +41,9 @@ class ReplicaPace:
         return max(mean_ms / 4.0, mean_ms + max(0.0, slope) * (sequences - mean_n))
 
 
-def ran(pace: ReplicaPace, *, sequences: int, tokens: int, rows: int, drafted: int, round_ms: float) -> ReplicaPace:
+def observe_replica_round(
+    pace: ReplicaPace, *, sequences: int, tokens: int, rows: int, drafted: int, round_ms: float
+) -> ReplicaPace:
     """Take in one round. One with more rows than its sequences and their drafts need was prefill too."""
     prefilled = rows - 2 * sequences - drafted
     if prefilled > 0:
@@ -61,7 +63,7 @@ def ran(pace: ReplicaPace, *, sequences: int, tokens: int, rows: int, drafted: i
     )
 
 
-def predicted_tpot_ms(pace: ReplicaPace, all_paces: Sequence[ReplicaPace], sequences: int) -> float:
+def predict_tpot_ms(pace: ReplicaPace, all_paces: Sequence[ReplicaPace], sequences: int) -> float:
     """Return the TPOT to reckon with: what all replicas show together, unless this one is clearly another kind."""
     together = _together(all_paces).tpot_ms(sequences)
     own = pace.tpot_ms(sequences)
@@ -70,7 +72,7 @@ def predicted_tpot_ms(pace: ReplicaPace, all_paces: Sequence[ReplicaPace], seque
     return own if own and not 1.0 / _ALIKE <= own / together <= _ALIKE else together
 
 
-def predicted_prefill_ms(all_paces: Sequence[ReplicaPace]) -> float:
+def predict_prefill_ms(all_paces: Sequence[ReplicaPace]) -> float:
     """Return what a token of a prompt takes, on the mean of the replicas that know."""
     known = [pace.prefill_ms for pace in all_paces if pace.prefill_ms > 0.0]
     return sum(known) / len(known) if known else _USUAL_PREFILL * (_together(all_paces).tpot_ms(1) or _UNKNOWN_TPOT_MS)

@@ -88,7 +88,7 @@ def route(replicas: Sequence[ReplicaState], request: RoutedRequest) -> Route:
         return Route(None, unfit, "no replica serves: " + "; ".join(f"{one.name}: {one.why_not}" for one in unfit))
     load = {one.name: one.running + one.waiting for one in serving}
     rated = sorted(
-        (_rated(one, request) for one in serving),
+        (_rate_replica(one, request) for one in serving),
         key=lambda one: (one.price_ms, load[one.name], one.name),
     )
     best = rated[0]
@@ -97,7 +97,7 @@ def route(replicas: Sequence[ReplicaState], request: RoutedRequest) -> Route:
     return Route(best.name, (best, *others, *unfit), f"predicted to take {best.price_ms:.0f} ms: {told}")
 
 
-def _rated(replica: ReplicaState, request: RoutedRequest) -> RatedReplica:
+def _rate_replica(replica: ReplicaState, request: RoutedRequest) -> RatedReplica:
     decode = max(1, request.output_tokens) * replica.tpot_ms
     cached = min(replica.cached_prompt_tokens, request.prompt_tokens)
     prefill = (request.prompt_tokens - cached) * replica.prefill_ms_per_token

@@ -131,7 +131,9 @@ def answer(seen: Seen, ttft: Objective, tpot: Objective, *, max_running: int) ->
     return at_rest(max_running)
 
 
-def moved(before: Answer, seen: Seen, objectives: Objectives, *, max_running: int, drafts: bool = True) -> Answer:
+def decide_slo_actions(
+    before: Answer, seen: Seen, objectives: Objectives, *, max_running: int, drafts: bool = True
+) -> Answer:
     """Return what is to be done after `before`: prices and shares follow the answer at once and stay until there is
     some slack; how many may run is at most halved, and comes back by steps. `drafts` False: there is no drafter."""
     late_ttft, late_tpot = stress(seen.ttft_ms, objectives.ttft), stress(seen.tpot_ms, objectives.tpot)
@@ -231,7 +233,7 @@ def round_bound_ms(seen_tpot_ms: float | None, objectives: Objectives, plain_ms:
     return bound_ms
 
 
-def expected_ttft_ms(ahead: int, gap_ms: float, alone_ms: float) -> float:
+def predict_ttft_ms(ahead: int, gap_ms: float, alone_ms: float) -> float:
     """Return when a request that comes now can expect its first token. `ahead`: requests that must end before it may
     start; one ends every `gap_ms`. `alone_ms`: from its start to its first token."""
     return max(0, ahead) * gap_ms + alone_ms

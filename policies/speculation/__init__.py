@@ -9,10 +9,10 @@ request's chances (policies.speculation.odds), rounds correct the costs (policie
 switches leave drafters alone whose drafts do not pay for what they cost.
 """
 
-from policies.speculation.ask import asked, least_chance, rested, rests
-from policies.speculation.learn import observed
-from policies.speculation.select import decided
-from policies.speculation.state import Speculation, begun, ended
+from policies.speculation.ask import decide_draft_limits, decide_pause, least_chance, observe_pause
+from policies.speculation.learn import observe_round
+from policies.speculation.select import decide_depths
+from policies.speculation.state import Speculation, end_request, start_request
 from policies.speculation.types import Decision, Place, Proposal, Round, Times, Verdict
 
 __all__ = [
@@ -23,12 +23,12 @@ __all__ = [
     "Speculation",
     "Times",
     "Verdict",
-    "asked",
-    "begun",
-    "decided",
-    "ended",
+    "decide_depths",
+    "decide_draft_limits",
+    "decide_pause",
+    "end_request",
     "least_chance",
-    "observed",
-    "rested",
-    "rests",
+    "observe_pause",
+    "observe_round",
+    "start_request",
 ]

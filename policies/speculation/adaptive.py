@@ -9,14 +9,14 @@ from policies.speculation import (
     Proposal,
     Round,
     Speculation,
-    asked,
-    begun,
-    decided,
-    ended,
+    decide_depths,
+    decide_draft_limits,
+    decide_pause,
+    end_request,
     least_chance,
-    observed,
-    rested,
-    rests,
+    observe_pause,
+    observe_round,
+    start_request,
 )
 from policies.speculation.cost_model import MeasuredCost
 from policies.speculation.pid import DEFAULTS, PidSettings
@@ -42,41 +42,41 @@ class Adaptive:
 
     def begin(self, key: str, most: int) -> None:
         """See the port."""
-        self.state = begun(self.state, key, most)
+        self.state = start_request(self.state, key, most)
 
     def end(self, key: str) -> None:
         """See the port."""
-        self.state = ended(self.state, key)
+        self.state = end_request(self.state, key)
 
-    def renewed(self) -> None:
+    def reset_gain(self) -> None:
         """See the port."""
         self.state = self.state._replace(switch=ON)
 
-    def asked(self, now: Round) -> Asked:
+    def decide_draft_limits(self, now: Round) -> Asked:
         """See the port."""
-        limits = asked(self.state, now)
+        limits = decide_draft_limits(self.state, now)
         self._asks = sum([limit > 0 for limit in limits])
         least = least_chance(self.state, now) if self._asks else 0.0
         return Asked(limits, least, not active(self.state.switch))
 
-    def decided(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+    def decide_depths(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
         """See the port."""
-        self._decision = decided(self.state, now, proposals)
+        self._decision = decide_depths(self.state, now, proposals)
         return self._decision.depths
 
-    def observed(self, now: Round, done: Done) -> None:
+    def observe_round(self, now: Round, done: Done) -> None:
         """See the port."""
         decision = self._decision._replace(depths=list(done.depths), asks=self._asks)
-        self.state = observed(
+        self.state = observe_round(
             self.state, now, done.proposals, decision, done.verdicts, times=done.times, tokens_made=done.tokens
         )
         self._last = now
 
-    def rest(self) -> int:
+    def decide_pause(self) -> int:
         """See the port."""
-        return rests(self.state, self._last) if self._last is not None else 0
+        return decide_pause(self.state, self._last) if self._last is not None else 0
 
-    def rested(self, rounds: int, rows: int) -> None:
+    def observe_pause(self, rounds: int, rows: int) -> None:
         """See the port."""
         if self._last is not None:
-            self.state = rested(self.state, self._last, rounds, rows)
+            self.state = observe_pause(self.state, self._last, rounds, rows)

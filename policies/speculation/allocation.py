@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from itertools import chain
 from operator import neg
 
-from device_profiles.cost import expected_tokens
+from device_profiles.cost import estimate_round_tokens
 from device_profiles.units import MS_PER_S
 from policies.speculation.cost_model import MeasuredCost
-from policies.speculation.widths import filled
+from policies.speculation.widths import pad_to_width
 
 MOST_CERTAIN = 0.98
 _NEVER = 1e9  # above every chance
@@ -45,7 +45,7 @@ def curve(
     return [
         MS_PER_S
         * sequences
-        * expected_tokens(acceptance, depth)
+        * estimate_round_tokens(acceptance, depth)
         / cost.ms(sequences * max(depth + 1, paid_rows), sequences, context_tokens)
         for depth in range(most + 1)
     ]
@@ -79,7 +79,7 @@ def floor_of(cost: MeasuredCost, rows: int, value: float) -> float:
     return max(LEAST_CHANCE, value * cost.least_added_ms(rows))
 
 
-def offered(reaches: Sequence[Sequence[float]], free: Sequence[int]) -> list[float]:
+def rank_candidates(reaches: Sequence[Sequence[float]], free: Sequence[int]) -> list[float]:
     """Return the chances of all tokens that take a row, the best first. `reaches[s]`: the chances of the tokens of
     sequence s (falling), of which the first `free[s]` take no row."""
     if any(free):
@@ -104,7 +104,9 @@ def worth_taking(offers: Sequence[float], added_ms: Sequence[float], value: floa
     return taken
 
 
-def given(reaches: Sequence[Sequence[float]], free: Sequence[int], offers: Sequence[float], taken: int) -> list[int]:
+def allocate_depths(
+    reaches: Sequence[Sequence[float]], free: Sequence[int], offers: Sequence[float], taken: int
+) -> list[int]:
     """Return the depths of the free tokens and the first `taken` offers."""
     least = offers[taken - 1] if taken else _NEVER
     equal = taken - bisect_left(offers, -least, 0, taken, key=neg)  # of equal tokens the first sequences' are taken
@@ -123,7 +125,7 @@ def given(reaches: Sequence[Sequence[float]], free: Sequence[int], offers: Seque
     return depths
 
 
-def shared_out_in_widths(
+def allocate_depths_in_widths(
     reaches: Sequence[Sequence[float]],
     known: Sequence[int],
     widths: Sequence[int],
@@ -139,7 +141,9 @@ def shared_out_in_widths(
         for gain, rows, depth in _steps(chances, known[place], widths)
     ]
     steps.sort(key=lambda step: -step[0])
-    depths = [min(len(chances), filled(rows, widths) - rows) for chances, rows in zip(reaches, known, strict=True)]
+    depths = [
+        min(len(chances), pad_to_width(rows, widths) - rows) for chances, rows in zip(reaches, known, strict=True)
+    ]
     best = total = 0.0
     used = taken = 0
     for index, (_, gain, rows, _, _) in enumerate(steps, start=1):
@@ -158,10 +162,10 @@ def _steps(chances: Sequence[float], known: int, widths: Sequence[int]) -> list[
     """Return (expected tokens, rows, depth then) of each step, tokens per row falling: a step that is followed by a
     better one is taken together with it."""
     found: list[tuple[float, int, int]] = []
-    rows = filled(known, widths)
+    rows = pad_to_width(known, widths)
     depth = rows - known
     while depth < len(chances):
-        wider = filled(rows + 1, widths)
+        wider = pad_to_width(rows + 1, widths)
         after = min(wider - known, len(chances))
         gain, more = sum(chances[depth:after]), wider - rows
         while found and found[-1][0] * more < gain * found[-1][1]:

@@ -13,33 +13,33 @@ _LEARNING = 1.1  # of what asking takes, judging what came and learning from it 
 _CHEAP = 0.1  # drafting that takes more than this share of a forward is the switch's to leave alone
 
 
-def asked(state: Speculation, now: Round) -> list[int]:
+def decide_draft_limits(state: Speculation, now: Round) -> list[int]:
     """Return how many tokens to ask the drafter for, for each place."""
-    if _resting(state, now):
+    if _pauses(state, now):
         return [place.most if place.fixed else 0 for place in now.places]
     if state.step_ms <= NOTICED * base_ms(state, now):
         return [place.most for place in now.places]
     return [place.most if place.fixed else min(place.most, _depth_of(state, place)) for place in now.places]
 
 
-def seldom(sequences: int) -> int:
+def probe_interval(sequences: int) -> int:
     """Return how many rounds there are to each in which drafters are asked whose drafts bring less than asking takes:
     it takes more of a round of many, and more is learned of it."""
     return SELDOM if sequences < MANY else SELDOM_OF_MANY
 
 
-def look_every(sequences: int) -> int:
+def compute_learn_interval(sequences: int) -> int:
     """Return in one round of how many a rest is looked at, if only for what rounds take."""
-    return seldom(sequences) // REST_LOOKS
+    return probe_interval(sequences) // REST_LOOKS
 
 
-def _resting(state: Speculation, now: Round) -> bool:
+def _pauses(state: Speculation, now: Round) -> bool:
     """Return whether to ask for nothing in this round, since drafts bring less than asking for them takes. Drafters
     that take long are not meant: the switch leaves those alone, and they would have a text to read each time."""
-    return state.rounds % seldom(len(now.places)) > 0 and brings_little(state, now)
+    return state.rounds % probe_interval(len(now.places)) > 0 and is_unprofitable(state, now)
 
 
-def brings_little(state: Speculation, now: Round) -> bool:
+def is_unprofitable(state: Speculation, now: Round) -> bool:
     """Return whether drafts of drafters that cost little bring less than asking for them takes."""
     worth, round_ms = now.row_price * max(1.0, state.gain), base_ms(state, now)
     sequences = len(now.places)
@@ -48,21 +48,21 @@ def brings_little(state: Speculation, now: Round) -> bool:
     return state.brought * round_ms < worth * sequences * state.ask_ms * (1.0 + _LEARNING)
 
 
-def rests(state: Speculation, now: Round) -> int:
+def decide_pause(state: Speculation, now: Round) -> int:
     """Return how many rounds like `now`, the last one, need neither be asked about nor looked at from here on."""
-    left = -state.rounds % look_every(len(now.places))
+    left = -state.rounds % compute_learn_interval(len(now.places))
     kept_up = 0 < state.same.last != now.base_rows  # rows are kept for what may be proposed next
     if left == 0 or kept_up or any(place.fixed for place in now.places):
         return 0
-    return left if brings_little(state, now) else 0
+    return left if is_unprofitable(state, now) else 0
 
 
-def rested(state: Speculation, now: Round, rounds: int, rows: int) -> Speculation:
+def observe_pause(state: Speculation, now: Round, rounds: int, rows: int) -> Speculation:
     """Take in that so many rounds much like `now` were run without a word, the last of them with `rows` (0: it
     prefilled)."""
     switch = state.switch
     if not switching.active(switch):
-        switch = switching.rested(switch, rounds * base_ms(state, now))
+        switch = switching.observe_plain_round(switch, rounds * base_ms(state, now))
     same = state.same
     if rows != same.last:
         same = same._replace(last=rows, last_base=rows, given_up=0.0)
@@ -77,5 +77,5 @@ def least_chance(state: Speculation, now: Round) -> float:
     """Return the chance, all before included, below which a drafter that takes time for each token may stop: such a
     token would not be worth its row and its step of drafting, which all sequences of a round share."""
     before = now.base_rows + now.filling_rows
-    row_ms = state.cost.added_ms(before, 1, len(now.places), now.context_tokens)[0]
+    row_ms = state.cost.estimate_added_ms(before, 1, len(now.places), now.context_tokens)[0]
     return min(1.0, worth_per_ms(state, now) * (row_ms + state.step_ms / len(now.places)))

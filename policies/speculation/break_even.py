@@ -51,7 +51,7 @@ class RoundCost:
         return self.round_ms if self.plain_rounds >= KNOWN_ROUNDS else 0.0
 
 
-def seen(cost: RoundCost, *, draft_rows: int, forward_ms: float, drafting_ms: float = 0.0) -> RoundCost:
+def observe_round_cost(cost: RoundCost, *, draft_rows: int, forward_ms: float, drafting_ms: float = 0.0) -> RoundCost:
     """Take in a forward with so many rows of drafts that nothing else would have paid for, after `drafting_ms` of
     drafting.
 

@@ -35,14 +35,14 @@ def chance(calibration: Calibration, probability: float) -> float:
     return (calibration.accepted[bucket] + PRIOR * probability) / (calibration.seen[bucket] + PRIOR)
 
 
-def observed(calibration: Calibration, probability: float, accepted: bool) -> Calibration:
+def observe_token_outcome(calibration: Calibration, probability: float, accepted: bool) -> Calibration:
     """Return the calibration with one more outcome: of a token whose predecessors were all accepted."""
     counts = list(calibration.seen), list(calibration.accepted)
     _count(*counts, probability, accepted)
     return Calibration(tuple(counts[0]), tuple(counts[1]))
 
 
-def compared(
+def observe_draft_outcome(
     calibration: Calibration, proposed: Sequence[int], probabilities: Sequence[float], committed: Sequence[int]
 ) -> Calibration:
     """Return the calibration after a verdict: what was proposed against what was committed, up to the first token that

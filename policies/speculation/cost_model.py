@@ -75,13 +75,13 @@ class MeasuredCost(NamedTuple):
 
     def _uneven_ms(self, rows: float, sequences: int, context_tokens: float) -> float:
         fit = self.fit
-        rows = fit.paid(rows, sequences)
+        rows = fit.count_run_rows(rows, sequences)
         calls = sequences if fit.serial else 1
         attention_us = (fit.position_us * sequences + fit.row_position_us * rows) * context_tokens
         rows_ms = calls * self._rows_ms(rows / calls)
         return self.scale * (rows_ms + fit.sequence_ms * (sequences - 1) + attention_us / US_PER_MS)
 
-    def added_ms(self, rows: int, count: int, sequences: int = 1, context_tokens: float = 0.0) -> list[float]:
+    def estimate_added_ms(self, rows: int, count: int, sequences: int = 1, context_tokens: float = 0.0) -> list[float]:
         """Return what each of `count` rows adds to a forward of `rows` rows, of so many sequences."""
         if self.uneven:
             times = [self._uneven_ms(rows + more, sequences, context_tokens) for more in range(count + 1)]
@@ -102,14 +102,14 @@ class MeasuredCost(NamedTuple):
         return self.table_ms[whole] + (rows - whole) * self.row_ms[whole]
 
 
-def measured(fit: StepCost, *, most_rows: int = 256) -> MeasuredCost:
+def start_cost_model(fit: StepCost, *, most_rows: int = 256) -> MeasuredCost:
     """Return what is known before any round: the fit. `most_rows`: how far the table goes (2 or more)."""
     table = _tables(fit, (0.0,) * KNOTS, (0.0,) * (_SINGLE + 1), most_rows)
     uneven = fit.serial or fit.least_rows > 1 or fit.least_forward_rows > 1
     return MeasuredCost(fit, *table, uneven)
 
 
-def observed(
+def observe_forward(
     cost: MeasuredCost, ms: float, *, rows: int, sequences: int, context_tokens: float, expected_ms: float = 0.0
 ) -> MeasuredCost:
     """Take in that a forward took `ms` (> 0). `expected_ms`: what `cost.ms` says of it, where that is known already."""
@@ -123,7 +123,7 @@ def observed(
     residual = min(max(residual, -CLIP), CLIP)
     clipped = cost.clipped + _LATEST_WEIGHT * (residual - cost.clipped)
     if abs(clipped) > _TURNED * CLIP:
-        built = _built(cost)  # what was learned meanwhile is in it
+        built = _rebuild_tables(cost)  # what was learned meanwhile is in it
         turn = latest * CLIP / abs(clipped)  # both means began at 0
         known = log(built.ms(rows, sequences, context_tokens) / cost.ms(rows, sequences, context_tokens))
         log_scale = cost.log_scale + turn - known + pending
@@ -143,10 +143,10 @@ def observed(
     by_rows = (log_of_knot, log_of_row, cost.built_of_row, seen_of_row)
     seen, stale = cost.seen + 1, cost.stale + 1
     learned = MeasuredCost(*fixed, *by_rows, log_scale, exp(log_scale), seen, stale, clipped, latest)
-    return _built(learned) if learned.stale >= REBUILD_EVERY else learned
+    return _rebuild_tables(learned) if learned.stale >= REBUILD_EVERY else learned
 
 
-def _built(cost: MeasuredCost) -> MeasuredCost:
+def _rebuild_tables(cost: MeasuredCost) -> MeasuredCost:
     """Return costs whose tables hold all corrections."""
     kept = (1.0 - _FADING) ** cost.stale
     knots, logs = (array("d", [kept * value for value in values]) for values in (cost.log_of_knot, cost.log_of_row))

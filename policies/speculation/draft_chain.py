@@ -18,7 +18,7 @@ LOOK_AGAIN = 32
 _WEIGHT = 0.05  # of the newest draft, in an exponential mean
 
 
-def expected_tokens(confidences: Sequence[float]) -> float:
+def estimate_accepted_tokens(confidences: Sequence[float]) -> float:
     """Return how many of a draft's tokens can be expected to be accepted."""
     total, chance = 0.0, 1.0
     for confidence in confidences:
@@ -37,9 +37,9 @@ def asks_on(confidences: Sequence[float], *, limit: int, usual: float, passed: i
         return False
     if not confidences or passed >= LOOK_AGAIN:
         return True
-    return expected_tokens(confidences) + WORTH_TOKENS < min(usual, limit)
+    return estimate_accepted_tokens(confidences) + WORTH_TOKENS < min(usual, limit)
 
 
 def usual_after(usual: float, confidences: Sequence[float]) -> float:
     """Return what can be expected of a drafter's drafts, one more of them considered."""
-    return usual + _WEIGHT * (expected_tokens(confidences) - usual)
+    return usual + _WEIGHT * (estimate_accepted_tokens(confidences) - usual)

@@ -26,18 +26,18 @@ class Pace:
     asks: int = 0
 
 
-def asked(pace: Pace, *, round_ms: float | None) -> Pace:
+def count_draft_request(pace: Pace, *, round_ms: float | None) -> Pace:
     """Count a wish. `round_ms`: from the end of the last wish's wait to this one, where a round lay between them."""
-    known_ms = pace.round_ms if round_ms is None else _timed(pace.round_ms, round_ms)
+    known_ms = pace.round_ms if round_ms is None else _average_ms(pace.round_ms, round_ms)
     return replace(pace, round_ms=known_ms, asks=pace.asks + 1)
 
 
-def answered(pace: Pace, answer_ms: float) -> Pace:
+def observe_draft_answer(pace: Pace, answer_ms: float) -> Pace:
     """Take in how long an answer took."""
-    return replace(pace, answer_ms=_timed(pace.answer_ms, answer_ms))
+    return replace(pace, answer_ms=_average_ms(pace.answer_ms, answer_ms))
 
 
-def judged(pace: Pace, accepted: int) -> Pace:
+def observe_accepted_tokens(pace: Pace, accepted: int) -> Pace:
     """Take in how many tokens of one sequence's draft the target chose too."""
     return replace(pace, accepted=mean(pace.accepted, accepted))
 
@@ -48,5 +48,5 @@ def patience_ms(pace: Pace, bound_ms: float) -> float:
     return wait_ms if pace.answer_ms <= wait_ms or pace.asks % RETRY_EVERY == 0 else 0.0
 
 
-def _timed(before_ms: float, newest_ms: float) -> float:
+def _average_ms(before_ms: float, newest_ms: float) -> float:
     return mean(before_ms, newest_ms, MANY if before_ms else 0)

@@ -59,7 +59,7 @@ def pays(worth: Worth, round_ms: float) -> bool:
     return worth.cost_ms < worth_ms(worth.accepted, round_ms)
 
 
-def decided(worth: Worth, price: Price) -> Worth:
+def decide_drafting(worth: Worth, price: Price) -> Worth:
     """Return what is known one round later; `asked` says whether to draft in this one. Nothing is risked while a round
     without drafts is not measured."""
     worth = replace(worth, account=worth.account + SHARE)
@@ -83,7 +83,7 @@ def reads(worth: Worth, price: Price, tokens_left: float) -> bool:
     return won_ms >= 0.0 and price.reading_ms <= _HORIZON * won_ms * tokens_left / (1.0 + max(0.0, worth.accepted))
 
 
-def settled(worth: Worth, *, round_ms: float, accepted: float, cost_ms: float, reading: bool) -> Worth:
+def observe_drafted_round(worth: Worth, *, round_ms: float, accepted: float, cost_ms: float, reading: bool) -> Worth:
     """Take in a round with drafts: how many were accepted, per sequence, and what it took beyond `round_ms` (> 0).
 
     Where it was (also) `reading`, what it took says nothing about the next."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from policies.speculation import cost_model, odds, pid, shape_hysteresis, switching
-from policies.speculation.ask import NOTICED, look_every
+from policies.speculation.ask import NOTICED, compute_learn_interval
 from policies.speculation.pid import PidSettings
 from policies.speculation.state import Request, Speculation, base_ms, worth_per_ms
-from policies.speculation.types import Decision, Proposal, Round, Times, Verdict, added_rows
+from policies.speculation.types import Decision, Proposal, Round, Times, Verdict, count_added_rows
 
 USUAL_DRAFT = 4.0
 """So many judged tokens are one dt of the controller."""
@@ -18,7 +18,7 @@ _NEWEST_DRAFT = 0.2  # the same of what drafting takes
 _BETTER, _WORSE = 0.25, 0.15  # the same of what asking brings: where drafts begin to be right, they often go on so
 
 
-def observed(
+def observe_round(
     state: Speculation,
     now: Round,
     proposals: Sequence[Proposal],
@@ -36,20 +36,24 @@ def observed(
         for place, (accepted, compared), chances, depth in outcomes:
             if compared and chances and not place.fixed:
                 judged = chances[: max(depth, compared)]
-                moved[place.key] = _moved(state.requests[place.key], state.settings, judged, accepted, compared)
+                moved[place.key] = _step_controllers(
+                    state.requests[place.key], state.settings, judged, accepted, compared
+                )
     requests = {**state.requests, **moved} if moved else state.requests
     if times is None:
         same = state.same._replace(last=0, last_base=0, given_up=0.0)
         return state._replace(requests=requests, rounds=state.rounds + 1, same=same)
-    unasked = not decision.asks and state.rounds % look_every(len(now.places))
+    unasked = not decision.asks and state.rounds % compute_learn_interval(len(now.places))
     if unasked and switching.active(state.switch):
-        rows = now.base_rows + added_rows(now, decision.depths)
+        rows = now.base_rows + count_added_rows(now, decision.depths)
         same = state.same._replace(last=rows, last_base=now.base_rows, given_up=decision.given_up)
         return state._replace(requests=requests, rounds=state.rounds + 1, same=same)
-    return _timed(state, now, requests, decision, proposals, times, tokens_made)
+    return _observe_times(state, now, requests, decision, proposals, times, tokens_made)
 
 
-def _moved(request: Request, settings: PidSettings, chances: Sequence[float], accepted: int, compared: int) -> Request:
+def _step_controllers(
+    request: Request, settings: PidSettings, chances: Sequence[float], accepted: int, compared: int
+) -> Request:
     """Let a request's controllers take in a verdict on draft tokens with these chances (all before included)."""
     limits, controller, learned = request
     tokens = len(chances)
@@ -64,11 +68,11 @@ def _moved(request: Request, settings: PidSettings, chances: Sequence[float], ac
         before = chance
     kept = _PROMISE_KEPT * sum(chances) / tokens
     set_point = kept if kept < settings.set_point else settings.set_point
-    controller, _ = pid.stepped(controller, rate, tokens / USUAL_DRAFT, limits, settings, set_point)
-    return Request(limits, controller, odds.judged(learned, gap, variance))
+    controller, _ = pid.step_pid(controller, rate, tokens / USUAL_DRAFT, limits, settings, set_point)
+    return Request(limits, controller, odds.observe_acceptance_gap(learned, gap, variance))
 
 
-def _timed(
+def _observe_times(
     state: Speculation,
     now: Round,
     requests: Mapping[str, Request],
@@ -79,13 +83,13 @@ def _timed(
 ) -> Speculation:
     """Return what is known of costs and of what speculation gains after a round."""
     sequences, context, same = len(now.places), now.context_tokens, state.same
-    more = added_rows(now, decision.depths)
+    more = count_added_rows(now, decision.depths)
     rows = now.base_rows + more
     plain_ms = base_ms(state, now)
     expected_ms = state.cost.ms(rows, sequences, context) if more else plain_ms
     change_ms = max(0.0, same.change_ms) if state.cost.seen and rows != same.last else 0.0
     steady_ms = times.forward_ms * expected_ms / (expected_ms + change_ms)
-    cost = cost_model.observed(
+    cost = cost_model.observe_forward(
         state.cost, steady_ms, rows=rows, sequences=sequences, context_tokens=context, expected_ms=expected_ms
     )
     spent_ms = times.forward_ms + times.draft_ms
@@ -102,15 +106,15 @@ def _timed(
             brought += (_BETTER if newest > brought else _WORSE) * (newest - brought)
     if state.cost.seen:
         over_ms = times.forward_ms - expected_ms
-        same = shape_hysteresis.observed(same, now.base_rows, rows, decision.given_up, over_ms, expected_ms)
+        same = shape_hysteresis.observe_shape(same, now.base_rows, rows, decision.given_up, over_ms, expected_ms)
     else:
         same = same._replace(last=rows, last_base=now.base_rows)
     ask_ms, step_ms = _drafting(state, now, decision, proposals, times)
     switch = state.switch
     if not switching.active(switch):
-        switch = switching.rested(switch, spent_ms)
+        switch = switching.observe_plain_round(switch, spent_ms)
     elif not decision.forced and (switch.trial or times.draft_ms > NOTICED * times.forward_ms):
-        switch = switching.speculated(switch, gain, spent_ms)
+        switch = switching.observe_speculative_round(switch, gain, spent_ms)
     return Speculation(
         *(cost, state.settings, requests, state.first_depth, switch, mean, step_ms),
         *(state.rounds + 1, same, ask_ms, brought),

@@ -39,7 +39,7 @@ class Odds(NamedTuple):
     spread: float = 0.0
 
 
-def judged(odds: Odds, gap: float, variance: float) -> Odds:
+def observe_acceptance_gap(odds: Odds, gap: float, variance: float) -> Odds:
     """Take in verdicts: `gap` is the sum of outcomes less chances, `variance` the sum of chance * (1 - chance)."""
     surprise = _RECENT * odds.surprise + gap
     spread = _RECENT * _RECENT * odds.spread + variance

@@ -58,13 +58,13 @@ class Pid(NamedTuple):
 DEFAULTS = PidSettings()
 
 
-def begun(depth: float, limits: Limits) -> Pid:
+def start_pid(depth: float, limits: Limits) -> Pid:
     """Return a controller that begins at a depth, as one that is usual for the request's class."""
     start = min(max(depth, limits.least), limits.most)
     return Pid(start, depth=round(start))
 
 
-def stepped(
+def step_pid(
     state: Pid, rate: float, dt: float, limits: Limits, settings: PidSettings = DEFAULTS, set_point: float | None = None
 ) -> tuple[Pid, int]:
     """Take in an acceptance rate (0 to 1) that was observed over `dt` (> 0), and return the depth from now on.

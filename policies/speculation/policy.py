@@ -44,29 +44,29 @@ class DepthPolicy(Protocol):
         """A request ended; an unknown one is ignored."""
         ...
 
-    def renewed(self) -> None:
+    def reset_gain(self) -> None:
         """A drafter came, or came back: what speculation gained without it says nothing about it."""
         ...
 
-    def asked(self, now: Round) -> Asked:
+    def decide_draft_limits(self, now: Round) -> Asked:
         """Return what the drafter is to be asked for."""
         ...
 
-    def decided(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+    def decide_depths(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
         """Return how many of the proposed tokens to verify. Where that is more than were proposed, the rest is filled
         up with any tokens, for the number of rows."""
         ...
 
-    def observed(self, now: Round, done: Done) -> None:
+    def observe_round(self, now: Round, done: Done) -> None:
         """Learn from the round."""
         ...
 
-    def rest(self) -> int:
+    def decide_pause(self) -> int:
         """Return how many of the next rounds the policy need not hear of, as long as no more sequences begin or end
         than were in the last one: it would ask for nothing, and learn nothing."""
         ...
 
-    def rested(self, rounds: int, rows: int) -> None:
+    def observe_pause(self, rounds: int, rows: int) -> None:
         """So many rounds (1 or more) were run without a word to the policy, the last of them with so many `rows` (0: it
         prefilled)."""
         ...

@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from policies.speculation import shape_hysteresis
 from policies.speculation.allocation import (
     LEAST_CHANCE,
+    allocate_depths,
+    allocate_depths_in_widths,
     floor_of,
-    given,
-    offered,
+    rank_candidates,
     reach,
-    shared_out_in_widths,
     worth_taking,
 )
 from policies.speculation.ask import least_chance
 from policies.speculation.state import Speculation, worth_per_ms
 from policies.speculation.types import Decision, Proposal, Round
-from policies.speculation.widths import filled
+from policies.speculation.widths import pad_to_width
 
 _LOOK_EVERY = 64
 _FORCED = 1e6  # the chance of a token that is verified whatever it costs
 
 
-def decided(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> Decision:
+def decide_depths(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> Decision:
     """Return how many tokens of each draft to verify."""
     before, last = now.base_rows + now.filling_rows, state.same.last
     nothing = not any(proposal.tokens for proposal in proposals)
@@ -44,7 +44,7 @@ def decided(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> De
             depth = request.pid.depth
             depth = depth if depth > free else free
             if now.widths:
-                depth = filled(known + depth, now.widths) - known
+                depth = pad_to_width(known + depth, now.widths) - known
             most = most if most < depth else depth
             if proposal.drawn:
                 drawn = True
@@ -62,22 +62,22 @@ def decided(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> De
             for chances, proposal in zip(reaches, proposals, strict=True)
         ]
     if now.widths:
-        added_ms = state.cost.added_ms(before, now.room, len(reaches), now.context_tokens)
-        depths = shared_out_in_widths(bids, [place.known for place in now.places], now.widths, added_ms, value)
+        added_ms = state.cost.estimate_added_ms(before, now.room, len(reaches), now.context_tokens)
+        depths = allocate_depths_in_widths(bids, [place.known for place in now.places], now.widths, added_ms, value)
         return Decision(depths, reaches, forced)
     most = min(now.room, max(longest, last - before))
-    added_ms = state.cost.added_ms(before, most, len(reaches), now.context_tokens) if most > 0 else []
+    added_ms = state.cost.estimate_added_ms(before, most, len(reaches), now.context_tokens) if most > 0 else []
     paid_for = [place.free for place in now.places]
-    offers = offered(bids, paid_for)
+    offers = rank_candidates(bids, paid_for)
     best = worth_taking(offers, added_ms, value)
-    taken, filling, given_up = shape_hysteresis.kept(state.same, before, offers, added_ms, value, best)
-    depths = given(bids, paid_for, offers, taken)
-    if filling and not _filled_up(now, depths, filling):
-        depths, given_up = given(bids, paid_for, offers, best), 0.0
+    taken, filling, given_up = shape_hysteresis.decide_shape(state.same, before, offers, added_ms, value, best)
+    depths = allocate_depths(bids, paid_for, offers, taken)
+    if filling and not _pad_depths(now, depths, filling):
+        depths, given_up = allocate_depths(bids, paid_for, offers, best), 0.0
     return Decision(depths, reaches, forced, given_up)
 
 
-def _filled_up(now: Round, depths: list[int], filling: int) -> bool:
+def _pad_depths(now: Round, depths: list[int], filling: int) -> bool:
     """Make drafts longer by so many tokens in all, where they may be. False: they may not, and are as they were."""
     room = [
         0 if place.fixed else place.most - max(depth, place.free)

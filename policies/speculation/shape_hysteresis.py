@@ -43,7 +43,7 @@ class Kept(NamedTuple):
     given_up: float
 
 
-def kept(
+def decide_shape(
     state: SameRows,
     before: int,
     offers: Sequence[float],
@@ -78,7 +78,9 @@ def more_ms(state: SameRows, base: int, more: int) -> float:
     return changes * max(0.0, state.change_ms) if state.last else 0.0
 
 
-def observed(state: SameRows, base: int, rows: int, given_up: float, over_ms: float, expected_ms: float) -> SameRows:
+def observe_shape(
+    state: SameRows, base: int, rows: int, given_up: float, over_ms: float, expected_ms: float
+) -> SameRows:
     """Take in a forward that only decoded: how many rows, `base` of them without drafts, and how much longer than
     `expected_ms` it took."""
     over_ms = min(max(over_ms, -_CLIP * expected_ms), _CLIP * expected_ms)

@@ -46,16 +46,16 @@ class Speculation(NamedTuple):
     brought: float = _HOPED
 
 
-def begun(state: Speculation, key: str, most: int) -> Speculation:
+def start_request(state: Speculation, key: str, most: int) -> Speculation:
     """A request begins (or goes on after it gave way: then it is known). `most`: the most drafts it may ever have."""
     if key in state.requests:
         return state
     limits = state.settings.limits(most)
-    request = Request(limits, pid.begun(state.first_depth, limits))
+    request = Request(limits, pid.start_pid(state.first_depth, limits))
     return state._replace(requests={**state.requests, key: request})
 
 
-def ended(state: Speculation, key: str) -> Speculation:
+def end_request(state: Speculation, key: str) -> Speculation:
     """A request ended; an unknown one is ignored."""
     if key not in state.requests:
         return state

@@ -39,7 +39,7 @@ def active(switch: Switch) -> bool:
     return switch.on or switch.trial > 0
 
 
-def speculated(switch: Switch, gain: float, round_ms: float) -> Switch:
+def observe_speculative_round(switch: Switch, gain: float, round_ms: float) -> Switch:
     """Take in a round with speculation: its gain (1: as plain decoding), and how long it took."""
     lost_ms = switch.lost_ms + 0.5 * (max(0.0, (1.0 - gain) * round_ms) - switch.lost_ms)
     rounds = switch.rounds + 1
@@ -54,7 +54,7 @@ def speculated(switch: Switch, gain: float, round_ms: float) -> Switch:
     return Switch(mean >= 1.0 + ON_MARGIN, mean, 0, lost_ms)
 
 
-def rested(switch: Switch, round_ms: float) -> Switch:
+def observe_plain_round(switch: Switch, round_ms: float) -> Switch:
     """Take in a round without speculation."""
     saved_ms = switch.saved_ms + PROBE_SHARE * round_ms
     if saved_ms >= TRIAL_ROUNDS * max(switch.lost_ms, 0.1 * round_ms):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.speculation.widths import filled
+from policies.speculation.widths import pad_to_width
 
 
 class Place(NamedTuple):
@@ -72,7 +72,7 @@ class Times(NamedTuple):
     draft_ms: float = 0.0
 
 
-def added_rows(now: Round, depths: Sequence[int]) -> int:
+def count_added_rows(now: Round, depths: Sequence[int]) -> int:
     """Return the rows that these depths add to what is run anyway."""
     if not any(depths):
         return 0
@@ -81,6 +81,6 @@ def added_rows(now: Round, depths: Sequence[int]) -> int:
             [min(place.free, depth) for place, depth in zip(now.places, depths, strict=True) if place.free]
         )
     return sum(
-        filled(place.known + depth, now.widths) - filled(place.known, now.widths)
+        pad_to_width(place.known + depth, now.widths) - pad_to_width(place.known, now.widths)
         for place, depth in zip(now.places, depths, strict=True)
     )

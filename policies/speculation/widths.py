@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def filled(rows: int, widths: Sequence[int]) -> int:
+def pad_to_width(rows: int, widths: Sequence[int]) -> int:
     """Return how many rows are paid for where `rows` are run in forwards of these `widths` (ascending, not empty).
 
     That is up to the next width, and up to a multiple of the widest one beyond it.

@@ -10,7 +10,7 @@ import pytest
 from adapters import registry
 from adapters.contract import LoadedModel, StaticShapes
 from tests.support import tiny_models
-from tests.support.conformance import ADAPTERS, DEVICES, Prepared, load, prepared_by
+from tests.support.conformance import ADAPTERS, DEVICES, Prepared, load, prepare_by
 
 
 @pytest.fixture(scope="session", params=ADAPTERS)
@@ -29,7 +29,7 @@ def prepared(request, tmp_path_factory, shared_store) -> Prepared:
         source.write_text("")
     else:
         source = request.getfixturevalue("first_layers_path")
-    made = prepared_by(adapter, source, shared_store, shapes, weights)
+    made = prepare_by(adapter, source, shared_store, shapes, weights)
     return dataclasses.replace(made, tier=int(tier or 0))
 
 

@@ -88,7 +88,7 @@ def examine(first_layers_path, shared_store) -> Examine:
     store, source = ModelStore(shared_store), ModelSource(first_layers_path, "first", str(first_layers_path))
     store.prepare(source, TokenizerRecipe(), silent)
 
-    def examined(runtime: str, name: str) -> list[Finding]:
+    def examine_class(runtime: str, name: str) -> list[Finding]:
         cap, here = CAPS[name], set(processor().isa)
         if not cap.needs <= here:
             pytest.skip(f"this processor has no {', '.join(sorted(cap.needs - here))}")
@@ -99,7 +99,7 @@ def examine(first_layers_path, shared_store) -> Examine:
             known[runtime, name] = run(runtime, cap, first_layers_path, shared_store)
         return known[runtime, name]
 
-    return examined
+    return examine_class
 
 
 def run(runtime: str, cap: Cap, source: Path, store: Path) -> list[Finding]:

@@ -23,7 +23,7 @@ def test_forward_returns_the_rows_asked_for(model):
     assert some.device_ms >= 0.0
     none = model.forward([Segment(2, 0, tokens, (0, 0)), Segment(3, 0, tokens, (9, 10))])
     assert np.array_equal(bits(none.logits[-1:]), bits(every[9:]))
-    assert model.held(2) == 10
+    assert model.count_cached_positions(2) == 10
 
 
 def test_rollback_leaves_no_trace_of_what_was_rejected(model):
@@ -31,10 +31,10 @@ def test_rollback_leaves_no_trace_of_what_was_rejected(model):
     expected = run(model, 0, tokens, [40])
     run(model, 1, tokens[:20], [20])
     model.forward([Segment(1, 20, wrong, (0, 0))])
-    assert model.held(1) == 32
+    assert model.count_cached_positions(1) == 32
     again = run(model, 1, tokens, [6, 14], start=20)
     assert np.array_equal(bits(again), bits(expected[20:]))
-    assert model.held(1) == 40
+    assert model.count_cached_positions(1) == 40
     deeper = run(model, 1, tokens, [37], start=3)
     assert np.array_equal(bits(deeper), bits(expected[3:]))
 
@@ -45,7 +45,7 @@ def test_release_frees_blocks_and_forgets(model):
     assert model.free_blocks() < model.capabilities.total_blocks
     model.release(4)
     model.release(4)
-    assert model.held(4) == 0
+    assert model.count_cached_positions(4) == 0
     assert model.free_blocks() == model.capabilities.total_blocks
     with pytest.raises(Unsupported):
         model.forward([Segment(4, 70, tokens[:2], (0, 1))])
@@ -72,7 +72,7 @@ def test_a_batch_outside_the_capabilities_is_unsupported_and_changes_nothing(mod
         model.forward([segment])
     with pytest.raises(Unsupported):
         model.forward([Segment(7, 0, [5, 6], (0, 1)), segment])
-    assert model.held(7) == 0
+    assert model.count_cached_positions(7) == 0
     assert model.free_blocks() == before
 
 
@@ -93,19 +93,19 @@ def test_a_full_pool_raises_before_anything_changes_and_serves_on_after_a_releas
         held = 0
         while small.free_blocks() and held < 8 * caps.block_tokens and slot < SLOTS - 1:
             batch = [Segment(slot, held, tokens[: caps.block_tokens // 2], (0, 0))]
-            if small.blocks_needed(batch) > small.free_blocks():
+            if small.count_needed_blocks(batch) > small.free_blocks():
                 break
             small.forward(batch)
             held += caps.block_tokens // 2
     last = SLOTS - 1
     while small.free_blocks():
-        small.forward([Segment(last, small.held(last), tokens[: caps.block_tokens // 2], (0, 0))])
-    before = {slot: small.held(slot) for slot in range(SLOTS)}
-    growing = Segment(last, small.held(last), tokens * 2, (0, 1))
-    assert small.blocks_needed([growing]) > 0
+        small.forward([Segment(last, small.count_cached_positions(last), tokens[: caps.block_tokens // 2], (0, 0))])
+    before = {slot: small.count_cached_positions(slot) for slot in range(SLOTS)}
+    growing = Segment(last, small.count_cached_positions(last), tokens * 2, (0, 1))
+    assert small.count_needed_blocks([growing]) > 0
     with pytest.raises(CapacityError):
         small.forward([growing])
-    assert {slot: small.held(slot) for slot in range(SLOTS)} == before
+    assert {slot: small.count_cached_positions(slot) for slot in range(SLOTS)} == before
     small.release(0)
     small.release(1)
     small.release(2)
@@ -121,7 +121,7 @@ def test_a_remembered_prefix_is_as_good_as_a_computed_one(model):
     model.share(0, tokens)
     free = model.free_blocks()
     assert model.attach(1, tokens) == 3 * size
-    assert model.held(1) == 3 * size
+    assert model.count_cached_positions(1) == 3 * size
     assert model.free_blocks() == free  # two slots, one copy
     again = run(model, 1, tokens, [2, 3], start=3 * size)
     assert np.array_equal(bits(again), bits(expected[3 * size :]))
@@ -157,7 +157,7 @@ def test_a_prefix_outlives_its_slot_until_the_room_is_needed(prepared, model):
     filler, padded = text(small, size, seed=3), max(2, caps.paid_rows)
     slot, taken = 2, 0
     while taken < room - 2:  # all but the two blocks of the younger prefix
-        held = small.held(slot)
+        held = small.count_cached_positions(slot)
         if held >= 4 * size and slot < SLOTS - 1:
             slot, held = slot + 1, 0
         small.forward([Segment(slot, held, filler[: size - padded], (0, 0))])

@@ -54,7 +54,7 @@ def write_gguf(path: Path, config: dict[str, Any], tensors: dict[str, np.ndarray
     writer.add_float32("gemma3.rope.scaling.factor", config["rope_scaling"]["factor"])
     writer.add_float32("gemma3.attention.layer_norm_rms_epsilon", config["rms_norm_eps"])
     for name, values in tensors.items():
-        writer.add_tensor(_renamed(name), values + np.float32(1.0) if "norm" in name else values)
+        writer.add_tensor(_rename_tensor(name), values + np.float32(1.0) if "norm" in name else values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -62,7 +62,7 @@ def write_gguf(path: Path, config: dict[str, Any], tensors: dict[str, np.ndarray
     return path
 
 
-def _renamed(name: str) -> str:
+def _rename_tensor(name: str) -> str:
     whole = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
     if name in whole:
         return whole[name]

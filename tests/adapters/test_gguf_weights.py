@@ -41,7 +41,7 @@ def k_blocks(kind: GGMLQuantizationType, *halves: int) -> np.ndarray:
     return raw.reshape(4, -1)
 
 
-def moved(packed: np.ndarray, kind: GGMLQuantizationType, found: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def measure_errors(packed: np.ndarray, kind: GGMLQuantizationType, found: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Each group's largest error and its step, (rows, groups) both."""
     expected = dequantize(packed, kind).reshape(len(packed), -1, 32)
     ordered = np.diff(np.sort(expected, axis=2), axis=2)
@@ -60,7 +60,7 @@ def test_offsets_that_are_no_whole_steps_are_kept_to_a_fraction_of_a_step(kind, 
     assert isinstance(found, Grouped)
     assert found.bits == 8
     assert (found.zeros == 128).all()  # signed values without zeros: what every runtime multiplies fastest
-    error, step = moved(packed, kind, found)
+    error, step = measure_errors(packed, kind, found)
     assert (error <= most * step + 1e-6).all()
     assert np.median(error / step) < most / 3
 
@@ -73,7 +73,7 @@ def test_with_whole_zeros_offsets_move_by_half_a_step_at_most(kind):
     assert found.bits == 4
     assert found.values.max() == 15
     assert (found.zeros < 16).all()
-    error, step = moved(packed, kind, found)
+    error, step = measure_errors(packed, kind, found)
     near = found.zeros.astype(int) % 15 > 0  # 0 lies among the values
     assert (error <= step * 0.51 + 1e-6)[near].all()
     assert near.mean() > 0.5

@@ -27,21 +27,21 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(lambda: TOKENIZER, WIDTH)
 
 
-def allowed(mask: np.ndarray) -> bytes:
+def list_allowed(mask: np.ndarray) -> bytes:
     return bytes(token for token in np.flatnonzero(mask) if token < 256)
 
 
 def test_a_state_allows_forces_and_ends_by_its_tokens_alone():
     state = compiler().start(Text("json_schema", '{"enum": ["abc", "abd"]}'))
-    assert (state.mask().shape, allowed(state.mask())) == ((WIDTH,), b'"')
-    assert state.forced(()) == list(b'"ab')
-    assert state.forced(b'"abc') == list(b'"')
+    assert (state.mask().shape, list_allowed(state.mask())) == ((WIDTH,), b'"')
+    assert state.find_forced_tokens(()) == list(b'"ab')
+    assert state.find_forced_tokens(b'"abc') == list(b'"')
     assert state.fitting(b'"abx') == 3
-    assert allowed(state.mask()) == b'"'  # asking changed nothing
+    assert list_allowed(state.mask()) == b'"'  # asking changed nothing
     for token in b'"ab':
         state.advance(token)
-    assert allowed(state.mask()) == b"cd"
-    assert state.forced(()) == []
+    assert list_allowed(state.mask()) == b"cd"
+    assert state.find_forced_tokens(()) == []
     for token in b'd"':
         assert not state.ended
         state.advance(token)
@@ -53,7 +53,7 @@ def test_a_state_allows_forces_and_ends_by_its_tokens_alone():
 def test_json_has_one_layout():
     schema = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": [1, 2]}}, "required": ["a", "b"]}
     state = compiler().start(Text("json_schema", json.dumps(schema | {"additionalProperties": False})))
-    assert bytes(state.forced(())) == json.dumps({"a": 1, "b": [1, 2]}).encode()
+    assert bytes(state.find_forced_tokens(())) == json.dumps({"a": 1, "b": [1, 2]}).encode()
 
 
 def test_answers_of_one_grammar_do_not_share_a_place_and_threads_may_prepare():
@@ -64,14 +64,14 @@ def test_answers_of_one_grammar_do_not_share_a_place_and_threads_may_prepare():
     thread.join()
     one, other = grammars.start(grammar), grammars.start(grammar)
     one.advance(ord("a"))
-    assert (allowed(one.mask()), allowed(other.mask())) == (b"b", b"a")
+    assert (list_allowed(one.mask()), list_allowed(other.mask())) == (b"b", b"a")
 
 
 def test_more_grammars_than_are_remembered():
     grammars = compiler()
     for _ in range(2):
         for index in range(40):
-            assert bytes(grammars.start(Text("regex", f"x{index}y")).forced(())) == f"x{index}y".encode()
+            assert bytes(grammars.start(Text("regex", f"x{index}y")).find_forced_tokens(())) == f"x{index}y".encode()
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def config(**changes: Any) -> Callable[[Path], None]:
     return write("config.json", json.dumps(tiny_models.config_of("llama3", **changes)))
 
 
-def pickled(directory: Path) -> None:
+def write_pickle(directory: Path) -> None:
     for path in directory.glob("*.safetensors*"):
         path.unlink()
     (directory / "pytorch_model-00001-of-00002.bin").write_bytes(b"\x80\x04")
@@ -82,7 +82,7 @@ SHARD = "model-00002-of-00002.safetensors"
         (remove("tokenizer.json"), ["no tokenizer.json", "save_pretrained"]),
         (remove("model.safetensors.index.json"), ["no model.safetensors"]),
         (remove(SHARD), [SHARD, "is missing", "2 files"]),
-        (pickled, ["pytorch_model-00001-of-00002.bin", "pickle", "never opened", "save_pretrained"]),
+        (write_pickle, ["pytorch_model-00001-of-00002.bin", "pickle", "never opened", "save_pretrained"]),
         (write("config.json", "{"), ["config.json", "no JSON"]),
         (write("config.json", "[]"), ["config.json", "no JSON object"]),
         (write("model.safetensors.index.json", "{}"), ["index.json", "no safetensors"]),

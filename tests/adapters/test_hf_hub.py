@@ -75,7 +75,7 @@ def environment(hub: Hub, home: Path, **changes: str) -> dict[str, str]:
     return kept | {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "PYTHONPATH": str(ROOT)} | changes
 
 
-def resolved(hub: Hub, home: Path, *sources: str, **changes: str) -> list[dict[str, Any]]:
+def resolve_sources(hub: Hub, home: Path, *sources: str, **changes: str) -> list[dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, "-c", RESOLVE, *sources],
         env=environment(hub, home, **changes),
@@ -120,7 +120,7 @@ def test_what_is_no_id(source: str) -> None:
 
 
 def test_a_model_comes_once_and_stays_at_its_commit(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
-    first, again = resolved(hub, tmp_path, "hf:org/Tiny", "hf:org/Tiny")
+    first, again = resolve_sources(hub, tmp_path, "hf:org/Tiny", "hf:org/Tiny")
     commit = hub.commit("org/Tiny")
     assert first["source"] == f"hf:org/Tiny@{commit}"
     assert first["name"] == "tiny"
@@ -135,19 +135,19 @@ def test_a_model_comes_once_and_stays_at_its_commit(hub: Hub, tmp_path: Path, fi
     hub.requests.clear()
     hub.models["org/Tiny"]["config.json"] += b" "  # the hub moves on; this machine stays where it is
     (later, offline) = (
-        resolved(hub, tmp_path, "hf:org/Tiny")[0],
-        resolved(hub, tmp_path, "hf:org/Tiny", HF_HUB_OFFLINE="1")[0],
+        resolve_sources(hub, tmp_path, "hf:org/Tiny")[0],
+        resolve_sources(hub, tmp_path, "hf:org/Tiny", HF_HUB_OFFLINE="1")[0],
     )
     assert later == offline == again
     assert hub.requests == []
-    (moved,) = resolved(hub, tmp_path, f"hf:org/Tiny@{hub.commit('org/Tiny')}")
+    (moved,) = resolve_sources(hub, tmp_path, f"hf:org/Tiny@{hub.commit('org/Tiny')}")
     assert moved["source"].endswith(hub.commit("org/Tiny"))
     assert moved["source"] != first["source"]
 
 
 def test_one_gguf_file_of_a_model(hub: Hub, tmp_path: Path, gguf: bytes) -> None:
     source = "hf:org/ggufs/q4/small-Q4_1.gguf"
-    first, again = resolved(hub, tmp_path, source, source)
+    first, again = resolve_sources(hub, tmp_path, source, source)
     assert first["source"] == f"{source}@{hub.commit('org/ggufs')}"
     assert Path(first["path"]).read_bytes() == gguf
     assert (first["name"], first["files"]) == ("small", [])
@@ -167,15 +167,15 @@ def test_what_goes_wrong_is_told_with_the_way_out(hub: Hub, tmp_path: Path) -> N
         "hf:org/strange": ("ModelRefused", ["MyModel", "LlamaForCausalLM"]),
         "hf:org/code": ("ModelRefused", ["MyModel", "auto_map", "never run"]),
     }
-    for (source, (kind, words)), said in zip(sources.items(), resolved(hub, tmp_path, *sources), strict=True):
+    for (source, (kind, words)), said in zip(sources.items(), resolve_sources(hub, tmp_path, *sources), strict=True):
         assert said["error"] == kind, said
         assert said["text"].startswith(source.partition("@")[0])
         assert all(word in said["text"] for word in words), said["text"]
         assert "\n" not in said["text"]
     assert hub.downloads(LARGE) == []  # a model that cannot be run costs no gigabytes
-    (offline,) = resolved(hub, tmp_path, "hf:org/none", HF_HUB_OFFLINE="1")
+    (offline,) = resolve_sources(hub, tmp_path, "hf:org/none", HF_HUB_OFFLINE="1")
     assert (offline["error"], "HF_HUB_OFFLINE" in offline["text"]) == ("DownloadFailed", True)
-    (unreachable,) = resolved(hub, tmp_path, "hf:org/none", HF_ENDPOINT="http://127.0.0.1:9")
+    (unreachable,) = resolve_sources(hub, tmp_path, "hf:org/none", HF_ENDPOINT="http://127.0.0.1:9")
     assert (unreachable["error"], "Check the network" in unreachable["text"]) == ("DownloadFailed", True)
 
 
@@ -201,7 +201,7 @@ def large(files: dict[str, bytes]) -> dict[str, bytes]:
 def test_a_download_whose_connection_breaks_goes_on(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
     hub.models["org/large"] = large(files)
     hub.break_after = 15 << 20
-    (said,) = resolved(hub, tmp_path, "hf:org/large")
+    (said,) = resolve_sources(hub, tmp_path, "hf:org/large")
     assert (Path(said["path"]) / LARGE).read_bytes() == hub.models["org/large"][LARGE]
     assert hub.downloads(LARGE) == ["", f"bytes={10 << 20}-"]
 
@@ -218,7 +218,7 @@ def test_after_a_sudden_death_files_that_are_whole_are_kept(hub: Hub, tmp_path: 
         child.kill()
     hub.stall_after = 0
     hub.go_on.set()
-    (said,) = resolved(hub, tmp_path, "hf:org/large")
+    (said,) = resolve_sources(hub, tmp_path, "hf:org/large")
     assert (Path(said["path"]) / second).read_bytes() == hub.models["org/large"][second]
     assert (hub.downloads(first), len(hub.downloads(second))) == ([""], 2)
 
@@ -229,7 +229,7 @@ def test_too_little_space_is_told_before_the_weights_are_asked_for(
     small = {name: raw for name, raw in files.items() if "safetensors" not in name}
     hub.models["org/huge"] = small | {LARGE: b""}
     hub.sizes = {LARGE: 1 << 60}
-    (said,) = resolved(hub, tmp_path, "hf:org/huge")
+    (said,) = resolve_sources(hub, tmp_path, "hf:org/huge")
     assert said["error"] == "DownloadFailed"
     assert "are free" in said["text"]
     assert "HF_HOME" in said["text"]
@@ -246,8 +246,8 @@ def test_a_cache_that_another_tool_filled_is_used(hub: Hub, tmp_path: Path, file
     (storage / "refs" / "main").write_text(commit)
     for name, raw in files.items():
         (snapshot / name).write_bytes(raw)
-    (said,) = resolved(hub, tmp_path, "hf:org/cached", HF_HUB_OFFLINE="1")
+    (said,) = resolve_sources(hub, tmp_path, "hf:org/cached", HF_HUB_OFFLINE="1")
     assert said["source"] == f"hf:org/cached@{commit}"
     shutil.move(snapshot / "model-00002-of-00002.safetensors", tmp_path)
-    (said,) = resolved(hub, tmp_path, "hf:org/cached", HF_HUB_OFFLINE="1")
+    (said,) = resolve_sources(hub, tmp_path, "hf:org/cached", HF_HUB_OFFLINE="1")
     assert "model-00002-of-00002.safetensors" in said["text"]

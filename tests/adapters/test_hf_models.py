@@ -120,7 +120,7 @@ def test_16_bit_weights_are_not_widened_when_a_model_is_loaded(tmp_path: Path, s
 def test_quantised_tensors_are_computed_as_they_are_written(tmp_path: Path, bits: Literal[4, 8]) -> None:
     rng = np.random.default_rng(3)
 
-    def grouped(rows: int) -> Grouped:
+    def build_grouped(rows: int) -> Grouped:
         return Grouped(
             values=rng.integers(0, 2**bits, (rows, 64), dtype=np.uint8),
             scales=rng.uniform(0.01, 0.02, (rows, 2)).astype(np.float16),
@@ -129,7 +129,7 @@ def test_quantised_tensors_are_computed_as_they_are_written(tmp_path: Path, bits
             group_size=32,
         )
 
-    parts = [grouped(6), grouped(3)]
+    parts = [build_grouped(6), build_grouped(3)]
     constants = Constants()
     data = ops.parameter([2, 64], openvino.Type.f32)
     product = ops.matmul(data, constants.weight(parts), False, True)

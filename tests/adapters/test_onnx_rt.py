@@ -40,7 +40,7 @@ def silent(stage: str, fraction: float) -> None:
     """Progress that nobody watches."""
 
 
-def prepared(directory: Path, tiny: Tiny) -> tuple[Path, dict[str, np.ndarray]]:
+def prepare_tiny(directory: Path, tiny: Tiny) -> tuple[Path, dict[str, np.ndarray]]:
     source, target = directory / "tiny.gguf", directory / "prepared"
     arrays = write(source, tiny)
     target.mkdir()
@@ -50,7 +50,7 @@ def prepared(directory: Path, tiny: Tiny) -> tuple[Path, dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("tiny", MODELS.values(), ids=MODELS)
 def test_a_tiny_model_computes_what_the_reference_computes(tmp_path, tiny):
-    target, arrays = prepared(tmp_path, tiny)
+    target, arrays = prepare_tiny(tmp_path, tiny)
     model = ADAPTER.load(target, LoadOptions(slots=4, kv_cache_bytes=8 << 20), silent)
     tokens = [(5 * i * i + 3 * i + 1) % tiny.vocabulary for i in range(40)]
     expected = logits(tiny, arrays, tokens)
@@ -66,7 +66,7 @@ def test_a_tiny_model_computes_what_the_reference_computes(tmp_path, tiny):
 
 
 def test_a_provider_that_is_not_there_is_refused_and_those_there_are_named(tmp_path):
-    target, _ = prepared(tmp_path, MODELS["llama"])
+    target, _ = prepare_tiny(tmp_path, MODELS["llama"])
     with pytest.raises(Unsupported, match=r"no execution provider for 'NPU9'; it has .*CPU"):
         ADAPTER.load(target, LoadOptions(device="NPU9"), silent)
     with pytest.raises(Unsupported, match="bf16"):
@@ -74,7 +74,7 @@ def test_a_provider_that_is_not_there_is_refused_and_those_there_are_named(tmp_p
 
 
 def test_the_device_that_is_stated_is_the_one_that_the_session_took(tmp_path):
-    target, _ = prepared(tmp_path, MODELS["llama"])
+    target, _ = prepare_tiny(tmp_path, MODELS["llama"])
     model = ADAPTER.load(target, LoadOptions(slots=1, kv_cache_bytes=1 << 20), silent)
     assert model.capabilities.device == "CPU"
     assert [device.name for device in ADAPTER.devices()] == ["CPU"]
@@ -125,7 +125,7 @@ def test_an_npu_provider_that_is_there_is_refused_with_the_reason(device):
 
 def test_a_session_that_fell_back_to_another_provider_is_refused(tmp_path, monkeypatch):
     """The runtime says that CUDA is there, and its session takes the CPU: what happens where a driver is missing."""
-    target, _ = prepared(tmp_path, MODELS["llama"])
+    target, _ = prepare_tiny(tmp_path, MODELS["llama"])
     names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: names)
     assert [device.name for device in ADAPTER.devices()] == ["CUDA", "CPU"]
@@ -144,7 +144,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.parametrize("missing", ["onnxruntime", "onnx"])
 def test_a_missing_library_is_answered_with_the_install_command(tmp_path, monkeypatch, missing):
-    target, _ = prepared(tmp_path, MODELS["llama"])
+    target, _ = prepare_tiny(tmp_path, MODELS["llama"])
 
     def version(name: str) -> str:
         if name == missing:
@@ -212,7 +212,7 @@ def test_a_block_is_whole_pages_and_a_pool_is_not_too_many_pieces(head_bytes, bu
 
 
 def test_the_kv_budget_bounds_what_slots_can_hold(tmp_path):
-    target, _ = prepared(tmp_path, MODELS["llama"])
+    target, _ = prepare_tiny(tmp_path, MODELS["llama"])
     model = ADAPTER.load(target, LoadOptions(slots=8, kv_cache_bytes=1 << 20, max_batch_rows=256), silent)
     caps, spec = model.capabilities, model.spec
     assert caps.total_blocks * caps.block_tokens * spec.bytes_per_token <= 1 << 20
@@ -221,7 +221,7 @@ def test_the_kv_budget_bounds_what_slots_can_hold(tmp_path):
 
 def test_kernel_exactness_decodes_several_sequences_as_bit_does(tmp_path):
     """Choices agree on float32 weights, though the last bits may not; order and gaps of slots do not matter."""
-    target, arrays = prepared(tmp_path, MODELS["llama"])
+    target, arrays = prepare_tiny(tmp_path, MODELS["llama"])
     texts = {slot: [(7 * slot + 5 * i) % 64 for i in range(10 + slot)] for slot in (5, 1, 2, 0, 7)}
     options = LoadOptions(slots=8, kv_cache_bytes=8 << 20, exactness=Exactness.KERNEL)
     model = ADAPTER.load(target, options, silent)

@@ -27,7 +27,7 @@ def whole(directory: Path) -> Path:
     return tiny_models.write_model(directory / "whole", "llama")
 
 
-def reduced(directory: Path, **changes: object) -> Path:
+def write_reduced(directory: Path, **changes: object) -> Path:
     """The same weights with an output layer over KEPT."""
     return tiny_models.write_reduced(directory / "draft", whole(directory), KEPT, "0123456789abcdef", **changes)
 
@@ -54,7 +54,7 @@ def test_rows_are_columns_of_the_whole_models(
     tmp_path: Path, shared_store: Path, adapter: str, shapes: StaticShapes
 ) -> None:
     rows = []
-    for directory in (whole(tmp_path), reduced(tmp_path)):
+    for directory in (whole(tmp_path), write_reduced(tmp_path)):
         model = load(directory, shared_store, adapter, shapes)
         rows.append(model.forward([Segment(0, 0, TOKENS, (0, len(TOKENS)))]).logits.copy())
         spec = model.spec
@@ -79,7 +79,7 @@ def test_rows_are_columns_of_the_whole_models(
     ],
 )
 def test_a_wrong_table_is_refused(tmp_path: Path, table: np.ndarray | None, reason: str) -> None:
-    directory = reduced(tmp_path)
+    directory = write_reduced(tmp_path)
     tensors = load_file(directory / "model.safetensors")
     del tensors["d2t"]
     save_file(tensors if table is None else tensors | {"d2t": table}, directory / "model.safetensors")
@@ -89,9 +89,9 @@ def test_a_wrong_table_is_refused(tmp_path: Path, table: np.ndarray | None, reas
 
 def test_a_tied_head_cannot_be_reduced(tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match="draft_vocab_size"):
-        resolve(str(reduced(tmp_path, tie_word_embeddings=True)), Path())
+        resolve(str(write_reduced(tmp_path, tie_word_embeddings=True)), Path())
 
 
 def test_without_its_targets_vocabulary_a_tokenizer_is_needed(tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match=r"no tokenizer\.json"):
-        resolve(str(reduced(tmp_path, **{TARGET_FINGERPRINT: None})), Path())
+        resolve(str(write_reduced(tmp_path, **{TARGET_FINGERPRINT: None})), Path())

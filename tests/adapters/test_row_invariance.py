@@ -11,7 +11,7 @@ import pytest
 from adapters.contract import LoadedModel, Segment, Unsupported
 from adapters.invariance import find_variance
 from tests.support import tiny_models
-from tests.support.conformance import ROWS, Prepared, bits, load, prepared_by, run, text
+from tests.support.conformance import ROWS, Prepared, bits, load, prepare_by, run, text
 
 _SLOW_OVER_LONG_CONTEXTS = ("onnx_rt", "torch_device")
 
@@ -95,7 +95,7 @@ def apart(model: LoadedModel, tokens: list[int], start: int, chunks: list[int], 
     for count in chunks:
         batch = [Segment(0, start, tokens[start : start + count], (0, count), apart=True)]
         for slot in range(3, 3 + beside):
-            held = model.held(slot)
+            held = model.count_cached_positions(slot)
             batch.append(Segment(slot, held, others[held : held + 1], (0, 0), apart=True))
         rows.append(model.forward(batch).logits.copy())
         start += count
@@ -124,7 +124,7 @@ def far(prepared: Prepared, model: LoadedModel, tmp_path: Path) -> Iterator[Load
     heads = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64}
     changes = heads | {"num_hidden_layers": 2, "max_position_embeddings": context}
     source = tiny_models.write_model(tmp_path / "far", "llama", kind="BF16", **changes)
-    small = load(prepared_by(prepared.adapter, source, tmp_path / "store", prepared.static))
+    small = load(prepare_by(prepared.adapter, source, tmp_path / "store", prepared.static))
     assert small.capabilities.max_context_tokens == context
     yield small
     small.close()
@@ -137,11 +137,11 @@ def test_long_context_to_its_very_end(far):
     for start in range(0, context - ROWS, ROWS):
         model.forward([Segment(0, start, tokens[start : start + ROWS], (0, 0))])
     start = (context - 1) // ROWS * ROWS if context % ROWS else context - ROWS
-    start = min(start, model.held(0))
+    start = min(start, model.count_cached_positions(0))
     whole = run(model, 0, tokens[:context], [context - start], start=start)
     singles = run(model, 0, tokens[:context], [1, 1, 1], start=context - 3)
     assert np.array_equal(bits(singles), bits(whole[-3:]))
-    assert model.held(0) == context
+    assert model.count_cached_positions(0) == context
     with pytest.raises(Unsupported):
         model.forward([Segment(0, context, [5], (0, 1))])
 

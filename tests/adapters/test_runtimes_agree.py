@@ -49,7 +49,7 @@ def answers(prepared) -> list[tuple[int, list[int]]]:
         text = tokenizer.encode_chat([{"role": "user", "content": json.loads(line)["turns"][0]}])
         begin = len(text) - 1
         for _ in range(ANSWER_TOKENS):
-            start = model.held(0)
+            start = model.count_cached_positions(0)
             row = model.forward([Segment(0, start, text[start:], (len(text) - start - 1, len(text) - start))]).logits
             text.append(int(row.argmax()))
         model.release(0)
@@ -93,7 +93,7 @@ def test_the_runtimes_choose_the_same_tokens(rows):
 def test_the_runtimes_hold_the_same_weights_to_the_bit(prepared, default_model_path):
     """Every matrix of OpenVINO's IR: quantised values and scales."""
     weights = GgufWeights(default_model_path)
-    found = quantised_matrices(prepared["openvino_rt"] / "model.xml")
+    found = list_quantised_matrices(prepared["openvino_rt"] / "model.xml")
     assert len(found) == 5 * weights.spec.layers + 1  # the joined attention inputs count once
     for layer in range(weights.spec.layers):
         parts = [whole(weights, f"{layer}.{part}") for part in ("query", "key", "value")]
@@ -112,7 +112,7 @@ def whole(weights: GgufWeights, name: str) -> np.ndarray:
     return np.concatenate([signed, tensor.scales.view(np.uint16)], axis=1).astype(np.uint16)
 
 
-def quantised_matrices(path: Path) -> list[np.ndarray]:
+def list_quantised_matrices(path: Path) -> list[np.ndarray]:
     """The same of every product in an IR, in the graph's order."""
     import openvino as ov
 

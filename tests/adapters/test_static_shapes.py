@@ -23,7 +23,7 @@ from adapters.model_store import ModelStore
 from adapters.openvino_rt.static_adapter import StaticOpenVinoAdapter
 from adapters.openvino_rt.static_graphs import Compiler
 from adapters.openvino_rt.static_model import StaticModel
-from adapters.openvino_rt.static_plan import planned
+from adapters.openvino_rt.static_plan import plan_shapes
 from adapters.openvino_rt.static_widths import Cover, agreeing, places
 from device_profiles.profile import Exactness
 from tests.support import reference_decoder, tiny_gguf, tiny_models
@@ -106,16 +106,16 @@ def test_a_graph_for_an_npu_has_fixed_shapes_signed_weights_and_plain_operations
     source = tiny_models.write_model(tmp_path / "gemma3", "gemma3", kind="BF16")
     adapter = StaticOpenVinoAdapter("NPU")
     prepared = ModelStore(shared_store).prepare(resolve(str(source), Path()), adapter, silent)
-    plan = planned(LoadOptions(static=ON, slots=1), FACTS, Precision.FP16)
+    plan = plan_shapes(LoadOptions(static=ON, slots=1), FACTS, Precision.FP16)
     compiler = Compiler(openvino.Core(), prepared, "CPU", {"INFERENCE_PRECISION_HINT": "f16"}, plan.cache)
     seen: list[openvino.Model] = []
     compile_model = compiler._compile
 
-    def compiled(model: openvino.Model) -> Any:
+    def note_compilation(model: openvino.Model) -> Any:
         seen.append(model)
         return compile_model(model)
 
-    monkeypatch.setattr(compiler, "_compile", compiled)
+    monkeypatch.setattr(compiler, "_compile", note_compilation)
     compiler.body(8)
     compiler.head(4)
     for model in seen:
@@ -155,7 +155,7 @@ def test_a_device_that_needs_static_shapes_gets_them_and_others_when_asked(tmp_p
 )
 def test_the_context_is_what_model_and_cache_hold_or_what_is_asked_for(static, kv_tokens, expected):
     options = LoadOptions(static=static, slots=3, kv_cache_bytes=kv_tokens * POSITION_BYTES)
-    plan = planned(options, FACTS, Precision.BF16)
+    plan = plan_shapes(options, FACTS, Precision.BF16)
     assert plan.context_tokens == expected
     assert plan.cache.capacity > expected  # one position for padding
     assert plan.cache.capacity % plan.cache.block == 0
@@ -177,7 +177,7 @@ def test_the_context_is_what_model_and_cache_hold_or_what_is_asked_for(static, k
 )
 def test_what_cannot_be_planned_is_refused_with_the_way_out(static, kv_tokens, message):
     with pytest.raises(Unsupported, match=message):
-        planned(LoadOptions(static=static, kv_cache_bytes=kv_tokens * POSITION_BYTES), FACTS, Precision.BF16)
+        plan_shapes(LoadOptions(static=static, kv_cache_bytes=kv_tokens * POSITION_BYTES), FACTS, Precision.BF16)
 
 
 def test_kernel_exactness_keeps_every_width_and_says_so(tmp_path, shared_store):

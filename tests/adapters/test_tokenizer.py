@@ -58,7 +58,7 @@ def write_vocabulary(path: Path, **changes: Any) -> Path:
     return path
 
 
-def prepared(directory: Path, **changes: Any) -> Path:
+def prepare_tokenizer(directory: Path, **changes: Any) -> Path:
     target = directory / "prepared"
     target.mkdir()
     TokenizerRecipe().prepare(write_vocabulary(directory / "v.gguf", **changes), target, lambda *_: None)
@@ -71,7 +71,7 @@ def texts(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(prepared(tmp_path_factory.mktemp("small")))
+    return Tokenizer.load(prepare_tokenizer(tmp_path_factory.mktemp("small")))
 
 
 def test_merges_digits_and_bytes(small: Tokenizer) -> None:
@@ -121,18 +121,18 @@ def test_facts(small: Tokenizer) -> None:
     ],
 )
 def test_ways_to_cut_text(tmp_path: Path, pre: str, pieces: list[str]) -> None:
-    tokenizer = Tokenizer.load(prepared(tmp_path, pre=pre))
+    tokenizer = Tokenizer.load(prepare_tokenizer(tmp_path, pre=pre))
     assert texts(tokenizer, tokenizer.encode("it's 1234ab", special=False)) == pieces
 
 
 def test_qwen2_composes_text_and_smollm_does_not(tmp_path: Path, small: Tokenizer) -> None:
-    qwen2 = Tokenizer.load(prepared(tmp_path, pre="qwen2"))
+    qwen2 = Tokenizer.load(prepare_tokenizer(tmp_path, pre="qwen2"))
     assert qwen2.decode(qwen2.encode("e\u0301", special=False)) == "\u00e9"
     assert small.decode(small.encode("e\u0301", special=False)) == "e\u0301"
 
 
 def test_begin_token(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(prepared(tmp_path, add_bos=True, eot=3))
+    tokenizer = Tokenizer.load(prepare_tokenizer(tmp_path, add_bos=True, eot=3))
     assert tokenizer.encode_prompt("a", special=False) == [1, *tokenizer.encode("a", special=False)]
     assert tokenizer.eos_ids == {0, 2, 3}
 
@@ -154,13 +154,13 @@ def test_begin_token(tmp_path: Path) -> None:
 )
 def test_refusals_name_the_file_and_the_reason(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ModelRefused, match=rf"v\.gguf: .*{reason}"):
-        prepared(tmp_path, **changes)
+        prepare_tokenizer(tmp_path, **changes)
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer.meta.json"])
 @pytest.mark.parametrize("content", [None, "", "{}", "[]", '{"format": 1}'])
 def test_a_damaged_tokenizer_is_refused(tmp_path: Path, file: str, content: str | None) -> None:
-    directory = prepared(tmp_path)
+    directory = prepare_tokenizer(tmp_path)
     (directory / file).unlink()
     if content is not None:
         (directory / file).write_text(content)
@@ -169,7 +169,7 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path, file: str, content: str 
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    directory = prepared(tmp_path)
+    directory = prepare_tokenizer(tmp_path)
     meta = json.loads((directory / "tokenizer.meta.json").read_text())
     meta["vocabulary_fingerprint"] = "0" * 16
     (directory / "tokenizer.meta.json").write_text(json.dumps(meta))
@@ -177,7 +177,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         Tokenizer.load(directory)
 
 
-def pushed(tokenizer: Tokenizer, ids: list[int], cuts: list[int]) -> str:
+def push_pieces(tokenizer: Tokenizer, ids: list[int], cuts: list[int]) -> str:
     decoder = tokenizer.decoder()
     edges = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
     pieces = [decoder.push(ids[start:end]) for start, end in pairwise(edges)]
@@ -190,8 +190,8 @@ def test_pushed_in_any_pieces_the_text_is_the_whole_decode(ids: list[int], cuts:
     toy = Tokenizer.bytes_only()
     whole = bytes(index for index in ids if index < 256).decode("utf-8", "replace")
     assert toy.decode(ids) == whole
-    assert pushed(toy, ids, cuts) == whole
-    assert pushed(toy, ids, list(range(len(ids)))) == whole
+    assert push_pieces(toy, ids, cuts) == whole
+    assert push_pieces(toy, ids, list(range(len(ids)))) == whole
 
 
 @settings(max_examples=300)
@@ -199,7 +199,7 @@ def test_pushed_in_any_pieces_the_text_is_the_whole_decode(ids: list[int], cuts:
 def test_broken_characters_in_text(text: str, junk: list[int], cuts: list[int]) -> None:
     toy = Tokenizer.bytes_only()
     ids = [*toy.encode(text, special=False), *junk, *toy.encode(text[::-1], special=False)]
-    assert pushed(toy, ids, cuts) == bytes(ids).decode("utf-8", "replace")
+    assert push_pieces(toy, ids, cuts) == bytes(ids).decode("utf-8", "replace")
 
 
 @settings(max_examples=200)
@@ -252,7 +252,7 @@ def test_messages_cannot_hold_control_tokens(small: Tokenizer, parts: list[str])
 
 def test_messages_with_parts_are_guarded_too(tmp_path: Path) -> None:
     template = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
-    tokenizer = Tokenizer.load(prepared(tmp_path, template=template))
+    tokenizer = Tokenizer.load(prepare_tokenizer(tmp_path, template=template))
     ids = tokenizer.encode_chat([{"role": "user", "content": [{"type": "text", "text": "<|im_end|>"}]}])
     assert 2 not in ids
     assert tokenizer.decode(ids) == "<|im_end|>"
@@ -266,7 +266,7 @@ def test_a_template_that_refuses_is_quoted(small: Tokenizer) -> None:
 
 
 def test_without_a_template_the_way_out_is_named(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(prepared(tmp_path, template=None))
+    tokenizer = Tokenizer.load(prepare_tokenizer(tmp_path, template=None))
     assert not tokenizer.has_chat_template
     with pytest.raises(TemplateError, match="completions"):
         tokenizer.render_chat([{"role": "user", "content": "x"}])

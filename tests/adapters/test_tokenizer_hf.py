@@ -54,7 +54,7 @@ def write(directory: Path, library: Library, vocabulary: int, **named: Any) -> P
     return directory
 
 
-def prepared(source: Path) -> Tokenizer:
+def prepare_tokenizer(source: Path) -> Tokenizer:
     target = source.with_name(f"{source.name}-prepared")
     target.mkdir()
     TokenizerRecipe().prepare(source, target, lambda *_: None)
@@ -72,7 +72,7 @@ def fingerprint(source: Path) -> str:
 )
 def test_ids_are_the_librarys_and_text_comes_back(tmp_path: Path, style: str, text: str) -> None:
     library = metaspace(style)
-    tokenizer = prepared(write(tmp_path / style, library, 320))
+    tokenizer = prepare_tokenizer(write(tmp_path / style, library, 320))
     ids = tokenizer.encode(text, special=True)
     assert ids == library.encode(text, add_special_tokens=False).ids
     decoded = tokenizer.decode(ids, skip_special=False)
@@ -86,7 +86,7 @@ def test_ids_are_the_librarys_and_text_comes_back(tmp_path: Path, style: str, te
 def test_facts_of_a_metaspace_vocabulary(tmp_path: Path) -> None:
     source = write(tmp_path / "m", metaspace("gemma"), 320, chat_template=[{"name": "default", "template": "{{ 1 }}"}])
     (source / "generation_config.json").write_text('{"eos_token_id": [2, 3]}')
-    tokenizer = prepared(source)
+    tokenizer = prepare_tokenizer(source)
     assert tokenizer.eos_ids == {2, 3}
     assert (tokenizer.bos_id, tokenizer.vocabulary_size) == (1, 320)
     assert tokenizer.encode_prompt("", special=False) == [1]  # the post-processor's begin token
@@ -114,7 +114,7 @@ def test_a_byte_level_vocabulary_is_that_of_its_gguf_file(tmp_path: Path) -> Non
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    theirs, ours = prepared(tmp_path / "m.gguf"), prepared(directory)
+    theirs, ours = prepare_tokenizer(tmp_path / "m.gguf"), prepare_tokenizer(directory)
     assert fingerprint(directory) == fingerprint(tmp_path / "m.gguf")
     assert ours.bos_id == theirs.bos_id
     assert ours.eos_ids == theirs.eos_ids | {0}  # generation_config.json names one more
@@ -128,7 +128,7 @@ def test_a_length_to_cut_to_is_not_obeyed(tmp_path: Path) -> None:
     library = metaspace("gemma")
     library.enable_truncation(4)
     library.enable_padding(length=8)
-    assert len(prepared(write(tmp_path / "m", library, 320)).encode("hello, " * 9, special=False)) > 20
+    assert len(prepare_tokenizer(write(tmp_path / "m", library, 320)).encode("hello, " * 9, special=False)) > 20
 
 
 def test_added_tokens_behind_the_model_are_left_out(tmp_path: Path) -> None:
@@ -136,13 +136,13 @@ def test_added_tokens_behind_the_model_are_left_out(tmp_path: Path) -> None:
     library = metaspace("gemma")
     size = library.get_vocab_size()
     library.add_special_tokens(["<image_soft_token>"])
-    tokenizer = prepared(write(tmp_path / "m", library, size))
+    tokenizer = prepare_tokenizer(write(tmp_path / "m", library, size))
     assert tokenizer.vocabulary_size == size
     assert max(tokenizer.encode("hello<image_soft_token>", special=True)) < size
 
 
 def test_a_control_token_in_a_message_is_plain_text(tmp_path: Path) -> None:
-    tokenizer = prepared(tiny_models.write_model(tmp_path / "m", "llama3"))
+    tokenizer = prepare_tokenizer(tiny_models.write_model(tmp_path / "m", "llama3"))
     ids = tokenizer.encode_chat([{"role": "user", "content": "hello<|im_end|>"}])
     assert ids.count(2) == 1
     assert ids[0] == 3
@@ -162,7 +162,7 @@ def wordpiece() -> Library:
 )
 def test_other_tokenizers_are_refused(tmp_path: Path, library: Library, vocabulary: int, words: list[str]) -> None:
     with pytest.raises(ModelRefused) as caught:
-        prepared(write(tmp_path / "m", library, vocabulary))
+        prepare_tokenizer(write(tmp_path / "m", library, vocabulary))
     assert all(word in str(caught.value) for word in words)
 
 
@@ -171,4 +171,4 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path, text: str) -> None:
     directory = write(tmp_path / "m", metaspace("gemma"), 320)
     (directory / "tokenizer.json").write_text(text)
     with pytest.raises(ModelRefused, match=r"tokenizer\.json"):
-        prepared(directory)
+        prepare_tokenizer(directory)

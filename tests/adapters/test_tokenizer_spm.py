@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adapters.contract import ModelRefused
 from adapters.tokenizer import Tokenizer
-from tests.support.vocabularies import written
+from tests.support.vocabularies import write_vocabulary
 
 BYTES = [f"<0x{value:02X}>" for value in range(256)]
 # Scores fall as SentencePiece's BPE trainer gives them: in the order in which joins were learnt, letters last.
@@ -35,7 +35,7 @@ def tokenizer(directory: Path, *, prefix: bool, scores: list[float] | None = Non
     writer.add_eos_token_id(1)
     writer.add_unk_token_id(3)
     writer.add_add_space_prefix(prefix)
-    return written(writer, directory)
+    return write_vocabulary(writer, directory)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return tokenizer(tmp_path_factory.mktemp("spm"), prefix=False)
 
 
-def joined(text: str) -> list[str]:
+def join_pieces(text: str) -> list[str]:
     """Join the neighbours with the best score, the leftmost of them, until none can be joined."""
     parts = list(text.replace(" ", "▁"))
     while True:
@@ -63,7 +63,7 @@ def joined(text: str) -> list[str]:
 @settings(max_examples=300)
 @given(text=st.text(alphabet=" theinrgad日本", min_size=1, max_size=24))
 def test_ids_follow_sentencepieces_rule(plain: Tokenizer, text: str) -> None:
-    expected = [TOKENS.index(part) for part in joined(text)]
+    expected = [TOKENS.index(part) for part in join_pieces(text)]
     assert plain.encode(text, special=False) == expected
 
 

@@ -19,7 +19,7 @@ from adapters.device_facts import device_facts
 from adapters.hf_directory import open_weights
 from adapters.invariance import find_variance
 from tests.adapters.test_hf_reference import TOKENS, VARIANTS
-from tests.adapters.test_torch_device import prepared, silent
+from tests.adapters.test_torch_device import prepare_variant, silent
 from tests.support import reference_decoder
 from tools import bench_cuda
 
@@ -33,7 +33,7 @@ OPTIONS = LoadOptions(device="CUDA:0", slots=4, kv_cache_bytes=64 << 20)
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_family_computes_what_the_reference_computes(tmp_path, variant):
-    source, target = prepared(tmp_path, variant)
+    source, target = prepare_variant(tmp_path, variant)
     model = ADAPTER.load(target, replace(OPTIONS, activations=Precision.FP32), silent)
     model.forward([Segment(2, 0, TOKENS[:70], (0, 0))])  # as it comes
     rows = [model.forward([Segment(2, start, TOKENS[start : start + 5], (0, 5))]).logits.copy() for start in (70, 75)]
@@ -44,7 +44,7 @@ def test_a_family_computes_what_the_reference_computes(tmp_path, variant):
 
 @pytest.mark.parametrize("variant", ["llama", "gemma2", "gemma3"])
 def test_rows_are_invariant_in_bf16(tmp_path, variant):
-    _, target = prepared(tmp_path, variant)
+    _, target = prepare_variant(tmp_path, variant)
     model = ADAPTER.load(target, OPTIONS, silent)
     assert model.capabilities.activations is Precision.BF16
     assert model.capabilities.row_invariant
@@ -53,7 +53,7 @@ def test_rows_are_invariant_in_bf16(tmp_path, variant):
 
 
 def test_a_prefill_and_graphs_give_one_sequence_the_same_bits(tmp_path):
-    _, target = prepared(tmp_path, "llama")
+    _, target = prepare_variant(tmp_path, "llama")
     model = ADAPTER.load(target, OPTIONS, silent)
     tokens = TOKENS * 5
     whole = model.forward([Segment(0, 0, tokens, (0, len(tokens)))]).logits.copy()
@@ -63,7 +63,7 @@ def test_a_prefill_and_graphs_give_one_sequence_the_same_bits(tmp_path):
 
 
 def test_the_time_of_a_forward_is_the_devices(tmp_path):
-    _, target = prepared(tmp_path, "llama")
+    _, target = prepare_variant(tmp_path, "llama")
     model = ADAPTER.load(target, OPTIONS, silent)
     model.forward([Segment(0, 0, TOKENS[:5], (4, 5))])
     assert 0.0 < model.forward([Segment(0, 5, TOKENS[5:10], (4, 5))]).device_ms < 50.0
@@ -71,7 +71,7 @@ def test_the_time_of_a_forward_is_the_devices(tmp_path):
 
 
 def test_a_pool_that_the_device_cannot_hold_is_out_of_memory(tmp_path):
-    _, target = prepared(tmp_path, "llama")
+    _, target = prepare_variant(tmp_path, "llama")
     total = torch.cuda.get_device_properties(0).total_memory
     with pytest.raises(OutOfMemory, match="out of memory"):
         ADAPTER.load(target, replace(OPTIONS, kv_cache_bytes=2 * total), silent)

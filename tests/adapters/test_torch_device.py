@@ -28,8 +28,8 @@ from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.spec import Grouped
 from adapters.hf_directory import open_weights
 from adapters.kv_blocks import BlockPool
-from adapters.torch_device.failures import typed
-from adapters.torch_device.graphs import Graphs, StaticInputs, filled, size_of
+from adapters.torch_device.failures import classify_failure
+from adapters.torch_device.graphs import Graphs, StaticInputs, pad_inputs, size_of
 from adapters.torch_device.linear import EightBitLinear, FourBitLinear, PackedLinear, PlainLinear, TiledLinear, packs
 from adapters.torch_device.model import shapes_for
 from adapters.torch_device.plan import Plan, Shapes, plan
@@ -47,7 +47,7 @@ def silent(stage: str, fraction: float) -> None:
     """Progress that nobody watches."""
 
 
-def prepared(root: Path, variant: str) -> tuple[Path, Path]:
+def prepare_variant(root: Path, variant: str) -> tuple[Path, Path]:
     """A tiny model's directory, and what the adapter made of it."""
     name, changes = VARIANTS[variant]
     source = tiny_models.write_model(root / "model", name, **changes)
@@ -59,7 +59,7 @@ def prepared(root: Path, variant: str) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_family_computes_what_the_reference_computes(tmp_path, variant):
-    source, target = prepared(tmp_path, variant)
+    source, target = prepare_variant(tmp_path, variant)
     model = ADAPTER.load(target, OPTIONS, silent)
     assert model.capabilities.weights == "fp32"
     model.forward([Segment(2, 0, TOKENS[:50], (0, 0))])
@@ -72,7 +72,7 @@ def test_a_family_computes_what_the_reference_computes(tmp_path, variant):
 def test_bfloat16_is_the_models_own_within_its_rounding(tmp_path):
     if Precision.BF16 not in ADAPTER.devices()[0].precisions:
         pytest.skip("torch does not compute in bf16 natively on this processor")
-    source, target = prepared(tmp_path, "llama")
+    source, target = prepare_variant(tmp_path, "llama")
     model = ADAPTER.load(target, LoadOptions(slots=4, kv_cache_bytes=8 << 20, activations=Precision.BF16), silent)
     assert model.capabilities.activations is model.capabilities.kv_cache is Precision.BF16
     assert model.capabilities.weights == "fp32, held in bf16"
@@ -128,7 +128,7 @@ def test_what_torchao_made_is_kept_to_the_bit_and_is_near_the_weights(tmp_path, 
 
 
 def test_weights_that_torch_does_not_hold_are_refused_and_torchao_is_named(tmp_path, monkeypatch):
-    source, _ = prepared(tmp_path, "llama")
+    source, _ = prepare_variant(tmp_path, "llama")
     with pytest.raises(Unsupported, match="int8 or int4"):
         ADAPTER.prepare(source, tmp_path, silent, Precision.FP16)
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
@@ -137,7 +137,7 @@ def test_weights_that_torch_does_not_hold_are_refused_and_torchao_is_named(tmp_p
 
 
 def test_quantised_weights_are_held_as_they_are_in_bfloat16_and_said_to_be_widened_in_float32(tmp_path):
-    source, _ = prepared(tmp_path, "llama")
+    source, _ = prepare_variant(tmp_path, "llama")
     target = tmp_path / "int8"
     target.mkdir()
     ADAPTER.prepare(source, target, silent, Precision.INT8)
@@ -155,7 +155,7 @@ def test_quantised_weights_are_held_as_they_are_in_bfloat16_and_said_to_be_widen
 
 @pytest.mark.parametrize("damage", ["decoder.json", "layer-00002.safetensors", "rest.safetensors"])
 def test_damaged_files_are_refused_by_name(tmp_path, damage):
-    _, target = prepared(tmp_path, "llama")
+    _, target = prepare_variant(tmp_path, "llama")
     (target / damage).write_bytes(b"{")
     with pytest.raises(ModelRefused, match=damage):
         ADAPTER.load(target, OPTIONS, silent)
@@ -163,7 +163,7 @@ def test_damaged_files_are_refused_by_name(tmp_path, damage):
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])
 def test_a_missing_library_is_answered_with_the_install_command(tmp_path, monkeypatch, missing):
-    _, target = prepared(tmp_path, "llama")  # needs neither
+    _, target = prepare_variant(tmp_path, "llama")  # needs neither
     monkeypatch.setitem(sys.modules, missing, None)
     for call in (ADAPTER.devices, functools.partial(ADAPTER.load, target, OPTIONS, silent)):
         with pytest.raises(AdapterUnavailable, match=rf"{missing} is not installed: pip install 'outrider\[torch\]'"):
@@ -171,7 +171,7 @@ def test_a_missing_library_is_answered_with_the_install_command(tmp_path, monkey
 
 
 def test_a_device_that_is_not_there_is_refused_and_those_there_are_named(tmp_path):
-    _, target = prepared(tmp_path, "llama")
+    _, target = prepare_variant(tmp_path, "llama")
     with pytest.raises(Unsupported, match=r"no device 'CUDA:9' here; there is CPU"):
         ADAPTER.load(target, LoadOptions(device="CUDA:9"), silent)
     with pytest.raises(Unsupported, match="fp16"):
@@ -179,7 +179,7 @@ def test_a_device_that_is_not_there_is_refused_and_those_there_are_named(tmp_pat
 
 
 def test_a_pool_that_memory_does_not_hold_is_out_of_memory(tmp_path):
-    _, target = prepared(tmp_path, "llama")
+    _, target = prepare_variant(tmp_path, "llama")
     with pytest.raises(OutOfMemory, match="torch ran out of memory"):
         ADAPTER.load(target, LoadOptions(kv_cache_bytes=1 << 60), silent)
 
@@ -196,11 +196,11 @@ def test_a_pool_that_memory_does_not_hold_is_out_of_memory(tmp_path):
     ],
 )
 def test_failures_have_types(error, kind):
-    assert type(typed(error)) is kind
+    assert type(classify_failure(error)) is kind
 
 
 def test_an_unknown_token_is_refused_before_it_reaches_the_device(tmp_path):
-    _, target = prepared(tmp_path, "llama")
+    _, target = prepare_variant(tmp_path, "llama")
     model = ADAPTER.load(target, OPTIONS, silent)
     with pytest.raises(Unsupported, match="outside the vocabulary"):
         model.forward([Segment(0, 0, [1, 320], (0, 1))])
@@ -243,7 +243,7 @@ def runner_over(target: Path, kv_cache_bytes: int = 8 << 20) -> tuple[Any, Block
 @pytest.mark.parametrize("variant", ["llama", "gemma2", "gemma3"])
 def test_a_forward_filled_up_to_a_graph_computes_the_same(tmp_path, variant, exactness):
     """Everything of CUDA's small forwards but the capture, on the CPU."""
-    _, target = prepared(tmp_path, variant)
+    _, target = prepare_variant(tmp_path, variant)
     runner, pool, graphs = runner_over(target)
     shapes = shapes_for("cuda", exactness)
     for slot, held in ((0, 33), (2, 5)):
@@ -258,7 +258,7 @@ def test_a_forward_filled_up_to_a_graph_computes_the_same(tmp_path, variant, exa
     assert size is not None
     assert (size.rows, size.tiles, size.tile, size.blocks) == (64 if exactness is Exactness.BIT else 16, 4, 8, 8)
     inputs = StaticInputs(size, runner._device)
-    inputs.send(filled(made, size, pool.total))
+    inputs.send(pad_inputs(made, size, pool.total))
     views = inputs.views
     with torch.inference_mode():
         rows = runner.compute(
@@ -285,7 +285,7 @@ def test_a_product_in_tiles_is_the_product():
 
 
 def test_with_a_fixed_width_every_product_and_every_attention_tile_has_one_shape(tmp_path):
-    _, target = prepared(tmp_path, "llama")
+    _, target = prepare_variant(tmp_path, "llama")
     model: Any = ADAPTER.load(
         target, dataclasses.replace(OPTIONS, numerical_class=ADAPTER.classes(OPTIONS)[-1][0]), silent
     )

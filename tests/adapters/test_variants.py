@@ -88,7 +88,7 @@ def test_a_four_bit_file_keeps_its_four_bits_and_gives_all_formats(tmp_path: Pat
         assert weights.label == f"{precision} (from Q4_1)"
 
 
-def loaded(adapter: Adapter, directory: Path, shared_store: Path, weights: Precision | None) -> LoadedModel:
+def load_variant(adapter: Adapter, directory: Path, shared_store: Path, weights: Precision | None) -> LoadedModel:
     file = resolve(str(directory), Path())
     prepared = ModelStore(shared_store).prepare(file, Variant(adapter, weights), silent)
     options = LoadOptions(
@@ -119,7 +119,7 @@ def test_every_variant_computes_the_model_as_well_as_its_bits_allow(
     directory = tiny_models.write_model(tmp_path / "tiny", "llama3", kind="BF16")
     tokens = [int(token) for token in np.random.default_rng(5).integers(4, 260, LENGTH)]
     expected = reference_decoder.logits(open_weights(directory), tokens)
-    model = loaded(registry.get(name), directory, shared_store, weights)
+    model = load_variant(registry.get(name), directory, shared_store, weights)
     found = model.forward([Segment(0, 0, tokens, (0, LENGTH))]).logits
     error = float(np.sqrt(np.mean((found - expected) ** 2)) / expected.std())
     assert error < most_error

@@ -126,7 +126,7 @@ def app_over(
 
 
 @contextmanager
-def _bound() -> Iterator[socket.socket]:
+def _bind_socket() -> Iterator[socket.socket]:
     with socket.socket() as tcp:
         tcp.bind(("127.0.0.1", 0))
         tcp.listen()  # whoever connects before the server runs waits for it
@@ -136,7 +136,7 @@ def _bound() -> Iterator[socket.socket]:
 @asynccontextmanager
 async def serving(app: FastAPI) -> AsyncIterator[str]:
     """Serve an app on a free port; gives its URL."""
-    with _bound() as tcp:
+    with _bind_socket() as tcp:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
         task = asyncio.create_task(server.serve(sockets=[tcp]))
         try:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.api.choices import merged
+from orchestrator.api.choices import merge_pieces
 from orchestrator.api.logprobs import Echo, chat_logprobs, completion_logprobs
 from orchestrator.api.streaming import Answer, Choice, Piece, TextAssembler, texts
 from orchestrator.clock import SystemClock
@@ -112,5 +112,5 @@ async def test_one_source_that_fails_ends_all():
             closed.append(index)
 
     with pytest.raises(ValueError, match="no"):
-        _ = [piece async for piece in merged([source(index) for index in range(3)])]
+        _ = [piece async for piece in merge_pieces([source(index) for index in range(3)])]
     assert sorted(closed) == [0, 1, 2]

@@ -181,7 +181,7 @@ class Streaming(ScriptedControl):
 def test_decoding_is_idle_ok_or_stalled():
     clock, control = HandClock(), Streaming()
     liveness = Liveness(control, clock, stalled_after_s=30.0)
-    assert liveness.described() == {"status": "idle", "phase": "ready", "last_token_age_s": None, "streams": 0}
+    assert liveness.describe_liveness() == {"status": "idle", "phase": "ready", "last_token_age_s": None, "streams": 0}
     clock.now_s += 1000.0
     liveness.observe_request()
     control.live = 1
@@ -190,10 +190,15 @@ def test_decoding_is_idle_ok_or_stalled():
     liveness.observe_round(msgspec.structs.replace(ROUND, deltas=[]))  # prefill
     clock.now_s += 20.0
     assert liveness.verdict() == "ok"
-    assert liveness.described()["last_token_age_s"] is None
+    assert liveness.describe_liveness()["last_token_age_s"] is None
     liveness.observe_round(ROUND)
     clock.now_s += 31.0
-    assert liveness.described() == {"status": "stalled", "phase": "ready", "last_token_age_s": 31.0, "streams": 1}
+    assert liveness.describe_liveness() == {
+        "status": "stalled",
+        "phase": "ready",
+        "last_token_age_s": 31.0,
+        "streams": 1,
+    }
     liveness.observe_request()  # more requests do not hide it
     assert liveness.verdict() == "stalled"
     control.live = 0

@@ -14,7 +14,7 @@ from openai import APIStatusError
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin.routes import create_admin_app
 from orchestrator.api.metrics.collector import Metrics
-from orchestrator.api.metrics.slo_series import WINDOW_S, Served, met
+from orchestrator.api.metrics.slo_series import WINDOW_S, Served, check_objectives
 from orchestrator.cli.status import goodput_line, objectives_line
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Gauges, SloState
@@ -41,13 +41,13 @@ MS = st.none() | st.floats(0.0, 2000.0)
     ],
 )
 def test_what_a_request_met(served, expected):
-    assert met(BOTH, served) == expected
+    assert check_objectives(BOTH, served) == expected
 
 
 @given(MS, MS, st.booleans(), st.booleans(), st.sampled_from([None, 10.0, 900.0]), st.sampled_from([None, 10.0]))
 def test_a_request_meets_all_where_it_misses_none(ttft_ms, tpot_ms, failed, left, ttft, tpot):
     objectives = Objectives(Objective(ttft), Objective(tpot))
-    found = met(objectives, Served(ttft_ms, tpot_ms, 100.0, failed, left))
+    found = check_objectives(objectives, Served(ttft_ms, tpot_ms, 100.0, failed, left))
     assert set(found) <= {"ttft", "tpot", "all"}
     if found:
         assert found.pop("all") == all(found.values())
@@ -96,7 +96,7 @@ def test_without_objectives_there_are_no_series():
     assert b"outrider_goodput_requests_per_second{" not in metrics.render()
 
 
-async def counted(control: ScriptedControl, **fields: Any) -> dict[str, float | None]:
+async def count_request(control: ScriptedControl, **fields: Any) -> dict[str, float | None]:
     """Send one request by the real client; returns what was counted of it."""
     app = app_over(control, objectives=Objectives(Objective(60_000.0), Objective(60_000.0)))
     async with client_of(app) as client:
@@ -108,17 +108,17 @@ async def counted(control: ScriptedControl, **fields: Any) -> dict[str, float | 
 
 
 async def test_a_request_counts_once_whatever_its_sequences():
-    assert await counted(ScriptedControl(), n=3) == {"met": 1.0, "missed": None}
+    assert await count_request(ScriptedControl(), n=3) == {"met": 1.0, "missed": None}
 
 
 async def test_a_failed_request_misses_and_a_refused_one_is_not_judged():
     failed = RequestError("it failed", status=500, kind="server_error", code="failed")
     refused = RequestError("full", status=429, kind="rate_limit_error", code="queue_full", retry_after_s=3)
-    assert await counted(ScriptedControl(error=failed)) == {"met": None, "missed": 1.0}
-    assert await counted(ScriptedControl(error=refused)) == {"met": None, "missed": None}
+    assert await count_request(ScriptedControl(error=failed)) == {"met": None, "missed": 1.0}
+    assert await count_request(ScriptedControl(error=refused)) == {"met": None, "missed": None}
     away = RequestError("shutting down", status=503, kind="server_error", code="interrupted", retry_after_s=10)
-    assert await counted(ScriptedControl(error=away)) == {"met": None, "missed": None}
-    assert await counted(ScriptedControl(error=away, error_at=1)) == {"met": None, "missed": 1.0}
+    assert await count_request(ScriptedControl(error=away)) == {"met": None, "missed": None}
+    assert await count_request(ScriptedControl(error=away, error_at=1)) == {"met": None, "missed": 1.0}
 
 
 async def test_the_status_has_it():

@@ -13,7 +13,7 @@ TEXT = st.text(alphabet=LETTERS, max_size=40)
 STOPS = st.lists(st.text(alphabet=LETTERS, min_size=1, max_size=4), max_size=4)
 
 
-def cut(text: str, stops: list[str]) -> str:
+def cut_text(text: str, stops: list[str]) -> str:
     """Read letter by letter, and cut where a stop is complete: the longest of those that end there."""
     for end in range(1, len(text) + 1):
         ending = [len(stop) for stop in stops if text[:end].endswith(stop)]
@@ -31,10 +31,10 @@ def test_any_split_gives_the_whole_text_cut_at_the_first_stop(text, stops, sizes
         given_out.append(assembler.push(ids[:size]))
         ids = ids[size:]
         so_far = "".join(given_out)
-        assert cut(text, stops).startswith(so_far)  # nothing is ever retracted
+        assert cut_text(text, stops).startswith(so_far)  # nothing is ever retracted
         assert "\ufffd" not in so_far  # no half character
     given_out.append(assembler.finish())
-    assert "".join(given_out) == cut(text, stops)
+    assert "".join(given_out) == cut_text(text, stops)
     assert assembler.stopped == any(stop in text for stop in stops)
 
 

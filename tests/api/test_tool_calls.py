@@ -18,7 +18,7 @@ ADD = '{"name":"add","arguments":{"a":1,"b":[2,{"c":3}]}}'
 OTHER = '{"name": "other", "arguments": {}}'
 
 
-def parsed(*texts: str) -> tuple[str, list[tuple[str, str]]]:
+def parse_texts(*texts: str) -> tuple[str, list[tuple[str, str]]]:
     """The text outside of calls, and each call's name and arguments."""
     parser = ToolCallParser(NAMES)
     pieces: list[Piece] = []
@@ -41,29 +41,29 @@ def parsed(*texts: str) -> tuple[str, list[tuple[str, str]]]:
     return outside, [(name, arguments) for name, arguments in calls]
 
 
-def tagged(text: str) -> str:
+def tag(text: str) -> str:
     return f"<tool_call>\n{text}\n</tool_call>"
 
 
 FOUND: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("no call here ", "no call here ", []),
-    (tagged(WEATHER), "", [("get_weather", '{"city": "Oslo"}')]),
-    (f"Let me see.\n{tagged(WEATHER)}\n", "Let me see.", [("get_weather", '{"city": "Oslo"}')]),
-    (f"{tagged(WEATHER)}\nand then ", "and then ", [("get_weather", '{"city": "Oslo"}')]),
+    (tag(WEATHER), "", [("get_weather", '{"city": "Oslo"}')]),
+    (f"Let me see.\n{tag(WEATHER)}\n", "Let me see.", [("get_weather", '{"city": "Oslo"}')]),
+    (f"{tag(WEATHER)}\nand then ", "and then ", [("get_weather", '{"city": "Oslo"}')]),
     (
-        f"a {tagged(WEATHER)}\n{tagged(ADD)} b",
+        f"a {tag(WEATHER)}\n{tag(ADD)} b",
         "ab",
         [("get_weather", '{"city": "Oslo"}'), ("add", '{"a":1,"b":[2,{"c":3}]}')],
     ),
     # A brace, a quote and a closing tag inside of a string are text.
-    (tagged('{"name": "add", "arguments": {"x": "}\\"</tool_call>"}}'), "", [("add", '{"x": "}\\"</tool_call>"}')]),
+    (tag('{"name": "add", "arguments": {"x": "}\\"</tool_call>"}}'), "", [("add", '{"x": "}\\"</tool_call>"}')]),
     # The other order, JSON inside of JSON, another name of the arguments, none at all.
-    (tagged('{"arguments": {"a": 1}, "name": "add"}'), "", [("add", '{"a": 1}')]),
-    (tagged('{"name": "add", "arguments": "{\\"a\\": 1}"}'), "", [("add", '{"a": 1}')]),
-    (tagged('{"name": "add", "parameters": {"a": 1}}'), "", [("add", '{"a": 1}')]),
-    (tagged('{"name": "add"}'), "", [("add", "{}")]),
+    (tag('{"arguments": {"a": 1}, "name": "add"}'), "", [("add", '{"a": 1}')]),
+    (tag('{"name": "add", "arguments": "{\\"a\\": 1}"}'), "", [("add", '{"a": 1}')]),
+    (tag('{"name": "add", "parameters": {"a": 1}}'), "", [("add", '{"a": 1}')]),
+    (tag('{"name": "add"}'), "", [("add", "{}")]),
     # More in the object, no closing tag, text where the tag should be.
-    (tagged('{"name": "add", "arguments": {}, "id": {"x": 1}}') + "!", "!", [("add", "{}")]),
+    (tag('{"name": "add", "arguments": {}, "id": {"x": 1}}') + "!", "!", [("add", "{}")]),
     ('<tool_call>{"name": "add", "arguments": {}}', "", [("add", "{}")]),
     ('<tool_call>{"name": "add", "arguments": {}} so', "so", [("add", "{}")]),
     # Cut off by the limit.
@@ -72,26 +72,26 @@ FOUND: list[tuple[str, str, list[tuple[str, str]]]] = [
     ('ok <tool_call>{"name": "ad', 'ok <tool_call>{"name": "ad', []),
     ("ok <tool_", "ok <tool_", []),
     # What looks like a call and is none.
-    (f" {tagged(OTHER)} ", f" {tagged(OTHER)} ", []),
+    (f" {tag(OTHER)} ", f" {tag(OTHER)} ", []),
     ("the tag <tool_call> begins a call", "the tag <tool_call> begins a call", []),
-    (tagged("{}"), tagged("{}"), []),
-    (tagged('{"name": "add", "arguments": [1]}'), tagged('{"name": "add", "arguments": [1]}'), []),
-    (tagged('{"name": 5, "arguments": {}}'), tagged('{"name": 5, "arguments": {}}'), []),
+    (tag("{}"), tag("{}"), []),
+    (tag('{"name": "add", "arguments": [1]}'), tag('{"name": "add", "arguments": [1]}'), []),
+    (tag('{"name": 5, "arguments": {}}'), tag('{"name": 5, "arguments": {}}'), []),
     (f"<tool_call> <tool_call>{WEATHER}</tool_call>", "<tool_call>", [("get_weather", '{"city": "Oslo"}')]),
-    (f"< <tool_call{tagged(WEATHER)}", "< <tool_call", [("get_weather", '{"city": "Oslo"}')]),
+    (f"< <tool_call{tag(WEATHER)}", "< <tool_call", [("get_weather", '{"city": "Oslo"}')]),
 ]
 
 
 @pytest.mark.parametrize(("text", "outside", "calls"), FOUND)
 def test_calls_and_text_are_told_apart_however_they_come(text, outside, calls):
-    assert parsed(text) == (outside, calls)
-    assert parsed(*text) == (outside, calls)
+    assert parse_texts(text) == (outside, calls)
+    assert parse_texts(*text) == (outside, calls)
     for cut in range(len(text)):
-        assert parsed(text[:cut], text[cut:]) == (outside, calls)
+        assert parse_texts(text[:cut], text[cut:]) == (outside, calls)
 
 
 PIECES = st.one_of(
-    st.sampled_from([tagged(WEATHER), "<tool_call>", "</tool_call>", WEATHER, "{", "}", '"', "\\", "\n", " ", "<to"]),
+    st.sampled_from([tag(WEATHER), "<tool_call>", "</tool_call>", WEATHER, "{", "}", '"', "\\", "\n", " ", "<to"]),
     st.text(max_size=5),
 )
 
@@ -101,17 +101,17 @@ PIECES = st.one_of(
 def test_where_the_text_is_cut_changes_nothing(text, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert parsed(*parts) == parsed(text)
+    assert parse_texts(*parts) == parse_texts(text)
 
 
 @given(st.text())
 @example("<tool_call>")
 def test_text_without_an_offered_call_is_kept_to_the_letter(text):
     parser = ToolCallParser([])
-    assert parsed_text(parser, text) == text
+    assert parse_text(parser, text) == text
 
 
-def parsed_text(parser: ToolCallParser, text: str) -> str:
+def parse_text(parser: ToolCallParser, text: str) -> str:
     pieces = [*parser.push(text), *parser.finish()]
     return "".join(piece.text for piece in pieces if isinstance(piece, Text))
 
@@ -126,7 +126,7 @@ JSON: Any = st.recursive(
 @given(st.dictionaries(st.text(), JSON, max_size=3), st.booleans())
 def test_every_json_object_comes_through_as_arguments(arguments, ascii_only):
     text = json.dumps({"name": "add", "arguments": arguments}, ensure_ascii=ascii_only)
-    outside, calls = parsed(*f"x{tagged(text)}y")
+    outside, calls = parse_texts(*f"x{tag(text)}y")
     assert outside == "xy"
     assert calls == [("add", json.dumps(arguments, ensure_ascii=ascii_only))]
 

@@ -53,7 +53,7 @@ def prompt_of(control: ScriptedControl) -> str:
     return TOKENIZER.decode(control.submits[0].prompt, skip_special=False)
 
 
-async def streamed(client: openai.AsyncOpenAI, **body: Any) -> tuple[str, list[dict[str, str]], str | None]:
+async def read_stream(client: openai.AsyncOpenAI, **body: Any) -> tuple[str, list[dict[str, str]], str | None]:
     """What a client puts together from the chunks: content, calls, finish reason."""
     content, calls, finish = "", list[dict[str, str]](), None
     async for chunk in await client.chat.completions.create(**body, stream=True):
@@ -74,7 +74,7 @@ async def streamed(client: openai.AsyncOpenAI, **body: Any) -> tuple[str, list[d
 async def test_calls_are_taken_out_of_the_text(stream, each):
     async with client_of(app_over(answering(TWICE, each))) as client:
         if stream:
-            content, calls, finish = await streamed(client, **CHAT)
+            content, calls, finish = await read_stream(client, **CHAT)
         else:
             choice = (await client.chat.completions.create(**CHAT)).choices[0]
             content, finish = choice.message.content, choice.finish_reason
@@ -100,7 +100,7 @@ async def test_an_answer_that_is_only_a_call_has_no_content():
 async def test_text_without_a_call_is_an_answer_like_any_other(stream):
     async with client_of(app_over(answering(" 1 < 2 <tool_box> "))) as client:
         if stream:
-            assert await streamed(client, **CHAT) == (" 1 < 2 <tool_box> ", [], "stop")
+            assert await read_stream(client, **CHAT) == (" 1 < 2 <tool_box> ", [], "stop")
         else:
             choice = (await client.chat.completions.create(**CHAT)).choices[0]
             assert (choice.message.content, choice.finish_reason) == (" 1 < 2 <tool_box> ", "stop")
@@ -156,7 +156,7 @@ async def test_without_parallel_calls_the_first_ends_the_answer(each):
         assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
         assert choice.finish_reason == "tool_calls"
         await control.until_all_ended()
-        content, calls, finish = await streamed(client, **CHAT, parallel_tool_calls=False)
+        content, calls, finish = await read_stream(client, **CHAT, parallel_tool_calls=False)
     assert (content, len(calls), finish) == ("Let me see.", 1, "tool_calls")
 
 
@@ -241,7 +241,7 @@ async def test_a_forced_choice_is_a_grammar(choice, names):
         assert (f'\\"{name}\\"' in grammar.text) == (name in names)
 
 
-def accepted(grammar: Grammar, text: str) -> tuple[bool, bool]:
+def check_text(grammar: Grammar, text: str) -> tuple[bool, bool]:
     """Whether the text may begin an answer, and whether the answer may end behind it."""
     progress = GrammarCompiler(lambda: TOKENIZER, TOKENIZER.vocabulary_size).start(grammar)
     for byte in text.encode():
@@ -274,7 +274,7 @@ async def test_a_strict_tool_binds_what_begins_as_a_call_and_nothing_else(text, 
         await client.chat.completions.create(**CHAT, parallel_tool_calls=False)
     for submit, expected in zip(control.submits, (many, alone), strict=True):
         assert submit.grammar is not None
-        assert accepted(submit.grammar, text) == expected
+        assert check_text(submit.grammar, text) == expected
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

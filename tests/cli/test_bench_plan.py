@@ -12,8 +12,8 @@ from device_profiles.store import ProfileStore
 from orchestrator.bench.plan.texts import PASSAGE, TEXTS
 from orchestrator.config.load import load_config
 from orchestrator.measuring.texts import TEXTS as PROFILED
-from orchestrator.profiling.work import planned_work
-from tests.support.profiles import simulated_profiles
+from orchestrator.profiling.work import list_work
+from tests.support.profiles import store_simulated_profiles
 
 TOOK_S = 7.0
 
@@ -27,8 +27,8 @@ def config(tmp_path_factory):
         "model: {source: 'simulated:toy?base_ms=4&row_ms=0.2', adapter: simulated, name: toy}\n"
         f"cluster: {{runtime: local}}\nstore: {{directory: {directory / 'store'}}}\n"
     )
-    (work,) = planned_work(load_config(path), directory)
-    made = simulated_profiles(directory / "made", {"SIM": 4.2})
+    (work,) = list_work(load_config(path), directory)
+    made = store_simulated_profiles(directory / "made", {"SIM": 4.2})
     store = ProfileStore(directory / "store" / "profiles")
     store.save(replace(made.devices()[0], fingerprint=work.fingerprint))
     cost = StepCost((1.0, 101.0), (4.2, 24.2))

@@ -10,7 +10,7 @@ from device_profiles.cost import StepCost
 from orchestrator.bench.policy.arms import PLAIN, Timed, policy_of
 from orchestrator.bench.policy.asked import options_of
 from orchestrator.bench.policy.drafters import KINDS, TURNS_EVERY, Drafters
-from orchestrator.bench.policy.recorder import recorded
+from orchestrator.bench.policy.recorder import record_drafts
 from orchestrator.bench.policy.recording import Recording, load, save
 from orchestrator.bench.policy.recovery import recovery
 from orchestrator.bench.policy.requests import requests_of
@@ -105,7 +105,7 @@ def test_a_plain_replay_makes_the_tokens_of_a_plain_run(target, requests):
     runner = Runner(loaded, options, lambda tokens: None)
     runner.read(submits)
     visit = alone(runner.begin(submits, [(0, 1)]))
-    kinds = recorded(submits, visit.outputs, options, loaded, lambda: None)
+    kinds = record_drafts(submits, visit.outputs, options, loaded, lambda: None)
     for kind in KINDS:
         played = replay(
             kinds[kind], policy_of(PLAIN, COSTS, COSTS.forward), COSTS, concurrency=1, most=options.max_depth
@@ -128,7 +128,7 @@ def test_each_drafter_is_what_it_is_called(target, requests):
     loaded, options = target
     submit = requests.all()[0]
     output = [*submit.prompt[-8:]] * 20  # a text that repeats
-    kinds = recorded([submit], {submit.request_id: output}, options, loaded, lambda: None)
+    kinds = record_drafts([submit], {submit.request_id: output}, options, loaded, lambda: None)
     right = {kind: [draft.accepted > 0 for draft in found[0].drafts] for kind, found in kinds.items()}
     steady = slice(16, TURNS_EVERY - 1)
     assert all(right["good"][steady])
@@ -147,7 +147,7 @@ def test_each_drafter_is_what_it_is_called(target, requests):
 def test_a_recording_is_read_as_it_was_written_and_others_are_refused(target, requests, tmp_path):
     loaded, options = target
     outputs = {submit.request_id: [*submit.prompt[-12:]] * 3 for submit in requests.all()}
-    kinds = recorded(requests.all(), outputs, options, loaded, lambda: None)
+    kinds = record_drafts(requests.all(), outputs, options, loaded, lambda: None)
     made = Recording(kinds, COSTS, COSTS.forward, options.max_depth, 2, [1, 2], {"cpus": 2})
     path = tmp_path / "recording.json"
     save(made, path)

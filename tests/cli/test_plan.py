@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from device_profiles.known_devices import known_devices
+from device_profiles.known_devices import load_known_devices
 
 SKETCH = Path(__file__).parents[2] / "docs" / "cluster-sketch.yaml"
 
@@ -127,4 +127,4 @@ def test_files_that_hold_no_plan_are_told(outrider, tmp_path):
 
 def test_the_library_is_listed(outrider):
     shown = outrider("plan", "--library")[1]
-    assert all(name in shown for name in known_devices())
+    assert all(name in shown for name in load_known_devices())

@@ -18,7 +18,7 @@ from tests.support.daemon import configuration, running
 BASE_MS, ROW_MS, LOAD_MS = 4.0, 0.5, 150.0
 
 
-def configured(directory: Path, script: str, extra: str = "") -> str:
+def write_config(directory: Path, script: str, extra: str = "") -> str:
     path = directory / "cluster.yaml"
     path.write_text(
         f"model: {{source: 'simulated:toy?{script}', adapter: simulated, name: toy}}\n"
@@ -44,7 +44,7 @@ def profile(outrider):
 def test_a_scripted_device_comes_out_as_it_was_scripted_and_is_measured_once(tmp_path, profile):
     twin = "{method: model, source: 'simulated:toy?base_ms=1&row_ms=0.1', adapter: simulated}"
     extra = f"drafts: [{{method: suffix}}, {twin}]\n"
-    config = configured(tmp_path, f"base_ms={BASE_MS}&row_ms={ROW_MS}&load_ms={LOAD_MS}", extra)
+    config = write_config(tmp_path, f"base_ms={BASE_MS}&row_ms={ROW_MS}&load_ms={LOAD_MS}", extra)
     found = profile(config)
     target, draft = found["models"]
     cost = msgspec.convert(target["cost"], StepCost)
@@ -79,7 +79,7 @@ def test_a_scripted_device_comes_out_as_it_was_scripted_and_is_measured_once(tmp
 
 
 def test_what_is_damaged_or_old_or_asked_for_is_measured_again(tmp_path, profile):
-    config = configured(tmp_path, "base_ms=0", "drafts: []\n")
+    config = write_config(tmp_path, "base_ms=0", "drafts: []\n")
     first = profile(config, seconds=0.2)["models"][0]
     store = ProfileStore(tmp_path / "store" / "profiles")
     (path,) = (store.directory / "models").iterdir()
@@ -92,7 +92,7 @@ def test_what_is_damaged_or_old_or_asked_for_is_measured_again(tmp_path, profile
 
 
 def test_a_worker_that_dies_is_one_line_and_what_it_found_is_kept(tmp_path, outrider):
-    config = configured(tmp_path, "fault=abort&at=30", "drafts: []\n")
+    config = write_config(tmp_path, "fault=abort&at=30", "drafts: []\n")
     done = outrider("profile", "--config", config, "--seconds", "0.2")
     assert done.returncode == 1
     line = done.stderr.strip().splitlines()[-1]
@@ -149,7 +149,7 @@ def test_beside_a_daemon_that_serves_nothing_is_measured_unless_forced(tmp_path,
 
 
 def test_two_do_not_measure_at_once(tmp_path, outrider):
-    config = configured(tmp_path, "")
+    config = write_config(tmp_path, "")
     directory = tmp_path / "store" / "profiles"
     directory.mkdir(parents=True)
     with FileLock(directory / ".measuring.lock"):
@@ -159,7 +159,7 @@ def test_two_do_not_measure_at_once(tmp_path, outrider):
 
 
 def test_devices_are_listed_with_what_they_are(tmp_path, outrider):
-    config = configured(tmp_path, "")
+    config = write_config(tmp_path, "")
     rows = json.loads(outrider("devices", "--config", config, "--json").stdout)
     cpu = next(row for row in rows if row["runtime"] == "openvino_rt")
     assert cpu["device"] == "CPU"

@@ -42,7 +42,7 @@ def until_all_serve(daemon: Daemon) -> None:
         time.sleep(0.02)
 
 
-def asked(daemon: Daemon, config: dict[str, Any] | None = None, **more: Any) -> tuple[Any, Any, Any]:
+def ask_daemon(daemon: Daemon, config: dict[str, Any] | None = None, **more: Any) -> tuple[Any, Any, Any]:
     """What held for a request (but for its method), how many tokens were drafted, and the header."""
     extra = {} if config is None else {"speculative_config": config}
     raw = daemon.client.completions.with_raw_response.create(**ASK, extra_body=extra, **more)
@@ -69,7 +69,7 @@ def asked(daemon: Daemon, config: dict[str, Any] | None = None, **more: Any) -> 
 )
 def test_a_request_wins_within_the_operators_bounds_and_is_told(daemon, config, held, header):
     ask(daemon.admin, "/admin/speculation", wish({"num_speculative_tokens": 5}, user="ada"))
-    found, drafted, told = asked(daemon, config, user="ada" if config else "eve")
+    found, drafted, told = ask_daemon(daemon, config, user="ada" if config else "eve")
     assert (found, told) == (held, header)
     assert (drafted > 0) == (held[0] != 0) or held[0] is None  # what is bounded is the policy's choice
 
@@ -102,17 +102,17 @@ def test_a_sessions_wish_is_its_own_and_outlives_the_workers(daemon, outrider):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     until_all_serve(daemon)
-    assert asked(daemon, user="ada") == ((0, None, "session", False), 0, "off; by=session")
-    assert asked(daemon, user="eve")[0] == (None, 6, "default", False)
-    assert asked(daemon)[0] == (None, 6, "default", False)
-    assert asked(daemon, {"method": "auto"}, user="ada")[0] == (None, 6, "request", False)
-    found, drafted, _ = asked(daemon, {"num_speculative_tokens": 3}, user="ada")
+    assert ask_daemon(daemon, user="ada") == ((0, None, "session", False), 0, "off; by=session")
+    assert ask_daemon(daemon, user="eve")[0] == (None, 6, "default", False)
+    assert ask_daemon(daemon)[0] == (None, 6, "default", False)
+    assert ask_daemon(daemon, {"method": "auto"}, user="ada")[0] == (None, 6, "request", False)
+    found, drafted, _ = ask_daemon(daemon, {"num_speculative_tokens": 3}, user="ada")
     assert found == (3, None, "request", False)
     assert drafted > 0
     assert outrider("speculation", "reset", "--user", "ada", "--socket", daemon.admin)[0] == 0
     lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if "speculation wished" in line]
     assert [line["wish"] for line in lines if line.get("session") == "ada"][-2:] == ["off", "not wished any more"]
-    assert asked(daemon, user="ada")[0] == (None, 6, "default", False)
+    assert ask_daemon(daemon, user="ada")[0] == (None, 6, "default", False)
 
 
 def test_an_engines_wish_holds_where_nobody_nearer_says_anything(daemon, outrider):
@@ -120,9 +120,9 @@ def test_an_engines_wish_holds_where_nobody_nearer_says_anything(daemon, outride
     outrider("speculation", "at-most", 9, "--engine", 0, *at)
     outrider("speculation", "depth", 3, "--engine", 1, *at)
     # Lone requests go to the first replica.
-    assert asked(daemon)[0] == (None, 6, "engine", True)
+    assert ask_daemon(daemon)[0] == (None, 6, "engine", True)
     outrider("speculation", "auto", "--user", "ada", *at)
-    assert asked(daemon, user="ada")[0] == (None, 6, "session", False)
+    assert ask_daemon(daemon, user="ada")[0] == (None, 6, "session", False)
     code, shown, _ = outrider("speculation", "status", *at)
     assert code == 0
     wishes = [line.partition(";")[0] for line in shown.splitlines()]
@@ -135,7 +135,7 @@ def test_an_engines_wish_holds_where_nobody_nearer_says_anything(daemon, outride
     assert "at most 9; asked by" in outrider("status", *at)[1].replace("\n", "")
     outrider("speculation", "off", *at)
     assert [one["wish"] for one in daemon.status()["speculation"]["engines"]] == ["off", "off"]
-    assert asked(daemon)[0] == (0, None, "engine", False)
+    assert ask_daemon(daemon)[0] == (0, None, "engine", False)
     outrider("speculation", "reset", *at)
     assert daemon.status()["speculation"] == {
         "bounds": {"enabled": True, "most": 6, "least": 2, "fixed": False},
@@ -150,7 +150,7 @@ def test_a_request_keeps_what_stood_when_it_started(daemon):
         next(iter(stream))
         ask(daemon.admin, "/admin/speculation", wish({"method": "off"}, user="ada"))
         assert stream.response.headers["X-Outrider-Speculation"] == "max_speculative_tokens=6; by=default"
-    assert asked(daemon, user="ada")[0] == (0, None, "session", False)
+    assert ask_daemon(daemon, user="ada")[0] == (0, None, "session", False)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ async def foreign(parts: Sequence[bytes]) -> AsyncIterator[str]:
         await asyncio.gather(*answering, return_exceptions=True)
 
 
-async def measured(parts: Sequence[bytes], kind: str = "chat", timeout_s: float = 5.0) -> Outcome:
+async def measure_parts(parts: Sequence[bytes], kind: str = "chat", timeout_s: float = 5.0) -> Outcome:
     outcome = Outcome("k", "c")
     began_s = time.perf_counter()
     async with foreign(parts) as url, open_client() as client:
@@ -69,7 +69,7 @@ async def measured(parts: Sequence[bytes], kind: str = "chat", timeout_s: float 
 
 
 async def test_tokens_are_those_of_the_usage_not_those_of_the_events():
-    outcome = await measured(
+    outcome = await measure_parts(
         [
             OK,
             b": a comment\n\n",
@@ -90,7 +90,7 @@ async def test_tokens_are_those_of_the_usage_not_those_of_the_events():
 
 
 async def test_without_usage_there_is_no_count():
-    outcome = await measured([OK, chat("a"), chat("b", '"stop"'), DONE])
+    outcome = await measure_parts([OK, chat("a"), chat("b", '"stop"'), DONE])
     assert outcome.error == ""
     assert outcome.generated is None
     assert outcome.tpot_s is None
@@ -98,7 +98,7 @@ async def test_without_usage_there_is_no_count():
 
 
 async def test_completions_reasoning_and_speculation_are_read():
-    outcome = await measured(
+    outcome = await measure_parts(
         [
             OK,
             event('{"choices":[{"text":"x","finish_reason":null}]}'),
@@ -111,12 +111,12 @@ async def test_completions_reasoning_and_speculation_are_read():
         kind="completions",
     )
     assert (outcome.text, outcome.drafted, outcome.accepted, outcome.steps) == ("x", 6, 3, 2)
-    thought = await measured([OK, event('{"choices":[{"delta":{"reasoning_content":"hm"}}]}'), DONE])
+    thought = await measure_parts([OK, event('{"choices":[{"delta":{"reasoning_content":"hm"}}]}'), DONE])
     assert thought.text == "hm"
 
 
 async def test_text_with_odd_line_separators_is_one_event():
-    outcome = await measured([OK, chat("a\u2028b\x85c"), DONE])
+    outcome = await measure_parts([OK, chat("a\u2028b\x85c"), DONE])
     assert (outcome.error, outcome.text) == ("", "a\u2028b\x85c")
 
 
@@ -139,7 +139,7 @@ async def test_text_with_odd_line_separators_is_one_event():
     ],
 )
 async def test_every_failure_has_its_kind(parts, kind, message):
-    outcome = await measured(parts)
+    outcome = await measure_parts(parts)
     assert outcome.error == kind
     assert message in outcome.message
     assert "\n" not in outcome.message
@@ -148,14 +148,14 @@ async def test_every_failure_has_its_kind(parts, kind, message):
 
 @pytest.mark.parametrize("parts", [[OK, chat("a"), HANG], [HANG], [OK.replace(b"200 OK", b"500 No"), HANG]])
 async def test_a_server_that_hangs_is_a_timeout(parts):
-    outcome = await measured(parts, timeout_s=0.3)
+    outcome = await measure_parts(parts, timeout_s=0.3)
     assert outcome.error == "timeout"
     assert outcome.end_s < 3.0
 
 
 async def test_an_end_mark_is_the_end_however_the_connection_ends():
     closed = OK.replace(b"Connection", b"Content-Length: 9999\r\nConnection")
-    outcome = await measured([closed, chat("a"), DONE])
+    outcome = await measure_parts([closed, chat("a"), DONE])
     assert outcome.error == ""
 
 

@@ -14,7 +14,7 @@ from orchestrator.bench.prompts import BenchError, spread
 from orchestrator.bench.traffic.arrivals import arrival_times_s
 from orchestrator.bench.traffic.figures import (
     Run,
-    compared,
+    compare_endpoints,
     distribution,
     latencies_ms,
     output_over_time,
@@ -164,9 +164,9 @@ def test_two_endpoints_are_compared_by_ratios_and_by_text():
         return Run([made], 1, latency_s)
 
     runs = [run(1.0, "a"), run(2.0, "a")]
-    found = compared(runs, [summarise(run, None, {}) for run in runs])
+    found = compare_endpoints(runs, [summarise(run, None, {}) for run in runs])
     assert found["ratios"]["e2e_ms_median"] == 0.5
     assert found["ratios"]["output_tok_s"] == 2.0
     assert (found["same_text"], found["same_text_of"]) == (1, 1)
     runs[1].outcomes[0].text = "b"
-    assert compared(runs, [summarise(run, None, {}) for run in runs])["same_text"] == 0
+    assert compare_endpoints(runs, [summarise(run, None, {}) for run in runs])["same_text"] == 0

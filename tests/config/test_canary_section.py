@@ -61,7 +61,7 @@ WRONG = [
 ]
 
 
-def written(directory: Path, tail: str) -> Path:
+def write_config(directory: Path, tail: str) -> Path:
     path = directory / "c.yaml"
     path.write_text(HEAD + tail)
     return path
@@ -69,7 +69,7 @@ def written(directory: Path, tail: str) -> Path:
 
 @pytest.mark.parametrize(("tail", "line", "words"), WRONG, ids=[", ".join(case[2])[:40] for case in WRONG])
 def test_what_cannot_be_tried_is_told_with_its_place(tmp_path, tail, line, words):
-    path = written(tmp_path, tail)
+    path = write_config(tmp_path, tail)
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     found = str(caught.value)
@@ -79,7 +79,7 @@ def test_what_cannot_be_tried_is_told_with_its_place(tmp_path, tail, line, words
 
 
 def test_there_is_none_unless_it_is_asked_for(tmp_path):
-    config = load_config(written(tmp_path, "canary: {speculation: {method: off}}\n"))
+    config = load_config(write_config(tmp_path, "canary: {speculation: {method: off}}\n"))
     assert engine_options(config, tmp_path).canary is None
 
 
@@ -94,7 +94,7 @@ def test_there_is_none_unless_it_is_asked_for(tmp_path):
     ],
 )
 def test_what_is_other_reaches_the_worker(tmp_path, tail, depth, fixed, drafters):
-    found = engine_options(load_config(written(tmp_path, f"{tail}\n")), tmp_path)
+    found = engine_options(load_config(write_config(tmp_path, f"{tail}\n")), tmp_path)
     assert found.canary is not None
     assert (found.canary.max_depth, found.canary.fixed_depth) == (depth, fixed)
     own = found.canary.drafters
@@ -113,7 +113,7 @@ def test_a_draft_of_the_canarys_own_gets_its_threads_and_its_worker(tmp_path):
 
 
 def test_what_differs_and_how_to_keep_it(tmp_path):
-    path = written(
+    path = write_config(
         tmp_path,
         "speculation:\n  num_speculative_tokens: 8\n"
         "canary:\n  share: 0.1\n  speculation: {method: fixed, num_speculative_tokens: 4}\n"

@@ -22,7 +22,7 @@ ROW = re.compile(
 )
 
 
-def documented() -> dict[str, str]:
+def read_documented() -> dict[str, str]:
     """Key -> default, from the tables of docs/configuration.md."""
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     return {row["key"]: row["default"].strip().strip("`") for row in ROW.finditer(text)}
@@ -64,7 +64,7 @@ def yaml_1_2(text: str) -> Any:
     return parse_text(text, Path("example.yaml"))[0]
 
 
-def described() -> dict[str, str]:
+def read_described() -> dict[str, str]:
     """Key -> default, from the schema."""
     schema = json_schema()
     found: dict[str, str] = {}
@@ -92,7 +92,7 @@ def described() -> dict[str, str]:
 
 
 def test_every_key_is_documented_with_its_default_and_no_other_is():
-    assert documented() == described()
+    assert read_documented() == read_described()
 
 
 def test_the_shipped_schema_is_current_and_accepts_the_shipped_configuration():

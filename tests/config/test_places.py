@@ -16,7 +16,7 @@ from tests.support.config import parse_config
 TOY = "model: {source: 'simulated:toy', adapter: simulated}\n"
 
 
-def configured(text: str = ""):
+def configure(text: str = ""):
     return parse_config(TOY + text, Path("c.yaml"))
 
 
@@ -30,16 +30,16 @@ def bare(tmp_path, monkeypatch) -> Path:
 
 
 def test_the_socket_is_where_the_configuration_or_systemd_or_the_session_says(bare, monkeypatch):
-    assert admin_socket_path(configured("api: {admin_socket: /x/y.sock}\n"), 1) == Path("/x/y.sock")
+    assert admin_socket_path(configure("api: {admin_socket: /x/y.sock}\n"), 1) == Path("/x/y.sock")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
-    assert admin_socket_path(configured(), 81) == Path("/run/user/7/outrider-81.sock")
+    assert admin_socket_path(configure(), 81) == Path("/run/user/7/outrider-81.sock")
     monkeypatch.setenv("RUNTIME_DIRECTORY", "/run/outrider:/run/other")
-    assert admin_socket_path(configured(), 81) == Path("/run/outrider/outrider-81.sock")
+    assert admin_socket_path(configure(), 81) == Path("/run/outrider/outrider-81.sock")
     assert not bare.exists()
 
 
 def test_without_a_runtime_directory_a_private_one_is_made_and_used_again(bare):
-    assert admin_socket_path(configured(), 81) == admin_socket_path(configured(), 81) == bare / "outrider-81.sock"
+    assert admin_socket_path(configure(), 81) == admin_socket_path(configure(), 81) == bare / "outrider-81.sock"
     assert stat.S_IMODE(bare.stat().st_mode) == 0o700
 
 
@@ -57,13 +57,13 @@ def _link_elsewhere(place: Path) -> None:
 def test_what_somebody_else_may_have_put_there_is_not_used(bare, trap):
     trap(bare)
     with pytest.raises(ConfigError, match=r"api\.admin_socket") as caught:
-        admin_socket_path(configured(), 81)
+        admin_socket_path(configure(), 81)
     assert str(bare) in str(caught.value)
 
 
 def test_the_store_is_where_the_configuration_or_systemd_or_the_user_keeps_caches(bare, monkeypatch):
-    assert store_directory(configured("store: {directory: /x}\n")) == Path("/x")
+    assert store_directory(configure("store: {directory: /x}\n")) == Path("/x")
     monkeypatch.setenv("XDG_CACHE_HOME", "/home/u/.cache")
-    assert store_directory(configured()) == Path("/home/u/.cache/outrider")
+    assert store_directory(configure()) == Path("/home/u/.cache/outrider")
     monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/outrider:/other")
-    assert store_directory(configured()) == Path("/var/cache/outrider")
+    assert store_directory(configure()) == Path("/var/cache/outrider")

@@ -47,7 +47,7 @@ async def running(
     )
     await control.start()
     try:
-        await asyncio.wait_for(control.settled(), 20.0)
+        await asyncio.wait_for(control.wait_settled(), 20.0)
         yield control
     finally:
         await control.close()
@@ -79,7 +79,7 @@ async def decode(control: TargetControl, meanwhile: Callable[[int], None] = lamb
     return got
 
 
-async def accepted_in_a_stream(control: TargetControl, expected: list[int]) -> int:
+async def count_accepted_in_a_stream(control: TargetControl, expected: list[int]) -> int:
     before = control.view().totals.accepted
     assert await decode(control) == expected
     return control.view().totals.accepted - before
@@ -99,7 +99,7 @@ async def test_the_target_serves_before_its_draft_worker_is_ready(expected):
 
 async def until_it_drafts(control: TargetControl, expected: list[int]) -> None:
     async with asyncio.timeout(30.0):
-        while await accepted_in_a_stream(control, expected) < 100:
+        while await count_accepted_in_a_stream(control, expected) < 100:
             pass
 
 
@@ -136,7 +136,7 @@ async def test_when_the_restarts_are_spent_the_target_goes_on_without(expected, 
         assert draft_of(control).restarts == 1
         assert "gave up after 1 restarts" in draft_of(control).detail
         assert control.view().phase == "ready"
-        assert await accepted_in_a_stream(control, expected) == 0
+        assert await count_accepted_in_a_stream(control, expected) == 0
 
 
 async def test_a_new_target_worker_is_attached_to_the_same_draft_worker(expected):
@@ -164,14 +164,14 @@ async def both(control: TargetControl, expected: list[int]) -> list[int]:
     """Decode on both replicas at once; returns how many drafts each had accepted."""
     before = [one.totals.accepted for one in control.view().replicas]
 
-    async def decoded(key: str) -> list[int]:
+    async def decode_one(key: str) -> list[int]:
         got: list[int] = []
         async with aclosing(control.generate(msgspec.structs.replace(SUBMIT, request_id=key))) as deltas:
             async for delta in deltas:
                 got.extend(delta.tokens)
         return got
 
-    assert list(await asyncio.gather(decoded("one"), decoded("two"))) == [expected, expected]
+    assert list(await asyncio.gather(decode_one("one"), decode_one("two"))) == [expected, expected]
     return [one.totals.accepted - count for one, count in zip(control.view().replicas, before, strict=True)]
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.control.admission import ControlLimits, refuse_or_pass
-from orchestrator.control.event_log import moved_levers
+from orchestrator.control.event_log import describe_slo_change
 from orchestrator.control.port import StateView
 from orchestrator.control.state import TargetState, effective_places, whole
 from orchestrator.control.streams import Streams, Usual
@@ -27,7 +27,7 @@ def gauges(state: SloState | None) -> Gauges:
     return Gauges(0, 0, 1, 1, 0, 0, 0, 0, slo=state)
 
 
-def served(decode_s: float, prefill_ms: float, *, ends: int = 3) -> Streams:
+def serve_streams(decode_s: float, prefill_ms: float, *, ends: int = 3) -> Streams:
     """Streams of which some have ended, so long after their first tokens."""
     streams, now_s = Streams(), 0.0
     for number in range(ends):
@@ -48,10 +48,10 @@ def view(live: int, *, running: int | None = None) -> StateView:
     return whole([state.view(0, live)], "local", streams=live, uptime_s=1.0, draining=False)
 
 
-def asked(live: int, limits: ControlLimits, *, running: int | None = None) -> RequestError | None:
+def refuse_or_none(live: int, limits: ControlLimits, *, running: int | None = None) -> RequestError | None:
     """Return why one more request is refused; a request takes 2 s, and 100 ms to its first token."""
     try:
-        refuse_or_pass(view(live, running=running), limits, served(1.9, 100.0))
+        refuse_or_pass(view(live, running=running), limits, serve_streams(1.9, 100.0))
     except RequestError as error:
         return error
     return None
@@ -59,25 +59,25 @@ def asked(live: int, limits: ControlLimits, *, running: int | None = None) -> Re
 
 def test_a_late_request_is_served_unless_the_operator_asks_otherwise():
     queueing = ControlLimits(4, 100, 1, ttft=TTFT)
-    assert all(asked(live, queueing) is None for live in (0, 4, 50))
+    assert all(refuse_or_none(live, queueing) is None for live in (0, 4, 50))
 
 
 def test_where_late_requests_are_refused_they_are_told_when_to_come_back():
     limits = ControlLimits(4, 100, 1, ttft=TTFT, refuse_late=True)
-    assert asked(3, limits) is None  # a place is free
-    assert asked(9, limits, running=None) is not None
-    found = asked(4, limits)  # one ends every half second, so the first token comes after 600 ms
+    assert refuse_or_none(3, limits) is None  # a place is free
+    assert refuse_or_none(9, limits, running=None) is not None
+    found = refuse_or_none(4, limits)  # one ends every half second, so the first token comes after 600 ms
     assert found is not None
     assert (found.status, found.code, found.retry_after_s) == (429, "slo_ttft", 1)
     assert "0.6 s, later than slo.ttft_ms (500 ms)" in found.message
-    assert asked(3, limits, running=2) is not None  # objectives leave two of four places
+    assert refuse_or_none(3, limits, running=2) is not None  # objectives leave two of four places
 
 
 def test_a_full_queue_says_when_a_request_can_be_in_time():
-    found = asked(20, ControlLimits(4, 16, 1, ttft=TTFT))
+    found = refuse_or_none(20, ControlLimits(4, 16, 1, ttft=TTFT))
     assert found is not None
     assert (found.code, found.retry_after_s) == ("queue_full", 9)  # 17 ends of 0.5 s, less what may be waited
-    without = asked(20, ControlLimits(4, 16, 1))
+    without = refuse_or_none(20, ControlLimits(4, 16, 1))
     assert without is not None
     assert without.retry_after_s == 2  # the mean time between ends
 
@@ -104,8 +104,8 @@ def test_a_replica_has_as_many_places_as_its_objectives_leave(state, places):
 
 def test_moves_are_told_once():
     moved = gauges(slo(2, "admission_gives_way"))
-    assert moved_levers(None, gauges(slo(4))) == ""
-    assert moved_levers(None, moved) == "because"
-    assert moved_levers(moved, moved) == ""
-    assert moved_levers(moved, gauges(slo(4))) == "because"
-    assert moved_levers(moved, gauges(None)) == ""
+    assert describe_slo_change(None, gauges(slo(4))) == ""
+    assert describe_slo_change(None, moved) == "because"
+    assert describe_slo_change(moved, moved) == ""
+    assert describe_slo_change(moved, gauges(slo(4))) == "because"
+    assert describe_slo_change(moved, gauges(None)) == ""

@@ -13,13 +13,13 @@ from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
 from orchestrator.control.plan_keeper import Patience, PlanKeeper
 from orchestrator.errors import WorkerError
-from orchestrator.planning.correction import Corrections, Key, corrected
+from orchestrator.planning.correction import Corrections, Key, correct_costs
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import Asked, Proposal, proposal, propose_here
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Delta, RequestStats, Round
 from policies.serving.drift import FIRST_PAUSE_S, PATIENCE
-from tests.support.profiles import simulated_profiles
+from tests.support.profiles import store_simulated_profiles
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Planned:
 def first_plan(directory, row_ms, replicas=1) -> Proposal:
     toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
     asked = Asked(toy, (), True, Exactness.BIT, 8, replicas, PlacementSection(concurrency=replicas))
-    return propose_here(asked, simulated_profiles(directory, row_ms), {})
+    return propose_here(asked, store_simulated_profiles(directory, row_ms), {})
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Making:
     marked: list[tuple[str, float]] = field(default_factory=list)
 
     def again(self, first: Proposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> Planned:
-        return Planned(proposal(corrected(first.cluster, corrections), first.asked, first.behind))
+        return Planned(proposal(correct_costs(first.cluster, corrections), first.asked, first.behind))
 
     def mark_drifted(self, first: Proposal, key: Key, ratio: float) -> str:
         self.marked.append((key[0], ratio))

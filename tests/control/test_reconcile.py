@@ -48,7 +48,7 @@ async def running(
     control = control_over(limits, sleep, **options)
     await control.start()
     try:
-        await asyncio.wait_for(control.settled(), 20.0)
+        await asyncio.wait_for(control.wait_settled(), 20.0)
         yield control
     finally:
         await control.close()
@@ -345,15 +345,15 @@ async def test_observers_see_every_round_and_cannot_break_it(caplog: pytest.LogC
     rounds: list[Round] = []
     progress: list[Progress] = []
 
-    def broken(event: Round) -> None:
+    def break_control(event: Round) -> None:
         raise ValueError("an observer's own trouble")
 
     control = control_over()
-    control.on_round += [broken, rounds.append]
+    control.on_round += [break_control, rounds.append]
     control.on_progress.append(progress.append)
     await control.start()
     try:
-        assert (await control.settled()).phase == "ready"
+        assert (await control.wait_settled()).phase == "ready"
         assert await decode(control, "a", PROMPT, 4) == engines.tokens(PROMPT, 4)
     finally:
         await control.close()
@@ -369,7 +369,7 @@ async def test_a_cluster_that_cannot_be_opened_is_a_failure_with_its_way_out() -
 
     control = TargetControl(Closed(), [engines.spec()], LIMITS, SystemClock())
     await control.start()
-    view = await control.settled()
+    view = await control.wait_settled()
     assert (view.phase, view.detail) == ("failed", "no cluster there; start one")
     await control.close()
 

@@ -41,7 +41,7 @@ async def running(
     control = TargetControl(LocalCluster(), specs, limits, SystemClock(), sleep)
     await control.start()
     try:
-        await asyncio.wait_for(control.settled(), 20.0)
+        await asyncio.wait_for(control.wait_settled(), 20.0)
         await until(lambda: all(one.phase != "starting" for one in replicas(control)))
         yield control
     finally:
@@ -58,7 +58,7 @@ def kill(replica: ReplicaView) -> None:
     os.kill(replica.ready.pid, signal.SIGKILL)
 
 
-def generated(control: TargetControl) -> list[int]:
+def list_generated(control: TargetControl) -> list[int]:
     return [one.totals.generated for one in replicas(control)]
 
 
@@ -68,7 +68,7 @@ async def test_requests_are_spread_and_none_waits_while_a_place_is_free() -> Non
         await until(lambda: control.view().streams == 6)
         assert [one.streams for one in replicas(control)] == [2, 2, 2]
         assert await asyncio.gather(*tasks) == [engines.tokens([n, 5], 50) for n in range(6)]
-        assert generated(control) == [100, 100, 100]
+        assert list_generated(control) == [100, 100, 100]
 
 
 async def test_a_prompt_goes_where_it_was_computed_unless_that_queue_is_long() -> None:
@@ -77,10 +77,10 @@ async def test_a_prompt_goes_where_it_was_computed_unless_that_queue_is_long() -
         await until(lambda: control.view().streams == 1)
         await decode(control, "first", LONG_PROMPT, 10)
         await busy
-        assert generated(control) == [40, 10]
+        assert list_generated(control) == [40, 10]
         await decode(control, "again", [*LONG_PROMPT, 1, 2, 3], 10)
         await decode(control, "another", PROMPT, 10)
-        assert generated(control) == [50, 20]  # among idle ones, the first by name without a reason for the second
+        assert list_generated(control) == [50, 20]  # among idle ones, the first by name without a reason for the second
         tasks = [asyncio.create_task(decode(control, f"long{n}", LONG_PROMPT, 60)) for n in range(2)]
         await until(lambda: control.view().streams == 2)
         assert [one.streams for one in replicas(control)] == [0, 2]
@@ -98,7 +98,7 @@ async def test_streams_of_a_killed_replica_go_on_at_once_elsewhere() -> None:
 
     async with running(sleep=wait_for_gate, step_s=0.003) as control:
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 80)) for n in range(4)]
-        await until(lambda: min(generated(control)) > 10)
+        await until(lambda: min(list_generated(control)) > 10)
         kill(replicas(control)[0])
         # Nothing starts while the gate is shut: the other replica has to do it all.
         assert await asyncio.gather(*tasks) == [engines.tokens([n], 80) for n in range(4)]
@@ -122,19 +122,19 @@ async def test_what_waits_goes_over_to_a_replica_that_is_back() -> None:
         kill(replicas(control)[0])
         await until(lambda: replicas(control)[0].phase == "restarting")
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 100)) for n in range(4)]
-        await until(lambda: generated(control)[1] > 5)
+        await until(lambda: list_generated(control)[1] > 5)
         assert [one.streams for one in replicas(control)] == [0, 4]
         gate.set()
-        await until(lambda: generated(control)[0] > 5)
+        await until(lambda: list_generated(control)[0] > 5)
         assert await asyncio.gather(*tasks) == [engines.tokens([n], 100) for n in range(4)]
-        assert min(generated(control)) >= 100
+        assert min(list_generated(control)) >= 100
 
 
 @pytest.mark.parametrize("count", [2, 3])
 async def test_when_all_are_killed_at_once_nobody_is_blamed_and_every_stream_goes_on(count: int) -> None:
     async with running(count, step_s=0.003) as control:
         lone = asyncio.create_task(decode(control, "lone", [7], 90))
-        await until(lambda: sum(generated(control)) > 5)
+        await until(lambda: sum(list_generated(control)) > 5)
         for one in replicas(control):
             kill(one)
         assert await lone == engines.tokens([7], 90)
@@ -157,7 +157,7 @@ async def test_one_replica_that_cannot_start_leaves_the_other_to_serve() -> None
     control = TargetControl(LocalCluster(), specs, LIMITS, SystemClock(), at_once)
     await control.start()
     try:
-        assert (await control.settled()).phase == "ready"
+        assert (await control.wait_settled()).phase == "ready"
         await until(lambda: [one.phase for one in replicas(control)] == ["failed", "ready"])
         assert "scripted is failed: no such device" in control.view().detail
         assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
@@ -170,7 +170,7 @@ async def test_a_replica_whose_tokens_would_differ_takes_no_stream() -> None:
     control = TargetControl(LocalCluster(), specs, LIMITS, SystemClock(), at_once)
     await control.start()
     try:
-        await control.settled()
+        await control.wait_settled()
         await until(lambda: sorted(one.phase for one in replicas(control)) == ["failed", "ready"])
         failed = next(one for one in replicas(control) if one.phase == "failed")
         assert "activations" in failed.detail
@@ -212,10 +212,10 @@ def some(*names: str, **options: Any) -> list[WorkerSpec]:
 async def test_replicas_become_more_and_fewer_while_streams_go_on() -> None:
     async with running(1, step_s=0.003) as control:
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 500)) for n in range(6)]
-        await until(lambda: sum(generated(control)) > 10)
+        await until(lambda: sum(list_generated(control)) > 10)
         assert await control.change(some("a", "b", step_s=0.003), []) == [0, 1]
         assert [one.name for one in replicas(control)] == ["target-0", "b"], "what runs as it should stays"
-        await until(lambda: generated(control)[1] > 20)
+        await until(lambda: list_generated(control)[1] > 20)
         assert sum(one.streams for one in replicas(control)) == 6
         kill(replicas(control)[1])
         await until(lambda: replicas(control)[1].totals.restarts == 1 and replicas(control)[1].phase == "ready")
@@ -248,7 +248,7 @@ async def test_what_cannot_serve_beside_the_others_changes_nothing() -> None:
 async def test_a_replica_is_replaced_while_streams_go_on(count: int) -> None:
     async with running(count, step_s=0.003) as control:
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 150)) for n in range(4)]
-        await until(lambda: min(generated(control)) > 10)
+        await until(lambda: min(list_generated(control)) > 10)
         before = replicas(control)[0]
         spec = msgspec.structs.replace(engines.spec(slots=7), name="target-0", environment={"SCRIPTED_DEVICE": "new"})
         await control.change([spec, *some("target-1", step_s=0.003)][:count], [])
@@ -274,7 +274,7 @@ async def test_a_replacement_that_does_not_start_leaves_the_old_one() -> None:
 async def test_a_replica_that_hangs_is_seen_beside_one_that_decodes() -> None:
     async with running(step_s=0.002) as control:
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 1_000_000)) for n in range(2)]
-        await until(lambda: min(generated(control)) > 5)
+        await until(lambda: min(list_generated(control)) > 5)
         ready = replicas(control)[1].ready
         assert ready is not None
         os.kill(ready.pid, signal.SIGSTOP)
@@ -292,7 +292,7 @@ async def test_streams_stay_with_a_replica_of_another_kind_that_is_replaced_unti
     async with running(1, step_s=0.003, activations="bf16") as control:
         old = replicas(control)[0].ready
         task = asyncio.create_task(decode(control, "long", PROMPT, 400))
-        await until(lambda: generated(control)[0] > 5)
+        await until(lambda: list_generated(control)[0] > 5)
         replaced = asyncio.create_task(control.change([engines.spec(activations="fp32")], []))
         await until(lambda: (ready := replicas(control)[0].ready) is not None and ready.activations == "fp32")
         assert await decode(control, "new", [4], 5) == engines.tokens([4], 5)

@@ -11,80 +11,80 @@ from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Delta, Progress, RequestStats, Round, Submit
 
 
-def opened(count: int) -> tuple[Streams, list[Stream]]:
+def open_streams(count: int) -> tuple[Streams, list[Stream]]:
     streams = Streams()
     return streams, [streams.open(Submit(f"r{number}", [number], 100)) for number in range(count)]
 
 
-def sent(streams: Streams) -> list[str]:
+def send_due(streams: Streams) -> list[str]:
     """Send what is due as control does with one replica, which a suspect has for itself."""
     due = streams.due()
     alone = [stream for stream in due if stream.suspect] or ([] if streams.on_trial() else due)
     return [streams.send(stream, "one").request_id.partition("#")[0] for stream in alone]
 
 
-def known(streams: Streams, key: str) -> str:
+def find_sent_id(streams: Streams, key: str) -> str:
     """The id that the worker has for a stream."""
     return next(stream.sent_id for stream in streams.at("one") if stream.key == key)
 
 
 def test_a_lone_stream_is_guilty_at_the_second_death() -> None:
-    streams, (lone,) = opened(1)
-    assert sent(streams) == ["r0"]
-    assert streams.replica_lost("one", 4) is None
-    assert sent(streams) == ["r0"]
-    assert streams.replica_lost("one", 4) is lone
+    streams, (lone,) = open_streams(1)
+    assert send_due(streams) == ["r0"]
+    assert streams.recall_replica("one", 4) is None
+    assert send_due(streams) == ["r0"]
+    assert streams.recall_replica("one", 4) is lone
 
 
 def test_a_token_between_two_deaths_acquits() -> None:
-    streams, _ = opened(1)
+    streams, _ = open_streams(1)
     for _ in range(5):
-        sent(streams)
-        streams.deliver(Delta(known(streams, "r0"), [1]), 0.0)
-        assert streams.replica_lost("one", 4) is None
+        send_due(streams)
+        streams.deliver(Delta(find_sent_id(streams, "r0"), [1]), 0.0)
+        assert streams.recall_replica("one", 4) is None
 
 
 def test_whoever_merely_waited_is_not_blamed() -> None:
-    streams, (first, second) = opened(2)
-    sent(streams)
-    assert streams.replica_lost("one", 1) is None
-    sent(streams)
-    assert streams.replica_lost("one", 1) is first
+    streams, (first, second) = open_streams(2)
+    send_due(streams)
+    assert streams.recall_replica("one", 1) is None
+    send_due(streams)
+    assert streams.recall_replica("one", 1) is first
     assert second.strikes == 0
 
 
 def test_a_death_before_anything_was_sent_blames_nobody() -> None:
-    streams, (lone,) = opened(1)
+    streams, (lone,) = open_streams(1)
     for _ in range(4):
-        assert streams.replica_lost("one", 4) is None
+        assert streams.recall_replica("one", 4) is None
     assert lone.strikes == 0
 
 
 def test_several_suspects_are_tried_one_by_one() -> None:
-    streams, (_, bad, _, late) = opened(4)
+    streams, (_, bad, _, late) = open_streams(4)
     for _ in range(2):
-        assert sent(streams) == ["r0", "r1", "r2", "r3"]
-        assert streams.replica_lost("one", 3) is None
-    assert sent(streams) == ["r0"]
-    assert sent(streams) == []  # the trial is on
-    streams.deliver(Delta(known(streams, "r0"), [1]), 0.0)
-    assert sent(streams) == ["r1"]
-    assert streams.replica_lost("one", 3) is bad
+        assert send_due(streams) == ["r0", "r1", "r2", "r3"]
+        assert streams.recall_replica("one", 3) is None
+    assert send_due(streams) == ["r0"]
+    assert send_due(streams) == []  # the trial is on
+    streams.deliver(Delta(find_sent_id(streams, "r0"), [1]), 0.0)
+    assert send_due(streams) == ["r1"]
+    assert streams.recall_replica("one", 3) is bad
     streams.fail(bad, RequestError("guilty"))
-    assert sent(streams) == ["r2"]
-    streams.deliver(Delta(known(streams, "r2"), [1]), 0.0)
-    assert sent(streams) == ["r0", "r3"]
+    assert send_due(streams) == ["r2"]
+    streams.deliver(Delta(find_sent_id(streams, "r2"), [1]), 0.0)
+    assert send_due(streams) == ["r0", "r3"]
     assert late.strikes == 0
 
 
 def test_a_trial_that_is_cancelled_lets_the_others_go_on() -> None:
-    streams, (first, _) = opened(2)
+    streams, (first, _) = open_streams(2)
     for _ in range(2):
-        sent(streams)
-        streams.replica_lost("one", 4)
-    assert sent(streams) == ["r0"]
+        send_due(streams)
+        streams.recall_replica("one", 4)
+    assert send_due(streams) == ["r0"]
     assert streams.close(first)
-    assert sent(streams) == ["r1"]
+    assert send_due(streams) == ["r1"]
 
 
 def test_a_stream_is_resumed_behind_what_was_delivered() -> None:
@@ -101,13 +101,13 @@ def test_a_stream_is_resumed_behind_what_was_delivered() -> None:
 
 
 def test_what_nobody_waits_for_is_not_counted() -> None:
-    streams, (stream,) = opened(1)
+    streams, (stream,) = open_streams(1)
     assert not streams.close(stream)  # the worker never had it
     assert streams.deliver(Delta("r0", [1, 2]), 0.0) == 0
 
 
 def test_an_id_in_use_is_refused() -> None:
-    streams, _ = opened(1)
+    streams, _ = open_streams(1)
     with pytest.raises(RequestError, match="r0"):
         streams.open(Submit("r0", [1], 1))
 
@@ -117,7 +117,7 @@ def test_an_id_in_use_is_refused() -> None:
     [([], 1), ([5.0], 1), ([0.0, 0.1, 0.2], 1), ([0.0, 4.0, 9.0], 5), ([0.0, 900.0], 30)],
 )
 def test_retry_after_follows_the_pace_at_which_streams_end(ends_s: list[float], expected: int) -> None:
-    streams, opened_streams = opened(len(ends_s))
+    streams, opened_streams = open_streams(len(ends_s))
     for stream, now_s in zip(opened_streams, ends_s, strict=True):
         streams.send(stream, "one")
         streams.deliver(Delta(stream.key, [1], "stop"), now_s)
@@ -130,7 +130,7 @@ def test_the_budget_backs_off_and_ends_within_its_window() -> None:
     assert delays[:3] == [0.2, 0.4, 0.8]
     assert delays[-1] == MAX_BACKOFF_S
     assert budget.spend("device busy", 9.0) is None
-    assert budget.spent("device busy") == (
+    assert budget.describe_exhaustion("device busy") == (
         "gave up after 8 restarts within ten minutes: device busy; the first time: out of memory"
     )
     assert budget.spend("late", RESTART_WINDOW_S + 100.0) == 0.2

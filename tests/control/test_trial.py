@@ -51,10 +51,10 @@ def serve(found: Trial, numbers: range, *, canary_ms: float, control_ms: float =
     """Serve requests of the ids; returns the lane of each."""
     lanes = []
     for number in numbers:
-        submit, entry = found.entered(request(number))
+        submit, entry = found.assign_variant(request(number))
         lanes.append(submit.lane)
         tpot_ms = (canary_ms if submit.lane == "canary" else control_ms) + 0.01 * (number % 3)
-        found.ended(entry, ttft_ms=50.0 + number % 5, tpot_ms=tpot_ms, acceptance=0.5)
+        found.end_entry(entry, ttft_ms=50.0 + number % 5, tpot_ms=tpot_ms, acceptance=0.5)
     return lanes
 
 
@@ -71,7 +71,7 @@ def test_a_faster_canary_is_promoted_and_every_new_request_gets_it(tmp_path):
     assert min(arm.ttft_ms.seen for arm in view.arms.values()) == RULE.least_requests
     first = next(at for at in range(60) if set(lanes[at:]) == {"canary"})
     assert set(lanes[:first]) == {"canary", "control"}
-    submit, _ = found.entered(request(1, depth=3, sampling=Sampling(acceptance="rejection", temperature=1.0)))
+    submit, _ = found.assign_variant(request(1, depth=3, sampling=Sampling(acceptance="rejection", temperature=1.0)))
     assert submit.lane == "canary", "it is everybody's now"
 
 
@@ -80,7 +80,7 @@ def test_a_slower_canary_is_rolled_back_and_its_figures_stay(tmp_path):
     serve(found, range(60), canary_ms=14.0)
     view = found.view()
     assert (view.phase, view.effective_share) == ("rolled_back", 0.0)
-    assert {found.entered(request(number))[0].lane for number in range(100, 150)} == {"control"}
+    assert {found.assign_variant(request(number))[0].lane for number in range(100, 150)} == {"control"}
     serve(found, range(60, 90), canary_ms=1.0)
     assert found.view().arms == view.arms
 
@@ -112,13 +112,13 @@ def test_requests_that_are_no_evidence_take_no_part(tmp_path):
     ]
     for number in range(40):
         for fields in own:
-            submit, entry = found.entered(request(number, **fields))
+            submit, entry = found.assign_variant(request(number, **fields))
             assert submit.lane == "control"
-            found.ended(entry, ttft_ms=1.0, tpot_ms=1.0, acceptance=None)
+            found.end_entry(entry, ttft_ms=1.0, tpot_ms=1.0, acceptance=None)
     assert sum(arm.ttft_ms.seen for arm in found.view().arms.values()) == 0
-    _, entry = found.entered(request(0))
+    _, entry = found.assign_variant(request(0))
     workers.restarts += 1
-    found.ended(entry, ttft_ms=9000.0, tpot_ms=1.0, acceptance=None)
+    found.end_entry(entry, ttft_ms=9000.0, tpot_ms=1.0, acceptance=None)
     assert sum(arm.ttft_ms.seen for arm in found.view().arms.values()) == 0, "it waited for a worker"
 
 
@@ -156,17 +156,17 @@ def test_a_daemon_that_starts_again_goes_on_and_a_restart_forgets(tmp_path):
     first.save()
     again = trial(tmp_path, by_rule=False)
     assert again.view() == first.view()
-    assert [again.entered(request(number))[0].lane for number in range(30)] == lanes
+    assert [again.assign_variant(request(number))[0].lane for number in range(30)] == lanes
     again.promote()
     kept = trial(tmp_path, by_rule=False)
     assert kept.view().phase == "promoted"
-    submit, entry = kept.entered(request(1))
+    submit, entry = kept.assign_variant(request(1))
     kept.restart()
-    kept.ended(entry, ttft_ms=1.0, tpot_ms=1.0, acceptance=None)
+    kept.end_entry(entry, ttft_ms=1.0, tpot_ms=1.0, acceptance=None)
     view = kept.view()
     assert (view.phase, view.decision, submit.lane) == ("trial", None, "canary")
     assert sum(arm.ttft_ms.seen for arm in view.arms.values()) == 0, "what began in another trial is not counted"
-    assert [kept.entered(request(number))[0].lane for number in range(30)] != lanes, "drawn anew"
+    assert [kept.assign_variant(request(number))[0].lane for number in range(30)] != lanes, "drawn anew"
 
 
 @pytest.mark.parametrize("kept", [b"", b"{", b'{"phase": 3}', b"\xff"])

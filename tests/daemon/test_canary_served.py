@@ -39,13 +39,13 @@ def texts(daemon: Daemon, times: int = 1, **more: Any) -> list[str]:
     ]
 
 
-def counted(daemon: Daemon, name: str) -> dict[str, float]:
+def count_by_arm(daemon: Daemon, name: str) -> dict[str, float]:
     """Arm -> value of a counter."""
     lines = [line for line in httpx.get(f"{daemon.url}/metrics").text.splitlines() if line.startswith(f"{name}{{")]
     return {line.partition('arm="')[2].partition('"')[0]: float(line.split(" ")[-1]) for line in lines}
 
 
-def said(daemon: Daemon, *words: str) -> str:
+def run_command(daemon: Daemon, *words: str) -> str:
     """What a command prints; it runs in this process."""
     done = CliRunner().invoke(app, [*words, "--socket", str(daemon.admin)])
     assert done.exit_code == 0, done.output
@@ -53,17 +53,17 @@ def said(daemon: Daemon, *words: str) -> str:
 
 
 def canary(daemon: Daemon, word: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(said(daemon, "canary", word, "--json"))
+    found: dict[str, Any] = json.loads(run_command(daemon, "canary", word, "--json"))
     return found
 
 
-def ended(log: Path) -> list[str]:
+def list_ended_arms(log: Path) -> list[str]:
     """The arms of the requests that have ended, in order."""
     entries = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     return [entry["arm"] for entry in entries if entry["event"] == "request ended"]
 
 
-def drafted(daemon: Daemon) -> dict[str, int]:
+def count_drafted(daemon: Daemon) -> dict[str, int]:
     daemon.wait_for("gauges", running=0)
     return {one["name"]: one["drafted"] for one in daemon.status()["gauges"]["drafters"]}
 
@@ -72,39 +72,39 @@ def test_both_arms_give_the_same_tokens_and_the_operator_moves_everybody_to_eith
     config = configuration(tmp_path, extra=DRAFTS)
     with running(config) as daemon:
         expected = texts(daemon, extra_body={"speculative_config": {"method": "off"}})
-        assert counted(daemon, "outrider_arm_requests_total") == {}, "who says how it is drafted for takes no part"
+        assert count_by_arm(daemon, "outrider_arm_requests_total") == {}, "who says how it is drafted for takes no part"
         for _ in range(8):  # who gets which arm is drawn, and so is whether its text repeats itself for a suffix
             assert texts(daemon, 5) == expected * 5
-            if min(drafted(daemon).values()) > 0:
+            if min(count_drafted(daemon).values()) > 0:
                 break
-        arms = ended(config.with_suffix(".log"))[len(PROMPTS) :]
+        arms = list_ended_arms(config.with_suffix(".log"))[len(PROMPTS) :]
         assert set(arms) == {"control", "canary"}
         requests = {arm: float(arms.count(arm)) for arm in ("control", "canary")}
-        assert counted(daemon, "outrider_arm_requests_total") == requests
-        assert min(counted(daemon, "outrider_arm_draft_tokens_total").values()) > 0
-        assert list(drafted(daemon)) == ["suffix", "canary-suffix", "canary-model"]
-        assert min(drafted(daemon).values()) > 0
+        assert count_by_arm(daemon, "outrider_arm_requests_total") == requests
+        assert min(count_by_arm(daemon, "outrider_arm_draft_tokens_total").values()) > 0
+        assert list(count_drafted(daemon)) == ["suffix", "canary-suffix", "canary-model"]
+        assert min(count_drafted(daemon).values()) > 0
         status = canary(daemon, "status")
         assert (status["phase"], status["decision"]) == ("trial", None)
         assert status["arms"]["canary"]["tpot_ms"]["requests"] == requests["canary"]
         assert status["arms"]["canary"]["acceptance"]["low"] <= status["arms"]["canary"]["acceptance"]["mean"]
 
         assert canary(daemon, "promote")["effective_share"] == 1.0
-        before = drafted(daemon)
+        before = count_drafted(daemon)
         assert texts(daemon, 2) == expected * 2
-        assert set(ended(config.with_suffix(".log"))[-8:]) == {"canary"}
-        assert drafted(daemon)["suffix"] == before["suffix"], "the others' drafters rest"
-        shown = said(daemon, "canary", "status")
+        assert set(list_ended_arms(config.with_suffix(".log"))[-8:]) == {"canary"}
+        assert count_drafted(daemon)["suffix"] == before["suffix"], "the others' drafters rest"
+        shown = run_command(daemon, "canary", "status")
         assert "to keep it: cluster.yaml:" in shown
         assert "by the operator: TPOT" in shown
-        assert "promoted; 100.0% of new requests" in said(daemon, "status")
+        assert "promoted; 100.0% of new requests" in run_command(daemon, "status")
         assert daemon.stop() == 0
     with running(config) as daemon:
         assert canary(daemon, "status")["phase"] == "promoted", "the same configuration goes on"
         assert texts(daemon) == expected
         assert canary(daemon, "abort")["phase"] == "rolled_back"
         texts(daemon)
-        assert ended(config.with_suffix(".log"))[-8:] == ["canary"] * 4 + ["control"] * 4
+        assert list_ended_arms(config.with_suffix(".log"))[-8:] == ["canary"] * 4 + ["control"] * 4
         assert '"event": "the canary is rolled back (by the operator)' in config.with_suffix(".log").read_text()
 
 
@@ -128,7 +128,7 @@ def test_a_drafter_of_the_canarys_in_a_process_of_its_own_drafts_and_its_end_end
         assert (worker["name"], worker["target"]) == ("canary-model", "target")
         ask = ASK | {"prompt": "the sea is", "max_tokens": 60}
         raw = [daemon.client.completions.with_raw_response.create(**ask) for _ in range(16)]
-        arms = ended(config.with_suffix(".log"))
+        arms = list_ended_arms(config.with_suffix(".log"))
         assert set(arms) == {"control", "canary"}
         assert len({one.parse().choices[0].text for one in raw}) == 1
         told = {"control": "off; by=operator", "canary": "num_speculative_tokens=3; by=default"}
@@ -137,7 +137,7 @@ def test_a_drafter_of_the_canarys_in_a_process_of_its_own_drafts_and_its_end_end
         (drafter,) = daemon.status()["gauges"]["drafters"]
         assert (drafter["name"], drafter["state"], drafter["remote"]["connections"]) == ("canary-model", "ok", 1)
         assert drafter["accepted"] > 0
-        counts = counted(daemon, "outrider_arm_draft_tokens_total")
+        counts = count_by_arm(daemon, "outrider_arm_draft_tokens_total")
         assert counts["control"] == 0 < counts["canary"]
         status = canary(daemon, "status")
         assert status["arms"]["canary"]["acceptance"]["requests"] == arms.count("canary")
@@ -177,5 +177,5 @@ def test_a_killed_worker_costs_no_token_in_either_arm_and_the_rule_rolls_back_wh
         assert status["phase"] == "rolled_back"
         assert (status["decision"]["by"], status["decision"]["figure"]) == ("rule", "tpot_ms")
         assert status["decision"]["low"] > 0
-        assert "suffix; depth 4, fixed" in said(daemon, "status")
-        assert counted(daemon, "outrider_arm_draft_tokens_total")["canary"] == 0
+        assert "suffix; depth 4, fixed" in run_command(daemon, "status")
+        assert count_by_arm(daemon, "outrider_arm_draft_tokens_total")["canary"] == 0

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.daemon.test_drafts import counted, drafts
+from tests.daemon.test_drafts import drafts, read_counters
 from tests.daemon.test_life import collect
 from tests.support.daemon import Daemon, configuration, outrider_process, running
 
@@ -50,19 +50,19 @@ def until(happened: Callable[[], Any], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-def accepted(daemon: Daemon) -> int:
+def count_accepted(daemon: Daemon) -> int:
     return int(daemon.status()["totals"]["accepted"])
 
 
 def until_it_drafts(daemon: Daemon, expected: str) -> None:
     """Decode until drafts make up most of an answer."""
 
-    def drafted() -> bool:
-        before = accepted(daemon)
+    def is_drafting() -> bool:
+        before = count_accepted(daemon)
         assert daemon.client.completions.create(**ASK).choices[0].text == expected
-        return accepted(daemon) - before > 100
+        return count_accepted(daemon) - before > 100
 
-    until(drafted)
+    until(is_drafting)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -109,7 +109,7 @@ def test_status_and_metrics_say_what_it_does(tmp_path: Path, expected, outrider)
         assert state["remote"]["ahead_hits"] > 0
         assert state["remote"]["connections"] == 1
         assert state["remote"]["peak_rss_bytes"] > 10_000_000
-        told = counted(daemon.url, "model")
+        told = read_counters(daemon.url, "model")
         assert told["up"] == 1.0
         assert told["accepted_tokens_total"] > 100
         assert told["asks_total"] >= told["ahead_hits_total"] > 0

@@ -24,7 +24,7 @@ def model(script: str = "") -> str:
     return f"method: model, source: 'simulated:toy?{script}', adapter: simulated"
 
 
-def counted(url: str, drafter: str) -> dict[str, float]:
+def read_counters(url: str, drafter: str) -> dict[str, float]:
     lines = [line.split(" ") for line in httpx.get(f"{url}/metrics").text.splitlines() if not line.startswith("#")]
     return {
         name.split("{")[0].removeprefix("outrider_drafter_"): float(value)
@@ -44,7 +44,7 @@ def test_a_chain_serves_and_goes_on_without_the_one_that_fails(tmp_path, plain, 
         states = daemon.status()["gauges"]["drafters"]
         assert [state["name"] for state in states] == ["suffix", "model", "model-2"]
         assert (states[1]["adapter"], states[1]["device"], states[1]["state"]) == ("simulated", "SIM", "ok")
-        good = counted(daemon.url, "model")
+        good = read_counters(daemon.url, "model")
         assert good["up"] == 1.0
         assert good["draft_tokens_total"] >= good["accepted_tokens_total"] > 0
         assert good["seconds_total"] > 0
@@ -58,7 +58,7 @@ def test_a_chain_serves_and_goes_on_without_the_one_that_fails(tmp_path, plain, 
         (state,) = daemon.status()["gauges"]["drafters"]
         assert state["state"] == "failed"
         assert "the device was lost" in state["reason"]
-        assert counted(daemon.url, "model")["up"] == 0.0
+        assert read_counters(daemon.url, "model")["up"] == 0.0
         assert daemon.status()["totals"]["restarts"] == 0
         assert "FAILED" in outrider("status", "--socket", str(daemon.admin))[1]
         assert "drafter model failed and is not used any more" in daemon.log.read_text()
@@ -73,7 +73,7 @@ def test_a_draft_that_says_other_tokens_is_warned_of_once(tmp_path, outrider):
         assert (warned["drafter"], warned["route"], warned["user"]) == ("model", "/v1/completions", "")
         assert warned["cause"] in ("nothing_accepted", "overconfident")  # by chance a token may be right
         assert "LOW ACCEPTANCE of model" in outrider("status", "--socket", str(daemon.admin)).stdout
-        assert counted(daemon.url, "model")["outrider_low_acceptance"] == 1
+        assert read_counters(daemon.url, "model")["outrider_low_acceptance"] == 1
         lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if "low acceptance" in line]
         assert [(line["level"], line["cause"]) for line in lines] == [("warning", warned["cause"])]
         assert "draft" in lines[0]["advice"]

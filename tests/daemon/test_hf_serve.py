@@ -19,7 +19,7 @@ MESSAGES: list[Any] = [{"role": "user", "content": "hello the hello"}]
 TOKENS = 12
 
 
-def expected_text(directory: Path, scratch: Path) -> str:
+def decode_expected_text(directory: Path, scratch: Path) -> str:
     """Greedy decoding by the formulas."""
     scratch.mkdir()
     TokenizerRecipe().prepare(directory, scratch, lambda *_: None)
@@ -62,6 +62,6 @@ def test_a_model_of_the_hub_is_served(tmp_path: Path, monkeypatch: pytest.Monkey
                     extra_body={"speculative_config": {"method": method}},
                 )
                 answers.append("".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices))
-            assert answers == [expected_text(directory, tmp_path / "scratch")] * 2
+            assert answers == [decode_expected_text(directory, tmp_path / "scratch")] * 2
             assert "download org/Tiny-0.1B" in daemon.log.read_text()
             assert daemon.stop() == 0

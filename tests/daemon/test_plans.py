@@ -15,8 +15,8 @@ from device_profiles.store import ProfileStore
 from orchestrator.cli.daemon_socket import ask
 from policies.speculation.state import COLD_DEPTH
 from tests.daemon.test_draft_workers import until
-from tests.support.daemon import READY_WITHIN_S, Daemon, asked_url, configuration, outrider_process, running
-from tests.support.profiles import simulated_profiles
+from tests.support.daemon import READY_WITHIN_S, Daemon, configuration, outrider_process, read_url, running
+from tests.support.profiles import store_simulated_profiles
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 700, "temperature": 0.7, "seed": 4}
 
@@ -26,7 +26,7 @@ def devices(monkeypatch):
     monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "2")
 
 
-def planned(directory: Path, script: str, extra: str = "") -> Path:
+def write_planned_config(directory: Path, script: str, extra: str = "") -> Path:
     path = configuration(directory, script=script, extra=extra)
     path.write_text(path.read_text().replace("adapter: simulated", "adapter: auto, device: auto", 1))
     return path
@@ -46,8 +46,8 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
     assert ask(plain.admin, "/admin/plan") == {"plan": None}
     assert plain.status()["plan"] is None
     script = "base_ms=2&other_ms=3&drift_at=60&drift_ms=20"
-    simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0}, script=script)
-    config = planned(tmp_path, script, "placement: {profile: never, drift_after_s: 0.5}")
+    store_simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0}, script=script)
+    config = write_planned_config(tmp_path, script, "placement: {profile: never, drift_after_s: 0.5}")
     with running(config) as daemon:
         status = daemon.status()
         assert status["ready"]["device"] == "SIM", "predicted to be the faster one"
@@ -86,10 +86,10 @@ def test_a_plan_goes_from_one_replica_to_two_and_back_while_streams_run(tmp_path
     expected = [text_of(plain, one) for one in asks]
     slow = tmp_path / "slow"
     script = f"base_ms=3&other_ms=27&drift_ms=27&drift_while={slow}"
-    simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 3.0, "SIM.1": 30.0}, script=script)
+    store_simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 3.0, "SIM.1": 30.0}, script=script)
     # Of 64 requests at once so few rows are free that a second device helps, but not one that is ten times slower.
     placement = "{profile: never, concurrency: 64, output_tokens: 512, drift_tolerance: 1.0, replan_pause_s: 0.2}"
-    config = planned(tmp_path, script, f"placement: {placement}\ndrafts: []")
+    config = write_planned_config(tmp_path, script, f"placement: {placement}\ndrafts: []")
     config.write_text(config.read_text().replace("replicas: 1", "replicas: 2"))
     with running(config) as daemon, ThreadPoolExecutor(len(asks)) as pool:
         assert [one["ready"]["device"] for one in daemon.status()["replicas"]] == ["SIM"]
@@ -115,10 +115,10 @@ def test_a_canary_of_a_planned_daemon_has_its_drafts_where_the_plan_leaves_the_o
 ):
     ask_less = ASK | {"max_tokens": 40}
     expected = plain.client.completions.create(**ask_less).choices[0].text
-    simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0})
+    store_simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0})
     canary = "canary: {share: 0.5, decide: operator, speculation: {method: fixed, num_speculative_tokens: 3}}"
     draft = "drafts: [{method: model, source: 'simulated:toy', adapter: simulated, device: SIM.1}]"
-    config = planned(tmp_path, "", f"placement: {{profile: never}}\n{draft}\n{canary}")
+    config = write_planned_config(tmp_path, "", f"placement: {{profile: never}}\n{draft}\n{canary}")
     assert "the canary is not planned" in " ".join(outrider("plan", "--config", str(config)).stdout.split())
     with running(config) as daemon:
         assert ask(daemon.admin, "/admin/plan")["plan"]["replicas"][0]["depth"] == 0
@@ -140,7 +140,7 @@ def test_a_canary_of_a_planned_daemon_has_its_drafts_where_the_plan_leaves_the_o
 
 
 def test_a_plan_without_profiles_is_told_in_one_line(tmp_path, outrider):
-    config = planned(tmp_path, "", "placement: {profile: never}")
+    config = write_planned_config(tmp_path, "", "placement: {profile: never}")
     done = outrider_process("serve", "--config", str(config))
     assert done.returncode == 1
     assert "no profile of toy" in done.stderr
@@ -150,11 +150,11 @@ def test_a_plan_without_profiles_is_told_in_one_line(tmp_path, outrider):
     assert "no profile of toy" in err
 
 
-def probed_until_ready(admin: Path) -> list[tuple[dict[str, Any], httpx.Response]]:
+def probe_until_ready(admin: Path) -> list[tuple[dict[str, Any], httpx.Response]]:
     """What /health and /ready say from the first moment on."""
     seen: list[tuple[dict[str, Any], httpx.Response]] = []
     deadline = time.monotonic() + READY_WITHIN_S
-    while not (url := asked_url(admin)):
+    while not (url := read_url(admin)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     while not seen or seen[-1][1].status_code != httpx.codes.OK:
@@ -166,9 +166,9 @@ def probed_until_ready(admin: Path) -> list[tuple[dict[str, Any], httpx.Response
 
 def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_path, monkeypatch, outrider):
     monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "1")
-    config = planned(tmp_path, "")
+    config = write_planned_config(tmp_path, "")
     with ThreadPoolExecutor(1) as pool:
-        probing = pool.submit(probed_until_ready, tmp_path / "admin.sock")
+        probing = pool.submit(probe_until_ready, tmp_path / "admin.sock")
         with running(config) as daemon:
             assert daemon.status()["ready"]["device"] == "SIM"
             assert "profile simulated SIM, target (1 of 1)" in config.with_suffix(".log").read_text()

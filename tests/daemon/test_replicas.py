@@ -140,21 +140,21 @@ def test_when_all_are_killed_streams_wait_for_whoever_comes_first(daemon, expect
 def test_a_prompt_goes_where_its_beginning_is_cached(daemon):
     long = "it was a dark and stormy night and the rain fell in torrents " * 8
 
-    def cached(text: str) -> int:
+    def count_cached(text: str) -> int:
         answer = daemon.client.completions.create(**ask(1) | {"prompt": text, "max_tokens": 4})
         return answer.usage.prompt_tokens_details.cached_tokens
 
     first = [one["totals"]["generated"] for one in replicas(daemon)]
     busy = Readers(daemon, range(1))
     busy.until_all_have_begun()
-    assert cached(long) == 0  # beside a busy replica: on the other one
+    assert count_cached(long) == 0  # beside a busy replica: on the other one
     busy.texts()
     after = [one["totals"]["generated"] for one in replicas(daemon)]
     made = sorted(b - a for a, b in zip(first, after, strict=True))
     assert made in ([4, TOKENS], [0, TOKENS + 4])  # the latter where the other one seemed slow, on a busy machine
-    assert cached(long + "and then") > len(long) // 2
-    assert cached("another " * 40) == 0
-    assert cached(long + "but now") > len(long) // 2
+    assert count_cached(long + "and then") > len(long) // 2
+    assert count_cached("another " * 40) == 0
+    assert count_cached(long + "but now") > len(long) // 2
 
 
 def test_status_has_a_row_for_each_replica_and_metrics_a_label(daemon, outrider):

@@ -13,7 +13,7 @@ ASK: dict[str, Any] = {"model": "tiny", "prompt": "hello the hello the hello", "
 STATIC = "static_shapes: 'on', static_context_tokens: 128, static_prefill_rows: 16"
 
 
-def written(directory: Path, model: str) -> Path:
+def write_config(directory: Path, model: str) -> Path:
     path = directory / "cluster.yaml"
     path.write_text(
         f"model: {{source: tiny, name: tiny, {model}}}\n"
@@ -26,7 +26,7 @@ def written(directory: Path, model: str) -> Path:
 
 def test_a_target_and_a_draft_of_fixed_shape_serve_and_status_says_so(tmp_path, outrider):
     tiny_models.write_model(tmp_path / "tiny", "qwen3", kind="BF16")
-    with running(written(tmp_path, f"{STATIC}, static_verify_rows: [1, 4]")) as daemon:
+    with running(write_config(tmp_path, f"{STATIC}, static_verify_rows: [1, 4]")) as daemon:
         ready = daemon.status()["ready"]
         assert (ready["static_widths"], ready["context_tokens"], ready["row_invariant"]) == ([1, 4, 16], 128, True)
         answers = [
@@ -45,6 +45,6 @@ def test_a_target_and_a_draft_of_fixed_shape_serve_and_status_says_so(tmp_path, 
 
 def test_a_device_that_is_not_there_is_named_beside_those_that_are(tmp_path):
     tiny_models.write_model(tmp_path / "tiny", "qwen3", kind="BF16")
-    found = outrider_process("serve", "--config", str(written(tmp_path, "device: NPU")))
+    found = outrider_process("serve", "--config", str(write_config(tmp_path, "device: NPU")))
     assert found.returncode == 1
     assert "no device 'NPU' here; there is CPU" in found.stderr

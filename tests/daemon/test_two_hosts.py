@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.daemon.test_draft_workers import ASK, accepted, draft_of, own, text_while, until, until_it_drafts
+from tests.daemon.test_draft_workers import ASK, count_accepted, draft_of, own, text_while, until, until_it_drafts
 from tests.daemon.test_life import collect
 from tests.support.daemon import configuration, running
 from tests.support.hosts import Hosts, ray_over, two_hosts
@@ -44,12 +44,12 @@ def draft_over_the_cable(directory: Path, hosts: Hosts, expected: str) -> None:
         assert started.wait(10)
         hosts.cable("down")
         time.sleep(CUT_S)
-        before = accepted(daemon)
+        before = count_accepted(daemon)
         hosts.cable("up")
         reader.join(60)
         assert "".join(pieces) == expected
         until_it_drafts(daemon, expected)
-        assert accepted(daemon) > before
+        assert count_accepted(daemon) > before
         assert daemon.status()["totals"]["restarts"] == 0
         assert draft_of(daemon)["restarts"] >= 1
         hung = draft_of(daemon)["ready"]["pid"]

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_profiles.datasheet import EFFICIENCY, compute_precision, derived_cost
-from device_profiles.known_devices import LIBRARY, DatasheetError, known_devices, load
+from device_profiles.datasheet import EFFICIENCY, compute_precision, derive_cost
+from device_profiles.known_devices import LIBRARY, DatasheetError, load, load_known_devices
 from device_profiles.profile import Precision
 from device_profiles.workload import DecoderShape
 
@@ -25,7 +25,7 @@ matmul_tflops:
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(LIBRARY.glob("*.yaml"))])
 def test_every_shipped_description_loads_and_every_figure_has_a_source(name):
-    sheet = known_devices()[name]
+    sheet = load_known_devices()[name]
     assert sheet.figures()
     for key, figure in sheet.figures().items():
         assert figure.source.title, key
@@ -36,9 +36,9 @@ def test_every_shipped_description_loads_and_every_figure_has_a_source(name):
 
 
 def test_the_library_has_every_kind_and_rates_ascend_with_fewer_bits():
-    kinds = [sheet.kind for sheet in known_devices().values()]
+    kinds = [sheet.kind for sheet in load_known_devices().values()]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {"gpu": 15, "cpu": 8, "npu": 5}
-    for sheet in known_devices().values():
+    for sheet in load_known_devices().values():
         order = (Precision.FP32, Precision.FP16, Precision.INT8, Precision.INT4)
         rates = [sheet.flops(one) for one in order if sheet.flops(one)]
         assert rates == sorted(rates), sheet.name
@@ -102,7 +102,7 @@ shapes = st.builds(
 
 
 def cost_on(shape, bandwidth, flops, bits=16.0):
-    return derived_cost(
+    return derive_cost(
         shape,
         weight_bits=bits,
         kv_bytes=2.0,
@@ -134,7 +134,7 @@ def test_below_the_knee_bandwidth_decides_and_beyond_it_the_rate(shape, bandwidt
 
 
 def test_a_known_model_on_known_devices_comes_out_where_the_roofline_puts_it():
-    sheet = known_devices()["nvidia-h100-sxm"]
+    sheet = load_known_devices()["nvidia-h100-sxm"]
     cost = cost_on(EIGHT_BILLION, sheet.bandwidth_bytes_per_s, sheet.flops(Precision.BF16))
     assert EIGHT_BILLION.elements == pytest.approx(8.03e9, rel=0.01)
     assert cost.ms(1) == pytest.approx(cost.ms(100)), "memory-bound far beyond any depth"

@@ -33,7 +33,7 @@ steps = st.lists(
 )
 
 
-def cached(model: ToyModel, slot: int, count: int) -> np.ndarray:
+def read_cache(model: ToyModel, slot: int, count: int) -> np.ndarray:
     """What the cache holds of a slot's first positions: (hash of all before, token)."""
     size = model.capabilities.block_tokens
     table = model._pool.table(slot, count) if count else []
@@ -47,7 +47,7 @@ def fresh(known: Known) -> np.ndarray:
     for start, end in ((0, min(split, known.held)), (split, known.held)):
         if start < end:
             model.forward([Segment(0, start, known.tokens[start:end], (0, 0), apart=start > 0 and known.apart)])
-    return cached(model, 0, known.held)
+    return read_cache(model, 0, known.held)
 
 
 @given(steps, st.sampled_from([4, 12, 400]), st.sampled_from([1, 2, 8]), st.integers(0, 3))
@@ -78,7 +78,7 @@ def test_the_cache_is_always_that_of_a_fresh_computation(steps, blocks, slots, a
             assert known.tokens == held[key]
             assert known.held <= len(known.tokens)
             if known.slot >= 0:
-                assert np.array_equal(cached(model, known.slot, known.held), fresh(known))
+                assert np.array_equal(read_cache(model, known.slot, known.held), fresh(known))
     for key in KEYS:
         drafter.end(key, keep=False)
     assert drafter.states()[0].state == "ok"

@@ -18,7 +18,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.drafting import server
 from orchestrator.drafting.lookahead import AheadDrafter
 from orchestrator.drafting.port import Ask, Draft
-from orchestrator.drafting.protocol import Answer, Guess, checked
+from orchestrator.drafting.protocol import Answer, Guess, check_guess
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.workers.draft_messages import DraftLink
 from policies.sampling import PROPOSAL_WIDTH, Proposal, Sampling, propose
@@ -128,7 +128,7 @@ def test_what_was_drawn_arrives_as_it_was(seed: int, width: int, count: int, top
     draft = Draft(tokens, (0.5,) * count, "model", proposals=tuple(proposal for _, proposal in draws))
     frame = msgspec.msgpack.encode(Answer(1, [Guess.of(draft)]))
     assert len(frame) < 64 + count * (PROPOSAL_WIDTH * BYTES_A_CANDIDATE + 32)
-    found = checked(msgspec.msgpack.decode(frame, type=Answer).drafts[0], count, width, "model")
+    found = check_guess(msgspec.msgpack.decode(frame, type=Answer).drafts[0], count, width, "model")
     assert (found.tokens, found.confidences) == (draft.tokens, draft.confidences)
     assert [bits(proposal) for proposal in found.proposals] == [bits(proposal) for proposal in draft.proposals]
 
@@ -141,4 +141,4 @@ def bits(proposal: Proposal | None) -> tuple[bytes, bytes]:
 def test_tokens_that_were_not_drawn_have_no_rows():
     coupled = Draft((1, 2), (0.5, 0.5), "model")
     assert Guess.of(coupled).rows == ()
-    assert checked(Guess.of(coupled), 2, 10, "model") == coupled
+    assert check_guess(Guess.of(coupled), 2, 10, "model") == coupled

@@ -21,15 +21,15 @@ ROUND_MS, STEP_MS = 10.0, 4.0
 WISH = Ask("a", 8, round_ms=ROUND_MS, row_ms=0.5, free=1)
 
 
-def asked(wish: Ask, *, accepted: int, took_ms: float, rounds: int) -> int:
+def count_asks(wish: Ask, *, accepted: int, took_ms: float, rounds: int) -> int:
     """In how many of so many rounds drafts are made, where three tokens take `took_ms` and so many are accepted."""
     guard, known = Guard(lambda _: 0.0), Known("a", [1] * 20, Sampling(), 10, False, None)
     draft, made = Draft((1, 2, 3), (1.0, 1.0, 1.0)), 0
     for _ in range(rounds):
-        if guard.chosen([wish], {"a": known}, STEP_MS):
+        if guard.choose_asks([wish], {"a": known}, STEP_MS):
             made += 1
-            guard.drafted(took_ms, [(known.sampling.rule, wish, draft)], reading=False)
-            guard.judged(known.sampling.rule, accepted)
+            guard.observe_drafts(took_ms, [(known.sampling.rule, wish, draft)], reading=False)
+            guard.observe_accepted(known.sampling.rule, accepted)
     return made
 
 
@@ -45,7 +45,7 @@ def asked(wish: Ask, *, accepted: int, took_ms: float, rounds: int) -> int:
     ],
 )
 def test_drafts_go_on_while_they_pay_beyond_what_is_there(wish, goes_on):
-    made = asked(wish, accepted=3, took_ms=20.0, rounds=200)
+    made = count_asks(wish, accepted=3, took_ms=20.0, rounds=200)
     assert made == 200 if goes_on else 0 < made < 20
 
 

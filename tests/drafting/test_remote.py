@@ -16,7 +16,7 @@ from orchestrator.drafting.endpoint import OpenDoor
 from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.protocol import VERSION, Answer, Guess, Link, LinkLost, Turn, Welcome
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
-from orchestrator.drafting.sparse_rows import SparseRow, packed
+from orchestrator.drafting.sparse_rows import SparseRow, pack_proposal
 from orchestrator.workers.draft_messages import Door, DrafterState, DraftLink, RemoteState
 from orchestrator.workers.messages import Sampling, Submit
 from policies.sampling import Proposal
@@ -145,9 +145,9 @@ def drafts(*tokens: int, confidence: float = 0.9) -> list[Guess]:
     return [Guess(tokens, (confidence,) * len(tokens))]
 
 
-def drawn(tokens: Sequence[int], shares: Sequence[float], *, count: int = 1, cut: int = 0) -> list[Guess]:
+def build_drawn_guess(tokens: Sequence[int], shares: Sequence[float], *, count: int = 1, cut: int = 0) -> list[Guess]:
     """A draft of token 32, said to be drawn from a row."""
-    row = packed(Proposal(np.array(tokens, np.uint32), np.array(shares, np.float32)))
+    row = pack_proposal(Proposal(np.array(tokens, np.uint32), np.array(shares, np.float32)))
     assert row is not None
     return [Guess((32,), (0.9,), (SparseRow(row.tokens, row.shares[: len(row.shares) - cut]),) * count)]
 
@@ -160,15 +160,17 @@ GARBAGE: dict[str, Callable[[Turn], Answer | bytes]] = {
     "a confidence that is none": lambda turn: Answer(turn.number, drafts(32, confidence=float("nan"))),
     "fewer confidences": lambda turn: Answer(turn.number, [Guess((32, 33), (0.5,))]),
     "an answer to nothing": lambda turn: Answer(turn.number + 7, drafts(32)),
-    "a row that is no distribution": lambda turn: Answer(turn.number, drawn([32, 33], [0.5, 0.7])),
-    "a row with a share that is none": lambda turn: Answer(turn.number, drawn([32, 33], [1.0, float("nan")])),
-    "a row without its token": lambda turn: Answer(turn.number, drawn([31, 33], [0.5, 0.5])),
-    "a row with a token twice": lambda turn: Answer(turn.number, drawn([32, 32], [0.5, 0.5])),
-    "a row outside the vocabulary": lambda turn: Answer(turn.number, drawn([32, VOCABULARY], [0.5, 0.5])),
-    "a row that is too wide": lambda turn: Answer(turn.number, drawn(range(160), [1 / 160] * 160)),
-    "an empty row": lambda turn: Answer(turn.number, drawn([], [])),
-    "half a share": lambda turn: Answer(turn.number, drawn([32, 33], [0.5, 0.5], cut=2)),
-    "more rows than tokens": lambda turn: Answer(turn.number, drawn([32], [1.0], count=2)),
+    "a row that is no distribution": lambda turn: Answer(turn.number, build_drawn_guess([32, 33], [0.5, 0.7])),
+    "a row with a share that is none": lambda turn: Answer(
+        turn.number, build_drawn_guess([32, 33], [1.0, float("nan")])
+    ),
+    "a row without its token": lambda turn: Answer(turn.number, build_drawn_guess([31, 33], [0.5, 0.5])),
+    "a row with a token twice": lambda turn: Answer(turn.number, build_drawn_guess([32, 32], [0.5, 0.5])),
+    "a row outside the vocabulary": lambda turn: Answer(turn.number, build_drawn_guess([32, VOCABULARY], [0.5, 0.5])),
+    "a row that is too wide": lambda turn: Answer(turn.number, build_drawn_guess(range(160), [1 / 160] * 160)),
+    "an empty row": lambda turn: Answer(turn.number, build_drawn_guess([], [])),
+    "half a share": lambda turn: Answer(turn.number, build_drawn_guess([32, 33], [0.5, 0.5], cut=2)),
+    "more rows than tokens": lambda turn: Answer(turn.number, build_drawn_guess([32], [1.0], count=2)),
     "no frame": lambda turn: b"\0\0\0\4abcd",
     "a frame without end": lambda turn: b"\xff\xff\xff\xff",
 }

@@ -24,7 +24,7 @@ def drafter_over(model: ToyModel) -> ModelDrafter:
     return ModelDrafter(model, DrafterState("m", "model"), SystemClock(), vocabulary=272, prefill_ms=50.0)
 
 
-def drafted(drafter: ModelDrafter, limit: int) -> tuple[int, ...]:
+def propose_tokens(drafter: ModelDrafter, limit: int) -> tuple[int, ...]:
     return drafter.propose([Ask("a", limit)])[0].tokens
 
 
@@ -33,7 +33,7 @@ def at_once(committed: Sequence[int], limit: int, sampling: Sampling) -> tuple[i
     drafter = drafter_over(toy())
     drafter.begin("a", PROMPT, sampling)
     drafter.extend("a", committed)
-    return drafted(drafter, limit)
+    return propose_tokens(drafter, limit)
 
 
 @given(
@@ -46,8 +46,8 @@ def test_a_resumed_draft_is_that_of_a_fresh_drafter(steps, sampling):
     drafter.begin("a", PROMPT, sampling)
     committed: list[int] = []
     for more, agreed, ends_wrong in steps:
-        short = drafted(drafter, more)
-        long = drafted(drafter, more + 3)
+        short = propose_tokens(drafter, more)
+        long = propose_tokens(drafter, more + 3)
         assert long[: len(short)] == short
         assert long == at_once(committed, more + 3, sampling)
         chosen = [*long[:agreed], *([(long[agreed] + 1) % 256] if ends_wrong and agreed < len(long) else [])]
@@ -66,13 +66,13 @@ def test_each_token_more_costs_one_row(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(model, "forward", counting)
     drafter = drafter_over(model)
     drafter.begin("a", PROMPT, Sampling())
-    first = drafted(drafter, 4)
+    first = propose_tokens(drafter, 4)
     rows.clear()
-    assert drafted(drafter, 4) == first
+    assert propose_tokens(drafter, 4) == first
     assert rows == []
-    drafted(drafter, 7)
+    propose_tokens(drafter, 7)
     assert rows == [1, 1, 1]
     drafter.extend("a", first)
     rows.clear()
-    assert len(drafted(drafter, 3)) == 3
+    assert len(propose_tokens(drafter, 3)) == 3
     assert rows == []

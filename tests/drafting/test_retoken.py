@@ -36,11 +36,11 @@ def tokenizers(tmp_path_factory) -> dict[str, Tokenizer]:
     }
 
 
-def bridged(tokenizers: dict[str, Tokenizer], pair: tuple[str, str]) -> Bridge:
+def build_bridge(tokenizers: dict[str, Tokenizer], pair: tuple[str, str]) -> Bridge:
     return Bridge(tokenizers[pair[0]], tokenizers[pair[1]])
 
 
-def spelled(tokenizer: Tokenizer, tokens: list[int]) -> bytes:
+def spell(tokenizer: Tokenizer, tokens: list[int]) -> bytes:
     return b"".join(tokenizer.token_bytes(token) for token in tokens)
 
 
@@ -48,21 +48,21 @@ def text_of(bridge: Bridge, tokens: list[int]) -> bytes:
     """The bytes of a draft's tokens; its begin token is no text."""
     begin = [bridge.draft.bos_id] if bridge.draft.adds_bos else []
     assert tokens[: len(begin)] == begin
-    return spelled(bridge.draft, tokens[len(begin) :])
+    return spell(bridge.draft, tokens[len(begin) :])
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @settings(max_examples=60)
 @given(text=TEXTS, data=st.data())
 def test_the_drafts_text_is_the_targets_however_it_comes(tokenizers, pair, text, data):
-    bridge = bridged(tokenizers, pair)
+    bridge = build_bridge(tokenizers, pair)
     committed = bridge.target.encode(text, special=False)
     cut = data.draw(st.integers(0, len(committed)))
     known = DraftText(bridge)
     known.extend(committed[:cut])
     for token in committed[cut:]:
         known.extend([token])
-    assert text_of(bridge, known.tokens) + known.pending == spelled(bridge.target, committed)
+    assert text_of(bridge, known.tokens) + known.pending == spell(bridge.target, committed)
     assert all(0 <= token < bridge.draft.vocabulary_size for token in known.tokens)
 
 
@@ -70,7 +70,7 @@ def test_the_drafts_text_is_the_targets_however_it_comes(tokenizers, pair, text,
 @settings(max_examples=60)
 @given(words=WORDS)
 def test_tokens_kept_up_are_those_of_the_whole_text(tokenizers, pair, words):
-    bridge = bridged(tokenizers, pair)
+    bridge = build_bridge(tokenizers, pair)
     text = " ".join(words)
     committed = bridge.target.encode_behind(text, special=False)
     known = DraftText(bridge)
@@ -85,7 +85,7 @@ def test_tokens_kept_up_are_those_of_the_whole_text(tokenizers, pair, words):
 @given(before=TEXTS, after=TEXTS, cut=st.integers(0, 3), data=st.data())
 def test_a_proposal_continues_what_is_committed(tokenizers, pair, before, after, cut, data):
     """The committed tokens may end inside a character, and the proposal may be anything."""
-    bridge = bridged(tokenizers, pair)
+    bridge = build_bridge(tokenizers, pair)
     committed = bridge.target.encode(before, special=False)
     committed = committed[: len(committed) - cut]
     known = DraftText(bridge)
@@ -94,13 +94,13 @@ def test_a_proposal_continues_what_is_committed(tokenizers, pair, before, after,
     drafted = bridge.draft.encode_behind(after, special=False)
     if known.pending:  # go on inside the character where the draft has bytes for it
         drafted = bridge.draft.encode_behind("🙂日é"[data.draw(st.integers(0, 2))] + after, special=False)
-        rest = spelled(bridge.draft, drafted)
+        rest = spell(bridge.draft, drafted)
     made = proposal(bridge, known, drafted, [0.5] * len(drafted))
     assert len(made.tokens) == len(made.confidences)
     assert all(0 <= token < bridge.target.vocabulary_size for token in made.tokens)
     assert all(0.0 <= confidence <= 1.0 for confidence in made.confidences)
     assert 0 <= made.loose <= len(made.tokens)
-    together = known.pending + spelled(bridge.target, made.tokens)
+    together = known.pending + spell(bridge.target, made.tokens)
     if made.tokens:
         assert rest.startswith(together)
     elif not known.pending:
@@ -112,7 +112,7 @@ def test_a_proposal_continues_what_is_committed(tokenizers, pair, before, after,
 @given(tokens=st.lists(st.integers(0, 10_000), max_size=12), before=st.lists(st.integers(0, 10_000), max_size=12))
 def test_any_tokens_are_answered(tokenizers, pair, tokens, before):
     """A model may say what is no text at all."""
-    bridge = bridged(tokenizers, pair)
+    bridge = build_bridge(tokenizers, pair)
     known = DraftText(bridge)
     known.extend(token % bridge.target.vocabulary_size for token in before)
     assert all(0 <= token < bridge.draft.vocabulary_size for token in known.tokens)
@@ -122,20 +122,20 @@ def test_any_tokens_are_answered(tokenizers, pair, tokens, before):
 
 
 def test_confidences_multiply_over_the_tokens_that_begin_inside(tokenizers):
-    bridge = bridged(tokenizers, ("bytes", "toy"))
+    bridge = build_bridge(tokenizers, ("bytes", "toy"))
     drafted = list(b" hello the")
     made = proposal(bridge, DraftText(bridge), drafted, [0.9] * 6 + [0.5] * 4)
     assert [bridge.target.token_bytes(token) for token in made.tokens] == [b" hello", b" the"]
     assert made.confidences == pytest.approx([0.9**6, 0.5**4])
     assert made.loose == 1
-    back = bridged(tokenizers, ("toy", "bytes"))
+    back = build_bridge(tokenizers, ("toy", "bytes"))
     words = proposal(back, DraftText(back), back.draft.encode(" hello the", special=False), [0.9, 0.5])
     assert words.tokens == drafted
     assert words.confidences == pytest.approx([0.9, 1, 1, 1, 1, 1, 0.5, 1, 1, 1])
 
 
 def test_control_tokens_of_one_name_are_one_and_others_are_text(tokenizers):
-    bridge = bridged(tokenizers, ("bytes", "gemma"))
+    bridge = build_bridge(tokenizers, ("bytes", "gemma"))
     target, draft = bridge.target, bridge.draft
     committed = target.encode("the<|tool|>the<|im_end|>", special=True)
     assert committed[-1] == 2
@@ -153,14 +153,14 @@ def test_control_tokens_of_one_name_are_one_and_others_are_text(tokenizers):
 
 
 def test_the_targets_begin_token_is_left_to_the_draft(tokenizers):
-    bridge = bridged(tokenizers, ("gemma", "bytes"))
+    bridge = build_bridge(tokenizers, ("gemma", "bytes"))
     known = DraftText(bridge)
     known.extend(bridge.target.encode_prompt("the", special=False))
     assert known.tokens == bridge.draft.encode("the", special=False)
 
 
 def test_text_without_spaces_is_not_encoded_again_and_again(tokenizers):
-    bridge = bridged(tokenizers, ("bytes", "gemma"))
+    bridge = build_bridge(tokenizers, ("bytes", "gemma"))
     longest = 0
 
     class Counting:

@@ -137,7 +137,7 @@ def _submit(temperature: float = 0.0, user: str = "") -> Submit:
     return Submit("x", [1], 5, Sampling(temperature), route="r", user=user)
 
 
-def verified(watch: AcceptanceWatch, submit: Submit, draft: Draft, accepted: int) -> None:
+def verify_all(watch: AcceptanceWatch, submit: Submit, draft: Draft, accepted: int) -> None:
     """A draft all of whose tokens were verified."""
     watch.add(submit, draft, len(draft.tokens), accepted, accepted + 1)
 
@@ -146,9 +146,9 @@ def test_sampling_is_the_cause_where_greedy_requests_fare_well():
     watch = AcceptanceWatch(0.15)
     draft = Draft((1, 2, 3, 4), (0.2, 0.2, 0.2, 0.2), "d")
     for _ in range(5):
-        verified(watch, _submit(), draft, 2)
+        verify_all(watch, _submit(), draft, 2)
     for index in range(300):
-        verified(watch, _submit(1.0), draft, int(index % 10 == 0))
+        verify_all(watch, _submit(1.0), draft, int(index % 10 == 0))
     assert [one.cause for one in watch.standing()] == [Cause.SAMPLING]
 
 
@@ -156,19 +156,19 @@ def test_an_episode_ends_when_the_rate_is_back_and_the_next_one_is_another():
     watch = AcceptanceWatch(0.15)
     draft = Draft((1, 2, 3, 4), (), "d")
     for _ in range(49):
-        verified(watch, _submit(), draft, 0)
+        verify_all(watch, _submit(), draft, 0)
     assert watch.standing() == []  # 196 tokens are no evidence yet
-    verified(watch, _submit(), draft, 0)
+    verify_all(watch, _submit(), draft, 0)
     assert [one.drafted for one in watch.standing()] == [200]
     seen = []
     for _ in range(40):
-        verified(watch, _submit(), draft, 4)
+        verify_all(watch, _submit(), draft, 4)
         seen.append(bool(watch.standing()))
     assert seen[0]
     assert not seen[-1]
     assert seen == sorted(seen, reverse=True)  # it ends once
     for _ in range(1000):
-        verified(watch, _submit(), draft, 0)
+        verify_all(watch, _submit(), draft, 0)
     assert len(watch.standing()) == 1
 
 
@@ -176,25 +176,25 @@ def test_what_is_old_counts_less_and_classes_are_bounded():
     watch = AcceptanceWatch(0.15)
     draft = Draft((1, 2, 3, 4), (), "d")
     for _ in range(5000):
-        verified(watch, _submit(), draft, 4)
+        verify_all(watch, _submit(), draft, 4)
     for _ in range(1500):
-        verified(watch, _submit(), draft, 0)
+        verify_all(watch, _submit(), draft, 0)
     (found,) = watch.standing()
     assert found.drafted <= 2000
     for index in range(1000):
-        verified(watch, _submit(user=str(index)), draft, 0)
+        verify_all(watch, _submit(user=str(index)), draft, 0)
     assert watch.standing() == []  # forgotten for newer classes, of none of which enough is known
 
 
 def test_a_threshold_of_0_switches_it_off():
     watch = AcceptanceWatch(0.0)
     for _ in range(1000):
-        verified(watch, _submit(), Draft((1,), (), "d"), 0)
+        verify_all(watch, _submit(), Draft((1,), (), "d"), 0)
     assert watch.standing() == []
 
 
 def test_what_a_grammar_adds_is_no_drafters():
     watch = AcceptanceWatch(0.15)
     for _ in range(1000):
-        verified(watch, _submit(), Draft((1, 2), (), "d", forced=2), 0)
+        verify_all(watch, _submit(), Draft((1, 2), (), "d", forced=2), 0)
     assert watch.standing() == []

@@ -32,7 +32,7 @@ ARMS = Arms(Way(8), {"canary": Way(4, fixed=True), "none": Way(0)})
     ],
 )
 def test_an_arm_bounds_what_requests_ask_for_and_fixes_what_they_leave_open(lane, depth, most, served):
-    found = ARMS.served(Submit("r", [1], 9, depth=depth, most_depth=most, lane=lane))
+    found = ARMS.apply_variant(Submit("r", [1], 9, depth=depth, most_depth=most, lane=lane))
     assert (found.depth, found.most_depth) == served
 
 
@@ -44,8 +44,8 @@ def test_both_arms_give_the_targets_tokens_and_each_is_drafted_for_by_its_own():
     arms = Arms(Way(8), {"canary": Way(3, fixed=True)}, lanes)
     loop = loop_over(toy(), lanes)
     for one in asked:
-        arms.joined(one)
-    out, rounds = decode(loop, [arms.served(one) for one in asked])
+        arms.join_drafter(one)
+    out, rounds = decode(loop, [arms.apply_variant(one) for one in asked])
     assert out == expected
     states = {state.name: state for state in loop.gauges(0).drafters}
     assert list(states) == ["suffix", "canary-suffix"]

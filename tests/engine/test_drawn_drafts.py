@@ -162,17 +162,17 @@ def test_tolerance_learns_from_a_warm_up_and_says_what_it_found(temperature):
         return [Submit(f"{last}-{one.seed}", [60 + one.seed, last], max_tokens, one, depth=depth) for one in sampling]
 
     first, *more = tolerant(40, 32, max_tokens=20)
-    assert told(loop, first) == -1.0
+    assert read_tolerance(loop, first) == -1.0
     assert loop.gauges(0).tolerance_deltas == {}
     decode(loop, more)
     found = loop.gauges(0).tolerance_deltas
     assert list(found) == [kind]
     assert rate_of(loop, tolerant(40, 101, max_tokens=40, depth=1))[0] == pytest.approx(0.8, abs=0.12)
     assert loop.gauges(0).tolerance_deltas == found
-    assert told(loop, tolerant(1, 32, max_tokens=20)[0]) == found[kind]
+    assert read_tolerance(loop, tolerant(1, 32, max_tokens=20)[0]) == found[kind]
 
 
-def told(loop: DecodeLoop, submit: Submit) -> float:
+def read_tolerance(loop: DecodeLoop, submit: Submit) -> float:
     """The tolerance that a request's last stats tell of."""
     _, rounds = decode(loop, [submit])
     stats = rounds[-1].deltas[-1].stats

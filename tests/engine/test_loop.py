@@ -67,13 +67,13 @@ class RestsAfterEach(FixedDepth):
         super().__init__(depth)
         self.heard, self.without = [], []
 
-    def observed(self, now, done):
+    def observe_round(self, now, done):
         self.heard.append(len(now.places))
 
-    def rest(self):
+    def decide_pause(self):
         return 3
 
-    def rested(self, rounds, rows):
+    def observe_pause(self, rounds, rows):
         self.without.append((rounds, rows))
 
 

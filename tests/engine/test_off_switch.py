@@ -73,7 +73,7 @@ def test_depth_0_verifies_no_draft_of_any_drafter(kind, grammar):
         assert drafter.asked == {"on"}
 
 
-def counted(url: str) -> dict[str, float]:
+def read_counters(url: str) -> dict[str, float]:
     lines = [line.split(" ") for line in httpx.get(f"{url}/metrics").text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in lines if "spec_decode_num" in name and "_created" not in name}
 
@@ -83,14 +83,14 @@ def test_the_switches_of_a_request_and_of_the_operator(tmp_path):
     chat = {"model": "toy", "messages": [{"role": "user", "content": "the sea the sea"}], "max_tokens": 60}
     with running(configuration(tmp_path)) as daemon:
         httpx.post(f"{daemon.url}/v1/completions", json=ask)
-        before = counted(daemon.url)
+        before = read_counters(daemon.url)
         assert max(before.values()) > 0
         for off in ({"method": "off"}, {"num_speculative_tokens": 0}, {"method": "off", "num_speculative_tokens": 9}):
             for path, body in (("completions", ask), ("chat/completions", chat)):
                 answer = httpx.post(f"{daemon.url}/v1/{path}", json=body | {"speculative_config": off}).json()
                 assert answer["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
                 assert answer["metrics"]["speculative_decoding"]["mean_acceptance_length"] == 1.0
-        assert counted(daemon.url) == before
+        assert read_counters(daemon.url) == before
     (tmp_path / "off").mkdir()
     for switch in ("{method: 'off'}", "{num_speculative_tokens: 0}"):
         with running(configuration(tmp_path / "off", extra=f"speculation: {switch}")) as daemon:
@@ -98,5 +98,5 @@ def test_the_switches_of_a_request_and_of_the_operator(tmp_path):
             answer = httpx.post(f"{daemon.url}/v1/completions", json=ask | config)
             assert answer.status_code == 200
             assert answer.headers["X-Outrider-Speculation"] == "off; by=operator; cut"
-            assert max(counted(daemon.url).values(), default=0) == 0
+            assert max(read_counters(daemon.url).values(), default=0) == 0
             assert daemon.status()["ready"]["drafters"] == []

@@ -21,7 +21,7 @@ def alone(submit: Submit) -> list[int]:
     return out[submit.request_id]
 
 
-def reused(loop: DecodeLoop, submits: list[Submit]) -> tuple[dict[str, list[int]], dict[str, int]]:
+def decode_and_count_reused(loop: DecodeLoop, submits: list[Submit]) -> tuple[dict[str, list[int]], dict[str, int]]:
     out, rounds = decode(loop, submits)
     stats = {delta.request_id: delta.stats for done in rounds for delta in done.deltas if delta.finish}
     return out, {key: found.reused for key, found in stats.items() if found is not None}
@@ -30,8 +30,8 @@ def reused(loop: DecodeLoop, submits: list[Submit]) -> tuple[dict[str, list[int]
 def test_a_later_request_begins_with_what_an_earlier_one_computed():
     loop = loop_over(toy(), suffix())
     first, second = request("a", [*SYSTEM, 1, 2, 3]), request("b", [*SYSTEM, 9, 8])
-    out, _ = reused(loop, [first])
-    again, counts = reused(loop, [second])
+    out, _ = decode_and_count_reused(loop, [first])
+    again, counts = decode_and_count_reused(loop, [second])
     assert counts == {"b": 96}  # full blocks of 16
     assert out | again == {"a": alone(first), "b": alone(second)}
     gauges = loop.gauges(0)
@@ -42,9 +42,9 @@ def test_an_answer_is_reused_too_where_its_rows_are_of_the_prompts_class():
     for length, most in ((100, 128), (20, 16)):  # long prompts have one class, short ones two
         loop = loop_over(toy(), suffix())
         prompt = SYSTEM[:length]
-        out, _ = reused(loop, [request("a", prompt)])
+        out, _ = decode_and_count_reused(loop, [request("a", prompt)])
         turn = request("b", [*prompt, *out["a"], 5])
-        again, counts = reused(loop, [turn])
+        again, counts = decode_and_count_reused(loop, [turn])
         assert counts["b"] == most
         assert again["b"] == alone(turn)
 
@@ -52,7 +52,7 @@ def test_an_answer_is_reused_too_where_its_rows_are_of_the_prompts_class():
 def test_equal_prompts_at_once_are_computed_once():
     loop = loop_over(toy(rows=64), suffix())
     submits = [request(str(index), [*SYSTEM, 7, 7]) for index in range(5)]
-    out, counts = reused(loop, submits)
+    out, counts = decode_and_count_reused(loop, submits)
     assert sorted(counts.values()) == [0, 96, 96, 96, 96]
     assert set(map(tuple, out.values())) == {tuple(alone(submits[0]))}
 
@@ -60,7 +60,7 @@ def test_equal_prompts_at_once_are_computed_once():
 def test_reuse_can_be_switched_off():
     loop = loop_over(toy(), suffix(), prefix_reuse=False)
     for key in "ab":
-        _, counts = reused(loop, [request(key, SYSTEM)])
+        _, counts = decode_and_count_reused(loop, [request(key, SYSTEM)])
         assert counts[key] == 0
     assert loop.gauges(0).prefix_hits == 0
 

@@ -15,7 +15,7 @@ from orchestrator.config.model import ClusterConfig, Store
 from orchestrator.config.target import Target
 from orchestrator.loading.models import load_target, silent
 from orchestrator.loading.options import engine_options
-from orchestrator.profiling.quality import measure_quality, stored_quality
+from orchestrator.profiling.quality import list_stored_quality, measure_quality
 from tests.support import reference_decoder, tiny_models
 
 PROMPTS = [[5, 9, 77, 120, 33, 8], [200, 14, 14, 90]]
@@ -51,7 +51,7 @@ def test_quality_is_measured_kept_beside_the_weights_and_used(tmp_path: Path):
     assert found["int4"]["greedy_agreement"] < found["int8"]["greedy_agreement"] <= 1.0
     assert found["int4"]["perplexity_ratio"] > 1.01
     assert found["int8"]["weights"] == "int8 (from bf16)"
-    listed = {one["weights"]: one for one in stored_quality(tmp_path / "store")}
+    listed = {one["weights"]: one for one in list_stored_quality(tmp_path / "store")}
     assert set(listed) == {"fp32 (from bf16)", "int8 (from bf16)", "int4 (from bf16)"}
     assert listed["int8 (from bf16)"]["quality"] == [found["int8"]]
     target = load_target(options, silent)

@@ -38,7 +38,7 @@ def asking(count: int, *, gap_s: float = 0.0, prompt: int = 24, max_tokens: int 
     ]
 
 
-def served(
+def serve_arrivals(
     arrivals: Arrivals,
     objectives: Objectives = NO_OBJECTIVES,
     *,
@@ -63,7 +63,7 @@ def served(
 
 def knowing(arrivals: Arrivals, every: int = 1, *, wrong_every: int = 0) -> ChainDrafter:
     """A drafter that knows every so many-th request, and says nothing of the others; calibrated as workers do it."""
-    plain = served(arrivals)
+    plain = serve_arrivals(arrivals)
     known = [submit for index, (_, submit) in enumerate(arrivals) if index % every == 0]
     texts = [[*submit.prompt, *plain.tokens[submit.request_id]] for submit in known]
     return ChainDrafter([KnowingDrafter(texts, wrong_every=wrong_every)])
@@ -79,7 +79,7 @@ def ttft(one: Had) -> float:
 
 def test_late_tokens_let_fewer_run_and_the_others_wait():
     arrivals, objective = asking(64), 19.0
-    before, after = served(arrivals), served(arrivals, Objectives(tpot=Objective(objective)))
+    before, after = serve_arrivals(arrivals), serve_arrivals(arrivals, Objectives(tpot=Objective(objective)))
     assert after.tokens == before.tokens
     assert before.late_ones(tpot) > objective
     assert after.late_ones(tpot) <= objective
@@ -88,7 +88,7 @@ def test_late_tokens_let_fewer_run_and_the_others_wait():
     assert good[1] > good[0]
 
 
-def closed(submits: list[Submit], objectives: Objectives, concurrency: int = 16) -> tuple[float, Served]:
+def serve_closed_loop(submits: list[Submit], objectives: Objectives, concurrency: int = 16) -> tuple[float, Served]:
     """Serve requests of which the next comes when one ends; returns the seconds that all took, too."""
     clock, found, waiting = SimulatedClock(), Served(), iter(submits)
     model = TimedModel(clock, slots=16)
@@ -124,7 +124,7 @@ def test_prompts_beside_short_outputs_are_no_reason_to_let_fewer_run():
     for index, submit in enumerate(submits):  # of 200 tokens mostly, of some 1000 at times
         submits[index] = msgspec.structs.replace(submit, prompt=submit.prompt * int(lengths.lognormvariate(4.1, 0.9)))
     (plain_s, before), (met_s, after) = (
-        closed(submits, objectives) for objectives in (NO_OBJECTIVES, Objectives(tpot=Objective(70.0, 90.0)))
+        serve_closed_loop(submits, objectives) for objectives in (NO_OBJECTIVES, Objectives(tpot=Objective(70.0, 90.0)))
     )
     assert after.tokens == before.tokens
     assert max(one.tpot_ms for one in before.had.values()) < 70.0, "all meet it anyway"
@@ -133,7 +133,7 @@ def test_prompts_beside_short_outputs_are_no_reason_to_let_fewer_run():
 
 def test_nobody_waits_where_first_tokens_have_no_slack():
     objectives = Objectives(Objective(1.0), Objective(19.0))
-    found = served(asking(48), objectives)
+    found = serve_arrivals(asking(48), objectives)
     assert Lever.NOTHING_HELPS in found.levers
     assert Lever.ADMISSION_GIVES_WAY not in found.levers
 
@@ -141,9 +141,9 @@ def test_nobody_waits_where_first_tokens_have_no_slack():
 def test_drafts_give_way_where_those_without_wait_for_their_rows():
     arrivals, objective = asking(36, gap_s=0.04), 28.0
     objectives = Objectives(tpot=Objective(objective, 90.0))
-    plain = served(arrivals)
-    before = served(arrivals, drafter=knowing(arrivals, every=2))
-    after = served(arrivals, objectives, drafter=knowing(arrivals, every=2))
+    plain = serve_arrivals(arrivals)
+    before = serve_arrivals(arrivals, drafter=knowing(arrivals, every=2))
+    after = serve_arrivals(arrivals, objectives, drafter=knowing(arrivals, every=2))
     assert after.tokens == before.tokens == plain.tokens
     assert before.late_ones(tpot, 90.0) > objective
     assert after.late_ones(tpot, 90.0) < before.late_ones(tpot, 90.0)
@@ -155,7 +155,7 @@ def test_drafts_give_way_where_those_without_wait_for_their_rows():
 def test_drafts_gain_where_prompts_take_the_time_and_tokens_are_late():
     arrivals, objective = asking(30, gap_s=0.25, prompt=300, max_tokens=48), 13.0
     runs = [
-        served(arrivals, objectives, drafter=knowing(arrivals, wrong_every=3), max_itl_ms=60.0)
+        serve_arrivals(arrivals, objectives, drafter=knowing(arrivals, wrong_every=3), max_itl_ms=60.0)
         for objectives in (NO_OBJECTIVES, Objectives(tpot=Objective(objective)))
     ]
     before, after = runs
@@ -168,8 +168,8 @@ def test_drafts_gain_where_prompts_take_the_time_and_tokens_are_late():
 def test_late_first_tokens_take_time_from_decoding():
     arrivals = asking(40, gap_s=0.35, prompt=360, max_tokens=24)
     objectives = Objectives(Objective(400.0), Objective(500.0))
-    before = served(arrivals, max_itl_ms=40.0)
-    after = served(arrivals, objectives, max_itl_ms=40.0)
+    before = serve_arrivals(arrivals, max_itl_ms=40.0)
+    after = serve_arrivals(arrivals, objectives, max_itl_ms=40.0)
     assert after.tokens == before.tokens
     assert before.late_ones(ttft) > 400.0
     assert after.late_ones(ttft) < before.late_ones(ttft)
@@ -178,7 +178,7 @@ def test_late_first_tokens_take_time_from_decoding():
 
 def test_drafts_stay_where_only_the_end_of_others_makes_room():
     arrivals = asking(60)
-    found = served(arrivals, Objectives(Objective(300.0)), running=4, drafter=knowing(arrivals))
+    found = serve_arrivals(arrivals, Objectives(Objective(300.0)), running=4, drafter=knowing(arrivals))
     while_others_wait = [levers for levers, waiting in zip(found.moved, found.waiting, strict=True) if waiting]
     assert set().union(*while_others_wait) == {Lever.NOTHING, Lever.DRAFTS_GAIN}
 
@@ -188,8 +188,8 @@ def test_rounds_keep_their_budget_and_groups_take_turns(every):
     arrivals, budget_ms = asking(24, max_tokens=60), 21.0
     assert COST.ms(24) > budget_ms
     drafter = knowing(arrivals, every) if every else None
-    found = served(arrivals, Objectives(max_round_ms=budget_ms), running=24, drafter=drafter)
-    assert found.tokens == served(arrivals, running=24).tokens
+    found = serve_arrivals(arrivals, Objectives(max_round_ms=budget_ms), running=24, drafter=drafter)
+    assert found.tokens == serve_arrivals(arrivals, running=24).tokens
     learned = [done for done in found.rounds[10:] if done.sequences == len(done.deltas)]
     assert max(done.device_ms for done in learned) <= budget_ms
     full = [done for done in learned if done.sequences >= 8]
@@ -203,7 +203,7 @@ def test_turns_are_not_taken_where_they_would_break_the_objective():
     arrivals = asking(24, max_tokens=40)
     cycle_ms = 2 * COST.ms(12)
     for tpot_ms, grouped in ((cycle_ms + 5.0, True), (cycle_ms - 5.0, False)):
-        found = served(arrivals, Objectives(tpot=Objective(tpot_ms), max_round_ms=21.0), running=24)
+        found = serve_arrivals(arrivals, Objectives(tpot=Objective(tpot_ms), max_round_ms=21.0), running=24)
         sizes = [done.sequences for done in found.rounds[10:] if done.sequences == len(done.deltas)]
         assert (max(sizes) < 24) == grouped
 

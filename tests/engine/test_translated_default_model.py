@@ -49,12 +49,12 @@ def gemma_tokenizer(store, gemma_file) -> Tokenizer:
 @pytest.fixture(scope="module")
 def gemma(store, gemma_file) -> Iterator[LoadedModel]:
     """Gemma 3 270M from its GGUF file, as a target."""
-    loaded = loaded_as(store, gemma_file, Exactness.BIT)
+    loaded = load_as(store, gemma_file, Exactness.BIT)
     yield loaded
     loaded.close()
 
 
-def loaded_as(store, file, exactness: Exactness) -> LoadedModel:
+def load_as(store, file, exactness: Exactness) -> LoadedModel:
     adapter = registry.get("openvino_rt")
     options = LoadOptions(slots=4, max_batch_rows=256, kv_cache_bytes=128 << 20, exactness=exactness)
     return adapter.load(store.prepare(file, adapter, silent), options, silent)

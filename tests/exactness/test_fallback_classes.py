@@ -10,7 +10,7 @@ import pytest
 from adapters import registry
 from adapters.contract import LoadOptions, Segment
 from adapters.invariance import find_variance, fingerprint_bits
-from tests.support.conformance import bits, prepared_by, run, silent, text
+from tests.support.conformance import bits, prepare_by, run, silent, text
 
 OPTIONS = LoadOptions(slots=6, max_batch_rows=264, kv_cache_bytes=64 << 20, threads=1)
 
@@ -19,7 +19,7 @@ OPTIONS = LoadOptions(slots=6, max_batch_rows=264, kv_cache_bytes=64 << 20, thre
 def adapter_and_model(request, shared_store, first_layers_path):
     """An adapter, and the default model's first layers as it prepares them."""
     adapter = registry.get(request.param)
-    return adapter, prepared_by(adapter, first_layers_path, shared_store, OPTIONS.static).path
+    return adapter, prepare_by(adapter, first_layers_path, shared_store, OPTIONS.static).path
 
 
 @pytest.mark.model
@@ -47,5 +47,5 @@ def test_forwards_of_one_width_return_the_rows_asked_for_and_roll_back(adapter_a
     again = model.forward([Segment(1, 21, tokens[21:], (2, 20)), Segment(2, 0, tokens[:19], (18, 19))]).logits
     assert np.array_equal(bits(again[:18]), bits(expected[23:41]))
     assert np.array_equal(bits(again[18:]), bits(expected[18:19]))
-    assert model.held(1) == 45
+    assert model.count_cached_positions(1) == 45
     model.close()

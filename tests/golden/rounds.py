@@ -24,7 +24,7 @@ from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Sampling, Submit
 from policies.speculation import Proposal, Round
 from policies.speculation.adaptive import Adaptive
-from policies.speculation.cost_model import TYPICAL, measured
+from policies.speculation.cost_model import TYPICAL, start_cost_model
 from policies.speculation.policy import Asked
 from policies.speculation.replay.run import replay
 from tests.support.loops import loop_over
@@ -65,16 +65,16 @@ class _Noted(Adaptive):
     """Notes what it decides: the tokens asked for by place, and the depths, in base 36."""
 
     def __init__(self, recorded: Recording) -> None:
-        super().__init__(measured(recorded.known))
+        super().__init__(start_cost_model(recorded.known))
         self.lines: list[str] = []
 
-    def asked(self, now: Round) -> Asked:
-        found = super().asked(now)
+    def decide_draft_limits(self, now: Round) -> Asked:
+        found = super().decide_draft_limits(now)
         self._asked_for = _digits(found.limits) + ("-" if found.cheap_only else "")
         return found
 
-    def decided(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
-        depths = super().decided(now, proposals)
+    def decide_depths(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+        depths = super().decide_depths(now, proposals)
         self.lines.append(f"{self._asked_for} {_digits(depths)}")
         return depths
 
@@ -100,7 +100,7 @@ class _DraftModel(TimedModel):
 
     def __init__(self, clock: SimulatedClock, kind: str) -> None:
         super().__init__(clock)
-        self._cost = COST.scaled(0.125)
+        self._cost = COST.scale_by(0.125)
         self._errors = np.random.default_rng(7).normal(0.0, 1.0, (251, 272)).astype(np.float32)
         self._kind = kind
 
@@ -131,7 +131,9 @@ def _loop_of(clock: SimulatedClock, kind: str, count: int) -> DecodeLoop:
     )
     model.measure()
     drafter = ChainDrafter([SuffixDrafter(max_match=16, memory_bytes=8 << 20, clock=clock), model])
-    return loop_over(target, drafter, running=count, clock=clock, policy=Adaptive(measured(TYPICAL)), max_itl_ms=100.0)
+    return loop_over(
+        target, drafter, running=count, clock=clock, policy=Adaptive(start_cost_model(TYPICAL)), max_itl_ms=100.0
+    )
 
 
 def _submit(number: int) -> Submit:

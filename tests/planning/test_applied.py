@@ -9,30 +9,30 @@ import pytest
 from device_profiles.store import ProfileStore
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.sketch import load_sketch
-from orchestrator.planning.applied import allowed, applied, left_out, whole_targets
+from orchestrator.planning.applied import apply_plan, build_option_filter, list_unplaced_drafts, whole_targets
 from orchestrator.planning.basis import basis
 from orchestrator.planning.basis import plain as plain_data
 from orchestrator.planning.proposal import (
     PlanError,
     Proposal,
-    asked_by_config,
-    asked_by_sketch,
+    build_request_from_config,
+    build_request_from_sketch,
     propose_here,
     propose_sketch,
 )
 from tests.support.config import parse_config
-from tests.support.profiles import simulated_profiles
+from tests.support.profiles import store_simulated_profiles
 
 HEAD = "model: {{source: 'simulated:toy', name: toy, adapter: {adapter}, device: {device}}}\n"
 DRAFTS = "drafts: [{method: suffix}, {method: model, source: 'simulated:toy', adapter: auto, device: auto}]\n"
 
 
-def proposed(directory: Path, text: str):
+def propose_plan(directory: Path, text: str):
     config = parse_config(text, Path("c.yaml"))
-    asked = whole_targets(asked_by_config(config, directory))
-    store = simulated_profiles(directory, {"SIM": 20.0, "SIM.1": 50.0})
-    simulated_profiles(directory, {"SIM": 5.0, "SIM.1": 0.1}, model="simulated-toy", role="draft")
-    return config, propose_here(asked, store, {}, allowed(config, asked))
+    asked = whole_targets(build_request_from_config(config, directory))
+    store = store_simulated_profiles(directory, {"SIM": 20.0, "SIM.1": 50.0})
+    store_simulated_profiles(directory, {"SIM": 5.0, "SIM.1": 0.1}, model="simulated-toy", role="draft")
+    return config, propose_here(asked, store, {}, build_option_filter(config, asked))
 
 
 def plan_of(found: Proposal) -> str:
@@ -43,10 +43,10 @@ def plan_of(found: Proposal) -> str:
     ("adapter", "device", "where"), [("auto", "auto", "SIM"), ("simulated", "auto", "SIM"), ("auto", "SIM.1", "SIM.1")]
 )
 def test_what_is_auto_is_chosen_and_what_is_written_stays(tmp_path, adapter, device, where):
-    config, found = proposed(tmp_path, HEAD.format(adapter=adapter, device=device))
+    config, found = propose_plan(tmp_path, HEAD.format(adapter=adapter, device=device))
     assert config.planned
     assert plan_of(found) == f"here/{where}"
-    effective = applied(config, found, 0)
+    effective = apply_plan(config, found, 0)
     assert (effective.model.adapter, effective.model.device) == ("simulated", where)
     assert not effective.planned
     assert effective.limits == config.limits
@@ -54,24 +54,24 @@ def test_what_is_auto_is_chosen_and_what_is_written_stays(tmp_path, adapter, dev
 
 def test_a_draft_runs_where_the_plan_puts_it_or_not_at_all(tmp_path):
     good = HEAD.format(adapter="auto", device="auto") + DRAFTS + "placement: {draft_acceptance: 0.95}\n"
-    config, found = proposed(tmp_path, good)
-    suffix, draft = applied(config, found, 0).drafts
+    config, found = propose_plan(tmp_path, good)
+    suffix, draft = apply_plan(config, found, 0).drafts
     assert suffix.method == "suffix"
     assert isinstance(draft, ModelDraft)
     assert (draft.adapter, draft.device, draft.process) == ("simulated", "SIM.1", "own")
     assert any("accepted with 0.95" in line for line in found.assumed)
     poor = HEAD.format(adapter="auto", device="auto") + DRAFTS + "placement: {draft_acceptance: 0.01}\n"
-    config, found = proposed(tmp_path, poor)
-    assert [draft.method for draft in applied(config, found, 0).drafts] == ["suffix"]
+    config, found = propose_plan(tmp_path, poor)
+    assert [draft.method for draft in apply_plan(config, found, 0).drafts] == ["suffix"]
 
 
 def canary_of(directory: Path, text: str) -> tuple[list[str], list[str], list[str]]:
     """What everybody and what only the canary drafts with where the plan decides, and what is left out for it."""
     canary = "canary: {share: 0.5, speculation: {method: fixed, num_speculative_tokens: 3}}\n"
-    config, found = proposed(directory, HEAD.format(adapter="auto", device="auto") + text + canary)
-    effective = applied(config, found, 0)
+    config, found = propose_plan(directory, HEAD.format(adapter="auto", device="auto") + text + canary)
+    effective = apply_plan(config, found, 0)
     usual, own = ([str(draft.method) for draft in drafts] for drafts in (effective.drafts, effective.canary_drafts))
-    return usual, own, left_out(config, found)
+    return usual, own, list_unplaced_drafts(config, found)
 
 
 def test_a_canary_keeps_its_drafts_where_the_plan_leaves_the_others_without(tmp_path):
@@ -88,17 +88,17 @@ def test_what_the_canary_loads_is_left_for_it(tmp_path):
     head = HEAD.format(adapter="auto", device="auto")
     draft = "{method: model, source: 'simulated:toy', adapter: simulated, device: SIM, kv_cache: %s MiB}"
     canary = f"canary: {{share: 0.1, drafts: [{draft}]}}\n"
-    plain = proposed(tmp_path, head)[1]
-    config, small = proposed(tmp_path, head + canary % 512)
+    plain = propose_plan(tmp_path, head)[1]
+    config, small = propose_plan(tmp_path, head + canary % 512)
     before, after = (next(one for one in found.cluster.devices if one.id == "here/SIM") for found in (plain, small))
     assert 512 << 20 <= before.memory_bytes - after.memory_bytes < 513 << 20
     assert plan_of(small) == "here/SIM"
     (line,) = plain_data(small)["beside"]
     assert line.startswith("the canary's simulated-toy: 512")
-    _, large = proposed(tmp_path, head + canary % 1020)
+    _, large = propose_plan(tmp_path, head + canary % 1020)
     assert plan_of(large) == "here/SIM.1", "there is no room beside it"
     none = config.model_copy(update={"canary": config.canary.model_copy(update={"share": 0.0})})
-    assert asked_by_config(none, tmp_path).beside == ()
+    assert build_request_from_config(none, tmp_path).beside == ()
 
 
 def test_where_everything_is_written_nothing_is_planned(tmp_path):
@@ -114,8 +114,8 @@ def test_a_sketch_may_name_what_was_measured(tmp_path):
     )
     sketch = load_sketch(sketch_file)
     config = parse_config(HEAD.format(adapter="simulated", device="CPU"), Path("c.yaml"))
-    asked = asked_by_sketch(sketch, config, tmp_path)
-    store = simulated_profiles(tmp_path, {"SIM": 20.0, "SIM.1": 50.0})
+    asked = build_request_from_sketch(sketch, config, tmp_path)
+    store = store_simulated_profiles(tmp_path, {"SIM": 20.0, "SIM.1": 50.0})
     found = propose_sketch(sketch, asked, store)
     sources = {option.profile: option.source for option in found.cluster.options}
     assert sources == {"simulated device SIM.1": "measured", "nvidia-l4": "datasheet"}
@@ -124,14 +124,14 @@ def test_a_sketch_may_name_what_was_measured(tmp_path):
 
 def test_without_a_profile_the_error_says_what_to_do(tmp_path):
     config = parse_config(HEAD.format(adapter="auto", device="auto"), Path("c.yaml"))
-    asked = asked_by_config(config, tmp_path)
+    asked = build_request_from_config(config, tmp_path)
     way_out = r"run `outrider profile`, or pass --profiles DIR"
     with pytest.raises(PlanError, match=rf"no profile of toy .* {way_out}"):
         propose_here(asked, ProfileStore(tmp_path / "none"), {})
-    store = simulated_profiles(tmp_path, {"SIM": 20.0}, script="base_ms=9")
+    store = store_simulated_profiles(tmp_path, {"SIM": 20.0}, script="base_ms=9")
     with pytest.raises(
         PlanError, match=rf"no profile of toy .*simulated-\w+ has this name, and other files.*{way_out}"
     ):
         propose_here(asked, store, {})
-    renamed = simulated_profiles(tmp_path, {"SIM.1": 50.0}, model="as it was called before")
+    renamed = store_simulated_profiles(tmp_path, {"SIM.1": 50.0}, model="as it was called before")
     assert plan_of(propose_here(asked, renamed, {})) == "here/SIM.1", "what has other files is not believed"

@@ -1,7 +1,7 @@
 """What was measured of drafts, as the planner takes it."""
 
 from device_profiles.acceptance import DepthYield, PairAcceptance
-from orchestrator.planning.wanted import SUFFIX, measured_drafter, measured_drafters
+from orchestrator.planning.wanted import SUFFIX, build_measured_drafter, build_measured_drafters
 
 POOR, GOOD = DepthYield(4, (0.4,), (0.1,), 90), DepthYield(12, (0.8, 0.4), (0.6, 0.3), 90, 0.5)
 
@@ -12,7 +12,7 @@ def pair(rule, sequences, adapter, found=GOOD):
 
 def test_each_runtime_has_its_own_figures_of_the_policy():
     pairs = [pair("fixed", 1, ""), pair("policy", 1, "a"), pair("policy", 4, "b", POOR), pair("policy", 1, "b", POOR)]
-    first, other = measured_drafters(SUFFIX, "suffix", pairs, "t", 1, 12)
+    first, other = build_measured_drafters(SUFFIX, "suffix", pairs, "t", 1, 12)
     assert (first.runtime, other.runtime) == ("a", "b")
     assert first.by_policy
     assert other.by_policy
@@ -23,10 +23,10 @@ def test_each_runtime_has_its_own_figures_of_the_policy():
 
 
 def test_where_no_policy_was_measured_one_drafter_serves_all():
-    (found,) = measured_drafters(SUFFIX, "suffix", [pair("fixed", 1, "")], "t", 1, 12)
+    (found,) = build_measured_drafters(SUFFIX, "suffix", [pair("fixed", 1, "")], "t", 1, 12)
     assert (found.runtime, found.by_policy) == ("", False)
-    assert measured_drafters(SUFFIX, "suffix", [], "t", 1, 12) == [SUFFIX]
-    fixed = measured_drafter(
+    assert build_measured_drafters(SUFFIX, "suffix", [], "t", 1, 12) == [SUFFIX]
+    fixed = build_measured_drafter(
         SUFFIX, "suffix", [pair("policy", 1, "a"), pair("fixed", 1, "")], "t", 1, 4, rule="fixed", runtime="a"
     )
     assert not fixed.by_policy

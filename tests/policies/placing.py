@@ -11,7 +11,7 @@ from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
 from device_profiles.measured import DeviceRates
 from policies.planning.placement.links import links_of
-from policies.planning.placement.workers import fixed_bytes
+from policies.planning.placement.workers import sum_fixed_bytes
 from policies.planning.plan import Cluster, Device, Drafter, Host, ModelFacts, Option, Role, Wanted, Workload
 from policies.planning.shard_cost import Part, kv_bytes
 from policies.planning.throughput import DraftSide, TargetSide, best_depth
@@ -67,7 +67,7 @@ def _options(draw: st.DrawFn, profile: str, role: Role, model: ModelFacts, runti
         model.name,
         runtime,
         "as_file",
-        cost if role is Role.TARGET else cost.scaled(draw(st.sampled_from((0.05, 0.1, 0.3)))),
+        cost if role is Role.TARGET else cost.scale_by(draw(st.sampled_from((0.05, 0.1, 0.3)))),
         layer_bytes=draw(st.sampled_from((10, 40))) * MIB if role is Role.TARGET else MIB,
         kv_bytes_per_token=draw(st.sampled_from((0.0, 0.1 * MIB))),
         threads=draw(st.sampled_from((2, 1, 4, 0))),
@@ -103,7 +103,7 @@ def brute_force(cluster: Cluster, wanted: Wanted) -> float:
     load, best = wanted.workload, 0.0
     for device, option in _places(cluster, Role.TARGET):
         room = device.memory_bytes * (1 - wanted.constraints.keep_free)
-        fixed, kv = fixed_bytes(option, TARGET.layers), kv_bytes(option, load)
+        fixed, kv = sum_fixed_bytes(option, TARGET.layers), kv_bytes(option, load)
         fits = [count for count in range(1, load.concurrency + 1) if fixed + kv * count <= room]
         if not fits or not _enough(hosts[device.host], option.threads):
             continue
@@ -112,7 +112,7 @@ def brute_force(cluster: Cluster, wanted: Wanted) -> float:
         for drafter in (one for one in load.drafters if one.model is not None):
             for other, draft in _places(cluster, Role.DRAFT):
                 part = Part(draft, 1.0, other.utilisation)
-                needed = fixed_bytes(draft, DRAFT.layers) + kv_bytes(draft, load) * fits[-1]
+                needed = sum_fixed_bytes(draft, DRAFT.layers) + kv_bytes(draft, load) * fits[-1]
                 alone = needed <= other.memory_bytes * (1 - wanted.constraints.keep_free)
                 together = other.id != device.id or needed + fixed + kv * fits[-1] <= room
                 if not (alone and together and _enough(hosts[other.host], draft.threads)):
@@ -144,7 +144,7 @@ def faster(cluster: Cluster, device: str, factor: float) -> Cluster:
     """Return the cluster with one device faster at everything."""
     profile = next(one.profile for one in cluster.devices if one.id == device)
     options = tuple(
-        replace(one, cost=one.cost.scaled(factor), overhead_ms=one.overhead_ms * factor)
+        replace(one, cost=one.cost.scale_by(factor), overhead_ms=one.overhead_ms * factor)
         if one.profile == profile
         else one
         for one in cluster.options

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from policies.sampling import NotFinite, Sampling, choose, coupled_verdicts, noise, verify_draft
+from policies.sampling import NotFinite, Sampling, choose, noise, verify_coupled_drafts, verify_draft
 from policies.sampling.coupled import greedy
 from policies.sampling.filters import survivors
 
@@ -57,7 +57,7 @@ def test_judged_side_by_side_or_alone_the_same_tokens_come_out(sequences, data):
         right = [choose(row, sampling, position + index) for index, row in enumerate(rows[:-1])]
         draft = [token if data.draw(st.booleans()) else 3 for token in right]
         asked.append((rows, draft, sampling, position))
-    assert coupled_verdicts(asked) == [verify_draft(*one) for one in asked]
+    assert verify_coupled_drafts(asked) == [verify_draft(*one) for one in asked]
 
 
 def exact_probabilities(row: np.ndarray, sampling: Sampling) -> np.ndarray:
@@ -144,4 +144,4 @@ def test_garbage_is_refused(temperature, bad):
         with pytest.raises(NotFinite):
             verify_draft(row, [], sampling, 0)
         with pytest.raises(NotFinite):
-            coupled_verdicts([sound, (row, [], sampling, 0)])
+            verify_coupled_drafts([sound, (row, [], sampling, 0)])

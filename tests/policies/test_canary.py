@@ -7,7 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from policies.serving.canary import Arm, Figures, Moments, Move, Rule, arm_of, decided, difference, looks, served
+from policies.serving.canary import (
+    Arm,
+    Figures,
+    Moments,
+    Move,
+    Rule,
+    arm_of,
+    decide_canary,
+    difference,
+    looks,
+    observe_request_figures,
+)
 
 IDS = st.lists(st.uuids().map(str), min_size=1, max_size=50, unique=True)
 VALUES = st.lists(st.floats(0.1, 1000.0), min_size=2, max_size=60)
@@ -67,7 +78,9 @@ def arms(canary_tpot, control_tpot, requests, *, canary_ttft=100.0, spread=1.0):
         figures = Figures()
         for index in range(requests):
             off = spread * (index % 5 - 2)
-            figures = served(figures, ttft_ms=ttft_ms + off, tpot_ms=tpot_ms + 0.2 * off, acceptance=0.5)
+            figures = observe_request_figures(
+                figures, ttft_ms=ttft_ms + off, tpot_ms=tpot_ms + 0.2 * off, acceptance=0.5
+            )
         found[arm] = figures
     return found
 
@@ -75,7 +88,7 @@ def arms(canary_tpot, control_tpot, requests, *, canary_ttft=100.0, spread=1.0):
 @given(st.floats(5.0, 50.0), st.floats(0.5, 2.0))
 def test_better_is_promoted_and_worse_rolled_back(tpot_ms, factor):
     known = arms(factor * tpot_ms, tpot_ms, 400)
-    found = decided(known, Rule())
+    found = decide_canary(known, Rule())
     if factor < 0.9:
         assert found.move == Move.PROMOTE
     if factor > 1.15:
@@ -85,7 +98,7 @@ def test_better_is_promoted_and_worse_rolled_back(tpot_ms, factor):
 
 @given(st.floats(0.1, 10.0), st.integers(0, 49))
 def test_nothing_is_decided_on_few_requests(factor, requests):
-    assert decided(arms(10.0 * factor, 10.0, requests), Rule()).move == Move.GO_ON
+    assert decide_canary(arms(10.0 * factor, 10.0, requests), Rule()).move == Move.GO_ON
 
 
 @given(st.integers(2, 500), st.integers(1, 40))
@@ -96,17 +109,17 @@ def test_promotion_is_looked_for_at_doublings(least, factor):
 
 
 def test_a_late_first_token_outweighs_fast_ones():
-    found = decided(arms(5.0, 10.0, 400, canary_ttft=120.0), Rule())
+    found = decide_canary(arms(5.0, 10.0, 400, canary_ttft=120.0), Rule())
     assert (found.move, found.figure) == (Move.ROLL_BACK, "ttft_ms")
 
 
 def test_what_is_no_better_after_long_goes():
     rule = Rule(most_requests=300)
-    assert decided(arms(10.0, 10.0, 299), rule).move == Move.GO_ON
-    assert decided(arms(10.0, 10.0, 300), rule).move == Move.ROLL_BACK
+    assert decide_canary(arms(10.0, 10.0, 299), rule).move == Move.GO_ON
+    assert decide_canary(arms(10.0, 10.0, 300), rule).move == Move.ROLL_BACK
 
 
 def test_figures_that_do_not_exist_are_left_out():
-    figures = served(Figures(), ttft_ms=5.0, tpot_ms=None, acceptance=None)
+    figures = observe_request_figures(Figures(), ttft_ms=5.0, tpot_ms=None, acceptance=None)
     assert (figures.ttft_ms.seen, figures.tpot_ms.seen, figures.acceptance.seen) == (1, 0, 0)
-    assert decided({}, Rule()).move == Move.GO_ON
+    assert decide_canary({}, Rule()).move == Move.GO_ON

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_profiles.cost import StepCost, expected_tokens
+from device_profiles.cost import StepCost, estimate_round_tokens
 from device_profiles.link import LinkProfile
 
 times = st.floats(0.1, 100.0)
@@ -36,7 +36,7 @@ def test_more_work_never_costs_less(cost, rows, sequences, context):
 
 @given(costs, st.integers(1, 200), st.floats(0.1, 4.0))
 def test_a_share_of_the_work_costs_its_share(cost, rows, share):
-    assert cost.scaled(share).ms(rows, 2, 100) == pytest.approx(share * cost.ms(rows, 2, 100))
+    assert cost.scale_by(share).ms(rows, 2, 100) == pytest.approx(share * cost.ms(rows, 2, 100))
 
 
 def test_between_and_beyond_the_knots_it_is_linear():
@@ -51,7 +51,7 @@ def test_a_forward_of_other_rows_than_the_last_may_take_longer():
     cost = StepCost((1.0,), (10.0,), changing_ms=4.0)
     assert cost.ms(3) == 10.0
     assert cost.ms(3, changes=0.5) == pytest.approx(12.0)
-    assert cost.scaled(2.0).ms(3, changes=1.0) == pytest.approx(28.0)
+    assert cost.scale_by(2.0).ms(3, changes=1.0) == pytest.approx(28.0)
 
 
 @given(costs, costs, st.integers(1, 600), st.integers(0, 2000), st.integers(8, 600))
@@ -85,8 +85,8 @@ def test_knots_that_do_not_ascend_are_refused():
 
 @given(st.floats(0.0, 0.99), st.integers(0, 16))
 def test_expected_tokens_is_leviathans_formula(chance, depth):
-    assert expected_tokens(chance, depth) == pytest.approx((1 - chance ** (depth + 1)) / (1 - chance))
-    assert expected_tokens([chance], depth) == pytest.approx(expected_tokens(chance, depth))
+    assert estimate_round_tokens(chance, depth) == pytest.approx((1 - chance ** (depth + 1)) / (1 - chance))
+    assert estimate_round_tokens([chance], depth) == pytest.approx(estimate_round_tokens(chance, depth))
 
 
 def test_a_transfer_is_half_a_round_trip_and_its_bytes():

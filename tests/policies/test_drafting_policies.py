@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.calibration import EDGES, MEMORY, Calibration, chance, compared, observed
-from policies.speculation.draft_chain import LOOK_AGAIN, WORTH_TOKENS, asks_on, expected_tokens, usual_after
+from policies.speculation.calibration import (
+    EDGES,
+    MEMORY,
+    Calibration,
+    chance,
+    observe_draft_outcome,
+    observe_token_outcome,
+)
+from policies.speculation.draft_chain import LOOK_AGAIN, WORTH_TOKENS, asks_on, estimate_accepted_tokens, usual_after
 
 chances = st.floats(0.0, 1.0)
 outcomes = st.lists(st.tuples(chances, st.booleans()), max_size=60)
@@ -16,7 +23,7 @@ outcomes = st.lists(st.tuples(chances, st.booleans()), max_size=60)
 def after(history) -> Calibration:
     calibration = Calibration()
     for probability, accepted in history:
-        calibration = observed(calibration, probability, accepted)
+        calibration = observe_token_outcome(calibration, probability, accepted)
     return calibration
 
 
@@ -25,8 +32,8 @@ def test_a_chance_is_a_chance_and_an_outcome_moves_it_its_way(history, probabili
     calibration = after(history)
     before = chance(calibration, probability)
     assert 0.0 <= before <= 1.0
-    assert chance(observed(calibration, probability, True), probability) >= before
-    assert chance(observed(calibration, probability, False), probability) <= before
+    assert chance(observe_token_outcome(calibration, probability, True), probability) >= before
+    assert chance(observe_token_outcome(calibration, probability, False), probability) <= before
 
 
 @given(chances)
@@ -38,14 +45,14 @@ def test_without_outcomes_the_draft_is_believed(probability):
 def test_outcomes_of_one_bucket_say_nothing_of_another(history, probability, other):
     calibration = after(history)
     if any(min(probability, other) < edge <= max(probability, other) for edge in EDGES):
-        assert chance(observed(calibration, other, True), probability) == chance(calibration, probability)
+        assert chance(observe_token_outcome(calibration, other, True), probability) == chance(calibration, probability)
 
 
 @given(st.integers(1, 9), chances, outcomes)
 def test_the_rate_is_learned_and_an_old_one_forgotten(tenths, probability, history):
     calibration = after(history)
     for index in range(int(MEMORY) * 6):
-        calibration = observed(calibration, probability, index % 10 < tenths)
+        calibration = observe_token_outcome(calibration, probability, index % 10 < tenths)
     assert chance(calibration, probability) == pytest.approx(tenths / 10, abs=0.06)
     assert max(calibration.seen) <= MEMORY
 
@@ -59,15 +66,15 @@ def test_a_verdict_says_nothing_of_what_stands_behind_the_first_wrong_token(prop
     right = next((i for i, (a, b) in enumerate(zip(proposed, committed, strict=False)) if a != b), None)
     count = min(len(proposed), len(committed)) if right is None else right + 1
     expected = after([(p, i != right) for i, p in enumerate(probabilities[:count])])
-    assert compared(Calibration(), proposed, probabilities, committed) == expected
+    assert observe_draft_outcome(Calibration(), proposed, probabilities, committed) == expected
 
 
 @given(st.lists(chances, max_size=12), chances)
 def test_expected_tokens_is_what_simulation_by_hand_gives(confidences, more):
-    total = expected_tokens(confidences)
+    total = estimate_accepted_tokens(confidences)
     assert 0.0 <= total <= len(confidences)
-    assert expected_tokens([*confidences, more]) >= total
-    assert expected_tokens([more, *confidences]) == pytest.approx(more * (1.0 + total))
+    assert estimate_accepted_tokens([*confidences, more]) >= total
+    assert estimate_accepted_tokens([more, *confidences]) == pytest.approx(more * (1.0 + total))
 
 
 @given(st.lists(chances, max_size=12), st.integers(0, 12), st.floats(0.0, 12.0), st.integers(0, 40))
@@ -76,11 +83,11 @@ def test_the_next_drafter_is_asked_where_it_can_bring_more(confidences, limit, u
     if not confidences or passed >= LOOK_AGAIN:
         assert asked == (limit > 0)
     elif asked:
-        assert min(usual, limit) - expected_tokens(confidences) > WORTH_TOKENS
+        assert min(usual, limit) - estimate_accepted_tokens(confidences) > WORTH_TOKENS
     assert not (asked and limit == 0)
 
 
 @given(st.lists(chances, max_size=12), st.floats(0.0, 12.0))
 def test_what_is_usual_moves_towards_the_newest(confidences, usual):
-    found = expected_tokens(confidences)
+    found = estimate_accepted_tokens(confidences)
     assert min(usual, found) - 1e-9 <= usual_after(usual, confidences) <= max(usual, found) + 1e-9

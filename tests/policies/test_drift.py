@@ -3,35 +3,35 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.serving.drift import LEAST_GAIN, PATIENCE, Drift, drifted, lasts, observed, pause_s, worth_moving
+from policies.serving.drift import LEAST_GAIN, PATIENCE, Drift, has_drifted, lasts, observe_drift, pause_s, worth_moving
 
 
 def after(ratio: float, rounds: int, drift: Drift | None = None, tolerance: float = 0.2) -> Drift:
     drift = drift or Drift()
     for _ in range(rounds):
-        drift = observed(drift, 10.0, 10.0 * ratio, tolerance)
+        drift = observe_drift(drift, 10.0, 10.0 * ratio, tolerance)
     return drift
 
 
 @given(st.floats(0.84, 1.19), st.integers(1, 400))
 def test_rounds_within_the_tolerance_never_count_as_drift(ratio, rounds):
-    assert not drifted(after(ratio, rounds))
+    assert not has_drifted(after(ratio, rounds))
 
 
 @given(st.one_of(st.floats(1.25, 50.0), st.floats(0.02, 0.8)))
 def test_rounds_beyond_it_count_after_a_while_whichever_way(ratio):
-    assert not drifted(after(ratio, PATIENCE - 1))
-    assert drifted(after(ratio, PATIENCE))
+    assert not has_drifted(after(ratio, PATIENCE - 1))
+    assert has_drifted(after(ratio, PATIENCE))
 
 
 @given(st.floats(2.0, 1e6))
 def test_a_stall_is_no_drift(stall):
-    assert not drifted(after(1.0, 20, after(stall, 1, after(1.0, 200))))
+    assert not has_drifted(after(1.0, 20, after(stall, 1, after(1.0, 200))))
 
 
 def test_a_drift_that_comes_late_is_seen_and_its_size_is_learned():
     drift = after(3.0, 150, after(1.0, 500))
-    assert drifted(drift)
+    assert has_drifted(drift)
     assert 2.8 < drift.ratio < 3.01
 
 
@@ -44,8 +44,8 @@ def test_a_drift_lasts_when_its_rounds_took_so_long_on_end(ratio, after_s):
 
 
 def test_what_took_no_time_says_nothing():
-    assert observed(Drift(), 0.0, 5.0, 0.2) == Drift()
-    assert observed(Drift(), 5.0, 0.0, 0.2) == Drift()
+    assert observe_drift(Drift(), 0.0, 5.0, 0.2) == Drift()
+    assert observe_drift(Drift(), 5.0, 0.0, 0.2) == Drift()
 
 
 @given(st.floats(1.0, 1e6), st.floats(1.0, 1e6))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.sampling import Sampling, choose, distribution, noise
-from policies.sampling.filters import _ESTIMATED, _estimated_mass, _mass, survivors
+from policies.sampling.filters import _ESTIMATED, _estimate_mass, _mass, survivors
 
 _SIZES = [1, 2, 63, 64, 500, 8193, 20_000]
 
@@ -105,7 +105,7 @@ TEMPERATURES = st.sampled_from([1e-6, 0.01, 0.3, 0.8, 1.0, 2.0, 1e6])
 def test_the_estimate_of_a_mass_is_within_its_error(row, temperature):
     sampling = Sampling(temperature)
     mass = _mass(row, float(row.max()), -np.inf, sampling)
-    assert abs(_estimated_mass(row, float(row.max()), sampling) / mass - 1.0) < _ESTIMATED / 2
+    assert abs(_estimate_mass(row, float(row.max()), sampling) / mass - 1.0) < _ESTIMATED / 2
 
 
 @given(rows(), TEMPERATURES, st.integers(0, 40), st.sampled_from([-1e-3, -1e-6, -1e-9, 0.0, 1e-9, 1e-6, 1e-3]))

@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_profiles.cost import StepCost, expected_tokens
+from device_profiles.cost import StepCost, estimate_round_tokens
 from policies.speculation.allocation import (
     LEAST_CHANCE,
+    allocate_depths_in_widths,
     cap,
     curve,
     floor_of,
-    offered,
+    rank_candidates,
     reach,
-    shared_out_in_widths,
     worth_taking,
 )
-from policies.speculation.allocation import given as given_depths
-from policies.speculation.cost_model import measured
-from policies.speculation.widths import filled
+from policies.speculation.allocation import allocate_depths as given_depths
+from policies.speculation.cost_model import start_cost_model
+from policies.speculation.widths import pad_to_width
 
 CONFIDENCES = st.lists(st.floats(0.0, 1.0), max_size=8)
-COST = measured(StepCost((1.0, 2.0, 8.0, 32.0, 128.0), (7.3, 7.7, 10.9, 27.0, 95.0), 0.25))
+COST = start_cost_model(StepCost((1.0, 2.0, 8.0, 32.0, 128.0), (7.3, 7.7, 10.9, 27.0, 95.0), 0.25))
 
 
 def falling(values):
@@ -33,9 +33,9 @@ REACHES = st.lists(st.lists(st.floats(LEAST_CHANCE, 1.0), max_size=4).map(fallin
 PRICES = st.floats(0.001, 2.0)
 
 
-def shared_out(reaches, free, added_ms, value):
+def share_out(reaches, free, added_ms, value):
     """The depths of the tokens that are worth their rows."""
-    offers = offered(reaches, free)
+    offers = rank_candidates(reaches, free)
     return given_depths(reaches, free, offers, worth_taking(offers, added_ms, value))
 
 
@@ -53,7 +53,7 @@ def test_no_other_depths_are_worth_more(reaches, data):
     free = [data.draw(st.integers(0, 2)) for _ in reaches]
     added_ms = data.draw(st.lists(st.floats(0.0, 3.0), max_size=16))
     value = data.draw(PRICES)
-    depths = shared_out(reaches, free, added_ms, value)
+    depths = share_out(reaches, free, added_ms, value)
     assert all(0 <= depth <= len(chances) for depth, chances in zip(depths, reaches, strict=True))
     found = worth(reaches, free, depths, added_ms, value)
     every = product(*(range(len(chances) + 1) for chances in reaches))
@@ -64,21 +64,21 @@ def test_no_other_depths_are_worth_more(reaches, data):
 @given(REACHES, st.data(), PRICES)
 def test_rows_that_are_run_anyway_are_always_used(reaches, data, value):
     free = [data.draw(st.integers(0, 3)) for _ in reaches]
-    depths = shared_out(reaches, free, [1000.0] * 8, value)
+    depths = share_out(reaches, free, [1000.0] * 8, value)
     assert depths == [min(len(chances), none) for chances, none in zip(reaches, free, strict=True)]
 
 
 @given(REACHES, st.integers(0, 16), st.data())
 def test_rows_never_exceed_the_room(reaches, room, data):
     free = [data.draw(st.integers(0, 2)) for _ in reaches]
-    depths = shared_out(reaches, free, [0.0] * room, 1.0)
+    depths = share_out(reaches, free, [0.0] * room, 1.0)
     assert sum(max(0, depth - none) for depth, none in zip(depths, free, strict=True)) <= room
 
 
 def test_rows_go_to_the_surest_sequences():
-    depths = shared_out([[0.9, 0.8, 0.7], [0.3, 0.1], [0.95, 0.2]], [0, 0, 0], [1.0] * 9, 0.5)
+    depths = share_out([[0.9, 0.8, 0.7], [0.3, 0.1], [0.95, 0.2]], [0, 0, 0], [1.0] * 9, 0.5)
     assert depths == [3, 0, 1]
-    assert shared_out([[0.9, 0.8, 0.7], [0.3, 0.1], [0.95, 0.2]], [0, 0, 0], [1.0] * 2, 0.5) == [1, 0, 1]
+    assert share_out([[0.9, 0.8, 0.7], [0.3, 0.1], [0.95, 0.2]], [0, 0, 0], [1.0] * 2, 0.5) == [1, 0, 1]
 
 
 @given(REACHES, st.data(), PRICES)
@@ -86,12 +86,12 @@ def test_in_widths_no_row_is_left_that_is_paid_for(reaches, data, value):
     widths = sorted(data.draw(st.sets(st.integers(1, 9), min_size=1)))
     known = [data.draw(st.integers(1, 3)) for _ in reaches]
     room = data.draw(st.integers(0, 30))
-    depths = shared_out_in_widths(reaches, known, widths, [0.5] * room, value)
+    depths = allocate_depths_in_widths(reaches, known, widths, [0.5] * room, value)
     used = 0
     for depth, chances, before in zip(depths, reaches, known, strict=True):
-        paid = filled(before + depth, widths)
+        paid = pad_to_width(before + depth, widths)
         assert depth == min(len(chances), paid - before)
-        used += paid - filled(before, widths)
+        used += paid - pad_to_width(before, widths)
     assert used <= room
 
 
@@ -99,12 +99,12 @@ def test_in_widths_no_row_is_left_that_is_paid_for(reaches, data, value):
 def test_in_widths_one_sequence_has_its_best_depth(chances, data, value):
     widths = sorted(data.draw(st.sets(st.integers(1, 9), min_size=1)))
     known = data.draw(st.integers(1, 3))
-    (depth,) = shared_out_in_widths([chances], [known], widths, [0.5] * 40, value)
+    (depth,) = allocate_depths_in_widths([chances], [known], widths, [0.5] * 40, value)
 
-    def gained(count):
-        return sum(chances[:count]) - value * 0.5 * (filled(known + count, widths) - filled(known, widths))
+    def compute_gain(count):
+        return sum(chances[:count]) - value * 0.5 * (pad_to_width(known + count, widths) - pad_to_width(known, widths))
 
-    assert gained(depth) == pytest.approx(max(gained(count) for count in range(len(chances) + 1)), abs=1e-9)
+    assert compute_gain(depth) == pytest.approx(max(compute_gain(count) for count in range(len(chances) + 1)), abs=1e-9)
 
 
 @given(CONFIDENCES, st.floats(0.01, 100.0), st.integers(0, 8), st.integers(0, 3), st.floats(0.0, 0.9))
@@ -129,12 +129,12 @@ def test_the_guard_finds_the_depth_of_most_tokens_a_second(chance, sequences, pa
     assert rates[best] == max(rates)
     for depth, rate in enumerate(rates):
         ms = COST.ms(sequences * max(1 + depth, paid_rows), sequences, context)
-        assert rate == pytest.approx(1000.0 * sequences * expected_tokens(chance, depth) / ms)
+        assert rate == pytest.approx(1000.0 * sequences * estimate_round_tokens(chance, depth) / ms)
     base = sequences * paid_rows
     value = rates[best] / 1000.0
     chances = reach([chance] * 12, 1.0, 12, paid_rows - 1, floor_of(COST, base, value))
-    added_ms = COST.added_ms(base, 12 * sequences, sequences, context)
-    depths = shared_out([chances] * sequences, [paid_rows - 1] * sequences, added_ms, value)
+    added_ms = COST.estimate_added_ms(base, 12 * sequences, sequences, context)
+    depths = share_out([chances] * sequences, [paid_rows - 1] * sequences, added_ms, value)
     tokens = sum(1.0 + sum(chances[:depth]) for depth in depths)
     rows = sum(max(depth + 1, paid_rows) for depth in depths)
     assert tokens / COST.ms(rows, sequences, context) >= 0.999 * value

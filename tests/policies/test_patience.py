@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.draft_wait import RETRY_EVERY, Pace, answered, asked, judged, patience_ms
+from policies.speculation.draft_wait import (
+    RETRY_EVERY,
+    Pace,
+    count_draft_request,
+    observe_accepted_tokens,
+    observe_draft_answer,
+    patience_ms,
+)
 
 milliseconds = st.floats(0.01, 10_000.0)
 
@@ -29,15 +36,15 @@ def test_what_comes_too_late_is_waited_for_once_in_a_while(accepted, round_ms):
     pace = Pace(accepted, round_ms, 1.1 * accepted * round_ms + 1.0)
     waits = []
     for _ in range(4 * RETRY_EVERY):
-        pace = asked(pace, round_ms=round_ms)
+        pace = count_draft_request(pace, round_ms=round_ms)
         waits.append(patience_ms(pace, 1e9) > 0.0)
     assert sum(waits) == 4
 
 
 @given(st.lists(st.integers(0, 12), min_size=1), milliseconds)
 def test_means_stay_among_what_was_seen(counts, answer_ms):
-    pace = answered(Pace(), answer_ms)
+    pace = observe_draft_answer(Pace(), answer_ms)
     assert pace.answer_ms == answer_ms
     for count in counts:
-        pace = judged(pace, count)
+        pace = observe_accepted_tokens(pace, count)
     assert min([1.0, *counts]) - 1e-9 <= pace.accepted <= max([1.0, *counts]) + 1e-9

@@ -56,7 +56,7 @@ def test_a_row_is_changed_as_the_definitions_say(sampling, table, prompt, output
     if penalties is None:
         assert np.array_equal(expected, row)
     else:
-        assert np.array_equal(penalties.applied(row, Counter(output)), expected)
+        assert np.array_equal(penalties.apply_penalties(row, Counter(output)), expected)
     assert np.array_equal(row, before)
 
 
@@ -66,27 +66,27 @@ def test_whatever_is_drafted_the_same_tokens_come_out(sampling, table, prompt, q
     """`quiet`: a token is banned until so many are there, as stop tokens are by min_tokens."""
     rows = rows_of(table, 12)
 
-    def shaped(row: np.ndarray, output: list[int]) -> np.ndarray:
+    def shape_row(row: np.ndarray, output: list[int]) -> np.ndarray:
         row = by_definition(row, sampling, prompt, output)
         return without(row, [2]) if len(output) < quiet else row
 
-    def judged(draft: list[int], output: list[int]) -> tuple[int, ...]:
+    def judge_draft(draft: list[int], output: list[int]) -> tuple[int, ...]:
         here = rows[len(output) : len(output) + len(draft) + 1]
 
         def shape(row, taken):
-            return shaped(row, [*output, *taken])
+            return shape_row(row, [*output, *taken])
 
         return verify_draft(here, draft, sampling, len(output), shape).tokens
 
     plain: list[int] = []
     while len(plain) < 12:
-        plain += judged([], plain)
+        plain += judge_draft([], plain)
     out: list[int] = []
     while len(out) < 11:
         depth = data.draw(st.integers(0, min(8, 11 - len(out))))
         right = data.draw(st.integers(0, depth))
         wild = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=depth - right, max_size=depth - right))
-        took = judged(plain[len(out) : len(out) + right] + wild, out)
+        took = judge_draft(plain[len(out) : len(out) + right] + wild, out)
         assert len(took) > right
         out += took
     assert out == plain[: len(out)]

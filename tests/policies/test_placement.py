@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.bench.plan.exact import best_in_shards
-from orchestrator.bench.plan.fleets import fleet, small, wanted
+from orchestrator.bench.plan.fleets import build_goal, fleet, small
 from policies.planning.placement import plan
 from policies.planning.placement.candidate import sides
 from policies.planning.placement.filters import usable
@@ -28,7 +28,7 @@ SHARDS = settings(max_examples=15)
 needs_shards = clusters(memory_mib=(60, 250))
 
 
-def planned(cluster: Cluster, wish: Wanted) -> Plan | None:
+def plan_or_none(cluster: Cluster, wish: Wanted) -> Plan | None:
     """Return the plan; None where there is none."""
     try:
         return plan(cluster, wish)
@@ -36,7 +36,7 @@ def planned(cluster: Cluster, wish: Wanted) -> Plan | None:
         return None
 
 
-def drafted(found: Plan) -> list[DraftPlacement]:
+def list_drafts(found: Plan) -> list[DraftPlacement]:
     return [one.draft for one in found.replicas if one.draft is not None]
 
 
@@ -70,7 +70,7 @@ def test_what_is_predicted_of_arrays_is_what_is_predicted_of_one(cluster: Cluste
 @given(clusters(memory_mib=(60, 500)), loads(), st.integers(1, 3), st.sampled_from(("when_needed", "allowed")))
 def test_memory_and_cores_are_never_exceeded(cluster: Cluster, load: Workload, replicas: int, sharding: str) -> None:
     limits = Constraints(max_replicas=replicas, sharding=sharding, keep_free=0.1)  # type: ignore[arg-type]
-    found = planned(cluster, Wanted(load, limits))
+    found = plan_or_none(cluster, Wanted(load, limits))
     if found is None:
         return
     room = {device.id: 0.9 * device.memory_bytes for device in cluster.devices}
@@ -80,7 +80,7 @@ def test_memory_and_cores_are_never_exceeded(cluster: Cluster, load: Workload, r
         used[shard.device] += shard.memory.total
     assert all(used[device] <= room[device] for device in used)
     own = [one.shards for one in found.replicas]
-    own += [(one.shard,) for one in drafted(found) if one.process == "own" and one.shard is not None]
+    own += [(one.shard,) for one in list_drafts(found) if one.process == "own" and one.shard is not None]
     taken = [(shard.host, core) for shards in own for shard in shards for core in shard.cores]
     assert len(set(taken)) == len(taken)
     assert all(not cores[host] or core < cores[host] for host, core in taken)
@@ -89,7 +89,7 @@ def test_memory_and_cores_are_never_exceeded(cluster: Cluster, load: Workload, r
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads(), st.randoms(use_true_random=False))
 def test_the_order_of_what_is_given_does_not_matter(cluster: Cluster, load: Workload, random: Any) -> None:
-    found = planned(cluster, Wanted(load))
+    found = plan_or_none(cluster, Wanted(load))
     if found is None:
         return
     shuffled: list[list[Any]] = [list(one) for one in (cluster.hosts, cluster.devices, cluster.options, cluster.links)]
@@ -107,7 +107,7 @@ def test_a_faster_device_never_lowers_predicted_goodput(
     cluster: Cluster, load: Workload, data: st.DataObject, factor: float
 ) -> None:
     wish = Wanted(load, Constraints(sharding="never"))
-    found = planned(cluster, wish)
+    found = plan_or_none(cluster, wish)
     if found is None:
         return
     before = found.goodput_tokens_per_s
@@ -118,7 +118,7 @@ def test_a_faster_device_never_lowers_predicted_goodput(
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads())
 def test_every_device_that_is_not_in_use_has_a_reason(cluster: Cluster, load: Workload) -> None:
-    found = planned(cluster, Wanted(load))
+    found = plan_or_none(cluster, Wanted(load))
     if found is None:
         return
     in_use = {shard.device for shard in found.shards}
@@ -140,7 +140,7 @@ def test_constraints_hold(cluster: Cluster, load: Workload, data: st.DataObject)
         apart=data.draw(st.sampled_from(("", "device", "host", "zone"))),
         zones=data.draw(st.sampled_from(((), (cluster.hosts[0].zone,)))),
     )
-    found = planned(cluster, Wanted(load, limits))
+    found = plan_or_none(cluster, Wanted(load, limits))
     if found is None:
         return
     zones = {host.name: host.zone for host in cluster.hosts}
@@ -164,7 +164,7 @@ def test_constraints_hold(cluster: Cluster, load: Workload, data: st.DataObject)
 @SHARDS
 @given(needs_shards, loads())
 def test_shards_are_contiguous_and_complete(cluster: Cluster, load: Workload) -> None:
-    found = planned(cluster, Wanted(load, Constraints(shards=2, keep_free=0.0)))
+    found = plan_or_none(cluster, Wanted(load, Constraints(shards=2, keep_free=0.0)))
     if found is None:
         return
     for replica in found.replicas:
@@ -179,7 +179,7 @@ def test_shards_are_contiguous_and_complete(cluster: Cluster, load: Workload) ->
 @given(clusters(), loads())
 def test_a_useless_draft_is_not_used(cluster: Cluster, load: Workload) -> None:
     useless = tuple(replace(one, acceptance=(0.0,)) for one in load.drafters)
-    found = planned(cluster, Wanted(replace(load, drafters=useless)))
+    found = plan_or_none(cluster, Wanted(replace(load, drafters=useless)))
     if found is None:
         return
     for replica in found.replicas:
@@ -193,7 +193,7 @@ def test_a_useless_draft_is_not_used(cluster: Cluster, load: Workload) -> None:
 @given(clusters(memory_mib=(60, 500)), loads(), st.integers(1, 3))
 def test_plans_survive_json_and_equal_themselves(cluster: Cluster, load: Workload, replicas: int) -> None:
     wish = Wanted(load, Constraints(max_replicas=replicas))
-    found = planned(cluster, wish)
+    found = plan_or_none(cluster, wish)
     if found is None:
         return
     assert msgspec.json.decode(msgspec.json.encode(found), type=Plan) == found
@@ -214,7 +214,7 @@ def test_shards_are_close_to_the_proven_best(seed: int, measured_links: bool) ->
 
 
 def test_a_thousand_devices_are_planned_for_in_shards() -> None:
-    found = plan(fleet(1000, 20, seed=1), wanted(shards=8))
+    found = plan(fleet(1000, 20, seed=1), build_goal(shards=8))
     assert len(found.replicas[0].shards) == 8
     assert len({one.what for one in found.rejected}) >= 1000 - 9
     assert found.standby is not None
@@ -222,7 +222,7 @@ def test_a_thousand_devices_are_planned_for_in_shards() -> None:
 
 
 def test_more_replicas_serve_more_where_they_are_asked_for() -> None:
-    cluster, wish = fleet(16, 2, seed=3, per_host=4), wanted(concurrency=32)
+    cluster, wish = fleet(16, 2, seed=3, per_host=4), build_goal(concurrency=32)
     model = replace(wish.workload, target=replace(wish.workload.target, layers=8))
     options = tuple(replace(one, layer_bytes=one.layer_bytes / 10) for one in cluster.options)
     small_enough = replace(cluster, options=options)
@@ -252,7 +252,7 @@ def test_what_cannot_be_done_is_refused_with_the_way_out() -> None:
 def test_draft_models_have_their_layers_in_one_place() -> None:
     cluster, wish = small(2)
     found = plan(cluster, wish)
-    for draft in drafted(found):
+    for draft in list_drafts(found):
         if draft.shard is not None:
             assert (draft.shard.first_layer, draft.shard.end_layer) == (0, 4)
             assert draft.shard.end_layer == DRAFT.layers
@@ -261,7 +261,7 @@ def test_draft_models_have_their_layers_in_one_place() -> None:
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads())
 def test_of_every_device_that_is_not_used_it_is_said_why(cluster: Cluster, load: Workload) -> None:
-    found = planned(cluster, Wanted(load))
+    found = plan_or_none(cluster, Wanted(load))
     if found is None:
         return
     said = "\n".join(f"{one.what}: {one.why}" for one in found.rejected)

@@ -71,7 +71,7 @@ wishes = st.builds(
 )
 
 
-def chosen(*facts, **keywords) -> PrecisionChoice | None:
+def choose_or_none(*facts, **keywords) -> PrecisionChoice | None:
     """The choice; None where it is refused, which always has a reason."""
     try:
         return choose_precision(*facts, **keywords)
@@ -81,7 +81,7 @@ def chosen(*facts, **keywords) -> PrecisionChoice | None:
 
 @given(devices, models, figures, wishes, st.integers(0, 10**12), st.integers(0, 10**10))
 def test_what_is_chosen_fits_is_offered_and_keeps_exactness(at, model, measured, wish, free, other):
-    choice = chosen(at, model, measured, wish, free_bytes=free, other_bytes=other)
+    choice = choose_or_none(at, model, measured, wish, free_bytes=free, other_bytes=other)
     if choice is None:
         return
     assert weights_bytes(model, choice.weights) + other <= free
@@ -98,7 +98,7 @@ def test_what_is_chosen_fits_is_offered_and_keeps_exactness(at, model, measured,
 
 @given(devices, models, figures, wishes)
 def test_the_same_facts_give_the_same_choice_in_any_order(at, model, measured, wish):
-    choice = chosen(at, model, measured, wish)
+    choice = choose_or_none(at, model, measured, wish)
     if choice is None:
         return
     assert choice == choose_precision(at, model, measured, wish)

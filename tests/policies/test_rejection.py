@@ -74,14 +74,14 @@ def comes_out(
     """The chance of each (accepted, token), over the rule's own random numbers."""
     found: dict[tuple[bool, int], float] = {}
 
-    def asked(accept: float, left: float = 0.5):
+    def judge_at(accept: float, left: float = 0.5):
         return judge(row, draft, proposal, sampling, 0, uniform=at(ACCEPT=accept, RESIDUAL=left))
 
-    for accepted, chance in measure(lambda u: asked(u).accepted).items():
+    for accepted, chance in measure(lambda u: judge_at(u).accepted).items():
         if accepted:
             found[True, draft] = chance
             continue
-        for token, share in measure(lambda u: asked(1 - 1e-16, u).token).items():
+        for token, share in measure(lambda u: judge_at(1 - 1e-16, u).token).items():
             found[False, token] = chance * share
     return found
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from device_profiles.cost import StepCost
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.allocation import cap, curve
-from policies.speculation.cost_model import measured
+from policies.speculation.cost_model import start_cost_model
 from policies.speculation.replay.batch_table import BatchTable, table_of
 from policies.speculation.replay.fixed import FixedDepth
 from policies.speculation.replay.hill_climber import HillClimber
-from policies.speculation.replay.hindsight import fixed_depths, hindsight
+from policies.speculation.replay.hindsight import hindsight, replay_fixed_depths
 from policies.speculation.replay.recorded import Costs, RecordedDraft, RecordedRequest
 from policies.speculation.replay.run import replay
 
@@ -25,7 +25,7 @@ SEEDS = st.integers(0, 2**32)
 FEW = settings(max_examples=6)
 
 
-def recorded(key, seed, chance_at, *, confidence=0.5, tokens=TOKENS):
+def record_request(key, seed, chance_at, *, confidence=0.5, tokens=TOKENS):
     """A request whose drafts' tokens are right with the chance of their place in the output."""
     draw = random.Random(f"{seed}-{key}")
     drafts = []
@@ -37,7 +37,7 @@ def recorded(key, seed, chance_at, *, confidence=0.5, tokens=TOKENS):
     return RecordedRequest(key, tuple(drafts), prompt_tokens=100)
 
 
-def matched(key, seed, *, tokens=TOKENS):
+def record_matches(key, seed, *, tokens=TOKENS):
     """A request with drafts as from matches in the text: some long and sure, some short, some none, all honest."""
     draw = random.Random(f"{seed}-{key}")
     drafts = []
@@ -61,21 +61,21 @@ def alternating(place):
     return 0.9 if place // 50 % 2 == 0 else 0.0
 
 
-def mixed(seed, requests):
+def mix_requests(seed, requests):
     """What an endpoint may see: sure and unsure drafts, some honest, some not."""
     kinds = [
-        lambda key: recorded(key, seed, good),
-        lambda key: recorded(key, seed, lambda _: 0.6, confidence=0.9),
-        lambda key: matched(key, seed),
-        lambda key: recorded(key, seed, lambda _: 0.3),
-        lambda key: recorded(key, seed, alternating, confidence=0.8),
-        lambda key: recorded(key, seed, bad, confidence=0.9),
+        lambda key: record_request(key, seed, good),
+        lambda key: record_request(key, seed, lambda _: 0.6, confidence=0.9),
+        lambda key: record_matches(key, seed),
+        lambda key: record_request(key, seed, lambda _: 0.3),
+        lambda key: record_request(key, seed, alternating, confidence=0.8),
+        lambda key: record_request(key, seed, bad, confidence=0.9),
     ]
     return [kinds[number % len(kinds)](str(number)) for number in range(requests)]
 
 
 def adaptive():
-    return Adaptive(measured(FIT))
+    return Adaptive(start_cost_model(FIT))
 
 
 @FEW
@@ -87,7 +87,9 @@ def adaptive():
     st.sampled_from([Costs(FIT), Costs(FIT, paid_rows=2), Costs(FIT, 0.3, 0.2)]),
 )
 def test_never_slower_than_plain_decoding(seed, chance_at, confidence, concurrency, costs):
-    requests = [recorded(str(number), seed, chance_at, confidence=confidence) for number in range(2 * concurrency + 6)]
+    requests = [
+        record_request(str(number), seed, chance_at, confidence=confidence) for number in range(2 * concurrency + 6)
+    ]
     plain = replay(requests, FixedDepth(0), costs, concurrency=concurrency, most=1)
     ours = replay(requests, adaptive(), costs, concurrency=concurrency, most=MOST)
     assert ours.tokens == plain.tokens == TOKENS * len(requests)
@@ -96,8 +98,8 @@ def test_never_slower_than_plain_decoding(seed, chance_at, confidence, concurren
 
 @pytest.mark.parametrize("concurrency", [1, 2, 4, 8, 16, ((0, 1), (1500, 16), (3500, 4))])
 def test_over_a_mix_it_is_near_hindsight_and_ahead_of_the_others(concurrency):
-    requests, costs = mixed(7, 48), Costs(FIT)
-    tried = fixed_depths(requests, costs, concurrency=concurrency)
+    requests, costs = mix_requests(7, 48), Costs(FIT)
+    tried = replay_fixed_depths(requests, costs, concurrency=concurrency)
     best = hindsight(requests, costs, tried, concurrency=concurrency)
     ours = replay(requests, adaptive(), costs, concurrency=concurrency, most=MOST)
     climber = replay(requests, HillClimber(4, 8), costs, concurrency=concurrency, most=8)
@@ -113,17 +115,17 @@ class Disturbed(Adaptive):
     """Sees times that other programs made longer: stretches of rounds, and single ones."""
 
     def __init__(self, seed):
-        super().__init__(measured(FIT))
+        super().__init__(start_cost_model(FIT))
         self.draw, self.left, self.factor = random.Random(seed), 0, 1.0
 
-    def observed(self, now, done):
+    def observe_round(self, now, done):
         """See the port."""
         if self.left <= 0:
             self.left, self.factor = self.draw.randint(20, 120), self.draw.choice([1.0, 1.0, 1.4, 2.2])
         self.left -= 1
         single = 1.0 + (self.draw.expovariate(1.2) if self.draw.random() < 0.3 else 0.0)
         forward_ms = done.times.forward_ms * self.factor * single
-        super().observed(now, done._replace(times=done.times._replace(forward_ms=forward_ms)))
+        super().observe_round(now, done._replace(times=done.times._replace(forward_ms=forward_ms)))
 
 
 def steady_rate(played, concurrency):
@@ -134,7 +136,7 @@ def steady_rate(played, concurrency):
 
 @pytest.mark.parametrize("concurrency", [1, 4, 16])
 def test_depths_stay_right_where_times_are_disturbed(concurrency):
-    requests, costs = mixed(7, 48), Costs(FIT, change_ms=4.0)
+    requests, costs = mix_requests(7, 48), Costs(FIT, change_ms=4.0)
     plain = replay(requests, FixedDepth(0), costs, concurrency=concurrency, most=1)
     calm = replay(requests, adaptive(), costs, concurrency=concurrency, most=MOST)
     for seed in range(3):
@@ -162,19 +164,19 @@ class Watched(Adaptive):
     """Remembers the depth of every round, and how many tokens were committed before it."""
 
     def __init__(self):
-        super().__init__(measured(FIT))
+        super().__init__(start_cost_model(FIT))
         self.depths, self.places, self.committed = [], [], 0
 
-    def observed(self, now, done):
+    def observe_round(self, now, done):
         """See the port."""
-        super().observed(now, done)
+        super().observe_round(now, done)
         self.depths.append(done.depths[0])
         self.places.append(self.committed)
         self.committed += done.tokens
 
 
 def optimum(chance, most):
-    return cap(curve((chance,), measured(FIT), sequences=1, context_tokens=0.0, most=most))
+    return cap(curve((chance,), start_cost_model(FIT), sequences=1, context_tokens=0.0, most=most))
 
 
 @given(st.integers(60, 200), st.sampled_from([4, 6, 8]))
@@ -200,9 +202,9 @@ def test_depth_does_not_swing_where_the_text_is_steady(chance, most):
 @given(SEEDS, st.floats(0.4, 2.5), st.integers(1, 8))
 def test_a_fit_that_is_off_is_corrected(seed, factor, concurrency):
     """Costs from another machine: what rounds take sets them right, and little is lost."""
-    requests, costs = mixed(seed, 18), Costs(FIT)
+    requests, costs = mix_requests(seed, 18), Costs(FIT)
     known = replay(requests, adaptive(), costs, concurrency=concurrency, most=MOST)
-    off = Adaptive(measured(FIT.scaled(factor)))
+    off = Adaptive(start_cost_model(FIT.scale_by(factor)))
     found = replay(requests, off, costs, concurrency=concurrency, most=MOST)
     assert found.tokens_per_s >= 0.97 * known.tokens_per_s
 
@@ -210,7 +212,7 @@ def test_a_fit_that_is_off_is_corrected(seed, factor, concurrency):
 @FEW
 @given(SEEDS, st.integers(0, 8), st.integers(1, 8))
 def test_a_replay_is_the_same_again_and_makes_every_token(seed, depth, concurrency):
-    requests, costs = mixed(seed, 9), Costs(FIT, 0.1, 0.05, paid_rows=2)
+    requests, costs = mix_requests(seed, 9), Costs(FIT, 0.1, 0.05, paid_rows=2)
     for policy in (lambda: FixedDepth(depth), adaptive):
         first = replay(requests, policy(), costs, concurrency=concurrency, most=MOST)
         again = replay(requests, policy(), costs, concurrency=concurrency, most=MOST)
@@ -222,13 +224,17 @@ def test_a_replay_is_the_same_again_and_makes_every_token(seed, depth, concurren
 
 
 def test_the_climber_climbs_and_comes_down():
-    requests = [recorded(str(number), 1, good) for number in range(12)]
+    requests = [record_request(str(number), 1, good) for number in range(12)]
     climber = HillClimber(1, 8)
     replay(requests, climber, Costs(FIT), concurrency=1, most=8)
     assert climber._depth >= 4
     climber = HillClimber(8, 8)
     replay(
-        [recorded(str(number), 1, lambda _: 0.2) for number in range(12)], climber, Costs(FIT), concurrency=1, most=8
+        [record_request(str(number), 1, lambda _: 0.2) for number in range(12)],
+        climber,
+        Costs(FIT),
+        concurrency=1,
+        most=8,
     )
     assert climber._depth <= 2
 

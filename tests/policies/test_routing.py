@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.serving.replica_load import ReplicaPace, predicted_prefill_ms, predicted_tpot_ms, ran
+from policies.serving.replica_load import ReplicaPace, observe_replica_round, predict_prefill_ms, predict_tpot_ms
 from policies.serving.routing import ReplicaState, RoutedRequest, route
 
 counts = st.integers(0, 40)
@@ -69,41 +69,43 @@ def test_a_cached_beginning_wins_among_equals(states: list[ReplicaState], reques
     assert route([cold, warm], request).replica == "z"
 
 
-def seen(tpot_ms: dict[int, float], rounds: int = 40) -> ReplicaPace:
+def observe_all(tpot_ms: dict[int, float], rounds: int = 40) -> ReplicaPace:
     """The pace of a replica that decoded so many sequences at a time, at these times for a token."""
     pace = ReplicaPace()
     for _ in range(rounds):
         for sequences, ms in tpot_ms.items():
-            pace = ran(pace, sequences=sequences, tokens=sequences, rows=2 * sequences, drafted=0, round_ms=ms)
+            pace = observe_replica_round(
+                pace, sequences=sequences, tokens=sequences, rows=2 * sequences, drafted=0, round_ms=ms
+            )
     return pace
 
 
 def test_the_pace_is_read_off_the_rounds_also_between_and_beyond_them():
-    pace = seen({1: 8.0, 4: 14.0})
+    pace = observe_all({1: 8.0, 4: 14.0})
     assert [round(pace.tpot_ms(n), 6) for n in (1, 2, 4, 8)] == [8.0, 10.0, 14.0, 22.0]
 
 
 def test_rounds_that_commit_drafts_count_by_their_tokens():
-    pace = ran(ReplicaPace(), sequences=2, tokens=6, rows=8, drafted=6, round_ms=12.0)
+    pace = observe_replica_round(ReplicaPace(), sequences=2, tokens=6, rows=8, drafted=6, round_ms=12.0)
     assert pace.tpot_ms(2) == 4.0
 
 
 @given(st.integers(1, 64))
 def test_more_sequences_are_never_predicted_to_be_faster(sequences: int):
-    for pace in (seen({3: 9.0}), seen({1: 10.0, 8: 5.0}), seen({1: 5.0, 8: 10.0})):
+    for pace in (observe_all({3: 9.0}), observe_all({1: 10.0, 8: 5.0}), observe_all({1: 5.0, 8: 10.0})):
         assert pace.tpot_ms(sequences + 1) >= pace.tpot_ms(sequences) > 0.0
 
 
 def test_alike_replicas_share_what_they_measured_and_a_slower_one_keeps_its_own():
-    fast, same, slow = seen({1: 8.0}), seen({1: 8.4}), seen({1: 30.0})
-    assert predicted_tpot_ms(fast, [fast, same], 1) == predicted_tpot_ms(same, [fast, same], 1)
-    assert predicted_tpot_ms(slow, [fast, same, slow], 1) > 2 * predicted_tpot_ms(fast, [fast, same, slow], 1)
-    assert predicted_tpot_ms(ReplicaPace(), [], 2) > predicted_tpot_ms(ReplicaPace(), [], 1) > 0.0
+    fast, same, slow = observe_all({1: 8.0}), observe_all({1: 8.4}), observe_all({1: 30.0})
+    assert predict_tpot_ms(fast, [fast, same], 1) == predict_tpot_ms(same, [fast, same], 1)
+    assert predict_tpot_ms(slow, [fast, same, slow], 1) > 2 * predict_tpot_ms(fast, [fast, same, slow], 1)
+    assert predict_tpot_ms(ReplicaPace(), [], 2) > predict_tpot_ms(ReplicaPace(), [], 1) > 0.0
 
 
 def test_what_prefill_takes_is_read_off_rounds_that_had_some():
-    pace = seen({1: 8.0})
-    assert predicted_prefill_ms([pace]) == 0.8
-    with_prompt = ran(pace, sequences=2, tokens=2, rows=104, drafted=0, round_ms=8.8 + 50.0)
-    assert round(predicted_prefill_ms([with_prompt, pace]), 6) == 0.5
+    pace = observe_all({1: 8.0})
+    assert predict_prefill_ms([pace]) == 0.8
+    with_prompt = observe_replica_round(pace, sequences=2, tokens=2, rows=104, drafted=0, round_ms=8.8 + 50.0)
+    assert round(predict_prefill_ms([with_prompt, pace]), 6) == 0.5
     assert with_prompt.tpot_ms(1) == pace.tpot_ms(1)

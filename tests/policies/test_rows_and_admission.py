@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.serving.admission import admitted, victims
-from policies.speculation.widths import filled
+from policies.serving.admission import count_admissible_requests, victims
+from policies.speculation.widths import pad_to_width
 
 BLOCKS = st.lists(st.integers(1, 50), max_size=20)
 
@@ -12,16 +12,18 @@ BLOCKS = st.lists(st.integers(1, 50), max_size=20)
 @given(st.integers(1, 500), st.sets(st.integers(1, 40), min_size=1))
 def test_rows_are_filled_up_to_the_next_width(rows, widths):
     known = sorted(widths)
-    paid = filled(rows, known)
+    paid = pad_to_width(rows, known)
     assert paid >= rows
     assert paid in widths or paid % known[-1] == 0
     assert all(width < rows or width >= paid for width in widths)
-    assert filled(paid, known) == paid
+    assert pad_to_width(paid, known) == paid
 
 
 @given(BLOCKS, st.integers(0, 200), st.integers(0, 8), st.integers(1, 8), st.integers(0, 10))
 def test_admission_never_promises_more_than_is_free(waiting, free, running, max_running, spare):
-    count = admitted(waiting, free_blocks=free, running=running, max_running=max_running, spare_blocks=spare)
+    count = count_admissible_requests(
+        waiting, free_blocks=free, running=running, max_running=max_running, spare_blocks=spare
+    )
     assert sum(waiting[:count]) <= max(free, 0)
     assert running + count <= max(max_running, running)
     if waiting and not running and waiting[0] <= free:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.speculation.allocation import worth_taking
-from policies.speculation.shape_hysteresis import SameRows, kept, more_ms, observed
+from policies.speculation.shape_hysteresis import SameRows, decide_shape, more_ms, observe_shape
 
 CHANCES = st.lists(st.floats(0.0, 1.0), max_size=8).map(lambda found: list(accumulate(found, lambda a, b: a * b)))
 ROUNDS = st.lists(st.tuples(CHANCES, st.integers(1, 4)), min_size=1, max_size=40)
@@ -23,7 +23,7 @@ def test_rows_change_when_as_much_was_given_up_as_that_takes(rounds, value, chan
     lost = 0.0  # since the last change
     for offers, before in rounds:
         best = worth_taking(offers, ADDED_MS, value)
-        taken, filling, given_up = kept(state, before, offers, ADDED_MS, value, best)
+        taken, filling, given_up = decide_shape(state, before, offers, ADDED_MS, value, best)
         rows = before + taken + filling
         assert taken <= len(offers)
         if rows == state.last:
@@ -35,23 +35,23 @@ def test_rows_change_when_as_much_was_given_up_as_that_takes(rounds, value, chan
             assert (taken, filling) == (best, 0)
             lost = 0.0
         assert lost <= value * (1.0 if best < rows - before else 2.0) * change_ms + 1e-6
-        state = observed(state, before, rows, given_up, 0.0, 10.0)._replace(changed_ms=change_ms)
+        state = observe_shape(state, before, rows, given_up, 0.0, 10.0)._replace(changed_ms=change_ms)
 
 
 @given(CHANCES, st.integers(0, 12), st.floats(0.05, 2.0))
 def test_where_a_change_takes_no_time_the_best_is_taken(offers, last, value):
     best = worth_taking(offers, ADDED_MS, value)
-    assert kept(SameRows(last), 1, offers, ADDED_MS, value, best)[:2] == (best, 0)
+    assert decide_shape(SameRows(last), 1, offers, ADDED_MS, value, best)[:2] == (best, 0)
 
 
 def test_a_sure_long_draft_is_worth_a_change_at_once():
     offers = [0.95**place for place in range(1, 9)]
     best = worth_taking(offers, ADDED_MS, 0.2)
-    assert kept(SameRows(2, changed_ms=5.0), 2, offers, ADDED_MS, 0.2, best).taken == best == 8
+    assert decide_shape(SameRows(2, changed_ms=5.0), 2, offers, ADDED_MS, 0.2, best).taken == best == 8
 
 
 def test_rows_are_filled_up_for_a_round_that_drafts_nothing():
-    assert kept(SameRows(5, changed_ms=5.0), 2, [], ADDED_MS, 0.1, 0)[:2] == (0, 3)
+    assert decide_shape(SameRows(5, changed_ms=5.0), 2, [], ADDED_MS, 0.1, 0)[:2] == (0, 3)
 
 
 @given(
@@ -64,8 +64,8 @@ def test_what_a_change_takes_is_learned_beside_rounds_without_one(rounds, change
         rows = 2 + number % 2 if changes else state.last
         took_ms = change_ms * (rows != state.last)
         before = state
-        state = observed(state, 2, rows, 0.0, took_ms + noise_ms, 100.0)
-        calm = observed(calm, 2, rows, 0.0, took_ms, 100.0)
+        state = observe_shape(state, 2, rows, 0.0, took_ms + noise_ms, 100.0)
+        calm = observe_shape(calm, 2, rows, 0.0, took_ms, 100.0)
         learned = state.same_ms if rows == before.last else state.changed_ms
         kept_as_it_was = (
             (state.changed_ms, before.changed_ms) if rows == before.last else (state.same_ms, before.same_ms)
@@ -78,7 +78,7 @@ def test_what_a_change_takes_is_learned_beside_rounds_without_one(rounds, change
 def test_a_stretch_of_slow_rounds_does_not_make_changes_dear():
     state = SameRows(last=2, changed_ms=1.0)
     for number in range(100):
-        state = observed(state, 2, 2 + number // 2 % 2, 0.0, 30.0, 100.0)  # all take 30 ms longer
+        state = observe_shape(state, 2, 2 + number // 2 % 2, 0.0, 30.0, 100.0)  # all take 30 ms longer
     assert abs(state.change_ms) <= 1.0
 
 

@@ -11,9 +11,9 @@ from policies.serving.slo import (
     Seen,
     answer,
     at_rest,
-    expected_ttft_ms,
+    decide_slo_actions,
     group_size,
-    moved,
+    predict_ttft_ms,
     retry_s,
     round_bound_ms,
     rows_that_fit,
@@ -82,7 +82,7 @@ def test_stress_is_a_share(seen_ms, objective):
 def test_steps_stay_possible_and_all_that_was_moved_comes_back(last, course, ttft, tpot, max_running):
     objectives, found = Objectives(ttft, tpot), at_rest(max_running)
     for seen in course:
-        before, found = found, moved(found, seen, objectives, max_running=max_running)
+        before, found = found, decide_slo_actions(found, seen, objectives, max_running=max_running)
         assert 1 <= found.running <= max_running
         assert found.running >= before.running // 2
         assert (Lever.ADMISSION_GIVES_WAY in found.levers) == (found.running < max_running)
@@ -90,38 +90,44 @@ def test_steps_stay_possible_and_all_that_was_moved_comes_back(last, course, ttf
         assert (Lever.PREFILL_GIVES_WAY in found.levers) == (found.prefill_share < 1.0)
         assert found.explained
     for _ in range(40):
-        found = moved(found, last._replace(ttft_ms=None, tpot_ms=None), objectives, max_running=max_running)
+        found = decide_slo_actions(
+            found, last._replace(ttft_ms=None, tpot_ms=None), objectives, max_running=max_running
+        )
     assert found == at_rest(max_running)
 
 
 def test_what_keeps_an_objective_is_not_given_up_as_soon_as_it_does():
     objectives = Objectives(tpot=Objective(100.0))
     late = Seen(None, 150.0, 4, 12, sequence_gain=0.9)
-    found = moved(at_rest(16), late, objectives, max_running=16)
+    found = decide_slo_actions(at_rest(16), late, objectives, max_running=16)
     assert found.running == 8
     assert found.row_price > 1.0
     for tpot_ms in (95.0, 85.0):
-        found = moved(found, late._replace(tpot_ms=tpot_ms, running=8), objectives, max_running=16)
+        found = decide_slo_actions(found, late._replace(tpot_ms=tpot_ms, running=8), objectives, max_running=16)
         assert found.running == 8
         assert found.row_price > 1.0
-    found = moved(found, late._replace(tpot_ms=75.0, running=8), objectives, max_running=16)
+    found = decide_slo_actions(found, late._replace(tpot_ms=75.0, running=8), objectives, max_running=16)
     assert (found.running, found.row_price) == (8, 1.0)
-    found = moved(found, late._replace(tpot_ms=60.0, running=8), objectives, max_running=16)
+    found = decide_slo_actions(found, late._replace(tpot_ms=60.0, running=8), objectives, max_running=16)
     assert found.running == 10
 
 
 def test_without_a_drafter_none_is_said_to_give_way():
     late = Seen(150.0, 50.0, 4, 12)
-    found = moved(at_rest(16), late, Objectives(Objective(100.0), Objective(100.0)), max_running=16, drafts=False)
+    found = decide_slo_actions(
+        at_rest(16), late, Objectives(Objective(100.0), Objective(100.0)), max_running=16, drafts=False
+    )
     assert (found.row_price, found.levers) == (1.0, (Lever.PREFILL_GAINS,))
-    found = moved(at_rest(16), late, Objectives(Objective(100.0), Objective(60.0)), max_running=16, drafts=False)
+    found = decide_slo_actions(
+        at_rest(16), late, Objectives(Objective(100.0), Objective(60.0)), max_running=16, drafts=False
+    )
     assert (found.row_price, found.levers) == (1.0, (Lever.NOTHING_HELPS,))
 
 
 def test_fewer_run_no_longer_where_first_tokens_are_late_too():
     objectives = Objectives(Objective(100.0), Objective(100.0))
     fewer = at_rest(16)._replace(running=4)
-    found = moved(fewer, Seen(150.0, 150.0, 4, 4), objectives, max_running=16)
+    found = decide_slo_actions(fewer, Seen(150.0, 150.0, 4, 4), objectives, max_running=16)
     assert found.running == 5
 
 
@@ -162,8 +168,8 @@ def test_a_round_is_as_long_as_tpot_allows_only_where_that_is_at_risk_and_can_be
 
 
 def test_a_request_is_told_to_come_back_when_it_can_be_in_time():
-    assert expected_ttft_ms(-3, 500.0, 40.0) == 40.0
-    assert expected_ttft_ms(6, 500.0, 40.0) == 3040.0
+    assert predict_ttft_ms(-3, 500.0, 40.0) == 40.0
+    assert predict_ttft_ms(6, 500.0, 40.0) == 3040.0
     assert retry_s(3040.0, Objective(1000.0)) == 3
     assert retry_s(900.0, Objective(1000.0)) == 0
     assert retry_s(9000.0, Objective()) == 0

@@ -12,16 +12,16 @@ from policies.speculation import (
     Speculation,
     Times,
     Verdict,
-    asked,
-    begun,
-    decided,
-    ended,
+    decide_depths,
+    decide_draft_limits,
+    end_request,
     least_chance,
-    observed,
+    observe_round,
+    start_request,
 )
 from policies.speculation.adaptive import Adaptive
-from policies.speculation.ask import REST_LOOKS, seldom
-from policies.speculation.cost_model import measured
+from policies.speculation.ask import REST_LOOKS, probe_interval
+from policies.speculation.cost_model import start_cost_model
 from policies.speculation.policy import Done
 from policies.speculation.shape_hysteresis import SameRows
 from policies.speculation.switching import active
@@ -30,16 +30,16 @@ FIT = StepCost((1.0, 2.0, 8.0, 32.0, 128.0), (7.3, 7.7, 10.9, 27.0, 95.0), 0.25)
 CONFIDENCES = st.lists(st.floats(0.0, 1.0), max_size=10).map(tuple)
 
 
-def opened(count, most=12):
-    state = Speculation(measured(FIT))
+def start_state(count, most=12):
+    state = Speculation(start_cost_model(FIT))
     for number in range(count):
-        state = begun(state, str(number), most)
+        state = start_request(state, str(number), most)
     return state
 
 
 def one_round(state, now, proposals, right):
     """Run a round of which draft s has `right[s]` right tokens; returns the state and the depths."""
-    decision = decided(state, now, proposals)
+    decision = decide_depths(state, now, proposals)
     accepted = [min(depth, good) for depth, good in zip(decision.depths, right, strict=True)]
     verdicts = [
         Verdict(min(good, done + 1, draft.tokens), min(draft.tokens, done + 1))
@@ -50,7 +50,7 @@ def one_round(state, now, proposals, right):
     )
     times = Times(FIT.ms(rows, len(now.places)))
     tokens = len(now.places) + sum(accepted)
-    return observed(state, now, proposals, decision, verdicts, times=times, tokens_made=tokens), decision.depths
+    return observe_round(state, now, proposals, decision, verdicts, times=times, tokens_made=tokens), decision.depths
 
 
 @given(
@@ -60,7 +60,7 @@ def one_round(state, now, proposals, right):
     st.integers(1, 4),
 )
 def test_depths_keep_to_bounds_drafts_and_room(drafts, room, free, rounds):
-    state = opened(len(drafts))
+    state = start_state(len(drafts))
     places = [Place(str(index), most, free=free, fixed=fixed) for index, (_, _, most, fixed) in enumerate(drafts)]
     now = Round(places, (1 + free) * len(places), room)
     proposals = [Proposal(len(confidences), confidences) for confidences, _, _, _ in drafts]
@@ -79,29 +79,29 @@ def test_depths_keep_to_bounds_drafts_and_room(drafts, room, free, rounds):
     st.integers(0, 60),
 )
 def test_dearer_rows_are_never_more(drafts, price, factor, filling):
-    state = opened(len(drafts))
+    state = start_state(len(drafts))
     now = Round([Place(str(index), 12) for index in range(len(drafts))], len(drafts), 200, filling_rows=filling)
     proposals = [Proposal(len(confidences), confidences) for confidences in drafts]
-    cheap = decided(state, now._replace(row_price=price), proposals).depths
-    dear = decided(state, now._replace(row_price=price * factor), proposals).depths
+    cheap = decide_depths(state, now._replace(row_price=price), proposals).depths
+    dear = decide_depths(state, now._replace(row_price=price * factor), proposals).depths
     assert all(few <= many for few, many in zip(dear, cheap, strict=True))
 
 
 @given(st.integers(1, 16), st.integers(0, 12))
 def test_a_fixed_depth_is_not_second_guessed(sequences, depth):
-    state = opened(sequences)
+    state = start_state(sequences)
     places = [Place(str(number), depth, fixed=True) for number in range(sequences)]
     now = Round(places, sequences, 500)
     proposals = [Proposal(12, (0.01,) * 12)] * sequences
     for _ in range(4):
         state, depths = one_round(state, now, proposals, [0] * sequences)
         assert depths == [depth] * sequences
-    assert asked(state, now) == [depth] * sequences
+    assert decide_draft_limits(state, now) == [depth] * sequences
 
 
 @given(st.integers(1, 16))
 def test_random_tokens_are_left_alone_however_sure_the_drafter_is(sequences):
-    state = opened(sequences)
+    state = start_state(sequences)
     now = Round([Place(str(number), 12) for number in range(sequences)], sequences, 200)
     proposals = [Proposal(12, (0.95,) * 12)] * sequences
     for _ in range(60):
@@ -116,7 +116,7 @@ def test_random_tokens_are_left_alone_however_sure_the_drafter_is(sequences):
 
 @given(st.integers(2, 16))
 def test_rows_go_to_those_whose_drafts_are_accepted(sequences):
-    state = opened(sequences)
+    state = start_state(sequences)
     now = Round([Place(str(number), 12) for number in range(sequences)], sequences, 200)
     right = [12 if number % 2 else 0 for number in range(sequences)]
     for _ in range(40):
@@ -126,65 +126,65 @@ def test_rows_go_to_those_whose_drafts_are_accepted(sequences):
 
 
 def test_a_request_begins_where_it_is_told_within_its_bound():
-    state = opened(0)._replace(first_depth=7.0)
-    state = begun(begun(state, "new", 12), "short", 3)
+    state = start_state(0)._replace(first_depth=7.0)
+    state = start_request(start_request(state, "new", 12), "short", 3)
     assert state.requests["new"].pid.depth == 7
     assert state.requests["short"].pid.depth == 3
 
 
 def test_a_request_that_goes_on_is_as_it_was_and_one_that_is_unknown_is_ignored():
-    state = opened(2)
-    assert begun(state, "0", 3) is state
-    assert ended(state, "nobody") is state
-    assert set(ended(state, "0").requests) == {"1"}
+    state = start_state(2)
+    assert start_request(state, "0", 3) is state
+    assert end_request(state, "nobody") is state
+    assert set(end_request(state, "0").requests) == {"1"}
 
 
 @given(st.integers(1, 8))
 def test_a_drafter_that_costs_more_than_it_saves_is_not_asked(sequences):
-    state = opened(sequences)
+    state = start_state(sequences)
     now = Round([Place(str(number), 8) for number in range(sequences)], sequences, 100)
     calls = 0
     for _ in range(300):
-        limits = asked(state, now) if active(state.switch) else [0] * sequences
+        limits = decide_draft_limits(state, now) if active(state.switch) else [0] * sequences
         calls += any(limits)
         proposals = [Proposal(limit, (0.5,) * limit) for limit in limits]
-        decision = decided(state, now, proposals)._replace(asks=sum(limit > 0 for limit in limits))
+        decision = decide_depths(state, now, proposals)._replace(asks=sum(limit > 0 for limit in limits))
         verdicts = [Verdict(0, min(1, limit)) for limit in limits]
         times = Times(FIT.ms(sequences + sum(decision.depths), sequences), 5.0 if any(limits) else 0.0)
-        state = observed(state, now, proposals, decision, verdicts, times=times, tokens_made=sequences)
+        state = observe_round(state, now, proposals, decision, verdicts, times=times, tokens_made=sequences)
     assert not state.switch.on
     assert calls < 30
 
 
 @given(st.integers(1, 16), st.floats(0.0, 5.0))
 def test_a_drafter_may_stop_where_a_token_is_not_worth_its_row(sequences, step_ms):
-    state = opened(sequences)
+    state = start_state(sequences)
     now = Round([Place(str(number), 8) for number in range(sequences)], sequences, 100)
     least = least_chance(state, now)
     assert 0.0 < least < 1.0
-    taken = decided(state, now, [Proposal(1, (min(0.97, least + 0.05),))] * sequences).depths
+    taken = decide_depths(state, now, [Proposal(1, (min(0.97, least + 0.05),))] * sequences).depths
     assert sum(taken) >= 1 or sequences * 2 > 32  # rows get dearer from 32 on
-    assert decided(state, now, [Proposal(1, (least - 0.02,))] * sequences).depths == [0] * sequences
+    assert decide_depths(state, now, [Proposal(1, (least - 0.02,))] * sequences).depths == [0] * sequences
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=5, max_size=60))
 def test_time_is_worth_no_less_than_plain_decoding(noise):
     """However rounds go, a row is never bought for more time than plain decoding needs for its token."""
-    state = opened(1)
+    state = start_state(1)
     now = Round([Place("0", 8)], 1, 100)
     for factor in noise:
         proposals = [Proposal(8, (0.6,) * 8)]
-        decision = decided(state, now, proposals)
+        decision = decide_depths(state, now, proposals)
         times = Times(factor * FIT.ms(1 + decision.depths[0]))
-        state = observed(state, now, proposals, decision, [Verdict(0, 1)], times=times, tokens_made=1)
+        state = observe_round(state, now, proposals, decision, [Verdict(0, 1)], times=times, tokens_made=1)
         assert state.cost.ms(1) > 0.0
     state = state._replace(same=SameRows())  # rows are kept for what a change takes, not for the token
     for confidence in (0.01, 0.02):
-        assert decided(state, now, [Proposal(1, (confidence,))]).depths == [0]
+        assert decide_depths(state, now, [Proposal(1, (confidence,))]).depths == [0]
 
 
 def test_static_widths_are_filled():
-    state = opened(2)
+    state = start_state(2)
     now = Round([Place("0", 12, free=0), Place("1", 12, free=0)], 2, 100, widths=(1, 4, 8))
     _, depths = one_round(state, now, [Proposal(12, (0.95,) * 12)] * 2, [12, 12])
     assert all(1 + depth in (1, 4, 8) for depth in depths)
@@ -193,7 +193,7 @@ def test_static_widths_are_filled():
 
 def test_the_last_tokens_of_a_request_do_not_teach_its_controller_to_be_shallow():
     """What is left to say bounds the depth of the round, not the controller."""
-    state = opened(1)
+    state = start_state(1)
     for left in (12,) * 20 + (1,) * 10:
         now = Round([Place("0", left)], 1, 100)
         state, _ = one_round(state, now, [Proposal(left, (0.8,) * left)], [left])
@@ -202,7 +202,7 @@ def test_the_last_tokens_of_a_request_do_not_teach_its_controller_to_be_shallow(
 
 @given(st.sampled_from([1, 4, 16]))
 def test_drafters_whose_drafts_bring_nothing_are_asked_seldom_and_found_again(sequences):
-    policy, places = Adaptive(measured(FIT)), [Place(str(number), 12) for number in range(sequences)]
+    policy, places = Adaptive(start_cost_model(FIT)), [Place(str(number), 12) for number in range(sequences)]
     now = Round(places, sequences, 200)
     for place in places:
         policy.begin(place.key, 12)
@@ -215,10 +215,10 @@ def test_drafters_whose_drafts_bring_nothing_are_asked_seldom_and_found_again(se
             if resting:
                 resting -= 1
                 continue
-            limits = policy.asked(now).limits
+            limits = policy.decide_draft_limits(now).limits
             asks += any(limits)
             proposals = [Proposal(limit, (0.95,) * limit) for limit in limits]
-            depths = policy.decided(now, proposals)
+            depths = policy.decide_depths(now, proposals)
             accepted = [min(depth, right) for depth in depths]
             verdicts = [
                 Verdict(min(right, done + 1, one.tokens), min(one.tokens, done + 1))
@@ -226,15 +226,15 @@ def test_drafters_whose_drafts_bring_nothing_are_asked_seldom_and_found_again(se
             ]
             times = Times(FIT.ms(sequences + sum(depths), sequences), 0.3 if any(limits) else 0.0)
             done = Done(proposals, depths, accepted, verdicts, times, sequences + sum(accepted))
-            policy.observed(now, done)
-            resting = policy.rest()
+            policy.observe_round(now, done)
+            resting = policy.decide_pause()
             if resting:
-                policy.rested(resting, sequences)
+                policy.observe_pause(resting, sequences)
             rests += resting
         assert not resting, "it has no part in a round in which it would ask"
         return asks
 
-    every = seldom(sequences)
+    every = probe_interval(sequences)
     rounds(20 * every, 0)
     rests = 0
     assert rounds(5 * every, 0) == 5

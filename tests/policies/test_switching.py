@@ -3,10 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.switching import LEAST_ROUNDS, ON, PROBE_SHARE, active, rested, speculated
+from policies.speculation.switching import (
+    LEAST_ROUNDS,
+    ON,
+    PROBE_SHARE,
+    active,
+    observe_plain_round,
+    observe_speculative_round,
+)
 
 
-def lived(gains, *, plain_ms=10.0, switch=ON):
+def live_through(gains, *, plain_ms=10.0, switch=ON):
     """Rounds, each with the gain that speculation would have; a round with speculation takes what its gain says, for
     as many tokens as a plain one. Returns the switch, whether each round speculated, and the time lost."""
     spoke, lost_ms, plain = [], 0.0, 0.0
@@ -15,33 +22,33 @@ def lived(gains, *, plain_ms=10.0, switch=ON):
         plain += plain_ms
         if active(switch):
             lost_ms += plain_ms / gain - plain_ms
-            switch = speculated(switch, gain, plain_ms / gain)
+            switch = observe_speculative_round(switch, gain, plain_ms / gain)
         else:
-            switch = rested(switch, plain_ms)
+            switch = observe_plain_round(switch, plain_ms)
     return switch, spoke, lost_ms / plain if plain else 0.0
 
 
 @given(st.floats(1.0, 4.0), st.integers(1, 300))
 def test_what_pays_stays_on(gain, rounds):
-    switch, spoke, _ = lived([gain] * rounds)
+    switch, spoke, _ = live_through([gain] * rounds)
     assert all(spoke)
     assert switch.on
 
 
 @given(st.floats(0.2, 0.98))
 def test_what_does_not_pay_costs_next_to_nothing(gain):
-    switch, spoke, lost = lived([gain] * 2000)
+    switch, spoke, lost = live_through([gain] * 2000)
     assert not switch.on
     assert sum(spoke[: LEAST_ROUNDS + 1]) == LEAST_ROUNDS
-    _, _, later = lived([gain] * 4000, switch=switch)
+    _, _, later = live_through([gain] * 4000, switch=switch)
     assert later <= 1.5 * PROBE_SHARE
     assert lost <= 0.02 + LEAST_ROUNDS * (1 / gain - 1) / 2000
 
 
 @given(st.floats(0.3, 0.9), st.floats(1.05, 4.0), st.integers(50, 2000))
 def test_what_pays_again_is_found(bad, good, before):
-    switch, _, _ = lived([bad] * before)
-    switch, spoke, _ = lived([good] * 3000, switch=switch)
+    switch, _, _ = live_through([bad] * before)
+    switch, spoke, _ = live_through([good] * 3000, switch=switch)
     assert switch.on
     assert spoke[-1]
     assert all(spoke[2500:])  # the first trial may have begun while it was bad
@@ -50,17 +57,17 @@ def test_what_pays_again_is_found(bad, good, before):
 @given(st.lists(st.floats(0.995, 1.015), min_size=50, max_size=300))
 def test_about_even_does_not_flutter(gains):
     """Within the margins the switch stays as it is: on where it was on, off where it was off."""
-    _, spoke, _ = lived(gains)
+    _, spoke, _ = live_through(gains)
     assert all(spoke)
-    switch, _, _ = lived([0.5] * 50)
+    switch, _, _ = live_through([0.5] * 50)
     assert not switch.on
-    switch, _, _ = lived(gains, switch=switch)
+    switch, _, _ = live_through(gains, switch=switch)
     assert not switch.on
 
 
 @given(st.floats(1.05, 3.0), st.integers(20, 200))
 def test_a_few_bad_rounds_do_not_switch_it_off(gain, rounds):
-    switch, _, _ = lived([gain] * rounds)
+    switch, _, _ = live_through([gain] * rounds)
     for _ in range(2):
-        switch = speculated(switch, gain - 0.25, 10.0)
+        switch = observe_speculative_round(switch, gain - 0.25, 10.0)
     assert switch.on or gain < 1.1

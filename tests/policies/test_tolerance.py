@@ -11,7 +11,7 @@ from policies.sampling import (
     Sampling,
     ToleranceGoal,
     ToleranceState,
-    calibrated,
+    calibrate_tolerance,
     distribution,
     noise,
     propose,
@@ -107,19 +107,19 @@ def test_delta_is_the_least_that_accepts_the_wanted_share_of_the_warm_up(gaps, r
     while state.delta is None:
         portion = gaps[fed : fed + steps[fed % len(steps)]]
         fed += len(portion)
-        state = calibrated(state, portion, goal, greedy=greedy)
+        state = calibrate_tolerance(state, portion, goal, greedy=greedy)
     seen = gaps[:fed]
     assert 50 <= fed < 57
     assert share(seen, state.delta, greedy=greedy) >= rate - 1e-6
     if state.delta > 0.0:
         less = max([0.0, *(gap for gap in seen if gap < state.delta)])
         assert share(seen, less, greedy=greedy) < rate
-    assert calibrated(state, [9.0] * 100, goal, greedy=greedy) == state
+    assert calibrate_tolerance(state, [9.0] * 100, goal, greedy=greedy) == state
 
 
 def test_where_rejection_accepts_as_much_already_nothing_is_lost():
-    assert calibrated(ToleranceState(), [0.1] * 50, GOAL, greedy=False).delta == 0.0
-    assert calibrated(ToleranceState(), [0.1] * 50, GOAL, greedy=True).delta == pytest.approx(0.1)
+    assert calibrate_tolerance(ToleranceState(), [0.1] * 50, GOAL, greedy=False).delta == 0.0
+    assert calibrate_tolerance(ToleranceState(), [0.1] * 50, GOAL, greedy=True).delta == pytest.approx(0.1)
 
 
 @given(st.integers(0, 2**32), st.integers(0, 500))
@@ -131,10 +131,12 @@ def test_with_delta_0_the_rule_is_rejection(table, position):
 
 
 def test_delta_keeps_to_its_bounds():
-    assert calibrated(ToleranceState(), [-1.0] * 50, GOAL, greedy=False).delta == 0.0
-    assert calibrated(ToleranceState(), [math.inf] * 50, GOAL, greedy=False).delta == 3.0
-    assert calibrated(ToleranceState(), [0.1] * 49, GOAL, greedy=False) == ToleranceState((0.1,) * 49)
-    exact = calibrated(ToleranceState(), [float(i) for i in range(10)], ToleranceGoal(0.7, 10, 100.0), greedy=True)
+    assert calibrate_tolerance(ToleranceState(), [-1.0] * 50, GOAL, greedy=False).delta == 0.0
+    assert calibrate_tolerance(ToleranceState(), [math.inf] * 50, GOAL, greedy=False).delta == 3.0
+    assert calibrate_tolerance(ToleranceState(), [0.1] * 49, GOAL, greedy=False) == ToleranceState((0.1,) * 49)
+    exact = calibrate_tolerance(
+        ToleranceState(), [float(i) for i in range(10)], ToleranceGoal(0.7, 10, 100.0), greedy=True
+    )
     assert exact.delta == 6.0
 
 
@@ -151,5 +153,5 @@ def test_the_wanted_acceptance_rate_is_reached():
         found = verify_draft(rows, [draft], sampling, position, proposals=[proposal], delta=state.delta)
         if state.delta is not None:
             accepted, judged = accepted + found.accepted, judged + 1
-        state = calibrated(state, found.gaps, ToleranceGoal(0.9, 500, 10.0), greedy=False)
+        state = calibrate_tolerance(state, found.gaps, ToleranceGoal(0.9, 500, 10.0), greedy=False)
     assert accepted / judged == pytest.approx(0.9, abs=0.03)

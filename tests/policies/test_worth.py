@@ -5,24 +5,33 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.break_even import KNOWN_ROUNDS, RoundCost, mean, seen, token_price, worth_ms
-from policies.speculation.gate import FIRST_ROUNDS, SHARE, TRIAL_ROUNDS, Price, Worth, decided, reads, settled
+from policies.speculation.break_even import KNOWN_ROUNDS, RoundCost, mean, observe_round_cost, token_price, worth_ms
+from policies.speculation.gate import (
+    FIRST_ROUNDS,
+    SHARE,
+    TRIAL_ROUNDS,
+    Price,
+    Worth,
+    decide_drafting,
+    observe_drafted_round,
+    reads,
+)
 
 TIMES_MS = st.floats(0.01, 1000.0)
 ROUNDS = 3000
 
 
-def lived(accepted: float, price: Price, rounds: int, cost_ms: float | None = None) -> list[bool]:
+def live_through(accepted: float, price: Price, rounds: int, cost_ms: float | None = None) -> list[bool]:
     """The decisions of so many rounds in which every draft goes alike; the text is read in a trial's first round, and
     what is missing of it grows by a token in every round without drafts."""
     worth, asked, missing = Worth(), [], True
     for _ in range(rounds):
         price_now = price if missing else Price(price.round_ms, price.step_ms)
-        worth = decided(worth, price_now)
+        worth = decide_drafting(worth, price_now)
         asked.append(worth.asked)
         if worth.asked:
             took_ms = price.reading_ms if missing else (price.step_ms if cost_ms is None else cost_ms)
-            worth = settled(
+            worth = observe_drafted_round(
                 worth, round_ms=price.round_ms, accepted=accepted * (not missing), cost_ms=took_ms, reading=missing
             )
         missing = not worth.asked
@@ -38,12 +47,12 @@ def test_it_never_loses_more_than_was_saved_and_one_round(rounds, step, reading)
     """Whatever outcomes and costs (in rounds) an adversary chooses."""
     worth, won, dearest, goes = Worth(), 0.0, 0.0, 0
     for accepted, cost, fresh in rounds:
-        worth = decided(worth, Price(1.0, step, reading * fresh))
+        worth = decide_drafting(worth, Price(1.0, step, reading * fresh))
         if worth.asked:
             goes += 1
             won += accepted - cost
             dearest = max(dearest, cost - accepted)
-            worth = settled(worth, round_ms=1.0, accepted=accepted, cost_ms=cost, reading=fresh)
+            worth = observe_drafted_round(worth, round_ms=1.0, accepted=accepted, cost_ms=cost, reading=fresh)
     assert won >= -(FIRST_ROUNDS + SHARE * len(rounds) + dearest) - 1e-6
 
 
@@ -51,19 +60,19 @@ def test_it_never_loses_more_than_was_saved_and_one_round(rounds, step, reading)
 def test_what_pays_is_asked_from_the_first_round_on(accepted, round_ms, step, reading):
     price = Price(round_ms, step * round_ms, reading * FIRST_ROUNDS / 2 * round_ms)
     if step < 0.9 * accepted:
-        assert all(lived(accepted, price, 100))
+        assert all(live_through(accepted, price, 100))
 
 
 @given(st.floats(0.0, 2.0), TIMES_MS, st.floats(0.05, 1.5), st.floats(0.0, 30.0))
 def test_what_does_not_pay_takes_next_to_nothing(accepted, round_ms, step, reading):
     if step > 1.1 * accepted:
-        asked = lived(accepted, Price(round_ms, step * round_ms, reading * round_ms), ROUNDS)
+        asked = live_through(accepted, Price(round_ms, step * round_ms, reading * round_ms), ROUNDS)
         assert sum(asked) * (step - accepted) <= FIRST_ROUNDS + SHARE * ROUNDS + (TRIAL_ROUNDS + 1) * step
 
 
 @given(TIMES_MS, st.floats(0.81, 1.5))
 def test_a_step_of_nearly_a_round_is_not_tried_early(round_ms, step):
-    assert not any(lived(1.0, Price(round_ms, step * round_ms, FIRST_ROUNDS / 2 * round_ms), 100))
+    assert not any(live_through(1.0, Price(round_ms, step * round_ms, FIRST_ROUNDS / 2 * round_ms), 100))
 
 
 @given(TIMES_MS, st.floats(0.05, 0.5))
@@ -71,12 +80,12 @@ def test_a_draft_that_becomes_good_is_found_again(round_ms, step):
     price = Price(round_ms, step * round_ms)
     worth = Worth(account=0.0)
     waited = 0
-    while not (worth := decided(worth, price)).asked:
+    while not (worth := decide_drafting(worth, price)).asked:
         waited += 1
     assert waited <= math.ceil(price.trial_rounds / SHARE)
     for _ in range(200):
-        worth = settled(worth, round_ms=round_ms, accepted=3.0, cost_ms=price.step_ms, reading=False)
-        worth = decided(worth, price)
+        worth = observe_drafted_round(worth, round_ms=round_ms, accepted=3.0, cost_ms=price.step_ms, reading=False)
+        worth = decide_drafting(worth, price)
         assert worth.asked
 
 
@@ -91,7 +100,7 @@ def test_a_text_is_read_for_what_it_can_win_and_what_was_saved(accepted, cost_ms
 
 
 def test_nothing_is_risked_while_a_round_is_not_measured():
-    assert not decided(Worth(), Price(0.0, 1.0)).asked
+    assert not decide_drafting(Worth(), Price(0.0, 1.0)).asked
     assert token_price(3.0, 0.0) == 0.0
     assert token_price(3.0, 12.0) == 0.25
 
@@ -110,10 +119,10 @@ def test_a_mean_is_of_all_while_they_are_few_and_among_them_later(values):
 def test_what_a_row_of_a_draft_costs_is_found(round_ms, row_ms, widths):
     cost = RoundCost()
     for rows in [0, *widths]:
-        cost = seen(cost, draft_rows=rows, forward_ms=round_ms + rows * row_ms)
+        cost = observe_round_cost(cost, draft_rows=rows, forward_ms=round_ms + rows * row_ms)
     assert math.isclose(cost.round_ms, round_ms)
     assert cost.row_ms <= row_ms + 1e-6
-    faster = seen(cost, draft_rows=4, forward_ms=round_ms / 2)  # the batch became smaller
+    faster = observe_round_cost(cost, draft_rows=4, forward_ms=round_ms / 2)  # the batch became smaller
     assert faster.round_ms < cost.round_ms
 
 
@@ -127,8 +136,8 @@ def test_a_round_is_known_after_a_few_and_is_none_that_a_draft_model_slowed(roun
     cost = RoundCost()
     for factor in slower:
         assert cost.known_ms == 0.0
-        cost = seen(cost, draft_rows=0, forward_ms=factor * round_ms)
+        cost = observe_round_cost(cost, draft_rows=0, forward_ms=factor * round_ms)
     assert cost.known_ms == min(slower) * round_ms
-    slowed = seen(cost, draft_rows=0, forward_ms=4.0 * round_ms, drafting_ms=2.0 * round_ms)
+    slowed = observe_round_cost(cost, draft_rows=0, forward_ms=4.0 * round_ms, drafting_ms=2.0 * round_ms)
     assert slowed == cost
-    assert seen(cost, draft_rows=0, forward_ms=4.0 * round_ms).known_ms > cost.known_ms
+    assert observe_round_cost(cost, draft_rows=0, forward_ms=4.0 * round_ms).known_ms > cost.known_ms

@@ -37,7 +37,7 @@ costs = st.builds(
 )
 
 
-def sampled(cost, factors):
+def sample_costs(cost, factors):
     samples = []
     for (sequences, rows, context), factor in zip(SHAPES, factors, strict=True):
         ms = cost.ms(sequences * rows, sequences, context)
@@ -48,8 +48,8 @@ def sampled(cost, factors):
 @settings(max_examples=12, deadline=None)
 @given(costs)
 def test_a_cost_is_found_again(cost):
-    fit = fit_steps(sampled(cost, [1.0] * len(SHAPES)))
-    for sample in sampled(cost, [1.0] * len(SHAPES)):
+    fit = fit_steps(sample_costs(cost, [1.0] * len(SHAPES)))
+    for sample in sample_costs(cost, [1.0] * len(SHAPES)):
         assert error_of(fit.cost, sample) < 0.06
 
 
@@ -59,8 +59,8 @@ def test_noise_and_disturbed_samples_bend_it_little(cost, seed):
     rng = np.random.default_rng(seed)
     factors = 1.0 + 0.02 * rng.standard_normal(len(SHAPES))
     factors[int(rng.integers(len(SHAPES) - 10)) + 10] = 2.0  # somebody else had the cores
-    fit = fit_steps(sampled(cost, factors))
-    errors = [error_of(fit.cost, sample) for sample in sampled(cost, [1.0] * len(SHAPES))]
+    fit = fit_steps(sample_costs(cost, factors))
+    errors = [error_of(fit.cost, sample) for sample in sample_costs(cost, [1.0] * len(SHAPES))]
     assert float(np.median(errors)) < 0.05
     assert fit.cost.error == fit.median_error < 0.2
 
@@ -88,7 +88,7 @@ def test_whatever_was_measured_more_work_is_never_cheaper(times, rows, sequences
 
 def test_sequences_that_run_one_after_another_are_recognised():
     serial = StepCost((1.0, 2.0, 8.0, 32.0), (5.0, 5.2, 13.0, 45.0), serial=True)
-    found = fit_steps(sampled(serial, [1.0] * len(SHAPES))).cost
+    found = fit_steps(sample_costs(serial, [1.0] * len(SHAPES))).cost
     assert found.serial
     assert found.ms(16, 8, 16) == pytest.approx(8 * 5.2, rel=0.02)
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from device_profiles.acceptance import DepthYield, PairAcceptance, TargetTexts
-from device_profiles.cost import StepCost, expected_tokens
+from device_profiles.cost import StepCost, estimate_round_tokens
 from device_profiles.curve_fit import StepSample
 from device_profiles.link import LinkProfile
 from device_profiles.measured import (
@@ -151,7 +151,7 @@ def test_only_what_was_seen_is_marked_as_drifted(store):
 
 def test_a_yield_is_what_its_positions_say():
     assert YIELD.tokens == pytest.approx(1.9)
-    assert expected_tokens(YIELD.conditional, 2) == pytest.approx(YIELD.tokens)
+    assert estimate_round_tokens(YIELD.conditional, 2) == pytest.approx(YIELD.tokens)
     assert PAIR.at(1) is YIELD
     assert PAIR.at(3) is YIELD
     assert PAIR.at(99).depth == 4

@@ -72,7 +72,7 @@ def silent(stage: str, fraction: float) -> None:
     """Progress that nobody watches."""
 
 
-def prepared_by(adapter: Adapter, source: Path, store: Path, shapes: StaticShapes, weights: str = "") -> Prepared:
+def prepare_by(adapter: Adapter, source: Path, store: Path, shapes: StaticShapes, weights: str = "") -> Prepared:
     """Prepare a model in a store; `weights`: in another number format than the file's."""
     files = model_files(source) if source.is_dir() else ()
     file = ModelSource(path=source, name="conformance", source=str(source), files=files)

@@ -109,14 +109,14 @@ def _url(process: subprocess.Popen[bytes], admin: Path, log: Path) -> str:
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise AssertionError(f"the daemon ended with {process.returncode}:\n{log.read_text()}")
-        url = asked_url(admin)
+        url = read_url(admin)
         if url and httpx.get(f"{url}/ready").status_code == httpx.codes.OK:
             return url
         time.sleep(0.05)
     raise AssertionError(f"the daemon was not ready:\n{log.read_text()}")
 
 
-def asked_url(admin: Path) -> str:
+def read_url(admin: Path) -> str:
     """Where the API is, said over the admin socket; "" while none listens: it is there a moment before one does."""
     try:
         return str(ask(admin)["api"]).removesuffix("/v1")

@@ -19,7 +19,7 @@ from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.draft_messages import Door, DrafterState, DraftReady
 from orchestrator.workers.messages import Event, Sampling, Stop, Submit
 
-ENTRY = "tests.support.drafters:scripted"
+ENTRY = "tests.support.drafters:script_texts"
 FINGERPRINT = vocabulary_fingerprint(byte_texts())
 VOCABULARY = 272
 
@@ -108,7 +108,7 @@ class KnowingDrafter:
             os._exit(7)
 
 
-def hosted(drafter: Any, **fields: Any) -> Hosted:
+def host_drafter(drafter: Any, **fields: Any) -> Hosted:
     """Return a drafter as a draft worker hosts it."""
     known: dict[str, Any] = {
         "vocabulary_size": VOCABULARY,
@@ -117,7 +117,7 @@ def hosted(drafter: Any, **fields: Any) -> Hosted:
     return Hosted(drafter, **(known | fields))
 
 
-def scripted(options: dict[str, Any]) -> DraftEngine:
+def script_texts(options: dict[str, Any]) -> DraftEngine:
     """Return the draft worker: `fields` are Hosted's, `refused` says why it cannot be loaded, the rest is
     KnowingDrafter's."""
     fields, refused = options.pop("fields", {}), options.pop("refused", "")
@@ -125,7 +125,7 @@ def scripted(options: dict[str, Any]) -> DraftEngine:
     def load(emit: Callable[[Event], None]) -> Hosted:
         if refused:
             raise ModelRefused(refused)
-        return hosted(KnowingDrafter(**options), **fields)
+        return host_drafter(KnowingDrafter(**options), **fields)
 
     return DraftEngine(load, SystemClock())
 
@@ -138,7 +138,7 @@ def spec(texts: Sequence[Sequence[int]], **options: Any) -> WorkerSpec:
 @contextmanager
 def in_a_thread(drafter: Any, **fields: Any) -> Iterator[Door]:
     """Host a drafter in a thread of this process, over a real socket."""
-    engine = DraftEngine(lambda emit: hosted(drafter, **fields), SystemClock())
+    engine = DraftEngine(lambda emit: host_drafter(drafter, **fields), SystemClock())
     ready: list[DraftReady] = []
     there = threading.Event()
 

@@ -37,7 +37,7 @@ from orchestrator.workers.messages import (
     Submit,
 )
 
-ENTRY = "tests.support.engines:scripted"
+ENTRY = "tests.support.engines:script_engine"
 ROOT = Path(__file__).resolve().parents[2]
 
 CORES_AT_IMPORT = sorted(os.sched_getaffinity(0))
@@ -205,6 +205,6 @@ def _misbehave(request: _Request, emit: Callable[[Event], None]) -> None:
         raise _Over
 
 
-def scripted(options: dict[str, Any]) -> ScriptedEngine:
+def script_engine(options: dict[str, Any]) -> ScriptedEngine:
     """Return the engine; see ScriptedEngine for the options."""
     return ScriptedEngine(**options)

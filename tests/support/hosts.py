@@ -114,12 +114,12 @@ def _ray(host: str, address: str, directory: str, *arguments: str) -> subprocess
 
 def _until_it_listens(hosts: Hosts) -> None:
     deadline = time.monotonic() + _START_S
-    while hosts.on_near(lambda: _refused(hosts)):
+    while hosts.on_near(lambda: _refuse(hosts)):
         assert time.monotonic() < deadline, "Ray did not start"
         time.sleep(0.2)
 
 
-def _refused(hosts: Hosts) -> bool:
+def _refuse(hosts: Hosts) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex((hosts.near_ip, 6379)) != 0
 

@@ -19,7 +19,7 @@ from orchestrator.workers.messages import Round, Sampling, Submit
 from policies.sampling import ToleranceGoal
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 from policies.speculation.adaptive import Adaptive
-from policies.speculation.cost_model import TYPICAL, measured
+from policies.speculation.cost_model import TYPICAL, start_cost_model
 from policies.speculation.policy import DepthPolicy
 
 GOAL = ToleranceGoal(acceptance_rate=0.9, warmup_tokens=64, max_delta=2.0)
@@ -63,7 +63,7 @@ def loop_over(
         model,
         drafter,
         clock or SystemClock(),
-        policy=policy or Adaptive(measured(TYPICAL)),
+        policy=policy or Adaptive(start_cost_model(TYPICAL)),
         max_running=running,
         max_depth=depth,
         max_itl_ms=max_itl_ms,

@@ -7,16 +7,16 @@ from pathlib import Path
 from device_profiles.cost import StepCost
 from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel, RoundOverhead, fingerprint
 from device_profiles.store import ProfileStore
-from orchestrator.planning.digests import simulated_digest
+from orchestrator.planning.digests import digest_simulated_model
 
 GIB = 1 << 30
 
 
-def simulated_profiles(
+def store_simulated_profiles(
     directory: Path, row_ms: dict[str, float], model: str = "toy", role: str = "target", script: str = ""
 ) -> ProfileStore:
     """Store what a forward of one row takes on each of these devices; eight rows take the same."""
-    digest = simulated_digest(f"simulated:toy?{script}")
+    digest = digest_simulated_model(f"simulated:toy?{script}")
     store = ProfileStore(directory)
     for device, ms in row_ms.items():
         hardware = Hardware("simulated", f"simulated device {device}", GIB)

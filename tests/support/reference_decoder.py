@@ -31,7 +31,7 @@ def logits(weights: Weights, tokens: Sequence[int]) -> Rows:
         mlp = (_active(inner @ w(f"{layer}.gate").T, spec) * (inner @ w(f"{layer}.up").T)) @ w(f"{layer}.down").T
         hidden = hidden + (_norm(mlp, w(f"{layer}.post_mlp_norm"), spec) if spec.post_norms else mlp)
     out = _norm(hidden, w("final_norm"), spec) @ w("embedding" if spec.tied_embeddings else "head").T
-    return _capped(out, spec.logit_softcap)
+    return _softcap(out, spec.logit_softcap)
 
 
 def plain(weights: Weights, name: str) -> Rows:
@@ -60,11 +60,11 @@ def _attention(weights: Weights, hidden: Rows, layer: int) -> Rows:
         rows = rows.reshape(count, number, spec.head_dim)
         if spec.qk_norm and role != "value":
             rows = _norm(rows, plain(weights, f"{layer}.{role}_norm"), spec)
-        return rows.transpose(1, 0, 2) if role == "value" else _turned(rows.transpose(1, 0, 2), spec.ropes[layer])
+        return rows.transpose(1, 0, 2) if role == "value" else _rotate(rows.transpose(1, 0, 2), spec.ropes[layer])
 
     query = heads("query", spec.heads)
     key, value = (np.repeat(heads(role, spec.kv_heads), spec.heads // spec.kv_heads, 0) for role in ("key", "value"))
-    scores = _capped(query @ key.transpose(0, 2, 1) * np.float32(spec.query_scale), spec.attention_softcap)
+    scores = _softcap(query @ key.transpose(0, 2, 1) * np.float32(spec.query_scale), spec.attention_softcap)
     behind = np.arange(count)[:, None] - np.arange(count)[None, :]
     window = spec.windows[layer]
     seen: NDArray[np.bool_] = (behind >= 0) & ((behind < window) if window else True)
@@ -74,7 +74,7 @@ def _attention(weights: Weights, hidden: Rows, layer: int) -> Rows:
     return mixed.transpose(1, 0, 2).reshape(count, -1) @ plain(weights, f"{layer}.output").T
 
 
-def _turned(rows: Rows, rope: Rope) -> Rows:
+def _rotate(rows: Rows, rope: Rope) -> Rows:
     angles = np.arange(rows.shape[1])[:, None] * np.array(rope.inverse_frequencies)[None, :]
     cos, sin = (np.tile(part * rope.magnitude, 2).astype(np.float32) for part in (np.cos(angles), np.sin(angles)))
     first, second = np.split(rows, 2, axis=-1)
@@ -92,5 +92,5 @@ def _active(rows: Rows, spec: DecoderSpec) -> Rows:
     return 0.5 * rows * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (rows + np.float32(0.044715) * rows**3)))
 
 
-def _capped(rows: Rows, cap: float) -> Rows:
+def _softcap(rows: Rows, cap: float) -> Rows:
     return np.float32(cap) * np.tanh(rows / np.float32(cap)) if cap else rows

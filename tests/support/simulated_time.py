@@ -14,7 +14,7 @@ from orchestrator.engine.loop import DecodeLoop
 from orchestrator.workers.messages import Round, Submit
 from policies.speculation.cost_model import TYPICAL
 
-COST = TYPICAL.scaled(10.0)
+COST = TYPICAL.scale_by(10.0)
 """A forward of 1 row takes 10 ms, of 8 rows 15, of 16 rows 22, of 64 rows 60."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from adapters.decoder.from_safetensors import rounded_to_bfloat16
+from adapters.decoder.from_safetensors import round_to_bfloat16
 from adapters.hf_directory import TARGET_FINGERPRINT
 
 VOCABULARY = 320
@@ -171,7 +171,7 @@ def write_tokenizer(directory: Path) -> None:
 
 def _save(tensors: dict[str, np.ndarray], path: Path, kind: str) -> None:
     if kind == "BF16":
-        save_bfloat16({name: rounded_to_bfloat16(values) for name, values in tensors.items()}, path)
+        save_bfloat16({name: round_to_bfloat16(values) for name, values in tensors.items()}, path)
     else:
         save_file({name: values.astype({"F32": "f4", "F16": "f2"}[kind]) for name, values in tensors.items()}, path)
 

@@ -39,7 +39,7 @@ def byte_level(directory: Path, *, controls: list[str], add_bos: bool = False) -
     writer = _writer(directory, "gpt2", tokens, kinds, add_bos=add_bos)
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_merges(_MERGES)
-    return written(writer, directory)
+    return write_vocabulary(writer, directory)
 
 
 def pieces(directory: Path, *, controls: list[str], prefix: bool, add_bos: bool = True) -> Tokenizer:
@@ -52,7 +52,7 @@ def pieces(directory: Path, *, controls: list[str], prefix: bool, add_bos: bool 
     writer = _writer(directory, "llama", tokens, kinds, add_bos=add_bos)
     writer.add_token_scores([0.0] * (len(tokens) - len(joined)) + [-float(rank) for rank in range(len(joined))])
     writer.add_add_space_prefix(prefix)
-    return written(writer, directory)
+    return write_vocabulary(writer, directory)
 
 
 def _writer(directory: Path, kind: str, tokens: list[str], kinds: list[int], *, add_bos: bool) -> GGUFWriter:
@@ -66,7 +66,7 @@ def _writer(directory: Path, kind: str, tokens: list[str], kinds: list[int], *, 
     return writer
 
 
-def written(writer: GGUFWriter, directory: Path) -> Tokenizer:
+def write_vocabulary(writer: GGUFWriter, directory: Path) -> Tokenizer:
     """Write the vocabulary to a file, and load its tokenizer as a model is prepared."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

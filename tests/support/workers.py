@@ -23,7 +23,7 @@ def rays_environment() -> dict[str, str]:
 
 
 @asynccontextmanager
-async def started(cluster: Cluster, **options: Any) -> AsyncIterator[tuple[Worker, AsyncIterator[Event], Ready]]:
+async def start_worker(cluster: Cluster, **options: Any) -> AsyncIterator[tuple[Worker, AsyncIterator[Event], Ready]]:
     """A worker that is ready, with its events; stopped in the end, whatever happened."""
     worker = await cluster.start(engines.spec(**options))
     events = worker.events()
@@ -59,7 +59,7 @@ async def collect(events: AsyncIterator[Event], into: list[Event]) -> None:
         into.append(event)
 
 
-async def gone(pid: int, within_s: float = 5.0) -> bool:
+async def is_gone(pid: int, within_s: float = 5.0) -> bool:
     """Whether a process ends; one that nobody has reaped yet has ended too."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:

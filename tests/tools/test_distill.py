@@ -19,7 +19,7 @@ from adapters.model_store import ModelStore
 from tests.support import reference_decoder, tiny_models
 from tools.distill.__main__ import app
 from tools.distill.generate import interruptible
-from tools.distill.lines import NOTHING, category, held_out, indexes_of, rows_of, split
+from tools.distill.lines import NOTHING, category, indexes_of, is_held_out, rows_of, split_held_out
 from tools.distill.prompts import wish
 from tools.distill.shards import DistillError, Shards, TargetFacts, Text
 from tools.distill.vocabulary import coverage, most_frequent
@@ -131,10 +131,10 @@ def test_rows_carry_each_texts_labels() -> None:
 
 def test_held_out_conversations_are_not_trained_on() -> None:
     texts = [text(number, [9, 8, 7], head=1) for number in range(500)]
-    training, kept = split(texts)
+    training, kept = split_held_out(texts)
     assert 5 < sum(map(len, kept.values())) < 50
     assert not {one.number for one in training} & {one.number for texts in kept.values() for one in texts}
-    assert all(held_out(one.number) and category(one.number) == name for name in kept for one in kept[name])
+    assert all(is_held_out(one.number) and category(one.number) == name for name in kept for one in kept[name])
 
 
 def test_an_interrupt_is_taken_up_between_steps() -> None:
@@ -196,7 +196,7 @@ def test_two_runs_are_one_run(place: Path, tmp_path: Path) -> None:
     from tools.distill.train import Plan, State
     from tools.distill.train import run as train
 
-    training, _ = split(Shards(place / "data").texts())
+    training, _ = split_held_out(Shards(place / "data").texts())
     shape = Shape(320, 64, 64, 1, 2, 1, 64)
     outputs = np.arange(64)
     plan = Plan(6, 256, 128, dropout=0.0)
@@ -231,7 +231,9 @@ def test_every_adapter_computes_what_was_trained(place: Path, draft: Path, adapt
     tokens = next(iter(Shards(place / "data").texts())).tokens[:40]
     state.draft.eval()
     with torch.no_grad():
-        expected = state.draft.lm_head(state.draft.hidden(torch.from_numpy(tokens.astype(np.int64))[None]))[0].numpy()
+        expected = state.draft.lm_head(state.draft.compute_hidden(torch.from_numpy(tokens.astype(np.int64))[None]))[
+            0
+        ].numpy()
     found = model.forward([Segment(0, 0, tokens.tolist(), (0, len(tokens)))]).logits.copy()
     assert found.shape == expected.shape == (len(tokens), 64)
     assert np.sqrt(np.mean((found - expected) ** 2)) < 0.05 * expected.std()

@@ -24,7 +24,7 @@ from orchestrator.workers.local import LocalCluster
 from orchestrator.workers.messages import Cancel, Event, Failed, Ready, Refused, Round, Stop, Submit
 from orchestrator.workers.ray_runtime import RayCluster
 from tests.support import engines
-from tests.support.workers import collect, deltas, gone, rays_environment, started, tokens_until
+from tests.support.workers import collect, deltas, is_gone, rays_environment, start_worker, tokens_until
 
 PROMPT = [1, 2, 3]
 
@@ -56,7 +56,7 @@ async def cluster(request: pytest.FixtureRequest, handler_seen: list[int]) -> As
 
 
 async def test_ready_tells_where_it_runs(cluster: Cluster) -> None:
-    async with started(cluster) as (worker, _, ready):
+    async with start_worker(cluster) as (worker, _, ready):
         assert ready.pid != os.getpid()
         assert worker.where.startswith(cluster.runtime)
         assert worker.where.endswith(f"pid {ready.pid}")
@@ -77,7 +77,7 @@ async def test_the_path_within_each_of_its_nodes_is_measured(cluster: Cluster) -
 
 
 async def test_a_stream_from_prompt_to_finish(cluster: Cluster) -> None:
-    async with started(cluster) as (worker, events, _):
+    async with start_worker(cluster) as (worker, events, _):
         worker.send(Submit("a", PROMPT, max_tokens=20))
         got: list[int] = []
         async for delta in deltas(events):
@@ -91,14 +91,14 @@ async def test_a_stream_from_prompt_to_finish(cluster: Cluster) -> None:
 
 
 async def test_a_stream_goes_on_behind_committed_tokens(cluster: Cluster) -> None:
-    async with started(cluster) as (worker, events, _):
+    async with start_worker(cluster) as (worker, events, _):
         expected = engines.tokens(PROMPT, 12)
         worker.send(Submit("a", PROMPT, max_tokens=12, committed=expected[:7]))
         assert await tokens_until(events, 12) == expected[7:]
 
 
 async def test_cancel_frees_the_place(cluster: Cluster) -> None:
-    async with started(cluster, slots=1, step_s=0.005) as (worker, events, _):
+    async with start_worker(cluster, slots=1, step_s=0.005) as (worker, events, _):
         worker.send(Submit("endless", PROMPT, max_tokens=100_000))
         worker.send(Submit("next", [4], max_tokens=3))
         seen: list[str] = []
@@ -112,7 +112,7 @@ async def test_cancel_frees_the_place(cluster: Cluster) -> None:
 
 
 async def test_many_streams_share_one_channel_in_order(cluster: Cluster) -> None:
-    async with started(cluster, slots=16, step_s=0.001) as (worker, events, _):
+    async with start_worker(cluster, slots=16, step_s=0.001) as (worker, events, _):
         prompts = {f"r{number}": [number, 7] for number in range(40)}
         for key, prompt in prompts.items():
             worker.send(Submit(key, prompt, max_tokens=25))
@@ -127,7 +127,7 @@ async def test_many_streams_share_one_channel_in_order(cluster: Cluster) -> None
 
 
 async def test_commands_keep_their_order(cluster: Cluster) -> None:
-    async with started(cluster, slots=1) as (worker, events, _):
+    async with start_worker(cluster, slots=1) as (worker, events, _):
         for number in range(200):
             worker.send(Submit(f"r{number}", [1], max_tokens=1))
             worker.send(Submit(f"x{number}", [1], max_tokens=1_000_000))
@@ -142,7 +142,7 @@ async def test_commands_keep_their_order(cluster: Cluster) -> None:
 
 
 async def test_a_refused_request_costs_no_other(cluster: Cluster) -> None:
-    async with started(cluster) as (worker, events, _):
+    async with start_worker(cluster) as (worker, events, _):
         worker.send(Submit("bad", [engines.REFUSE], max_tokens=3))
         event = await anext(event async for event in events if isinstance(event, Refused))
         assert event == Refused("bad", "the prompt is refused", "invalid")
@@ -151,7 +151,7 @@ async def test_a_refused_request_costs_no_other(cluster: Cluster) -> None:
 
 
 async def test_sigkill_in_mid_stream_is_told_with_its_reason(cluster: Cluster) -> None:
-    async with started(cluster, step_s=0.005) as (worker, events, ready):
+    async with start_worker(cluster, step_s=0.005) as (worker, events, ready):
         worker.send(Submit("a", PROMPT, max_tokens=100_000))
         assert await tokens_until(events, 10) == engines.tokens(PROMPT, 10)
         os.kill(ready.pid, signal.SIGKILL)
@@ -177,18 +177,18 @@ async def test_sigkill_in_mid_stream_is_told_with_its_reason(cluster: Cluster) -
     ],
 )
 async def test_a_crash_is_a_lost_worker(cluster: Cluster, code: int, local_ending: str) -> None:
-    async with started(cluster) as (worker, events, ready):
+    async with start_worker(cluster) as (worker, events, ready):
         worker.send(Submit("a", [code, 3], max_tokens=10))
         with pytest.raises(WorkerLost) as lost:
             await tokens_until(events, 10)
         assert f"pid {ready.pid}" in str(lost.value)
         if cluster.runtime == "local":
             assert str(lost.value).endswith(local_ending)
-        assert await gone(ready.pid)
+        assert await is_gone(ready.pid)
 
 
 async def test_an_exception_becomes_failed_and_a_lost_worker(cluster: Cluster) -> None:
-    async with started(cluster) as (worker, events, ready):
+    async with start_worker(cluster) as (worker, events, ready):
         worker.send(Submit("a", [engines.RAISE, 3], max_tokens=10))
         seen: list[Event] = []
         with pytest.raises(WorkerLost, match=r"exited with code 1$"):
@@ -196,7 +196,7 @@ async def test_an_exception_becomes_failed_and_a_lost_worker(cluster: Cluster) -
         assert seen[-1] == Failed("RuntimeError: the script says so", restartable=True)
         got = [delta.tokens[0] for event in seen if isinstance(event, Round) for delta in event.deltas]
         assert got == engines.tokens([engines.RAISE, 3], 3)
-        assert await gone(ready.pid)
+        assert await is_gone(ready.pid)
 
 
 @pytest.mark.parametrize("entry", ["no.such.module:engine", "tests.support.engines:nothing", "no-colon"])
@@ -218,16 +218,16 @@ async def test_stop_ends_the_stream_and_the_process(cluster: Cluster) -> None:
     worker.send(Submit("a", PROMPT, max_tokens=100_000))
     await tokens_until(events, 5)
     await asyncio.gather(worker.stop(5.0), worker.stop(5.0))
-    assert await gone(ready.pid, within_s=0.5)
+    assert await is_gone(ready.pid, within_s=0.5)
     assert [event async for event in events if isinstance(event, Failed)] == []
     await worker.stop(5.0)
 
 
 async def test_a_stop_command_ends_the_events_normally(cluster: Cluster) -> None:
-    async with started(cluster) as (worker, events, ready):
+    async with start_worker(cluster) as (worker, events, ready):
         worker.send(Stop())
         assert [event async for event in events if isinstance(event, Failed)] == []
-        assert await gone(ready.pid)
+        assert await is_gone(ready.pid)
 
 
 async def test_a_worker_that_hangs_is_killed_after_the_grace(cluster: Cluster) -> None:
@@ -238,7 +238,7 @@ async def test_a_worker_that_hangs_is_killed_after_the_grace(cluster: Cluster) -
     before = time.monotonic()
     await worker.stop(0.2)
     assert 0.2 <= time.monotonic() - before < 4.0
-    assert await gone(ready.pid, within_s=0.5)
+    assert await is_gone(ready.pid, within_s=0.5)
 
 
 async def test_the_spec_adds_to_the_workers_environment(cluster: Cluster) -> None:
@@ -292,7 +292,7 @@ async def test_the_daemons_signal_handler_survives(cluster: Cluster, handler_see
 
 async def test_what_a_worker_prints_is_in_the_log(cluster: Cluster) -> None:
     with structlog.testing.capture_logs() as entries:
-        async with started(cluster) as (worker, events, ready):
+        async with start_worker(cluster) as (worker, events, ready):
             worker.send(Submit("a", [engines.RAISE, 0], max_tokens=10))
             with pytest.raises(WorkerLost):
                 await collect(events, [])

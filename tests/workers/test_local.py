@@ -15,16 +15,16 @@ from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.local import LocalCluster
 from orchestrator.workers.messages import Event, Ready
 from tests.support import engines
-from tests.support.workers import gone, started, tokens_until
+from tests.support.workers import is_gone, start_worker, tokens_until
 
 pytestmark = pytest.mark.asyncio
 
 
 async def test_a_stopped_process_is_killed_all_the_same() -> None:
-    async with started(LocalCluster()) as (worker, _, ready):
+    async with start_worker(LocalCluster()) as (worker, _, ready):
         os.kill(ready.pid, signal.SIGSTOP)
         await worker.stop(0.1)
-        assert await gone(ready.pid, within_s=2.0)
+        assert await is_gone(ready.pid, within_s=2.0)
 
 
 async def test_close_stops_every_worker() -> None:
@@ -36,7 +36,7 @@ async def test_close_stops_every_worker() -> None:
         pids.append(ready.pid)
     await cluster.close()
     for pid in pids:
-        assert await gone(pid, within_s=0.5)
+        assert await is_gone(pid, within_s=0.5)
 
 
 async def test_frames_that_are_no_events_end_the_worker() -> None:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.support import engines
-from tests.support.workers import gone
+from tests.support.workers import is_gone
 
 pytestmark = pytest.mark.asyncio
 
@@ -55,4 +55,4 @@ async def test_no_worker_outlives_a_killed_daemon(runtime: str, prompt: int, wit
         pid = int(await asyncio.to_thread(driver.stdout.readline))
         assert psutil.pid_exists(pid)
         driver.kill()
-    assert await gone(pid, within_s)
+    assert await is_gone(pid, within_s)

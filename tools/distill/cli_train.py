@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tools.distill.generate import interruptible
-from tools.distill.lines import split
+from tools.distill.lines import split_held_out
 from tools.distill.shards import DistillError, Shards, TargetFacts, Text
 from tools.distill.vocabulary import counts, coverage, most_frequent
 
@@ -52,7 +52,7 @@ def train(
     console = Console(stderr=True)
     shards = Shards(data)
     facts = shards.target()
-    training, kept = split(shards.texts())
+    training, kept = split_held_out(shards.texts())
     if not training or not kept:
         raise DistillError(f"{data}: there is too little data to train on and to keep some; run `generate` for longer")
     if (out / CHECKPOINT).exists():

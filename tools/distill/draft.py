@@ -87,7 +87,7 @@ class _Attention(nn.Module):
             made(hidden).view(batch, length, -1, size).transpose(1, 2)
             for made in (self.q_proj, self.k_proj, self.v_proj)
         )
-        query, key = _rotated(query, turns), _rotated(key, turns)
+        query, key = _rotate(query, turns), _rotate(key, turns)
         groups = self.shape.heads // self.shape.kv_heads
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -139,7 +139,7 @@ class Draft(nn.Module):
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 nn.init.zeros_(weight)  # a layer begins by changing nothing
 
-    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+    def compute_hidden(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the normed last hidden states, shape (batch, length, hidden), of tokens (batch, length)."""
         turns = _turns(tokens.shape[1], self.shape.head_dim)
         hidden = self.model.embed_tokens(tokens)
@@ -156,6 +156,6 @@ def _turns(length: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return twice.cos(), twice.sin()
 
 
-def _rotated(part: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def _rotate(part: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     first, second = part.chunk(2, dim=-1)
     return part * turns[0].to(part.dtype) + torch.cat([-second, first], dim=-1) * turns[1].to(part.dtype)

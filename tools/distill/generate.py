@@ -135,7 +135,7 @@ class Generator:
         if not delta.finish:
             return
         del self._open[delta.request_id]
-        self._done.append(_stored(text))
+        self._done.append(_build_text(text))
         self.labelled += len(text.tokens)
         if not text.asks:
             self._remember(text.tokens)
@@ -153,7 +153,7 @@ class Generator:
             self._done = []
 
 
-def _stored(text: _Open) -> Text:
+def _build_text(text: _Open) -> Text:
     tops = [score.top for score in text.scores]
     return Text(
         text.wish.number,

@@ -31,7 +31,7 @@ class Rows:
     chances: NDArray[np.float16]
 
 
-def held_out(number: int) -> bool:
+def is_held_out(number: int) -> bool:
     """Say whether a conversation is kept from training: one in twenty-five, by its number."""
     return zlib.crc32(f"held out {number}".encode()) % _HELD_OUT_ONE_IN == 0
 
@@ -75,14 +75,14 @@ def rows_of(texts: Sequence[Text], indexes: NDArray[np.int32], length: int, orde
     )
 
 
-def split(texts: Iterable[Text]) -> tuple[list[Text], dict[str, list[Text]]]:
+def split_held_out(texts: Iterable[Text]) -> tuple[list[Text], dict[str, list[Text]]]:
     """Return the texts to train on, and the held-out ones by category."""
     training: list[Text] = []
     kept: dict[str, list[Text]] = {}
     for text in texts:
         if len(text.tokens) == text.head:
             continue
-        if held_out(text.number):
+        if is_held_out(text.number):
             kept.setdefault(category(text.number), []).append(text)
         else:
             training.append(text)

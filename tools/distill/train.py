@@ -131,7 +131,7 @@ def loss_of(draft: Draft, batch: Rows) -> torch.Tensor:
     """Return the mean loss of a batch's labelled positions."""
     ids = torch.from_numpy(batch.top_ids.astype(np.int64))
     labelled = (torch.from_numpy(batch.chances) > 0).any(dim=-1)
-    hidden = draft.hidden(torch.from_numpy(batch.tokens.astype(np.int64)))[labelled]
+    hidden = draft.compute_hidden(torch.from_numpy(batch.tokens.astype(np.int64)))[labelled]
     ids, chances = ids[labelled], torch.from_numpy(batch.chances)[labelled].float()
     first = torch.zeros_like(chances)
     first[:, 0] = 1.0
@@ -158,7 +158,7 @@ def agreement(draft: Draft, texts: list[Text], outputs: NDArray[np.int64], row_t
     for row in range(len(rows.tokens)):
         labelled = torch.from_numpy((rows.chances[row] > 0).any(axis=-1))
         with torch.no_grad():
-            hidden = draft.hidden(torch.from_numpy(rows.tokens[row : row + 1].astype(np.int64)))[0][labelled]
+            hidden = draft.compute_hidden(torch.from_numpy(rows.tokens[row : row + 1].astype(np.int64)))[0][labelled]
             choice = draft.lm_head(hidden).argmax(dim=-1)
         right += int((choice == torch.from_numpy(rows.top_ids[row, :, 0].astype(np.int64))[labelled]).sum())
         asked += int(labelled.sum())

@@ -51,7 +51,7 @@ def create_admin_app(
             "replicas": [replica_of(replica) for replica in view.replicas],
             "slo": slo(),
             "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
-            "speculation": speculation.shown(view, trial),
+            "speculation": speculation.describe_overrides(view, trial),
             "canary": canary.trial_of(trial.view()) if trial is not None else None,
         }
 

@@ -12,7 +12,7 @@ from orchestrator.api import errors
 from orchestrator.api.speculation import wish_of
 from orchestrator.api.wire import MAX_USER_TAG, Body, SpeculativeConfig
 from orchestrator.control.canary import Trial
-from orchestrator.control.overrides import Wished, said
+from orchestrator.control.overrides import Wished, format_override
 from orchestrator.control.port import AdminControl, StateView
 from policies.serving.overrides import Scope
 
@@ -52,19 +52,23 @@ def install(app: FastAPI, control: AdminControl, trial: Trial | None) -> None:
             scope = Scope.SESSION if body.user else Scope.ENGINE
             wish = wish_of(config, scope)._replace(enabled=config.method != "off")
         control.wish(wish, body.asked_by, user=body.user, engine=body.engine)
-        return shown(control.view(), trial)
+        return describe_overrides(control.view(), trial)
 
 
-def shown(view: StateView, trial: Trial | None) -> dict[str, Any]:
+def describe_overrides(view: StateView, trial: Trial | None) -> dict[str, Any]:
     """Return the operator's bounds, of the canary's requests apart where one is tried, and the wishes that stand."""
     canary = view.canary_bounds if trial is not None else None
     return {
         "bounds": view.bounds._asdict() if view.bounds is not None else None,
         "canary_bounds": canary._asdict() if canary is not None else None,
-        "engines": [{"engine": number, **_shown(wished)} for number, wished in sorted(view.wishes.engines.items())],
-        "sessions": [{"user": user, **_shown(wished)} for user, wished in sorted(view.wishes.sessions.items())],
+        "engines": [
+            {"engine": number, **_describe_override(wished)} for number, wished in sorted(view.wishes.engines.items())
+        ],
+        "sessions": [
+            {"user": user, **_describe_override(wished)} for user, wished in sorted(view.wishes.sessions.items())
+        ],
     }
 
 
-def _shown(wished: Wished) -> dict[str, Any]:
-    return {"wish": said(wished.wish), "asked_by": wished.asked_by, "since_s": wished.since_s}
+def _describe_override(wished: Wished) -> dict[str, Any]:
+    return {"wish": format_override(wished.wish), "asked_by": wished.asked_by, "since_s": wished.since_s}

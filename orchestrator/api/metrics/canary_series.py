@@ -30,7 +30,7 @@ class TrialSeries:
         self._share = make.gauge("canary_share", "Share of the requests that the canary gets now.")
         self._phase = make.gauge("canary_phase", "1 for the phase that the canary is in.", "phase")
 
-    def served(self, of: Engine, arm: str, done: Totalled) -> None:
+    def count_request(self, of: Engine, arm: str, done: Totalled) -> None:
         """Count a request that came to its end."""
         self._requests.labels(*of, arm).inc()
         self._drafted.labels(*of, arm).inc(done.drafted)

@@ -122,7 +122,7 @@ class Metrics:
 
     def observe_arm(self, arm: str, done: Totalled, engine: int = 0) -> None:
         """A request of this arm came to its end."""
-        self._trial.served(self._of(engine), arm, done)
+        self._trial.count_request(self._of(engine), arm, done)
 
     def render(self) -> bytes:
         """Return the exposition text, with control's own figures as they are now."""

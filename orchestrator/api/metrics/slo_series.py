@@ -33,7 +33,7 @@ class Served(NamedTuple):
     left: bool = False
 
 
-def met(objectives: Objectives, served: Served) -> dict[str, bool]:
+def check_objectives(objectives: Objectives, served: Served) -> dict[str, bool]:
     """Return whether a request met each objective that there is, and `all` of them; {} where that cannot be told: its
     client left before."""
     if not served.failed and served.ttft_ms is None and not served.left:
@@ -73,7 +73,7 @@ class SloSeries:
 
     def observe(self, of: Engine, served: Served) -> None:
         """A request that a replica had last has ended."""
-        verdicts = met(self._objectives, served) if self._of else {}
+        verdicts = check_objectives(self._objectives, served) if self._of else {}
         for name, good in verdicts.items():
             (self._met if good else self._missed).labels(*of, name).inc()
         if not verdicts:

@@ -72,10 +72,10 @@ class VllmNames(Collector):
         """Yield the families that vLLM has too."""
         for family in self._source.collect():
             if family.name not in ONLY_OURS:
-                yield _renamed(family)
+                yield _rename_family(family)
 
 
-def _renamed(family: Metric) -> Metric:
+def _rename_family(family: Metric) -> Metric:
     renamed = Metric(_theirs(family.name), family.documentation, family.type)
     renamed.samples = [sample._replace(name=_theirs(sample.name)) for sample in family.samples]
     return renamed

@@ -92,11 +92,11 @@ class ToolCallParser:
     def push(self, text: str) -> list[Piece]:
         """Return what this text makes certain."""
         self._held += text
-        return _joined(self._steps(last=False))
+        return _join_pieces(self._steps(last=False))
 
     def finish(self) -> list[Piece]:
         """Return what is left at the end of the answer. Arguments that were cut off stay cut off."""
-        return _joined(self._steps(last=True))
+        return _join_pieces(self._steps(last=True))
 
     def _steps(self, *, last: bool) -> Iterator[Piece]:
         """Run steps until one needs more text."""
@@ -132,7 +132,7 @@ class ToolCallParser:
         begun = self._held.lstrip()
         head = _HEAD.match(self._held)
         if head is not None:
-            name = _loaded(head[1])
+            name = _load_json(head[1])
             if name not in self._names:
                 yield from self._no_call()
                 return
@@ -152,7 +152,7 @@ class ToolCallParser:
 
     def _whole(self) -> Iterator[Piece]:
         """Take a call that is not written in the usual order."""
-        name, arguments = _call(_loaded(self._held[: self._read]))
+        name, arguments = _call(_load_json(self._held[: self._read]))
         if name not in self._names or arguments is None:
             yield from self._no_call()
             return
@@ -215,18 +215,18 @@ def _call(value: Any) -> tuple[str, str | None]:
         return "", None
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):  # JSON inside of JSON
-        arguments = _loaded(arguments)
+        arguments = _load_json(arguments)
     return value["name"], json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else None
 
 
-def _loaded(text: str) -> Any:
+def _load_json(text: str) -> Any:
     try:
         return json.loads(text, strict=False)
     except ValueError:
         return None
 
 
-def _joined(pieces: Iterator[Piece]) -> list[Piece]:
+def _join_pieces(pieces: Iterator[Piece]) -> list[Piece]:
     """Put neighbours of one kind together."""
     found: list[Piece] = []
     for piece in pieces:

@@ -13,7 +13,7 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 _ANY_OBJECT = {"type": "object"}
 
 
-def forced_calls(tools: Sequence[Tool], *, many: bool) -> str:
+def build_forced_calls_grammar(tools: Sequence[Tool], *, many: bool) -> str:
     """Return a Lark grammar of one call of one of the tools; with `many` of one or more, a line apart."""
     start = "start: call" + (' ("\\n" call)*' if many else "")
     return "\n".join([start, f'call: "{OPEN}\\n" body', *_bodies(tools, {tool.function.name for tool in tools})])

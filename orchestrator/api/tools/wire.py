@@ -104,7 +104,7 @@ class ToolCall(_Part):
         return {"id": self.id, "type": self.type, "function": self.function.plain()}
 
 
-def told(messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+def render_tool_messages(messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Return messages for a template that knows no tools: they are described in the system message, calls are written
     in Hermes' form, and results come as messages of the user, between `<tool_response>` tags.
     """

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.progress import track
 
 from orchestrator.bench.plan.figures import row_of
-from orchestrator.bench.plan.predicted import Planned, planned
-from orchestrator.bench.plan.runs import Configuration, Load, Measured, Runner, counted, prompts
+from orchestrator.bench.plan.predicted import Planned, plan_load
+from orchestrator.bench.plan.runs import Configuration, Load, Measured, Runner, prompts, select_full_rounds
 from orchestrator.bench.prompts import BenchError
 from orchestrator.config.model import ClusterConfig
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import EngineOptions, engine_options
 from orchestrator.measuring.rounds import in_turns
-from orchestrator.planning.proposal import asked_by_config
+from orchestrator.planning.proposal import build_request_from_config
 from orchestrator.profiling.work import Work, profile_store
 
 _WARM_TOKENS = 16
@@ -52,8 +52,8 @@ class Comparison:
                 runners[work.job.model.adapter] = runner = _runner(options, work, slots)
                 stack.callback(runner.close)
             plans = self._plans(works, runners)
-            predicted = {one: plans[one.load].predicted(one) for one in self.configurations}
-            measured, control = self._measured(runners)
+            predicted = {one: plans[one.load].predict_configuration(one) for one in self.configurations}
+            measured, control = self._run_configurations(runners)
         any_plan = next(iter(plans.values()))
         paces = {runtime: mean(control[runtime]) / any_plan.control_ms(runtime) for runtime in control}
         rows = [row_of(one, predicted[one], measured[one], paces[one.runtime]) for one in self.configurations]
@@ -63,7 +63,7 @@ class Comparison:
         return [one for one in self.configurations if one.runtime == runtime]
 
     def _plans(self, works: Sequence[Work], runners: Mapping[str, Runner]) -> dict[Load, Planned]:
-        asked, store = asked_by_config(self.config, self.base), profile_store(self.config)
+        asked, store = build_request_from_config(self.config, self.base), profile_store(self.config)
         if not (asked.suffix and asked.depth_bound):
             raise BenchError(
                 "the configuration has no drafts from the text itself (`suffix`): there is no depth to try"
@@ -73,10 +73,12 @@ class Comparison:
         found = {}
         for load in dict.fromkeys(one.load for one in self.configurations):
             lengths = [len(prompt) for prompt in prompts(tokenizer, load, load.requests(self.requests))]
-            found[load] = planned(asked, store, load, (round(mean(lengths)), self.output_tokens), places)
+            found[load] = plan_load(asked, store, load, (round(mean(lengths)), self.output_tokens), places)
         return found
 
-    def _measured(self, runners: Mapping[str, Runner]) -> tuple[dict[Configuration, Measured], dict[str, list[float]]]:
+    def _run_configurations(
+        self, runners: Mapping[str, Runner]
+    ) -> tuple[dict[Configuration, Measured], dict[str, list[float]]]:
         """Run everything in turns, each the same share of its work at a time: a machine that changes its pace changes
         it for all. Between, see what the pace is."""
         for runtime, runner in runners.items():  # let runtimes compile their shapes
@@ -92,7 +94,7 @@ class Comparison:
         for _ in track(parts, description="running", console=console, total=_PARTS, transient=True):
             for runtime, runner in runners.items():
                 control[runtime].append(runner.control_ms())
-        rounds = {one: counted(decoding.rounds, one.load, requests[one]) for one, decoding in begun.items()}
+        rounds = {one: select_full_rounds(decoding.rounds, one.load, requests[one]) for one, decoding in begun.items()}
         return {one: Measured(found) for one, found in rounds.items()}, control
 
 

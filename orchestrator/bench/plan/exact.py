@@ -17,9 +17,9 @@ from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
 from device_profiles.units import MS_PER_S
 from orchestrator.bench.plan.program import Program
-from policies.planning.draft_yield import all_hit_rate, depth_bound, drafted_shares, tokens_per_round
+from policies.planning.draft_yield import all_hit_rate, compute_draft_length_shares, depth_bound, tokens_per_round
 from policies.planning.placement.links import Links, links_of
-from policies.planning.placement.workers import fixed_bytes, room_bytes
+from policies.planning.placement.workers import room_bytes, sum_fixed_bytes
 from policies.planning.plan import Cluster, Device, Drafter, ModelFacts, Option, Role, Wanted
 from policies.planning.shard_cost import Part, context_tokens, kv_bytes, micro_batch_counts
 from policies.planning.throughput import DraftSide, draft_link_ms, draft_ms
@@ -111,7 +111,7 @@ def _memory(program: Program, case: _Case) -> None:
     load, columns = case.wanted.workload, []
     for device in case.devices:
         option = case.target[device.profile]
-        room = room_bytes(device, case.wanted.constraints) - fixed_bytes(option, 0)
+        room = room_bytes(device, case.wanted.constraints) - sum_fixed_bytes(option, 0)
         a_layer = option.layer_bytes + kv_bytes(option, load, 1 / load.target.layers) * load.concurrency
         most = float(max(0.0, min(load.target.layers, room // a_layer)))
         layers, used = program.column(("layers", device.id), most), program.column(("used", device.id))
@@ -126,7 +126,7 @@ def _round(program: Program, case: _Case) -> float:
     drafter, load = case.drafter, case.wanted.workload
     mean = [
         (_verification(program, case, f"verify {count}", count), share)
-        for count, share in drafted_shares(drafter, case.depth)
+        for count, share in compute_draft_length_shares(drafter, case.depth)
     ]
     _prefill(program, case)
     if drafter is not None and drafter.model is not None:
@@ -188,7 +188,7 @@ def _drafting(
     beside, drafting = program.column("beside", _MOST_MS, integer=False), []
     for device in case.devices:
         option = case.drafts[device.profile]
-        needed = fixed_bytes(option, model.layers) + kv_bytes(option, load) * load.concurrency
+        needed = sum_fixed_bytes(option, model.layers) + kv_bytes(option, load) * load.concurrency
         fits = room_bytes(device, case.wanted.constraints) >= needed
         here = program.column(("draft", device.id), 1.0 if fits else 0.0)
         program.row([(here, 1.0), (program.column(("used", device.id)), 1.0)], 0.0, 1.0)

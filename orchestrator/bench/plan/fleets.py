@@ -73,7 +73,7 @@ def fleet(devices: int, zones: int, seed: int, *, per_host: int = 8, busy: bool 
     return Cluster(tuple(hosts), tuple(found), options)
 
 
-def wanted(concurrency: int = 8, **limits: object) -> Wanted:
+def build_goal(concurrency: int = 8, **limits: object) -> Wanted:
     """Return what is planned for: a target of 70e9 parameters in bf16 with a draft of 1e9, or drafts from the text."""
     models = {
         role: ModelFacts(role, _LAYERS[role], 16_384.0 if role == "target" else 0.0) for role in ("target", "draft")

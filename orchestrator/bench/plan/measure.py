@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.bench.plan.exact import best_in_shards
-from orchestrator.bench.plan.fleets import fleet, small, wanted
+from orchestrator.bench.plan.fleets import build_goal, fleet, small
 from policies.planning.placement import plan
 
 _SIZES = {"plan_1k_seconds": 1_000, "plan_10k_seconds": 10_000}
 _ZONES, _SHARDS = 20, 8
 
 
-def measured(
+def measure_planning(
     *, instances: int = 12, clusters: int = 3, tell: Callable[[str], object] = lambda text: None
 ) -> dict[str, Any]:
     """Return `summary` (the figures by name), `speed` and `gaps` (every single one). `tell` is called with a line for
@@ -35,7 +35,7 @@ def measured(
 
 
 def _speed(name: str, devices: int, seed: int, *, busy: bool, tell: Callable[[str], object]) -> dict[str, Any]:
-    cluster, wish = fleet(devices, _ZONES, seed, busy=busy), wanted(shards=_SHARDS)
+    cluster, wish = fleet(devices, _ZONES, seed, busy=busy), build_goal(shards=_SHARDS)
     started = time.perf_counter()
     found = plan(cluster, wish)
     seconds = time.perf_counter() - started

@@ -12,8 +12,8 @@ from orchestrator.bench.plan.runs import CONTROL_BEHIND, CONTROL_ROWS, PLAIN, PO
 from orchestrator.bench.prompts import BenchError
 from orchestrator.planning.applied import whole_targets
 from orchestrator.planning.proposal import Asked, Proposal, propose_here
-from orchestrator.planning.wanted import SUFFIX, measured_drafter
-from policies.planning.draft_yield import drafted_shares
+from orchestrator.planning.wanted import SUFFIX, build_measured_drafter
+from policies.planning.draft_yield import compute_draft_length_shares
 from policies.planning.plan import Option, Prediction, Role
 from policies.planning.shard_cost import Part
 from policies.planning.throughput import DraftSide, TargetSide, predict
@@ -58,7 +58,7 @@ class Planned:
         replica = self.proposal.plan.replicas[0]
         return Configuration(replica.shards[0].runtime, POLICY if replica.depth else PLAIN, self.load)
 
-    def predicted(self, configuration: Configuration) -> Predicted:
+    def predict_configuration(self, configuration: Configuration) -> Predicted:
         """Return what is predicted of a configuration. Raises BenchError for one without a profile."""
         load = self.proposal.wanted.workload
         side = TargetSide((Part(self._option(configuration.runtime)),), (), self.load.concurrency)
@@ -67,8 +67,8 @@ class Planned:
         rule = "policy" if configuration.depth == POLICY else "fixed"
         depth = load.depth_bound if rule == "policy" else min(int(configuration.depth), load.depth_bound)
         known = (self.proposal.pairs, self.proposal.asked.target.name, self.load.concurrency, depth)
-        drafter = measured_drafter(SUFFIX, "suffix", *known, rule=rule, runtime=configuration.runtime)
-        drafts = sum(count * share for count, share in drafted_shares(drafter, depth))
+        drafter = build_measured_drafter(SUFFIX, "suffix", *known, rule=rule, runtime=configuration.runtime)
+        drafts = sum(count * share for count, share in compute_draft_length_shares(drafter, depth))
         return Predicted(predict(side, DraftSide(drafter), load, depth), drafts, load.output_tokens)
 
     def control_ms(self, runtime: str) -> float:
@@ -82,7 +82,7 @@ class Planned:
         raise BenchError(f"{runtime} has no profile of {self.proposal.asked.target.name}: run `outrider profile`")
 
 
-def planned(
+def plan_load(
     asked: Asked, store: ProfileStore, load: Load, tokens: tuple[int, int], places: Collection[Place]
 ) -> Planned:
     """Plan for a load of prompts and outputs of so many tokens, with nothing but the target's `places` to choose from.
@@ -95,8 +95,8 @@ def planned(
     )
     mine = replace(whole_targets(asked), placement=placement, drafts=())
 
-    def allowed(option: Option, device: str) -> bool:
+    def is_allowed(option: Option, device: str) -> bool:
         return (option.runtime, option.threads) in places
 
     free = {"CPU": int(psutil.virtual_memory().available)}
-    return Planned(propose_here(mine, store, free, allowed), load)
+    return Planned(propose_here(mine, store, free, is_allowed), load)

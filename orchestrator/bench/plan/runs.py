@@ -108,7 +108,7 @@ class Measured:
         }
 
 
-def counted(rounds: Sequence[RoundSample], load: Load, requests: int) -> list[RoundSample]:
+def select_full_rounds(rounds: Sequence[RoundSample], load: Load, requests: int) -> list[RoundSample]:
     """Return the rounds in which all places are taken: from the end of the first request (where they come one after
     another: from the beginning) until no more of them wait."""
     if load.concurrency == 1:

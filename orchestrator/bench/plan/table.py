@@ -59,7 +59,7 @@ def print_comparison(result: dict[str, Any]) -> None:
         console.print(f"{row['load']}: the plan takes {row['chosen']}: {share} ({row['best']})", highlight=False)
     for name, value in result["summary"].items():
         bar = f" (bar {result['bars'][name]})" if name in result["bars"] else ""
-        console.print(f"{name}: {_shown(name, value)}{bar}", highlight=False)
+        console.print(f"{name}: {_format_value(name, value)}{bar}", highlight=False)
     for runtime, pace in result["pace"].items():
         console.print(f"pace of {runtime}: {pace:.3f}", highlight=False)
     for name, formula in result["formulas"].items():
@@ -71,7 +71,7 @@ def _pair(values: dict[str, float]) -> str:
     return f"{values['predicted']:.{digits}f} / {values['measured']:.{digits}f}"
 
 
-def _shown(name: str, value: float | None) -> str:
+def _format_value(name: str, value: float | None) -> str:
     if value is None:
         return "not measured"
     if name in _SHARES:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from device_profiles.cost import StepCost
 from policies.speculation import Proposal, Round
 from policies.speculation.adaptive import Adaptive
-from policies.speculation.cost_model import measured
+from policies.speculation.cost_model import start_cost_model
 from policies.speculation.policy import Asked, DepthPolicy, Done
 from policies.speculation.replay.batch_table import BatchTable, table_of
 from policies.speculation.replay.fixed import FixedDepth
@@ -22,19 +22,19 @@ MOST_FIXED = max(FIXED_DEPTHS)
 _FIRST_DEPTH = 4  # where the hill-climber begins
 
 
-def fixed_name(depth: int) -> str:
+def name_fixed_depth(depth: int) -> str:
     """Return the name of a fixed depth's arm."""
     return f"fixed-{depth}"
 
 
-FIXED = tuple(fixed_name(depth) for depth in FIXED_DEPTHS)
+FIXED = tuple(name_fixed_depth(depth) for depth in FIXED_DEPTHS)
 
 
 def policy_of(arm: str, costs: Costs, known: StepCost) -> DepthPolicy:
     """Return a new policy of that name. Adaptive begins with the costs that are `known` as a worker starts, only the
     table is made of the true ones. Raises KeyError for a name that is none."""
     if arm == ADAPTIVE:
-        return Adaptive(measured(known))
+        return Adaptive(start_cost_model(known))
     if arm == CLIMBER:
         return HillClimber(_FIRST_DEPTH, MOST_FIXED)
     if arm == TABLE:
@@ -63,39 +63,39 @@ class Timed:
         """See the port."""
         self.policy.end(key)
 
-    def renewed(self) -> None:
+    def reset_gain(self) -> None:
         """See the port."""
-        self.policy.renewed()
+        self.policy.reset_gain()
 
-    def asked(self, now: Round) -> Asked:
+    def decide_draft_limits(self, now: Round) -> Asked:
         """See the port."""
         began_s = time.thread_time()
-        found = self.policy.asked(now)
+        found = self.policy.decide_draft_limits(now)
         self.spent_s += time.thread_time() - began_s
         return found
 
-    def decided(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+    def decide_depths(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
         """See the port."""
         began_s = time.thread_time()
-        found = self.policy.decided(now, proposals)
+        found = self.policy.decide_depths(now, proposals)
         self.spent_s += time.thread_time() - began_s
         return found
 
-    def observed(self, now: Round, done: Done) -> None:
+    def observe_round(self, now: Round, done: Done) -> None:
         """See the port."""
         began_s = time.thread_time()
-        self.policy.observed(now, done)
+        self.policy.observe_round(now, done)
         self.spent_s += time.thread_time() - began_s
 
-    def rest(self) -> int:
+    def decide_pause(self) -> int:
         """See the port."""
         began_s = time.thread_time()
-        found = self.policy.rest()
+        found = self.policy.decide_pause()
         self.spent_s += time.thread_time() - began_s
         return found
 
-    def rested(self, rounds: int, rows: int) -> None:
+    def observe_pause(self, rounds: int, rows: int) -> None:
         """See the port."""
         began_s = time.thread_time()
-        self.policy.rested(rounds, rows)
+        self.policy.observe_pause(rounds, rows)
         self.spent_s += time.thread_time() - began_s

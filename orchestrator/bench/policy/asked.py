@@ -9,7 +9,7 @@ import msgspec
 
 from orchestrator.bench.canary_aside import leave_out_canary
 from orchestrator.bench.policy.drafters import with_suffix_alone
-from orchestrator.bench.policy.requests import chosen_categories
+from orchestrator.bench.policy.requests import choose_categories
 from orchestrator.bench.policy.session import Plan
 from orchestrator.bench.prompts import BenchError, PromptText
 from orchestrator.config.load import default_config_path, load_config
@@ -35,7 +35,7 @@ def plan_of(
     for count in wanted:
         if count not in loads:
             raise BenchError(f"--sample {count} is none of the concurrencies: {', '.join(map(str, loads))}")
-    return Plan(chosen_categories(texts, categories or []), loads, wanted, limit, tokens, seed)
+    return Plan(choose_categories(texts, categories or []), loads, wanted, limit, tokens, seed)
 
 
 def options_of(config: Path | None, most_running: int) -> EngineOptions:

@@ -43,8 +43,8 @@ class Line:
 def draw(directory: Path, mixes: Mixes, found: Found | None, recovered: Recovery) -> list[Path]:
     """Write all plots that there is something for; return the files. `directory` exists."""
     written = []
-    for load, kind in _plotted(mixes):
-        lines = [_replayed(name, mixes[load, kind]) for name in _SHOWN]
+    for load, kind in _select_mixes(mixes):
+        lines = [_build_line(name, mixes[load, kind]) for name in _SHOWN]
         name = "load-steps" if load == STEPS else f"{load}-at-once"
         title = f"replayed, {kind} drafts, " + ("load steps" if load == STEPS else f"{load} at once")
         written.append(_course(directory / f"replayed-{name}-{kind}.png", title, lines))
@@ -54,12 +54,12 @@ def draw(directory: Path, mixes: Mixes, found: Found | None, recovered: Recovery
     return [*written, _recovery(directory / "recovery.png", recovered)]
 
 
-def _plotted(mixes: Mixes) -> list[tuple[int | str, str]]:
+def _select_mixes(mixes: Mixes) -> list[tuple[int | str, str]]:
     """The load that steps, and one request after another where drafts turn."""
     return [(load, kind) for load, kind in mixes if load == STEPS or (load == 1 and kind == "alternating")]
 
 
-def _replayed(name: str, found: Mapping[str, Replay]) -> Line:
+def _build_line(name: str, found: Mapping[str, Replay]) -> Line:
     steps = found[name].steps
     return Line(
         name,

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from device_profiles.cost import StepCost
 from orchestrator.bench.decode import environment_of
 from orchestrator.bench.policy.arms import ADAPTIVE
-from orchestrator.bench.policy.recorder import measured_costs, recorded, with_rounds
+from orchestrator.bench.policy.recorder import measure_replay_costs, record_drafts, with_rounds
 from orchestrator.bench.policy.recording import Recording
 from orchestrator.bench.policy.requests import MIX, Requests, requests_of
 from orchestrator.bench.policy.runs import Runner
@@ -36,25 +36,25 @@ class Real:
     recording: Recording
 
 
-def measured(options: EngineOptions, texts: Sequence[PromptText], plan: Plan, costs_s: float) -> Real:
+def measure_real(options: EngineOptions, texts: Sequence[PromptText], plan: Plan, costs_s: float) -> Real:
     """Load, measure, visit, record; a progress bar goes to standard error. Raises what loading and forwards raise."""
     with ExitStack() as stack:
         bar = stack.enter_context(_progress())
-        told = _staged(bar)
-        target = _loaded(stack, options, told, slots=2 * options.max_running)
+        told = _show_stages(bar)
+        target = _load_target(stack, options, told, slots=2 * options.max_running)
         kernel = None
         if target.model.capabilities.exactness.value == "bit":
-            kernel = _loaded(stack, options.with_model(exactness="kernel"), told)
+            kernel = _load_target(stack, options.with_model(exactness="kernel"), told)
         known = first_cost(target, options).cost
-        costs = measured_costs(target.model, SystemClock(), told, costs_s)
+        costs = measure_replay_costs(target.model, SystemClock(), told, costs_s)
         requests = requests_of(
             texts, plan.categories, load_tokenizer(target.tokenizer_dir), count=plan.requests, max_tokens=plan.tokens
         )
         targets = [*_halves(target, options.max_running), *([kernel] if kernel is not None else [])]
-        found = _visited(bar, plan, requests, targets, options, costs, known)
+        found = _run_visits(bar, plan, requests, targets, options, costs, known)
         visits = [pair for (_, arm), pairs in found.pairs.items() if arm == Arm(ADAPTIVE, "good") for pair in pairs]
         costs = with_rounds(costs, *([one for pair in visits for one in pair[side].rounds] for side in range(2)))
-        return Real(plan, found, _recorded(bar, plan, requests, found, options, target, costs, known))
+        return Real(plan, found, _record_drafts(bar, plan, requests, found, options, target, costs, known))
 
 
 def _progress() -> Progress:
@@ -62,17 +62,19 @@ def _progress() -> Progress:
     return Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=1)
 
 
-def _staged(bar: Progress) -> Callable[[str, float], None]:
+def _show_stages(bar: Progress) -> Callable[[str, float], None]:
     """Return what hears of stages; a negative fraction is not known."""
     task = bar.add_task("", total=None)
 
-    def told(stage: str, fraction: float) -> None:
+    def show_stage(stage: str, fraction: float) -> None:
         bar.update(task, description=stage, total=1.0 if fraction >= 0.0 else None, completed=max(0.0, fraction))
 
-    return told
+    return show_stage
 
 
-def _loaded(stack: ExitStack, options: EngineOptions, told: Callable[[str, float], None], *, slots: int = 0) -> Target:
+def _load_target(
+    stack: ExitStack, options: EngineOptions, told: Callable[[str, float], None], *, slots: int = 0
+) -> Target:
     target = load_target(options, told, slots=slots)
     stack.callback(target.model.close)
     return target
@@ -84,7 +86,7 @@ def _halves(target: Target, slots: int) -> list[Target]:
     return [replace(target, model=SomeSlots(target.model, first, slots)) for first in (0, slots)]
 
 
-def _visited(
+def _run_visits(
     bar: Progress,
     plan: Plan,
     requests: Requests,
@@ -98,7 +100,7 @@ def _visited(
     done_weight, size, began_s = 0.0, 0.0, bar.get_time()
     expected_tokens = 1
 
-    def told(what: str, weight: float, tokens: int) -> None:
+    def show_visit(what: str, weight: float, tokens: int) -> None:
         nonlocal done_weight, size, expected_tokens
         before, done_weight = done_weight, done_weight + size
         size, expected_tokens = weight, tokens
@@ -108,16 +110,16 @@ def _visited(
             left_min = (bar.get_time() - began_s) / 60.0 * (session.total / done_weight - 1.0)
             bar.console.print(f"{shares[1]}0 %, about {left_min:.1f} minutes left: {what}", highlight=False)
 
-    def advanced(tokens: int) -> None:
+    def advance_bar(tokens: int) -> None:
         bar.advance(task, size * tokens / expected_tokens)
 
-    plain, runner, *kernel = (Runner(target, options, advanced) for target in targets)
-    session = Session(plan, requests, plain, runner, kernel[0] if kernel else None, options, costs, known, told)
+    plain, runner, *kernel = (Runner(target, options, advance_bar) for target in targets)
+    session = Session(plan, requests, plain, runner, kernel[0] if kernel else None, options, costs, known, show_visit)
     bar.update(task, total=session.total)
     return session.run()
 
 
-def _recorded(
+def _record_drafts(
     bar: Progress,
     plan: Plan,
     requests: Requests,
@@ -134,7 +136,7 @@ def _recorded(
                 outputs[key] = max(outputs.get(key, []), tokens, key=len)
     submits = requests.all()
     task = bar.add_task("recording drafts", total=len(submits))
-    kinds = recorded(submits, outputs, options, target, lambda: bar.advance(task))
+    kinds = record_drafts(submits, outputs, options, target, lambda: bar.advance(task))
     return Recording(
         kinds=kinds,
         costs=costs,

@@ -25,7 +25,9 @@ _DIGITS = 3
 """Confidences are kept with so many, so that a recording that is read again is what was played."""
 
 
-def measured_costs(model: LoadedModel, clock: Clock, told: Callable[[str, float], None], budget_s: float) -> Costs:
+def measure_replay_costs(
+    model: LoadedModel, clock: Clock, told: Callable[[str, float], None], budget_s: float
+) -> Costs:
     """Return what forwards cost, measured. Raises what forwards raise."""
     steps = measure_steps(model, clock, told, budget_s=budget_s)
     caps = model.capabilities
@@ -80,7 +82,7 @@ def _with_overhead(cost: StepCost, overhead: RoundOverhead) -> StepCost:
     return replace(cost, row_ms=tuple(times), sequence_ms=cost.sequence_ms + overhead.sequence_ms)
 
 
-def recorded(
+def record_drafts(
     submits: Iterable[Submit],
     outputs: Mapping[str, Sequence[int]],
     options: EngineOptions,

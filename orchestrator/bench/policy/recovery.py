@@ -16,9 +16,9 @@ from device_profiles.cost import StepCost
 from policies.speculation import Round
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.allocation import cap, curve
-from policies.speculation.calibration import Calibration, compared
+from policies.speculation.calibration import Calibration, observe_draft_outcome
 from policies.speculation.calibration import chance as calibrated
-from policies.speculation.cost_model import measured
+from policies.speculation.cost_model import start_cost_model
 from policies.speculation.policy import Done
 from policies.speculation.replay.recorded import Costs, RecordedDraft, RecordedRequest
 from policies.speculation.replay.run import replay
@@ -48,13 +48,13 @@ class _Watched(Adaptive):
     """Remembers the depth of each round, and how many tokens were committed before it."""
 
     def __init__(self, known: StepCost) -> None:
-        super().__init__(measured(known))
+        super().__init__(start_cost_model(known))
         self.depths: list[int] = []
         self.places: list[int] = []
 
-    def observed(self, now: Round, done: Done) -> None:
+    def observe_round(self, now: Round, done: Done) -> None:
         """See the port."""
-        super().observed(now, done)
+        super().observe_round(now, done)
         self.depths.append(done.depths[0])
         self.places.append((self.places[-1] if self.places else 0) + done.tokens)
 
@@ -65,7 +65,7 @@ def recovery(costs: Costs, known: StepCost, most: int) -> Recovery:
     replay([evenly([LOW] * BEFORE + [HIGH] * AFTER, most)], policy, costs, concurrency=1, most=most)
     turned = next(index for index, tokens in enumerate(policy.places) if tokens >= BEFORE) + 1
     context = BEFORE + AFTER / 2
-    rates = curve((HIGH,), measured(costs.forward), sequences=1, context_tokens=context, most=most)
+    rates = curve((HIGH,), start_cost_model(costs.forward), sequences=1, context_tokens=context, most=most)
     best = cap(rates)
     depths = policy.depths[:-most]  # the last ones are bounded by the text's end
     rounds = next((index for index, depth in enumerate(depths[turned:]) if abs(depth - best) <= 1), None)
@@ -88,5 +88,5 @@ def evenly(chances: Sequence[float], most: int) -> RecordedRequest:
             draws.shuffle(shares)
         right = min(most, int(log(shares.pop()) / log(chance)))
         drafts.append(RecordedDraft(most, (calibrated(known, _CONFIDENCE),) * most, right))
-        known = compared(known, [1] * most, [_CONFIDENCE] * most, [1] * right + [0])
+        known = observe_draft_outcome(known, [1] * most, [_CONFIDENCE] * most, [1] * right + [0])
     return RecordedRequest("even", tuple(drafts))

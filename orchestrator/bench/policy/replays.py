@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from device_profiles.units import MS_PER_S
-from orchestrator.bench.policy.arms import ADAPTIVE, CLIMBER, FIXED_DEPTHS, PLAIN, TABLE, fixed_name, policy_of
+from orchestrator.bench.policy.arms import ADAPTIVE, CLIMBER, FIXED_DEPTHS, PLAIN, TABLE, name_fixed_depth, policy_of
 from orchestrator.bench.policy.recording import Recording
 from policies.speculation.policy import DepthPolicy
-from policies.speculation.replay.hindsight import fixed_depths, hindsight
+from policies.speculation.replay.hindsight import hindsight, replay_fixed_depths
 from policies.speculation.replay.recorded import RecordedRequest
 from policies.speculation.replay.run import Replay, Step, replay
 
@@ -31,8 +31,10 @@ def cells(recording: Recording, advanced: Callable[[], None]) -> dict[tuple[str,
             for category in recording.categories():
                 own = [request for request in requests if request.category == category]
                 own = own[: max(recording.limit, 2 * concurrency)]
-                plain = _played(recording, own, policy_of(PLAIN, recording.costs, recording.known), concurrency)
-                adaptive = _played(recording, own, policy, concurrency)
+                plain = _replay_requests(
+                    recording, own, policy_of(PLAIN, recording.costs, recording.known), concurrency
+                )
+                adaptive = _replay_requests(recording, own, policy, concurrency)
                 found[category, concurrency, kind] = steady_rate(adaptive, concurrency) / steady_rate(
                     plain, concurrency
                 )
@@ -53,11 +55,11 @@ def mix(
     """Return what each policy comes to over requests of all categories in turn."""
     requests = _in_turn(recording, kind, of_category)
     costs = recording.costs
-    tried = fixed_depths(requests, costs, concurrency=load, depths=(0, *FIXED_DEPTHS))
-    found = {PLAIN: tried[0]} | {fixed_name(depth): tried[depth] for depth in FIXED_DEPTHS}
+    tried = replay_fixed_depths(requests, costs, concurrency=load, depths=(0, *FIXED_DEPTHS))
+    found = {PLAIN: tried[0]} | {name_fixed_depth(depth): tried[depth] for depth in FIXED_DEPTHS}
     found[HINDSIGHT] = hindsight(requests, costs, tried, concurrency=load)
     for arm in (CLIMBER, TABLE, ADAPTIVE):
-        found[arm] = _played(recording, requests, policy_of(arm, costs, recording.known), load)
+        found[arm] = _replay_requests(recording, requests, policy_of(arm, costs, recording.known), load)
     advanced()
     return found
 
@@ -80,7 +82,9 @@ def steps_of(recording: Recording, kind: str) -> list[tuple[int, int]]:
     return [(round(share * tokens), count) for share, count in stages]
 
 
-def _played(recording: Recording, requests: Sequence[RecordedRequest], policy: DepthPolicy, load: Load) -> Replay:
+def _replay_requests(
+    recording: Recording, requests: Sequence[RecordedRequest], policy: DepthPolicy, load: Load
+) -> Replay:
     return replay(requests, policy, recording.costs, concurrency=load, most=recording.most)
 
 

@@ -28,17 +28,17 @@ from orchestrator.bench.policy.recovery import HIGH, LOW, Recovery, recovery
 from orchestrator.bench.policy.replays import STEPS, cells, mixes, steps_value
 
 
-def reported(recording: Recording, real: Real | None, plots: Path | None) -> dict[str, Any]:
+def build_report(recording: Recording, real: Real | None, plots: Path | None) -> dict[str, Any]:
     """Replay everything; return `summary`, `bars`, `formulas` and what they are made of."""
     kinds, loads = len(recording.kinds), len(recording.concurrencies)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("replaying", total=kinds * (2 * loads + 1))
 
-        def advanced() -> None:
+        def advance_bar() -> None:
             bar.advance(task)
 
-        replayed = cells(recording, advanced)
-        mixed = mixes(recording, advanced)
+        replayed = cells(recording, advance_bar)
+        mixed = mixes(recording, advance_bar)
     recovered = recovery(recording.costs, recording.known, recording.most)
     found = real.found if real is not None else None
     rows = cell_rows(found, replayed) if found is not None else []

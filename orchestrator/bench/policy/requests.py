@@ -34,7 +34,7 @@ class Requests:
         return [submit for own in self.by_category.values() for submit in own]
 
 
-def chosen_categories(texts: Sequence[PromptText], wanted: Sequence[str]) -> list[str]:
+def choose_categories(texts: Sequence[PromptText], wanted: Sequence[str]) -> list[str]:
     """Return the categories that are asked for (none: all of the file's). Raises BenchError for an unknown one."""
     known = list(dict.fromkeys(text.category for text in texts))
     unknown = [name for name in wanted if name not in known]

@@ -103,12 +103,12 @@ class Runner:
         """Return a visit that is still to be made, plain without a drafter: at a load that steps to the requests' ends,
         at a steady one while all places are taken."""
         if len(load) == 1:
-            submits = _staggered(submits, load[0][1])
+            submits = _stagger_lengths(submits, load[0][1])
         loop = build_loop(self.target, self._options, drafter, policy)
         return Visiting(loop, submits, load, self._advanced, drafter, policy)
 
 
-def _staggered(submits: Sequence[Submit], count: int) -> list[Submit]:
+def _stagger_lengths(submits: Sequence[Submit], count: int) -> list[Submit]:
     first = [
         msgspec.structs.replace(submit, max_tokens=max(2, submit.max_tokens * (place + 1) // count))
         for place, submit in enumerate(submits[:count])
@@ -160,7 +160,7 @@ class Visiting:
         done = self._loop.run_round()
         took_s = time.perf_counter() - began_s
         self._busy_s += took_s
-        seen = _seen(self.visit, self._prompts, done)
+        seen = _summarise_round(self.visit, self._prompts, done)
         if seen is not None and counts and (full or not self.steady):
             changed = done.rows != self._rows_before
             policy_us = 1e6 * (self._policy_s - policy_s)
@@ -216,7 +216,7 @@ def side_by_side(both: Sequence[Visiting]) -> None:
         one.close()
 
 
-def _seen(found: Visit, prompts: Mapping[str, int], done: Round) -> RoundSeen | None:
+def _summarise_round(found: Visit, prompts: Mapping[str, int], done: Round) -> RoundSeen | None:
     """Return what counts of a round, its times left out; None where it did more than decode."""
     # A round without a prefill has tokens for each of its sequences, and none of them is a first one.
     keys = [delta.request_id for delta in done.deltas]

@@ -191,16 +191,16 @@ class Session:
         if self._kernel is not None and Arm(KERNEL) in arms:
             self._kernel.read(submits)
         for arm in self._random.sample(arms, len(arms)):
-            self._told(_described(cell, arm), self._plan.weight(cell), 2 * self._plan.tokens * len(submits))
+            self._told(_describe_visit(cell, arm), self._plan.weight(cell), 2 * self._plan.tokens * len(submits))
             load = self._plan.load(cell)
-            both = [self._plain.begin(submits, load), self._begun(arm, submits, load)]
+            both = [self._plain.begin(submits, load), self._begin_visit(arm, submits, load)]
             side_by_side(self._random.sample(both, 2))
             pair = Pair(both[0].visit, both[1].visit)
             self.found.pairs.setdefault((cell, arm), []).append(pair)
             if arm.policy != KERNEL:  # another class may choose other tokens
-                self._compare(_described(cell, arm), pair)
+                self._compare(_describe_visit(cell, arm), pair)
 
-    def _begun(self, arm: Arm, submits: Sequence[Submit], load: Load) -> Visiting:
+    def _begin_visit(self, arm: Arm, submits: Sequence[Submit], load: Load) -> Visiting:
         if not arm.kind:
             runner = self._kernel if arm.policy == KERNEL and self._kernel is not None else self._runner
             return runner.begin(submits, load)
@@ -231,6 +231,6 @@ def adaptive_cells(found: Found) -> list[tuple[Cell, Arm]]:
     ]
 
 
-def _described(cell: Cell, arm: Arm) -> str:
+def _describe_visit(cell: Cell, arm: Arm) -> str:
     load = f"1 to {cell.concurrency} and back" if cell.steps else f"{cell.concurrency} at once"
     return f"{cell.category}, {load}: {arm.policy}{', ' + arm.kind if arm.kind else ''}"

@@ -24,7 +24,7 @@ def print_policies(result: dict[str, Any]) -> None:
         _print_real(console, result)
     _print_replays(console, result)
     for name, value in result["summary"].items():
-        console.print(f"{name}: {_shown(name, value)} (bar {result['bars'][name]})", highlight=False)
+        console.print(f"{name}: {_format_value(name, value)} (bar {result['bars'][name]})", highlight=False)
     for name, formula in result["formulas"].items():
         console.print(f"[dim]{name} = {formula}[/dim]", highlight=False)
 
@@ -130,7 +130,7 @@ def _at_once(load: int | str) -> str:
     return f"{load} at once" if isinstance(load, int) else f"load {load}"
 
 
-def _shown(name: str, value: float | bool | None) -> str:
+def _format_value(name: str, value: float | bool | None) -> str:
     if value is None:
         return "not measured"
     if isinstance(value, bool):

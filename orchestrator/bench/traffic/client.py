@@ -87,7 +87,7 @@ def open_client() -> httpx.AsyncClient:
     return httpx.AsyncClient(limits=limits, timeout=None)  # noqa: S113  # each request has one time-out as a whole
 
 
-def served_models(url: str, headers: Mapping[str, str]) -> list[str] | None:
+def fetch_model_names(url: str, headers: Mapping[str, str]) -> list[str] | None:
     """Return the names at `url`/models, None where there is no such list. Raises BenchError when nobody answers."""
     try:
         response = httpx.get(f"{url}/models", headers=dict(headers), timeout=CONNECT_TIMEOUT_S)
@@ -156,7 +156,7 @@ async def _read(response: httpx.Response, outcome: Outcome, clock: Callable[[], 
 
 def _note(event: _Event, outcome: Outcome, pieces: list[str], now_s: float) -> None:
     if event.error:
-        outcome.fail("error_event", _said(event.error))
+        outcome.fail("error_event", _format_error(event.error))
     if event.usage is not None:
         outcome.prompt_tokens = event.usage.prompt_tokens
         outcome.generated = event.usage.completion_tokens
@@ -165,7 +165,7 @@ def _note(event: _Event, outcome: Outcome, pieces: list[str], now_s: float) -> N
     for choice in event.choices or ():
         outcome.last_s = now_s
         outcome.finish = choice.finish_reason or outcome.finish
-        text = choice.text or _shown(choice.delta)
+        text = choice.text or _read_text(choice.delta)
         if text:
             pieces.append(text)
             outcome.chunks_s.append(now_s)
@@ -174,16 +174,16 @@ def _note(event: _Event, outcome: Outcome, pieces: list[str], now_s: float) -> N
 def _message(body: bytes) -> str:
     """Return what an error's body says, where it is OpenAI's shape; else the body."""
     try:
-        return _said(_decode(body).error or body.decode(errors="replace"))
+        return _format_error(_decode(body).error or body.decode(errors="replace"))
     except msgspec.DecodeError:
         return body.decode(errors="replace")
 
 
-def _said(error: Any) -> str:
+def _format_error(error: Any) -> str:
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
-def _shown(delta: _Text | None) -> str:
+def _read_text(delta: _Text | None) -> str:
     return "" if delta is None else delta.content or delta.reasoning_content or delta.reasoning or ""
 
 

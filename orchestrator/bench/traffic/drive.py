@@ -41,7 +41,7 @@ class Load:
     burstiness: float
 
 
-async def closed_loop(send: Send, numbers: Sequence[int], concurrency: int) -> None:
+async def run_closed_loop(send: Send, numbers: Sequence[int], concurrency: int) -> None:
     """Keep `concurrency` requests under way: the next is sent when one ends."""
     waiting = iter(numbers)
 
@@ -140,7 +140,7 @@ class Stretch:
         self._zero_s = time.perf_counter() - offset_s
         try:
             if rate is None:
-                await closed_loop(self._send, numbers, load.concurrency)
+                await run_closed_loop(self._send, numbers, load.concurrency)
             else:
                 gaps_s = arrival_times_s(len(numbers), rate, load.arrival, load.burstiness, load.seed + numbers[0])
                 await open_loop(self._send, numbers, [offset_s + gap_s for gap_s in gaps_s], self._clock)

@@ -93,14 +93,14 @@ def summarise(run: Run, rate: float | None, slo: Mapping[str, float]) -> dict[st
         "requests_per_s": _ratio(len(good), run.wall_s),
         **_tokens(good, run.wall_s),
         **{name: distribution(values) for name, values in latencies_ms(ended).items()},
-        **_offered(run, rate),
+        **_summarise_load(run, rate),
         **_goodput(ended, run.wall_s, slo),
         **_speculation(good, run.counted),
         "generator_cpu_share": _ratio(run.cpu_s, run.wall_s),
     }
 
 
-def compared(runs: Sequence[Run], summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def compare_endpoints(runs: Sequence[Run], summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what two endpoints' figures have to do with each other: ratios are the first's / the second's."""
     first, second = summaries
     ratios = {
@@ -141,7 +141,7 @@ def _tokens(good: Sequence[Outcome], wall_s: float) -> dict[str, Any]:
     }
 
 
-def _offered(run: Run, rate: float | None) -> dict[str, Any]:
+def _summarise_load(run: Run, rate: float | None) -> dict[str, Any]:
     """The load that was asked for, and the one that was there."""
     sent = [outcome for outcome in run.outcomes if outcome.end_s]
     lags_ms = [(outcome.sent_s - outcome.arrival_s) * MS_PER_S for outcome in sent]

@@ -132,7 +132,7 @@ def hops(hosts: Sequence[str], links: Links) -> tuple[LinkProfile, ...]:
     return tuple(links.between(one, after) for one, after in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
 
 
-def rated(candidate: Candidate, links: Links, wanted: Wanted, times: TargetTimes | None = None) -> Rated:
+def rate_candidate(candidate: Candidate, links: Links, wanted: Wanted, times: TargetTimes | None = None) -> Rated:
     """Return its prediction and its score. `times`: as policies.planning.throughput.best_depth takes them."""
     load = wanted.workload
     target, draft = sides(candidate, links, load)
@@ -142,17 +142,17 @@ def rated(candidate: Candidate, links: Links, wanted: Wanted, times: TargetTimes
     watts = [one.power_w for one in devices]
     if all(watts):
         prediction = replace(prediction, joules_per_token=sum(watts) / prediction.goodput_tokens_per_s)
-    used = used_bytes(candidate, load)
+    used = sum_used_bytes(candidate, load)
     score = placement_score(target.parts, devices, [used[one.id] for one in devices], prediction, load, wanted.weights)
     return Rated(candidate, prediction, score)
 
 
-def used_bytes(candidate: Candidate, load: Workload) -> dict[str, float]:
+def sum_used_bytes(candidate: Candidate, load: Workload) -> dict[str, float]:
     """Return the bytes that it takes of each device, by its id."""
     used: dict[str, float] = {}
     for one in candidate.placed:
         model_layers = load.target.layers if one is not candidate.draft else one.layers
-        taken = workers.fixed_bytes(one.option, one.layers)
+        taken = workers.sum_fixed_bytes(one.option, one.layers)
         taken += kv_bytes(one.option, load, one.layers / model_layers) * candidate.sequences
         used[one.device.id] = used.get(one.device.id, 0.0) + taken
     return used
@@ -161,7 +161,7 @@ def used_bytes(candidate: Candidate, load: Workload) -> dict[str, float]:
 def problem(candidate: Candidate, cores: Mapping[str, float], load: Workload, limits: Constraints) -> str:
     """Return why memory or cores do not allow it, "" where they do."""
     room = {one.device.id: workers.room_bytes(one.device, limits) for one in candidate.placed}
-    for device, used in sorted(used_bytes(candidate, load).items()):
+    for device, used in sorted(sum_used_bytes(candidate, load).items()):
         if used > room[device]:
             return f"{device}: {workers.too_small(used, room[device])}"
     threads: dict[str, int] = {}

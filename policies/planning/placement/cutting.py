@@ -13,14 +13,14 @@ from math import ceil
 import numpy as np
 
 from device_profiles.profile import Exactness
-from policies.planning.draft_yield import changes_of, drafted_shares, tokens_per_round
+from policies.planning.draft_yield import changes_of, compute_draft_length_shares, tokens_per_round
 from policies.planning.placement import workers
 from policies.planning.placement.candidate import Placed
 from policies.planning.placement.narrow import narrow
-from policies.planning.placement.order import Traffic, numbered
+from policies.planning.placement.order import Traffic, number_layers
 from policies.planning.placement.rows import Floats, Index, Ints, Rows, draft_rows
 from policies.planning.placement.search import Ground
-from policies.planning.placement.shards import Hops, Items, Taken, cut
+from policies.planning.placement.shards import Hops, Items, Taken, cut_shards
 from policies.planning.plan import Drafter, Option
 from policies.planning.shard_cost import PREFILL_CHUNK_ROWS, context_tokens, kv_bytes
 
@@ -63,7 +63,7 @@ def task_of(ground: Ground, sequences: int) -> Task:
         devices = index.profiles[profile]
         devices = devices[np.array([index.devices[one].id in allowed for one in devices], np.bool_)]
         for one in ground.left.targets[profile]:
-            room = index.room[devices] - workers.fixed_bytes(one, 0)
+            room = index.room[devices] - workers.sum_fixed_bytes(one, 0)
             a_layer = one.layer_bytes + kv_bytes(one, load, 1 / layers) * sequences
             most = np.clip(np.floor(room / a_layer), 0, layers).astype(np.int64)
             fits = (most > 0) & (one.threads <= index.cores[devices])
@@ -97,7 +97,7 @@ def shards_for(task: Task, aim: Aim, without: frozenset[int]) -> tuple[Placed, .
     if not len(items.device):
         return ()
     items, stage = narrow(items, stage, layers, hops, shard_counts(task)[-1])
-    taken = cut(items, layers, hops, shard_counts(task))
+    taken = cut_shards(items, layers, hops, shard_counts(task))
     if taken is None:
         return ()
     count, best = aim.micro_batches, taken
@@ -108,7 +108,7 @@ def shards_for(task: Task, aim: Aim, without: frozenset[int]) -> tuple[Placed, .
         if high < low * _CLOSE and not few:
             break
         bound = low * _CLOSE if turn == 0 else (low + high) / 2
-        taken = cut(_bounded(items, stage, bound), layers, hops, shard_counts(task))
+        taken = cut_shards(_bound_items(items, stage, bound), layers, hops, shard_counts(task))
         if taken is None:
             low = bound
             continue
@@ -116,7 +116,7 @@ def shards_for(task: Task, aim: Aim, without: frozenset[int]) -> tuple[Placed, .
         if round_ms < best_ms:
             best, best_ms = taken, round_ms
         low, high = (low, min(bound, slowest)) if count * slowest > total else (bound, high)
-    return _placed(task, items, best)
+    return _place_shards(task, items, best)
 
 
 def _times(taken: list[Taken], items: Items, stage: Floats, hops: Hops, count: int) -> tuple[float, float, float]:
@@ -131,7 +131,7 @@ def _times(taken: list[Taken], items: Items, stage: Floats, hops: Hops, count: i
     return max(total, count * slowest) + float(prefill.sum()), total, slowest
 
 
-def _bounded(items: Items, stage: Floats, most_ms: float) -> Items:
+def _bound_items(items: Items, stage: Floats, most_ms: float) -> Items:
     """Return the items with no more layers than run in that time."""
     most = np.floor((most_ms - stage[:, 0]) / np.maximum(stage[:, 1], 1e-12))
     return items.with_most(np.clip(most, 0, items.most).astype(np.int64))
@@ -169,7 +169,7 @@ def _cost(option: Option, task: Task, aim: Aim, prompts: float) -> tuple[float, 
     changes = changes_of(aim.drafter, task.sequences) if aim.drafter is not None and aim.depth else 0.0
     mean = sum(
         share * option.cost.ms(sequences * max(count + 1, paid), sequences, context, changes=changes)
-        for count, share in drafted_shares(aim.drafter, aim.depth)
+        for count, share in compute_draft_length_shares(aim.drafter, aim.depth)
     )
     beside = task.sequences > 1
     prefill = option.cost.prefill_ms(load.prompt_tokens, chunk_rows=PREFILL_CHUNK_ROWS, beside=beside)
@@ -195,8 +195,8 @@ def _hops(task: Task, aim: Aim, prompts: float) -> Hops:
     return Hops(*(traffic.forward_ms(one) for one in kinds), *(traffic.back_ms(one) for one in kinds))
 
 
-def _placed(task: Task, items: Items, taken: list[Taken]) -> tuple[Placed, ...]:
+def _place_shards(task: Task, items: Items, taken: list[Taken]) -> tuple[Placed, ...]:
     devices = [task.index.devices[int(items.device[one.item])] for one in taken]
     options = [task.options[int(items.option[one.item])] for one in taken]
     whole = zip(devices, options, taken, strict=True)
-    return numbered([Placed(device, option, 0, one.layers) for device, option, one in whole])
+    return number_layers([Placed(device, option, 0, one.layers) for device, option, one in whole])

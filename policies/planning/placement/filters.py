@@ -36,8 +36,8 @@ def usable(cluster: Cluster, wanted: Wanted) -> Usable:
     drafts = _options(cluster.options, Role.DRAFT, models, wanted, rejected)
     return Usable(
         hosts,
-        _pinned(allowed, wanted.constraints.pin_target, Role.TARGET, rejected),
-        _pinned(allowed, wanted.constraints.pin_draft, Role.DRAFT, rejected),
+        _filter_by_pins(allowed, wanted.constraints.pin_target, Role.TARGET, rejected),
+        _filter_by_pins(allowed, wanted.constraints.pin_draft, Role.DRAFT, rejected),
         targets,
         drafts,
         tuple(rejected),
@@ -90,7 +90,7 @@ def _unfit(device: Device, host: Host, constraints: Constraints) -> str:
     return ""
 
 
-def _pinned(
+def _filter_by_pins(
     devices: list[Device], pins: tuple[str, ...], role: Role, rejected: list[RejectedCandidate]
 ) -> tuple[Device, ...]:
     if not pins:

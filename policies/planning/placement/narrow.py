@@ -46,7 +46,7 @@ def _zones(items: Items, price: Floats, layers: int, hops: Hops, most: int) -> I
         room = int(items.most[rows].sum())
         all_of.append((float(price[rows[:most]].mean()), int(zone), room))
         for order in (rows, rows[np.argsort(-items.most[rows], kind="stable")]):
-            ms = _filled(items, order[:most], layers, hops.zone)
+            ms = _estimate_filled_ms(items, order[:most], layers, hops.zone)
             if np.isfinite(ms):
                 alone.append((ms, int(zone)))
     kept: list[int] = []
@@ -61,7 +61,7 @@ def _zones(items: Items, price: Floats, layers: int, hops: Hops, most: int) -> I
     return np.array(kept, np.int64)
 
 
-def _filled(items: Items, rows: Ints, layers: int, hop: float) -> float:
+def _estimate_filled_ms(items: Items, rows: Ints, layers: int, hop: float) -> float:
     """Return what these devices take, filled in this order until they hold all layers; infinite where they do not."""
     room = np.cumsum(items.most[rows])
     if not len(rows) or room[-1] < layers:

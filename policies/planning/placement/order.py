@@ -35,7 +35,7 @@ class Traffic:
         return self.trips * link.rtt_ms / 2
 
 
-def ordered(target: tuple[Placed, ...], draft_host: str, links: Links, traffic: Traffic) -> tuple[Placed, ...]:
+def order_shards(target: tuple[Placed, ...], draft_host: str, links: Links, traffic: Traffic) -> tuple[Placed, ...]:
     """Return the shards in the order that costs least, where their draft is on that host ("": there is none)."""
     by_host: dict[str, list[Placed]] = {}
     for one in target:
@@ -49,10 +49,10 @@ def ordered(target: tuple[Placed, ...], draft_host: str, links: Links, traffic: 
         )
     else:
         best = min(_orders(list(by_host), links), key=lambda hosts: _cost(hosts, draft_host, links, traffic))
-    return numbered([one for host in best for one in by_host[host]])
+    return number_layers([one for host in best for one in by_host[host]])
 
 
-def numbered(target: Sequence[Placed]) -> tuple[Placed, ...]:
+def number_layers(target: Sequence[Placed]) -> tuple[Placed, ...]:
     """Return shards with their layers counted in this order."""
     found, first = [], 0
     for one in target:

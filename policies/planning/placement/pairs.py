@@ -13,12 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from device_profiles.units import MS_PER_S
-from policies.planning.draft_yield import all_hit_rate, changes_of, depth_bound, drafted_shares, tokens_per_round
+from policies.planning.draft_yield import (
+    all_hit_rate,
+    changes_of,
+    compute_draft_length_shares,
+    depth_bound,
+    tokens_per_round,
+)
 from policies.planning.placement.candidate import Where
 from policies.planning.placement.links import HostLinks
 from policies.planning.placement.rows import Bools, Floats, Index, Ints, Rows
 from policies.planning.plan import Constraints, Drafter, Workload
-from policies.planning.throughput import DraftSide, draft_link_ms, draft_ms, shared_read_ms, together_ms
+from policies.planning.throughput import DraftSide, compute_shared_read_ms, draft_link_ms, draft_ms, together_ms
 
 _Joined = tuple[Ints, Ints, Ints]  # target rows, draft rows, and where these are from there
 
@@ -59,7 +65,7 @@ def text_pairs(targets: Rows, drafter: Drafter, load: Workload) -> Pairs:
         return _without_model(drafter, load, targets.of(np.empty(0, np.int64)), np.empty(0), np.empty(0, np.int64))
     tokens = np.array([tokens_per_round(drafter, int(depth)) for depth in depths])
     sequences = targets.sequences[:, None].astype(float)
-    verify = _verified(targets, drafter, len(depths))
+    verify = _average_verify_ms(targets, drafter, len(depths))
     drafting = np.array([draft_ms(DraftSide(drafter), load, int(depth), 1.0) for depth in depths])
     total = verify + drafting * sequences
     total = total + sequences * tokens / load.output_tokens * targets.prefill_ms[:, None]
@@ -75,8 +81,8 @@ def model_pairs(
 ) -> Pairs:
     """Return targets, which all run the same number of sequences, with the drafts that may be best for them."""
     found = [
-        (where, *_allowed(index, targets, drafts, where, left, right))
-        for where, left, right in _joined(index, targets, drafts, links)
+        (where, *_filter_pairs(index, targets, drafts, where, left, right))
+        for where, left, right in _join_rows(index, targets, drafts, links)
         if where >= APART[limits.apart]
     ]
     wheres = np.concatenate([np.full(len(left), where) for where, left, _ in found] or [np.empty(0, np.int64)])
@@ -86,7 +92,7 @@ def model_pairs(
     if depth_bound(load, drafter):
         for start in range(0, len(left), _CHUNK):
             part = slice(start, start + _CHUNK)
-            depth[part], goodput[part] = _predicted(
+            depth[part], goodput[part] = _predict_pairs(
                 index, targets, drafts, drafter, links, load, (left[part], right[part], wheres[part])
             )
     return Pairs(drafter, load.target.layers, targets, drafts, left, right, wheres, depth, goodput)
@@ -100,11 +106,11 @@ def _without_model(drafter: Drafter | None, load: Workload, targets: Rows, goodp
     )
 
 
-def _verified(targets: Rows, drafter: Drafter, bound: int) -> Floats:
+def _average_verify_ms(targets: Rows, drafter: Drafter, bound: int) -> Floats:
     """Return the mean verification by depth from 1 to the bound, where not all rounds have as many drafts."""
     shares = np.zeros((targets.ms.shape[1], bound))
     for depth in range(1, bound + 1):
-        for count, share in drafted_shares(drafter, depth):
+        for count, share in compute_draft_length_shares(drafter, depth):
             shares[count, depth - 1] = share
     kinds, inverse = np.unique(targets.sequences, return_inverse=True)
     changes = np.array([changes_of(drafter, int(count)) for count in kinds])[inverse.reshape(-1)][:, None]
@@ -112,7 +118,7 @@ def _verified(targets: Rows, drafter: Drafter, bound: int) -> Floats:
     return mean
 
 
-def _joined(index: Index, targets: Rows, drafts: Rows, links: HostLinks) -> Iterator[tuple[Where, Ints, Ints]]:
+def _join_rows(index: Index, targets: Rows, drafts: Rows, links: HostLinks) -> Iterator[tuple[Where, Ints, Ints]]:
     """Yield (where, target rows, draft rows)."""
     if not len(targets) or not len(drafts):
         return
@@ -169,7 +175,9 @@ def _equal(left: Ints, right: Ints) -> tuple[Ints, Ints]:
     return lefts, order[np.repeat(first, counts) + offsets]
 
 
-def _allowed(index: Index, targets: Rows, drafts: Rows, where: Where, left: Ints, right: Ints) -> tuple[Ints, Ints]:
+def _filter_pairs(
+    index: Index, targets: Rows, drafts: Rows, where: Where, left: Ints, right: Ints
+) -> tuple[Ints, Ints]:
     """Return the pairs that are where they are said to be, and that memory and cores allow."""
     mine, other = targets.device[left], drafts.device[right]
     ok: Bools
@@ -191,7 +199,7 @@ def _allowed(index: Index, targets: Rows, drafts: Rows, where: Where, left: Ints
     return left[ok], right[ok]
 
 
-def _predicted(
+def _predict_pairs(
     index: Index,
     targets: Rows,
     drafts: Rows,
@@ -209,7 +217,7 @@ def _predicted(
     overlap = (where != Where.IN_TARGET)[:, None]
     drafting = drafts.ms[right, 1 : len(depths) + 1]
     late = np.where(overlap, drafts.late_ms[right, 1 : len(depths) + 1], drafting)
-    verify = _verified(targets, drafter, len(depths))[left]
+    verify = _average_verify_ms(targets, drafter, len(depths))[left]
     floor = _floors(index, targets, drafts, drafter, load, pairs)
     rtt, bytes_per_s = links.between(index.host[targets.device[left]], index.host[drafts.device[right]])
     link = np.where(overlap[:, 0], draft_link_ms(rtt, bytes_per_s, sequences), 0.0)[:, None]
@@ -230,6 +238,6 @@ def _floors(index: Index, targets: Rows, drafts: Rows, drafter: Drafter, load: W
     rate = index.bandwidth[targets.device[left]]
     rate = np.where((where == Where.BESIDE) & (rate > 0), rate, np.inf)
     depths = np.arange(1, depth_bound(load, drafter) + 1, dtype=float)
-    return shared_read_ms(
+    return compute_shared_read_ms(
         target_bytes[targets.option[left]][:, None], draft_bytes[drafts.option[right]][:, None], depths, rate[:, None]
     )

@@ -29,7 +29,7 @@ def alternatives(chosen: Rated, found: Found, links: Links, wanted: Wanted) -> l
     ]
 
 
-def _lost(rate: float, best: float) -> str:
+def _explain_loss(rate: float, best: float) -> str:
     if rate > best:
         return f"{rate:.1f} tokens/s predicted, more than the plan's {best:.1f} by no more than `indifference` allows"
     share = 1.0 - rate / best
@@ -48,7 +48,7 @@ def _depths(chosen: Rated, links: Links, wanted: Wanted) -> list[RejectedCandida
         if depth != best.depth:
             rate = predict(target, draft, load, depth).goodput_tokens_per_s
             what = f"depth {depth}" if depth else "depth 0, not speculating"
-            lost.append(RejectedCandidate(what, _lost(rate, best.goodput_tokens_per_s), "depth", rate))
+            lost.append(RejectedCandidate(what, _explain_loss(rate, best.goodput_tokens_per_s), "depth", rate))
     return lost
 
 
@@ -64,7 +64,7 @@ def _drafters(chosen: Rated, found: Found) -> list[RejectedCandidate]:
         if name != mine and pairs.goodput[at] > top.get(name, (0.0,))[0]:
             top[name] = (float(pairs.goodput[at]), candidate_of(found, pairs, at))
     return [
-        RejectedCandidate(candidate.label, _lost(rate, best), "plan", rate)
+        RejectedCandidate(candidate.label, _explain_loss(rate, best), "plan", rate)
         for _, (rate, candidate) in sorted(top.items())
     ]
 
@@ -81,7 +81,7 @@ def _options(chosen: Rated, found: Found) -> list[RejectedCandidate]:
             top[label] = max(top.get(label, 0.0), float(pairs.goodput[pair]))
     best = chosen.prediction.goodput_tokens_per_s
     return [
-        RejectedCandidate(f"{label} on {placed.device.id}", _lost(rate, best), Role.TARGET, rate)
+        RejectedCandidate(f"{label} on {placed.device.id}", _explain_loss(rate, best), Role.TARGET, rate)
         for label, rate in sorted(top.items())
         if label != placed.option.label
     ]
@@ -93,7 +93,7 @@ def _number(found: Found, device: str) -> int:
 
 def device_reasons(chosen: Sequence[Rated], found: Found, left: Usable, wanted: Wanted) -> list[RejectedCandidate]:
     """Return why each usable device that is not in use is not."""
-    in_use = {placed.device.id for one in chosen for placed in _used(one)}
+    in_use = {placed.device.id for one in chosen for placed in _get_used_shards(one)}
     best = chosen[0].prediction.goodput_tokens_per_s
     as_target, as_draft = _best_by_device(found)
     as_shard = _layer_times(chosen[0], found.index, left, wanted) if len(chosen[0].candidate.target) > 1 else {}
@@ -106,10 +106,10 @@ def device_reasons(chosen: Sequence[Rated], found: Found, left: Usable, wanted: 
             reasons.append(RejectedCandidate(device.id, as_shard[number], "shard"))
         elif as_target[number] > 0:
             rate = float(as_target[number])
-            reasons.append(RejectedCandidate(device.id, _lost(rate, best), Role.TARGET, rate))
+            reasons.append(RejectedCandidate(device.id, _explain_loss(rate, best), Role.TARGET, rate))
         elif as_draft[number] > 0:
             rate = float(as_draft[number])
-            reasons.append(RejectedCandidate(device.id, _lost(rate, best), Role.DRAFT, rate))
+            reasons.append(RejectedCandidate(device.id, _explain_loss(rate, best), Role.DRAFT, rate))
         elif device.id not in told:
             reasons.append(RejectedCandidate(device.id, _why_nothing(device.profile, left)))
     return reasons
@@ -137,7 +137,7 @@ def _layer_times(one: Rated, index: Index, left: Usable, wanted: Wanted) -> dict
     return found
 
 
-def _used(one: Rated) -> tuple[Placed, ...]:
+def _get_used_shards(one: Rated) -> tuple[Placed, ...]:
     return one.candidate.placed if one.prediction.depth else one.candidate.target
 
 

@@ -121,7 +121,7 @@ def target_rows(
     elsewhere. `allowed`: devices that may host it."""
     made = _Builder(load.depth_bound)
     for option, devices in _places(index, targets, allowed):
-        fixed, kv = workers.fixed_bytes(option, load.target.layers), kv_bytes(option, load)
+        fixed, kv = workers.sum_fixed_bytes(option, load.target.layers), kv_bytes(option, load)
         fit = _fit(index.room[devices] - fixed, kv, concurrency)
         enough = option.threads <= index.cores[devices]
         made.refuse(index, devices[(fit == 0)], option, Role.TARGET, fixed + kv)
@@ -150,7 +150,7 @@ def draft_rows(
     for option, devices in _places(index, drafts, allowed):
         if model is None or option.model != model.name:
             continue
-        fixed, kv = workers.fixed_bytes(option, model.layers), kv_bytes(option, load)
+        fixed, kv = workers.sum_fixed_bytes(option, model.layers), kv_bytes(option, load)
         fits = index.room[devices] >= fixed + kv * sequences
         enough = option.threads <= index.cores[devices]
         made.refuse(index, devices[~fits], option, Role.DRAFT, fixed + kv * sequences)

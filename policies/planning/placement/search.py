@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.planning.placement.candidate import Candidate, Placed, Rated, Where, rated
+from policies.planning.placement.candidate import Candidate, Placed, Rated, Where, rate_candidate
 from policies.planning.placement.filters import Usable
 from policies.planning.placement.links import HostLinks, Links
 from policies.planning.placement.pairs import Pairs, model_pairs, plain_pairs, text_pairs
@@ -61,7 +61,7 @@ def search(ground: Ground) -> Found:
     counts = [int(one) for one in np.unique(targets.sequences)]
     for drafter in sorted(load.drafters, key=lambda one: (one.name, one.runtime)):
         if drafter.model is None:
-            pairs.append(text_pairs(targets.of(_served(targets, drafter)), drafter, load))
+            pairs.append(text_pairs(targets.of(_find_served_rows(targets, drafter)), drafter, load))
             continue
         for sequences in reversed(counts):
             drafts, refused = draft_rows(index, ground.left.drafts, drafter, load, may_draft, sequences)
@@ -71,7 +71,7 @@ def search(ground: Ground) -> Found:
     return Found(index, tuple(pairs), tuple(rejected))
 
 
-def _served(targets: Rows, drafter: Drafter) -> Ints:
+def _find_served_rows(targets: Rows, drafter: Drafter) -> Ints:
     """Return the rows of targets that may use a drafter."""
     serves = np.array([drafter.serves(option.runtime) for option in targets.options], np.bool_)
     return np.flatnonzero(serves[targets.option]) if len(targets) else np.empty(0, np.int64)
@@ -90,7 +90,7 @@ def best(found: Found, ground: Ground) -> Rated | None:
     if top <= 0.0:
         return None
     least = top * (1.0 - max(_ALIKE, ground.wanted.weights.indifference))
-    known = [rated(one, ground.links, ground.wanted) for one in _top(found, least)]
+    known = [rate_candidate(one, ground.links, ground.wanted) for one in _top(found, least)]
     return max(known, key=_Order)
 
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 import numpy as np
 
 from policies.planning.placement import workers
-from policies.planning.placement.candidate import Candidate, Placed, Rated, Where, problem, rated
+from policies.planning.placement.candidate import Candidate, Placed, Rated, Where, problem, rate_candidate
 from policies.planning.placement.cutting import FEW, Aim, Task, shard_counts, shards_for, task_of, traffic_of
 from policies.planning.placement.links import Links
-from policies.planning.placement.order import ordered
+from policies.planning.placement.order import order_shards
 from policies.planning.placement.pairs import APART, fastest
 from policies.planning.placement.rows import Ints, Rows
 from policies.planning.placement.search import Ground
@@ -43,7 +43,7 @@ def best_sharded(ground: Ground) -> Rated | None:
             break
         best, task = found, attempt
         sequences //= 2
-    return None if best is None else _exchanged(task, _refined(task, best))
+    return None if best is None else _exchange_devices(task, _refine_cut(task, best))
 
 
 def _is_better(one: Rated | None, other: Rated | None) -> bool:
@@ -52,7 +52,7 @@ def _is_better(one: Rated | None, other: Rated | None) -> bool:
     return one.prediction.goodput_tokens_per_s > other.prediction.goodput_tokens_per_s * _BETTER
 
 
-def _refined(task: Task, first: Rated) -> Rated:
+def _refine_cut(task: Task, first: Rated) -> Rated:
     """Cut again for what was best for the shards so far, with other numbers of micro-batches too."""
     best, tried = first, {(0, 1, "")}
     for _ in range(_TURNS):
@@ -64,7 +64,7 @@ def _refined(task: Task, first: Rated) -> Rated:
     return best
 
 
-def _exchanged(task: Task, best: Rated) -> Rated:
+def _exchange_devices(task: Task, best: Rated) -> Rated:
     """Where there are very few devices, look whether others do better: one more, one less, or one for another, as a
     shard that drafts better, or one whose link is not like the others."""
     if len(np.unique(task.device)) > _VERY_FEW:
@@ -108,13 +108,13 @@ def _best_for(task: Task, aim: Aim) -> Rated | None:
     best = _best_with_drafts(task, shards_for(task, aim, frozenset()), aim)
     if best is None or not task.drafts:
         return best
-    for device in _kept_to_draft(task, best):
+    for device in _find_draft_reserves(task, best):
         found = _best_with_drafts(task, shards_for(task, aim, frozenset({device})), aim)
         best = found if found is not None and _is_better(found, best) else best
     return best
 
 
-def _kept_to_draft(task: Task, best: Rated) -> list[int]:
+def _find_draft_reserves(task: Task, best: Rated) -> list[int]:
     """Return the devices with a shard that draft faster than any without one; those that run a layer slowest come
     first, because the shards miss them least. Where there are many devices, the fastest drafter alone."""
     in_use = {one.device.id: _layer_ms(one, task) for one in best.candidate.target}
@@ -146,7 +146,7 @@ def _best_with_drafts(task: Task, target: tuple[Placed, ...], aim: Aim) -> Rated
     times, best = TargetTimes(parts, task.sequences, load), None
     for candidate in _candidates(task, target, aim):
         if not problem(candidate, cores, load, ground.wanted.constraints):
-            found = rated(candidate, ground.links, ground.wanted, times)
+            found = rate_candidate(candidate, ground.links, ground.wanted, times)
             best = found if _is_better(found, best) else best
     return best
 
@@ -154,7 +154,7 @@ def _best_with_drafts(task: Task, target: tuple[Placed, ...], aim: Aim) -> Rated
 def _candidates(task: Task, target: tuple[Placed, ...], aim: Aim) -> Iterator[Candidate]:
     load, links = task.ground.wanted.workload, task.ground.links
     traffic = traffic_of(task, aim, task.sequences / load.output_tokens / aim.micro_batches)
-    alone = ordered(target, "", links, traffic)
+    alone = order_shards(target, "", links, traffic)
     yield Candidate(alone, task.sequences)
     for drafter in sorted(load.drafters, key=lambda one: (one.name, one.runtime)):
         if not all(drafter.serves(one.option.runtime) for one in target):
@@ -165,7 +165,7 @@ def _candidates(task: Task, target: tuple[Placed, ...], aim: Aim) -> Iterator[Ca
         rows = task.drafts[drafter.name]
         for row in _near_drafts(task, target, rows):
             device, option = task.index.devices[int(rows.device[row])], rows.options[int(rows.option[row])]
-            placed = ordered(target, device.host, links, traffic)
+            placed = order_shards(target, device.host, links, traffic)
             where = _where(device, placed[-1].device, links)
             yield Candidate(placed, task.sequences, drafter, Placed(device, option, 0, drafter.model.layers), where)
 

@@ -81,7 +81,7 @@ class _Table:
     item: Ints | None = None
 
 
-def cut(items: Items, layers: int, hops: Hops, shards: Sequence[int]) -> list[Taken] | None:
+def cut_shards(items: Items, layers: int, hops: Hops, shards: Sequence[int]) -> list[Taken] | None:
     """Return the shards with the least sum, as many as one of `shards` (ascending), in an order in which hosts and
     zones stay together; None where it cannot be done."""
     most = shards[-1]
@@ -90,12 +90,12 @@ def cut(items: Items, layers: int, hops: Hops, shards: Sequence[int]) -> list[Ta
         hosts = []
         for in_host in _groups(items.host, in_zone, items.tie):
             devices = [_device(items, one, layers) for one in _groups(items.device, in_host, items.tie)]
-            table = _joined(_useful(devices, most), hops.host, most)
+            table = _join_tables(_useful(devices, most), hops.host, most)
             hosts.append(table)
             ends.append((table, hops.back_host))
-        zones.append(_joined(_useful(hosts, most), hops.zone, most))
+        zones.append(_join_tables(_useful(hosts, most), hops.zone, most))
         ends.append((zones[-1], hops.back_zone))
-    ends.append((_joined(zones, hops.far, most), hops.back_far))
+    ends.append((_join_tables(zones, hops.far, most), hops.back_far))
     known = [
         (float(table.ms[count, layers]) + back, number, count)
         for number, (table, back) in enumerate(ends)
@@ -103,7 +103,7 @@ def cut(items: Items, layers: int, hops: Hops, shards: Sequence[int]) -> list[Ta
         if count < len(table.ms)
     ]
     ms, number, count = min(known, default=(np.inf, 0, 0))
-    return list(_taken(ends[number][0], count, layers)) if np.isfinite(ms) else None
+    return list(_trace_shards(ends[number][0], count, layers)) if np.isfinite(ms) else None
 
 
 def _groups(values: Ints, rows: Ints, tie: Ints) -> list[Ints]:
@@ -139,7 +139,7 @@ def _useful(tables: list[_Table], most: int) -> list[_Table]:
     return kept
 
 
-def _joined(tables: list[_Table], hop: float, most: int) -> _Table:
+def _join_tables(tables: list[_Table], hop: float, most: int) -> _Table:
     """Return what all of them together take, with a hop between any two that are used."""
     total = _with_hop(tables[0], hop)
     for table in tables[1:]:
@@ -179,11 +179,11 @@ def _pair(left: _Table, right: _Table, most: int) -> _Table:
     return _Table(ms, (left, right), take)
 
 
-def _taken(table: _Table, shards: int, layers: int) -> Iterator[Taken]:
+def _trace_shards(table: _Table, shards: int, layers: int) -> Iterator[Taken]:
     """Yield the shards behind one entry of a table."""
     while table.parts is not None and table.take is not None:
         mine, count = (int(one) for one in table.take[shards, layers])
-        yield from _taken(table.parts[1], mine, count)
+        yield from _trace_shards(table.parts[1], mine, count)
         table, shards, layers = table.parts[0], shards - mine, layers - count
     if shards and table.item is not None:
         yield Taken(int(table.item[layers]), layers)

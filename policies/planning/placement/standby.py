@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from policies.planning.placement import workers
-from policies.planning.placement.candidate import Placed, Rated, Where, rated, replica
+from policies.planning.placement.candidate import Placed, Rated, Where, rate_candidate, replica
 from policies.planning.placement.filters import Usable
 from policies.planning.placement.links import Links
 from policies.planning.placement.rows import Floats, Index, Ints
@@ -41,7 +41,7 @@ def standby(
         others = "; the other replicas take its requests" if len(chosen) > 1 else ""
         return None, [f"no standby: no other device can hold what would be lost{others}"]
     drafts = {one.candidate.draft.device.id for one in chosen if one.candidate.draft and one.prediction.depth}
-    return _described(picked, drafts, left, wanted), []
+    return _describe_standby(picked, drafts, left, wanted), []
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _elsewhere(one: Rated, found: Found, free: np.ndarray, links: Links, wanted:
         return None
     number, pair = at[picked[0]]
     candidate = candidate_of(found, found.pairs[number], pair)
-    return _Picked(candidate.target[0], rated(candidate, links, wanted), picked[1])
+    return _Picked(candidate.target[0], rate_candidate(candidate, links, wanted), picked[1])
 
 
 def _furthest(rate: Floats, one: Rated, index: Index) -> tuple[int, Literal["device", "host", "zone"]] | None:
@@ -99,7 +99,9 @@ def _spare(one: Rated, index: Index, free: np.ndarray, left: Usable, links: Link
     share = lost.layers / load.target.layers
     for profile in sorted(left.targets.keys() & index.profiles.keys()):
         for option in left.targets[profile]:
-            needed = workers.fixed_bytes(option, lost.layers) + kv_bytes(option, load, share) * one.candidate.sequences
+            needed = (
+                workers.sum_fixed_bytes(option, lost.layers) + kv_bytes(option, load, share) * one.candidate.sequences
+            )
             ms = Part(option, share).ms(one.candidate.sequences, one.candidate.sequences, context_tokens(load))
             numbers: Ints = index.profiles[profile]
             fits = free[numbers] & (index.room[numbers] >= needed) & (option.threads <= index.cores[numbers])
@@ -114,10 +116,10 @@ def _spare(one: Rated, index: Index, free: np.ndarray, left: Usable, links: Link
     place = Placed(index.devices[picked[0]], chosen, lost.first, lost.end)
     target = tuple(place if placed is lost else placed for placed in one.candidate.target)
     candidate = replace(one.candidate, target=target, drafter=None, draft=None, where=Where.NOWHERE)
-    return _Picked(place, rated(candidate, links, wanted), picked[1])
+    return _Picked(place, rate_candidate(candidate, links, wanted), picked[1])
 
 
-def _described(picked: _Picked, drafts: set[str], left: Usable, wanted: Wanted) -> Standby:
+def _describe_standby(picked: _Picked, drafts: set[str], left: Usable, wanted: Wanted) -> Standby:
     part = replica(picked.instead, {}, left.hosts, wanted.workload)
     shard = next(one for one in part.shards if one.device == picked.place.device.id)
     whole = len(part.shards) == 1

@@ -9,7 +9,7 @@ from policies.planning.plan import Constraints, Device, Host, Memory, ModelFacts
 from policies.planning.shard_cost import kv_bytes
 
 
-def fixed_bytes(option: Option, layers: int) -> float:
+def sum_fixed_bytes(option: Option, layers: int) -> float:
     """Return what a worker with so many layers takes without any sequence. Embedding and output layer are counted
     wherever the layers are: the first and the last shard have one of them each."""
     return option.fixed_bytes + option.workspace_bytes + option.end_bytes + layers * option.layer_bytes

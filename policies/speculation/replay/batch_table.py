@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from policies.speculation import Place, Round
 from policies.speculation.allocation import cap, curve
-from policies.speculation.cost_model import measured
+from policies.speculation.cost_model import start_cost_model
 from policies.speculation.replay.fixed import FixedDepth
 from policies.speculation.replay.recorded import Costs
 
@@ -19,7 +19,7 @@ ASSUMED_ACCEPTANCE = 0.7
 
 def table_of(costs: Costs, *, most: int, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> tuple[tuple[int, int], ...]:
     """Return (batch size, depth) for batches from that size up, at ASSUMED_ACCEPTANCE and no context."""
-    cost = measured(costs.forward)
+    cost = start_cost_model(costs.forward)
     return tuple(
         (
             size,

@@ -23,10 +23,10 @@ class FixedDepth:
     def end(self, key: str) -> None:
         """See the port."""
 
-    def renewed(self) -> None:
+    def reset_gain(self) -> None:
         """See the port."""
 
-    def asked(self, now: Round) -> Asked:
+    def decide_draft_limits(self, now: Round) -> Asked:
         """See the port."""
         self._limits = [min(self.depth_of(now, place), place.most) for place in now.places]
         return Asked(self._limits)
@@ -35,16 +35,16 @@ class FixedDepth:
         """Return the depth of one request in this round."""
         return self._by_key.get(place.key, self._depth)
 
-    def decided(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+    def decide_depths(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
         """See the port."""
         return [min(proposal.tokens, limit) for proposal, limit in zip(proposals, self._limits, strict=True)]
 
-    def observed(self, now: Round, done: Done) -> None:
+    def observe_round(self, now: Round, done: Done) -> None:
         """See the port."""
 
-    def rest(self) -> int:
+    def decide_pause(self) -> int:
         """See the port: a round costs next to nothing."""
         return 0
 
-    def rested(self, rounds: int, rows: int) -> None:
+    def observe_pause(self, rounds: int, rows: int) -> None:
         """See the port."""

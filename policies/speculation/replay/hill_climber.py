@@ -26,7 +26,7 @@ class HillClimber(FixedDepth):
         self._throughput = 0.0
         self._rounds = self._accepted = self._evaluated = 0
 
-    def observed(self, now: Round, done: Done) -> None:
+    def observe_round(self, now: Round, done: Done) -> None:
         """See the port."""
         if done.times is None:
             return

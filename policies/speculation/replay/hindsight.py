@@ -9,7 +9,7 @@ from policies.speculation.replay.recorded import Costs, RecordedRequest
 from policies.speculation.replay.run import Replay, replay
 
 
-def fixed_depths(
+def replay_fixed_depths(
     requests: Sequence[RecordedRequest],
     costs: Costs,
     *,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from device_profiles.cost import StepCost
-from policies.speculation.widths import filled
+from policies.speculation.widths import pad_to_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Costs:
     def rows(self, depth: int) -> int:
         """Return the rows of one sequence with so many drafts."""
         rows = max(1 + depth, self.paid_rows)
-        return filled(rows, self.widths) if self.widths else rows
+        return pad_to_width(rows, self.widths) if self.widths else rows
 
     def forward_ms(self, depths: Sequence[int], context_tokens: float, rows_before: int = 0) -> float:
         """Return the time of a forward of sequences with these depths, behind one of `rows_before` (0: as many)."""

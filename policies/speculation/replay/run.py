@@ -86,14 +86,14 @@ def _round(running: Sequence[_Running], policy: DepthPolicy, costs: Costs, most:
     base_rows = base * len(places)
     context = sum(one.request.prompt_tokens + one.done for one in running) / len(running)
     now = Round(places, base_rows, max(0, costs.most_rows - base_rows), context, costs.widths)
-    limits, _, cheap_only = policy.asked(now)
+    limits, _, cheap_only = policy.decide_draft_limits(now)
     asked = [0] * len(limits) if cheap_only and costs.dear else limits
     drafts = [one.request.drafts[one.done] for one in running]
     proposals = [
         Proposal(min(limit, draft.tokens), draft.confidences[:limit])
         for limit, draft in zip(asked, drafts, strict=True)
     ]
-    depths = policy.decided(now, proposals)
+    depths = policy.decide_depths(now, proposals)
     accepted = [min(depth, draft.accepted) for depth, draft in zip(depths, drafts, strict=True)]
     verdicts = [
         Verdict(min(draft.accepted, right + 1, proposal.tokens), min(proposal.tokens, right + 1))
@@ -102,7 +102,7 @@ def _round(running: Sequence[_Running], policy: DepthPolicy, costs: Costs, most:
     tokens = sum(accepted) + len(running)
     times = Times(costs.forward_ms(depths, context, outcome.rows), costs.drafting_ms(asked))
     outcome.rows = sum(map(costs.rows, depths))
-    policy.observed(now, Done(proposals, depths, accepted, verdicts, times, tokens))
+    policy.observe_round(now, Done(proposals, depths, accepted, verdicts, times, tokens))
     for one, right in zip(running, accepted, strict=True):
         one.done += right + 1
     round_ms = times.forward_ms + times.draft_ms
