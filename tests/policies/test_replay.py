@@ -1,6 +1,7 @@
 """Policies side by side on recorded rounds: the bars that hold without noise."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 from device_profiles.cost import StepCost
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.allocation import cap, curve
+from policies.speculation.calibration import Calibration, observe_draft_outcome
+from policies.speculation.calibration import chance as calibrate
 from policies.speculation.cost_model import start_cost_model
 from policies.speculation.replay.batch_table import BatchTable, table_of
 from policies.speculation.replay.fixed import FixedDepth
@@ -35,6 +38,20 @@ def record_request(key, seed, chance_at, *, confidence=0.5, tokens=TOKENS):
             right += 1
         drafts.append(RecordedDraft(MOST, (confidence,) * MOST, right))
     return RecordedRequest(key, tuple(drafts), prompt_tokens=100)
+
+
+def as_in_a_chain(requests):
+    """The same with calibrated confidences, one request after the other: a worker's chain sees to that."""
+    known, found = Calibration(), []
+    for request in requests:
+        drafts = []
+        for draft in request.drafts:
+            sure = tuple(calibrate(known, confidence) for confidence in draft.confidences)
+            outcome = [1] * draft.accepted + [0]
+            known = observe_draft_outcome(known, [1] * draft.tokens, draft.confidences, outcome)
+            drafts.append(replace(draft, confidences=sure))
+        found.append(replace(request, drafts=tuple(drafts)))
+    return found
 
 
 def record_matches(key, seed, *, tokens=TOKENS):
@@ -87,9 +104,9 @@ def adaptive():
     st.sampled_from([Costs(FIT), Costs(FIT, paid_rows=2), Costs(FIT, 0.3, 0.2)]),
 )
 def test_never_slower_than_plain_decoding(seed, chance_at, confidence, concurrency, costs):
-    requests = [
+    requests = as_in_a_chain(
         record_request(str(number), seed, chance_at, confidence=confidence) for number in range(2 * concurrency + 6)
-    ]
+    )
     plain = replay(requests, FixedDepth(0), costs, concurrency=concurrency, most=1)
     ours = replay(requests, adaptive(), costs, concurrency=concurrency, most=MOST)
     assert ours.tokens == plain.tokens == TOKENS * len(requests)
