@@ -25,9 +25,9 @@ from orchestrator.config.keys_file import keys_path
 from orchestrator.config.load import admin_socket_path
 from orchestrator.config.model import ClusterConfig
 from orchestrator.control.admission import ControlLimits
-from orchestrator.control.canary import Trial
+from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.controller import TargetControl
-from orchestrator.control.plan_keeper import Patience, PlanKeeper
+from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
 from orchestrator.errors import ConfigError, DaemonError
 from orchestrator.loading.models import load_tokenizer
 from orchestrator.loading.options import objectives_of
@@ -49,7 +49,7 @@ class Daemon:
         base = path.resolve().parent
         self._config = config
         self._path = path
-        self._trial: Trial | None = None
+        self._trial: CanaryTrial | None = None
         self._notifier = Notifier()
         self._clock = SystemClock()
         self._tokenizer: Tokenizer | None = None
@@ -144,7 +144,7 @@ class Daemon:
             _log.warning("the canary drafts nothing: the plan leaves out what it would draft with", left_out=missing)
         self._control.set_specs(found.targets, found.drafts)
         placement = self._config.placement
-        patience = Patience(placement.drift_tolerance, placement.drift_after_s, placement.replan_pause_s)
+        patience = DriftPolicy(placement.drift_tolerance, placement.drift_after_s, placement.replan_pause_s)
         making = PlanMaking(self._config, self._base)
         self._keeper = PlanKeeper(found, self._control, making, patience, self._clock)
         self._control.plan_view = self._keeper.view

@@ -18,9 +18,9 @@ from typing import Any
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.port import Ask, Drafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
-from orchestrator.drafting.server import DraftEngine, Hosted
+from orchestrator.drafting.server import DraftEngine, HostedDrafter
 from orchestrator.drafting.suffix import SuffixDrafter
-from orchestrator.workers.draft_messages import Door, DraftReady
+from orchestrator.workers.draft_messages import DraftEndpoint, DraftReady
 from orchestrator.workers.messages import Event, Sampling
 
 VOCABULARY = 49_152
@@ -40,26 +40,26 @@ def serve(ready: Connection[Any, Any]) -> None:
         if isinstance(event, DraftReady):
             ready.send((event.door.addresses, event.door.key))
 
-    hosted = Hosted(suffix(), VOCABULARY, "bench", host="127.0.0.1", runs_ahead="never")
+    hosted = HostedDrafter(suffix(), VOCABULARY, "bench", host="127.0.0.1", runs_ahead="never")
     DraftEngine(lambda emit: hosted, SystemClock()).run(tell)
 
 
 @contextmanager
-def worker() -> Iterator[Door]:
+def worker() -> Iterator[DraftEndpoint]:
     """Start a draft worker."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs,), daemon=True)
     process.start()
     try:
-        yield Door(*ours.recv())
+        yield DraftEndpoint(*ours.recv())
     finally:
         process.kill()
         process.join()
 
 
 @contextmanager
-def remote(door: Door) -> Iterator[RemoteDrafter]:
+def remote(door: DraftEndpoint) -> Iterator[RemoteDrafter]:
     """Connect to a draft worker."""
     connected: list[str] = []
     drafter = RemoteDrafter(
@@ -116,7 +116,7 @@ def main() -> None:
         with worker() as door:
             for name, kind in (("Unix socket", "unix"), ("TCP", "tcp")):
                 addresses = [address for address in door.addresses if address.startswith(kind)]
-                with remote(Door(addresses, door.key)) as drafter:
+                with remote(DraftEndpoint(addresses, door.key)) as drafter:
                     print(row(name, sequences, exchange_us(drafter, sequences, limit)))
 
 

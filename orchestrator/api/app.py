@@ -20,12 +20,12 @@ from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, Model, ModelList
 from orchestrator.api.choices import choices_of, cost_of, merge_pieces, pieces_of
 from orchestrator.api.fingerprint import system_fingerprint
-from orchestrator.api.follow import Follow, InArm
+from orchestrator.api.follow import RequestRecord, VariantReport
 from orchestrator.api.keys import KeyGate, Keys
 from orchestrator.api.liveness import Liveness
 from orchestrator.api.logprobs import chat_logprobs, completion_logprobs
 from orchestrator.api.metrics.collector import Metrics
-from orchestrator.api.metrics.request_timing import Totalled
+from orchestrator.api.metrics.request_timing import RequestTotals
 from orchestrator.api.openapi import describe, operation
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.request_scope import RequestScope, mark_followed
@@ -33,7 +33,7 @@ from orchestrator.api.responses import DONE, Envelope, EventStream, Kind, event,
 from orchestrator.api.streaming import Choice, Piece
 from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
 from orchestrator.clock import Clock
-from orchestrator.control.canary import Trial
+from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.port import Control
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Submit
@@ -67,7 +67,7 @@ class Api:
         model_name: Callable[[], str],
         settings: ApiSettings,
         clock: Clock,
-        trial: Trial | None = None,
+        trial: CanaryTrial | None = None,
     ) -> None:
         self.control = control
         self._trial = trial
@@ -161,7 +161,7 @@ class Api:
             param = "tools" if isinstance(body, ChatRequest) and body.offered else "response_format"
             await asyncio.to_thread(translate.check_grammar, submit.grammar, param)
         submit, arm = self._enter_trial(submit)
-        follow = Follow(self.metrics, self._clock, arrived_s, keep_words=self._settings.log_words, arm=arm)
+        follow = RequestRecord(self.metrics, self._clock, arrived_s, keep_words=self._settings.log_words, arm=arm)
         mark_followed(request.scope)
         follow.log_accepted(request.url.path, submit, body)
         self.liveness.observe_request()
@@ -188,18 +188,18 @@ class Api:
         cost = cost_of(choices)
         return json_response(envelope.whole(found, cost), envelope.headers(cost))
 
-    def _enter_trial(self, submit: Submit) -> tuple[Submit, InArm | None]:
+    def _enter_trial(self, submit: Submit) -> tuple[Submit, VariantReport | None]:
         """Give a request its arm, where a canary is tried; all its choices have one."""
         if self._trial is None:
             return submit, None
         trial = self._trial
         submit, entry = trial.assign_variant(submit)
 
-        def end_trial_entry(done: Totalled) -> None:
+        def end_trial_entry(done: RequestTotals) -> None:
             ttft_ms, tpot_ms = (None if each is None else each * MS_PER_S for each in (done.ttft_s, done.tpot_s))
             trial.end_entry(entry, ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=done.acceptance)
 
-        return submit, InArm(entry.arm.value, end_trial_entry) if entry.counted else None
+        return submit, VariantReport(entry.arm.value, end_trial_entry) if entry.counted else None
 
     def _envelope(
         self, kind: Kind, body: CompletionRequest | ChatRequest, submit: Submit, tokenizer: TokenizerPort
@@ -223,7 +223,7 @@ class Api:
         first: Piece,
         pieces: AsyncGenerator[Piece, None],
         choices: list[Choice],
-        follow: Follow,
+        follow: RequestRecord,
         options: StreamOptions,
     ) -> AsyncGenerator[bytes, None]:
         always = options.include_usage and options.continuous_usage_stats
@@ -252,7 +252,7 @@ def create_app(
     model_name: Callable[[], str],
     settings: ApiSettings,
     clock: Clock,
-    trial: Trial | None = None,
+    trial: CanaryTrial | None = None,
 ) -> FastAPI:
     """Return the app. `tokenizer` gives None, and `model_name` may give "", until the worker is ready. `trial`: of a
     canary, where there is one."""

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from orchestrator.api.errors import CLIENT_CLOSED, unforeseen
 from orchestrator.api.metrics.collector import Metrics
-from orchestrator.api.metrics.request_timing import Measured, Totalled
-from orchestrator.api.metrics.slo_series import Served
+from orchestrator.api.metrics.request_timing import RequestTotals, SequenceTiming
+from orchestrator.api.metrics.slo_series import ServedRequest
 from orchestrator.api.streaming import Piece
 from orchestrator.api.wire import Generation
 from orchestrator.clock import Clock
@@ -26,27 +26,33 @@ _WHOLE = ("stop", "length")
 _log = get_logger(__name__)
 
 
-class InArm(NamedTuple):
+class VariantReport(NamedTuple):
     """The arm that a request is served by, and who is told what came of it."""
 
     name: str
-    ended: Callable[[Totalled], None]
+    ended: Callable[[RequestTotals], None]
 
 
-class Follow:
+class RequestRecord:
     """One request that is known to be well formed; it came at `arrived_s` (seconds of the clock). `keep_words`: its
     lines have the text of request and answer, and a bug's the exception's message. `arm`: of a canary's trial, where
     there is one and the request takes part."""
 
     def __init__(
-        self, metrics: Metrics, clock: Clock, arrived_s: float, *, keep_words: bool = False, arm: InArm | None = None
+        self,
+        metrics: Metrics,
+        clock: Clock,
+        arrived_s: float,
+        *,
+        keep_words: bool = False,
+        arm: VariantReport | None = None,
     ) -> None:
         self._metrics = metrics
         self._clock = clock
         self._keep_words = keep_words
         self._started_s = arrived_s
         self._arm = arm
-        self._sequences: list[Measured] = []
+        self._sequences: list[SequenceTiming] = []
         self._head: dict[str, Any] = {}
         self._written: list[str] = []
         self._over = False
@@ -60,14 +66,14 @@ class Follow:
 
     async def deltas(self, submit: Submit, source: AsyncIterator[Delta]) -> AsyncGenerator[Delta, None]:
         """Pass a sequence's deltas on and measure them. Closing it closes `source`."""
-        sequence = Measured(len(submit.prompt), submit.max_tokens)
+        sequence = SequenceTiming(len(submit.prompt), submit.max_tokens)
         self._sequences.append(sequence)
         async with aclosing(source) as deltas:  # type: ignore[type-var]  # generate() is an async generator
             async for delta in deltas:
                 self._note(sequence, delta)
                 yield delta
 
-    def _note(self, sequence: Measured, delta: Delta) -> None:
+    def _note(self, sequence: SequenceTiming, delta: Delta) -> None:
         now_s = self._clock.monotonic_s()
         if delta.tokens:
             sequence.engine = delta.engine
@@ -137,7 +143,7 @@ class Follow:
             return  # it was refused, or is the client's mistake
         ttfts = [sequence.first_s - self._started_s for sequence in begun]
         tpots = [sequence.tpot_s for sequence in begun if sequence.tpot_s is not None]
-        served = Served(
+        served = ServedRequest(
             ttft_ms=max(ttfts) * _MS_PER_S if ttfts else None,
             tpot_ms=max(tpots) * _MS_PER_S if tpots else None,
             latency_ms=(self._clock.monotonic_s() - self._started_s) * _MS_PER_S,
@@ -146,15 +152,15 @@ class Follow:
         )
         self._metrics.observe_request(served, self._sequences[-1].engine if self._sequences else 0)
 
-    def _count_arm(self, arm: InArm) -> None:
+    def _count_arm(self, arm: VariantReport) -> None:
         """Tell the trial of a request that came to its own end; what was cut off says nothing of its arm."""
-        done = Totalled.of(self._sequences, self._started_s)
+        done = RequestTotals.of(self._sequences, self._started_s)
         self._metrics.observe_arm(arm.name, done, self._sequences[0].engine)
         arm.ended(done)
 
     def _figures(self) -> dict[str, Any]:
         begun = [sequence for sequence in self._sequences if sequence.tokens]
-        done = Totalled.of(self._sequences, self._started_s)
+        done = RequestTotals.of(self._sequences, self._started_s)
         last_s = max((sequence.last_s for sequence in begun), default=None)
         return {
             "prompt_tokens": max((sequence.prompt_tokens for sequence in self._sequences), default=0),

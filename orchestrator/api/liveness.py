@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from orchestrator.clock import Clock
 from orchestrator.control.port import Control
-from orchestrator.workers.messages import Round
+from orchestrator.workers.messages import RoundReport
 
 Verdict = Literal["ok", "idle", "stalled"]
 
@@ -29,7 +29,7 @@ class Liveness:
     _round_s: float | None = None
     _busy_s: float | None = None
 
-    def observe_round(self, done: Round) -> None:
+    def observe_round(self, done: RoundReport) -> None:
         """A round was finished."""
         self._round_s = self.clock.monotonic_s()
         if any(delta.tokens for delta in done.deltas):

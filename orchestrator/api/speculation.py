@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.api.wire import SpeculativeConfig
-from policies.serving.overrides import Effective, Scope, Wish
+from policies.serving.overrides import EffectiveBound, Override, Scope
 
 HEADER = "X-Outrider-Speculation"
 
 
-def wish_of(config: SpeculativeConfig | None, scope: Scope) -> Wish:
+def wish_of(config: SpeculativeConfig | None, scope: Scope) -> Override:
     """Return the wish that a `speculative_config` is. One that does not name its method leaves open what it does not
     say."""
     if config is None:
-        return Wish(scope)
+        return Override(scope)
     if config.method == "off":
-        return Wish(scope, enabled=False, depth=0)
+        return Override(scope, enabled=False, depth=0)
     depth, most = config.num_speculative_tokens, config.max_speculative_tokens
-    return Wish(scope, True if "method" in config.model_fields_set else None, depth, most)
+    return Override(scope, True if "method" in config.model_fields_set else None, depth, most)
 
 
-def describe_effective_speculation(found: Effective | None) -> dict[str, Any] | None:
+def describe_effective_speculation(found: EffectiveBound | None) -> dict[str, Any] | None:
     """Return what holds as a `speculative_config`, whose word it was, and whether the operator's bounds cut it."""
     if found is None:
         return None
@@ -34,7 +34,7 @@ def describe_effective_speculation(found: Effective | None) -> dict[str, Any] | 
     }
 
 
-def headers_of(found: Effective | None) -> dict[str, str]:
+def headers_of(found: EffectiveBound | None) -> dict[str, str]:
     """Return the same as a header."""
     if found is None:
         return {}

@@ -14,7 +14,7 @@ from orchestrator.api.logprobs import Echo, ScoredToken
 from orchestrator.api.port import StreamDecoder
 from orchestrator.clock import Clock
 from orchestrator.workers.messages import DEADLINE, Delta, RequestStats, TokenScore
-from policies.serving.overrides import Effective
+from policies.serving.overrides import EffectiveBound
 
 
 class TextAssembler:
@@ -99,7 +99,7 @@ class Answer:
     finish: str = ""
     stop_reason: str | int | None = None
     stats: RequestStats | None = None
-    speculation: Effective | None = None
+    speculation: EffectiveBound | None = None
 
     def note(self, now_s: float, tokens: int) -> None:
         """Tokens came."""

@@ -62,7 +62,7 @@ class DetokenizeResponse(Body):
     prompt: str
 
 
-class Served(Protocol):
+class ModelApi(Protocol):
     """What these routes need of the API."""
 
     def read(self, request: Request) -> Awaitable[bytes]: ...
@@ -70,7 +70,7 @@ class Served(Protocol):
     def resolve_model(self, model: str | None) -> tuple[TokenizerPort, int]: ...
 
 
-def install(app: FastAPI, served: Served) -> None:
+def install(app: FastAPI, served: ModelApi) -> None:
     """Add both routes."""
 
     @app.post("/tokenize", **operation(TokenizeRequest, TokenizeResponse))

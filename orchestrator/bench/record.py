@@ -11,7 +11,7 @@ from typing import Any, Literal
 from device_profiles.units import MS_PER_S
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.errors import OutriderError
-from orchestrator.workers.messages import RequestStats, Round, Submit
+from orchestrator.workers.messages import RequestStats, RoundReport, Submit
 
 Mode = Literal["plain", "spec", "control"]
 """`control` is plain once more: what its figures differ by from plain's is the machine's, not the drafts'."""
@@ -60,7 +60,7 @@ class Run:
     device_ms: float = 0.0
     rounds: int = 0
 
-    def note_round(self, done: Round, decoding: bool) -> None:
+    def note_round(self, done: RoundReport, decoding: bool) -> None:
         """Count a round; those with a prefill in them only as a number."""
         self.rounds += 1
         if decoding:

@@ -10,31 +10,31 @@ from orchestrator.config.canary_kept import differences, to_keep
 from orchestrator.config.drafts import draft_names
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
-from orchestrator.control.canary import Terms, Trial
+from orchestrator.control.canary import CanaryTerms, CanaryTrial
 from orchestrator.control.canary_file import TrialFile
 from orchestrator.control.port import Control
 from orchestrator.loading.options import CANARY_PREFIX, depth_of
-from policies.serving.canary import Rule
+from policies.serving.canary import PromotionRule
 
 _NAME_BYTES = 8
 
 
-def build_trial(config: ClusterConfig, path: Path, control: Control, clock: Clock) -> Trial | None:
+def build_trial(config: ClusterConfig, path: Path, control: Control, clock: Clock) -> CanaryTrial | None:
     """Return the trial, which goes on where the last daemon of this configuration left it; None without a canary.
     Raises ConfigError where the file at `path` is no configuration any more."""
     canary = config.canary
     if not canary.share:
         return None
     name = _name_of(config, path)
-    terms = Terms(
+    terms = CanaryTerms(
         share=canary.share,
         by_rule=canary.decide == "rule",
-        rule=Rule(canary.least_requests, canary.most_requests, canary.min_gain, canary.tolerance),
+        rule=PromotionRule(canary.least_requests, canary.most_requests, canary.min_gain, canary.tolerance),
         differs=tuple(differences(config)),
         to_keep=tuple(to_keep(config, path)),
         drafters=_own_drafters(config),
     )
-    return Trial(terms, name, TrialFile(store_directory(config) / "canary" / f"{name}.json"), control, clock)
+    return CanaryTrial(terms, name, TrialFile(store_directory(config) / "canary" / f"{name}.json"), control, clock)
 
 
 def _own_drafters(config: ClusterConfig) -> frozenset[str]:

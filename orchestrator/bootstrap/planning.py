@@ -22,7 +22,7 @@ from orchestrator.loading.options import draft_specs, engine_options, worker_spe
 from orchestrator.planning.applied import apply_plan, build_option_filter, whole_targets
 from orchestrator.planning.basis import profiles_behind
 from orchestrator.planning.correction import Corrections, Key, correct_costs
-from orchestrator.planning.proposal import PlanError, Proposal, build_request_from_config, proposal, propose_here
+from orchestrator.planning.proposal import PlanError, PlanProposal, build_request_from_config, proposal, propose_here
 from orchestrator.profiling.run import Watch, measure
 from orchestrator.profiling.work import MEASURING_LOCK, Work, list_work, profile_store
 from orchestrator.workers.contract import Cluster, WorkerSpec
@@ -34,10 +34,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class StartPlan:
     """A plan, and how its workers are started: the target of each replica, and its drafts in workers of their own."""
 
-    proposal: Proposal
+    proposal: PlanProposal
     targets: tuple[WorkerSpec, ...]
     drafts: tuple[tuple[WorkerSpec, ...], ...]
 
@@ -94,7 +94,7 @@ def _within(progress: OnProgress, title: str, stage: str, fraction: float) -> No
     progress(f"{title}: {stage}", fraction)
 
 
-def make_plan(config: ClusterConfig, base: Path) -> Planned:
+def make_plan(config: ClusterConfig, base: Path) -> StartPlan:
     """Return the plan for this machine by the stored profiles.
 
     Raises PlanError, and what resolving the models raises.
@@ -113,13 +113,13 @@ class PlanMaking:
     config: ClusterConfig
     base: Path
 
-    def again(self, first: Proposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> Planned:
+    def again(self, first: PlanProposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> StartPlan:
         """Return the plan with costs as they turned out to be. Raises PlanError."""
         cluster = correct_costs(first.cluster, corrections)
         found = _build_planned(self.config, self.base, proposal(cluster, first.asked, first.behind, first.pairs))
         return replace(found, targets=tuple(_as_it_runs(one, running) for one in found.targets))
 
-    def mark_drifted(self, first: Proposal, key: Key, ratio: float) -> str:
+    def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
         """See control.plan_keeper.Making: it is noted in the store. Raises OSError."""
         store, today = profile_store(self.config), datetime.now(UTC).date().isoformat()
         how = f"rounds took {ratio:.2f} times what it predicts, {today}"
@@ -130,7 +130,7 @@ class PlanMaking:
         return f"the profile of {first.asked.target.name} on {key[0]}, {key[1]}, has drifted: {how}; {again}"
 
 
-def _build_planned(config: ClusterConfig, base: Path, found: Proposal) -> Planned:
+def _build_planned(config: ClusterConfig, base: Path, found: PlanProposal) -> StartPlan:
     """Return how each replica's workers are started."""
     targets, drafts = [], []
     for number in range(len(found.plan.replicas)):
@@ -138,7 +138,7 @@ def _build_planned(config: ClusterConfig, base: Path, found: Proposal) -> Planne
         specs, mine = build_start_specs(apply_plan(config, found, number), base, float(depth) or COLD_DEPTH)
         targets.append(specs[number])
         drafts.append(tuple(mine))
-    return Planned(found, tuple(targets), tuple(drafts))
+    return StartPlan(found, tuple(targets), tuple(drafts))
 
 
 def _as_it_runs(spec: WorkerSpec, running: Sequence[WorkerSpec]) -> WorkerSpec:

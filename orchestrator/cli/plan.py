@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:  # loaded where a plan is made
     from orchestrator.config.model import ClusterConfig
-    from orchestrator.planning.proposal import Proposal
+    from orchestrator.planning.proposal import PlanProposal
     from policies.planning.plan import Plan
 
 app = typer.Typer(help="Plan where target and drafts run, without loading anything.")
@@ -77,7 +77,7 @@ def diff(
         print_diff(found, before, after)
 
 
-def propose(config: Path | None, cluster: Path | None, profiles: Path | None) -> Proposal:
+def propose(config: Path | None, cluster: Path | None, profiles: Path | None) -> PlanProposal:
     """Return what is planned for a sketch, or for this machine. Raises OutriderError or AdapterError."""
     from device_profiles.store import ProfileStore
     from orchestrator.config.sketch import load_sketch

@@ -12,13 +12,13 @@ from orchestrator.planning.basis import basis, list_drifted_profiles
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from orchestrator.planning.proposal import Proposal
+    from orchestrator.planning.proposal import PlanProposal
     from policies.planning.plan import Plan, PlanDiff, Prediction, Replica, Shard
 
 _MOST_REJECTED = 40
 
 
-def print_proposal(proposal: Proposal, *, explain: bool) -> None:
+def print_proposal(proposal: PlanProposal, *, explain: bool) -> None:
     """Print a plan; with everything behind it where `explain`."""
     console = wide_console()
     plan = proposal.plan
@@ -71,7 +71,7 @@ def print_library() -> None:
     wide_console().print(table)
 
 
-def _print_placements(console: Console, proposal: Proposal) -> None:
+def _print_placements(console: Console, proposal: PlanProposal) -> None:
     from rich.table import Table
 
     table = Table(title=f"plan for {proposal.plan.target}")
@@ -177,7 +177,7 @@ def _print_rejected(console: Console, plan: Plan) -> None:
         console.print(f"and {len(ordered) - _MOST_REJECTED} more: --json has all of them", markup=False)
 
 
-def _print_basis(console: Console, proposal: Proposal) -> None:
+def _print_basis(console: Console, proposal: PlanProposal) -> None:
     for one in basis(proposal):
         console.print(f"{one.device}: {one.source}", markup=False)
         for line in one.figures:
@@ -186,7 +186,7 @@ def _print_basis(console: Console, proposal: Proposal) -> None:
         console.print(f"assumed: {line}", markup=False)
 
 
-def _next_steps(proposal: Proposal, *, explain: bool) -> Iterator[str]:
+def _next_steps(proposal: PlanProposal, *, explain: bool) -> Iterator[str]:
     estimated = sorted({shard.device for shard in proposal.plan.shards if shard.source == "datasheet"})
     if estimated:
         yield (

@@ -19,11 +19,11 @@ from orchestrator.control.port import PROMOTED, ROLLED_BACK, TRIAL, Control, Sta
 from orchestrator.control.state import FAILED, STARTING
 from orchestrator.workers.messages import Submit
 from policies.serving.canary import (
-    Arm,
+    CanaryMove,
+    CanaryVariant,
     Figures,
     Interval,
-    Move,
-    Rule,
+    PromotionRule,
     arm_of,
     decide_canary,
     difference,
@@ -32,7 +32,7 @@ from policies.serving.canary import (
 )
 
 _SAVED_EVERY_S = 5.0
-_PHASES = {Move.PROMOTE: PROMOTED, Move.ROLL_BACK: ROLLED_BACK, Move.GO_ON: TRIAL}
+_PHASES = {CanaryMove.PROMOTE: PROMOTED, CanaryMove.ROLL_BACK: ROLLED_BACK, CanaryMove.GO_ON: TRIAL}
 _IDENTICAL_RULES = ("greedy", "coupled")
 """Under these the output does not depend on the drafts; the others' requests take no part in a trial."""
 
@@ -42,32 +42,32 @@ _OUT_OF_USE = ("failed", "refused")
 _log = logging.getLogger(__name__)
 
 
-class Terms(NamedTuple):
+class CanaryTerms(NamedTuple):
     """What cluster.yaml says of the trial. `differs`: what is other in the canary, a line each. `to_keep`: what to
     change in cluster.yaml to keep it. `drafters`: the names of those that only the canary has."""
 
     share: float
     by_rule: bool
-    rule: Rule
+    rule: PromotionRule
     differs: tuple[str, ...]
     to_keep: tuple[str, ...]
     drafters: frozenset[str] = frozenset()
 
 
-class Entry(NamedTuple):
+class CanaryEntry(NamedTuple):
     """A request that was taken in. `counted`: its figures belong to the trial of this number. `restarts` of workers
     when it came: what waited for one says nothing of its arm."""
 
-    arm: Arm
+    arm: CanaryVariant
     counted: bool
     trial: int
     restarts: int
 
 
-class Trial:
+class CanaryTrial:
     """See the module. One event loop calls it. `salt` draws the arms; `control` says how workers and drafters are."""
 
-    def __init__(self, terms: Terms, salt: str, file: TrialFile, control: Control, clock: Clock) -> None:
+    def __init__(self, terms: CanaryTerms, salt: str, file: TrialFile, control: Control, clock: Clock) -> None:
         self._terms = terms
         self._salt = salt
         self._file = file
@@ -78,38 +78,38 @@ class Trial:
         if self._state.phase != TRIAL and self._state.decision is not None:
             _log.info("the canary is %s, as before: %s", _format_phase(self._state.phase), self._state.decision.reason)
 
-    def assign_variant(self, submit: Submit) -> tuple[Submit, Entry]:
+    def assign_variant(self, submit: Submit) -> tuple[Submit, CanaryEntry]:
         """Give a request its arm. One that says itself how it is drafted for, or whose output may depend on its drafts,
         takes no part while nothing is decided; before each draft worker was ready once nothing counts."""
         state = self._state
         wishes = submit.policy_depth or submit.depth is not None or submit.most_depth is not None
         part = not wishes and submit.sampling.rule in _IDENTICAL_RULES
         if state.phase == PROMOTED:
-            arm = Arm.CANARY
+            arm = CanaryVariant.CANARY
         elif state.phase == TRIAL and part:
             arm = arm_of(submit.request_id, share=self._terms.share, salt=f"{self._salt}{state.number}")
         else:
-            arm = Arm.CONTROL
+            arm = CanaryVariant.CONTROL
         view = self._control.view()
         counted = part and not any(draft.phase == STARTING for draft in view.drafts)  # an arm may lack its drafts yet
-        entry = Entry(arm, counted, state.number, view.totals.restarts)
+        entry = CanaryEntry(arm, counted, state.number, view.totals.restarts)
         return msgspec.structs.replace(submit, lane=arm.value), entry
 
     def end_entry(
-        self, entry: Entry, *, ttft_ms: float | None, tpot_ms: float | None, acceptance: float | None
+        self, entry: CanaryEntry, *, ttft_ms: float | None, tpot_ms: float | None, acceptance: float | None
     ) -> None:
         """A request came to its end; decide, where there is enough to decide on."""
         state, view = self._state, self._control.view()
         if state.phase != TRIAL or not entry.counted or entry.trial != state.number:
             return
         if entry.restarts == view.totals.restarts:
-            arms = {Arm(name): figures for name, figures in state.arms.items()}
+            arms = {CanaryVariant(name): figures for name, figures in state.arms.items()}
             found = observe_request_figures(
                 arms.get(entry.arm, Figures()), ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=acceptance
             )
             self._state = msgspec.structs.replace(state, arms={**state.arms, entry.arm.value: found})
         if failed := self._describe_failed_drafter(view):
-            self._decide(Move.ROLL_BACK, "drafter", "drafter", failed)
+            self._decide(CanaryMove.ROLL_BACK, "drafter", "drafter", failed)
         elif self._terms.by_rule:
             self._follow_the_rule(entry.arm)
         if self._clock.monotonic_s() - self._saved_s >= _SAVED_EVERY_S:
@@ -126,21 +126,21 @@ class Trial:
                 return f"the worker of its drafter {draft.name} failed: {draft.detail}"
         return ""
 
-    def _follow_the_rule(self, arm: Arm) -> None:
+    def _follow_the_rule(self, arm: CanaryVariant) -> None:
         found = decide_canary(self._arms, self._terms.rule)
         seen = {each: figures.ttft_ms.seen for each, figures in self._arms.items()}
         fewest = min(seen.values())
-        last = seen[Arm.CANARY] >= self._terms.rule.most_requests
+        last = seen[CanaryVariant.CANARY] >= self._terms.rule.most_requests
         due = last or (seen[arm] == fewest and looks(fewest, self._terms.rule))
-        if found.move is Move.ROLL_BACK or (found.move is Move.PROMOTE and due):
+        if found.move is CanaryMove.ROLL_BACK or (found.move is CanaryMove.PROMOTE and due):
             self._decide(found.move, "rule", found.figure, self._why(found.figure, found.interval), found.interval)
 
     @property
-    def _arms(self) -> dict[Arm, Figures]:
-        return {arm: self._state.arms.get(arm.value, Figures()) for arm in Arm}
+    def _arms(self) -> dict[CanaryVariant, Figures]:
+        return {arm: self._state.arms.get(arm.value, Figures()) for arm in CanaryVariant}
 
     def _why(self, figure: str, interval: Interval) -> str:
-        control, canary = (self._arms[arm] for arm in (Arm.CONTROL, Arm.CANARY))
+        control, canary = (self._arms[arm] for arm in (CanaryVariant.CONTROL, CanaryVariant.CANARY))
         counts = f"{canary.ttft_ms.seen} requests of the canary and {control.ttft_ms.seen} others"
         name = {"ttft_ms": "TTFT", "tpot_ms": "TPOT"}[figure]
         mean = getattr(control, figure).mean
@@ -151,14 +151,14 @@ class Trial:
 
     def promote(self) -> None:
         """The operator wants the canary for everybody; running requests end as they began."""
-        self._obey(Move.PROMOTE)
+        self._obey(CanaryMove.PROMOTE)
 
     def abort(self) -> None:
         """The operator wants nobody to have the canary any more."""
-        self._obey(Move.ROLL_BACK)
+        self._obey(CanaryMove.ROLL_BACK)
 
-    def _obey(self, move: Move) -> None:
-        found = difference(self._arms[Arm.CANARY].tpot_ms, self._arms[Arm.CONTROL].tpot_ms)
+    def _obey(self, move: CanaryMove) -> None:
+        found = difference(self._arms[CanaryVariant.CANARY].tpot_ms, self._arms[CanaryVariant.CONTROL].tpot_ms)
         if isfinite(found.low):
             self._decide(move, "operator", "tpot_ms", self._why("tpot_ms", found), found)
         else:
@@ -170,14 +170,14 @@ class Trial:
         _log.info("the canary's trial begins anew")
         self.save()
 
-    def _decide(self, move: Move, by: str, figure: str, reason: str, interval: Interval | None = None) -> None:
+    def _decide(self, move: CanaryMove, by: str, figure: str, reason: str, interval: Interval | None = None) -> None:
         at = datetime.fromtimestamp(self._clock.wall_s(), UTC).isoformat(timespec="seconds")
         low, high = interval if interval is not None else (None, None)
         decision = TrialDecision(by, reason, at, figure, low, high)
         self._state = msgspec.structs.replace(self._state, phase=_PHASES[move], decision=decision)
         write = _log.warning if by == "drafter" else _log.info
         write("the canary is %s (by the %s): %s", _format_phase(self._state.phase), by, reason)
-        if move is Move.PROMOTE:
+        if move is CanaryMove.PROMOTE:
             for line in self._terms.to_keep:
                 _log.info("to keep the canary: %s", line)
         self.save()
@@ -201,14 +201,14 @@ class Trial:
             decision=state.decision,
             arms={arm.value: figures for arm, figures in arms.items()},
             differences={
-                name: difference(getattr(arms[Arm.CANARY], name), getattr(arms[Arm.CONTROL], name))
+                name: difference(getattr(arms[CanaryVariant.CANARY], name), getattr(arms[CanaryVariant.CONTROL], name))
                 for name in Figures._fields
             },
             outlook=self._outlook(arms),
             to_keep=terms.to_keep,
         )
 
-    def _outlook(self, arms: dict[Arm, Figures]) -> str:
+    def _outlook(self, arms: dict[CanaryVariant, Figures]) -> str:
         """Return what comes next."""
         if self._state.phase == PROMOTED:
             return "every new request gets it; change cluster.yaml to keep it"
@@ -216,7 +216,7 @@ class Trial:
             return "no new request gets it; take `canary` out of cluster.yaml, or `outrider canary restart`"
         if not self._terms.by_rule:
             return "goes on until `outrider canary promote` or `abort`"
-        rule, canary, control = self._terms.rule, arms[Arm.CANARY], arms[Arm.CONTROL]
+        rule, canary, control = self._terms.rule, arms[CanaryVariant.CANARY], arms[CanaryVariant.CONTROL]
         missing = [
             f"{rule.least_requests - figures.ttft_ms.seen} more {name}"
             for name, figures in (("of the canary", canary), ("of the others", control))

@@ -21,21 +21,21 @@ from orchestrator.control.admission import ControlLimits, refuse_or_pass
 from orchestrator.control.deadlines import deadline_s, next_item
 from orchestrator.control.draft_workers import DraftWorkers
 from orchestrator.control.event_log import tell_changes
-from orchestrator.control.overrides import Wishes, bounds_of
+from orchestrator.control.overrides import Overrides, bounds_of
 from orchestrator.control.port import PlanView, StateView
 from orchestrator.control.replica import Replica
 from orchestrator.control.replicas import ALIKE, Replicas
-from orchestrator.control.rollout import Exchange
+from orchestrator.control.rollout import Rollout
 from orchestrator.control.router import LOSSES_ARE_KNOWN_S, Router
 from orchestrator.control.state import DRAINING, FAILED, STARTING, add_totals, format_progress, whole
 from orchestrator.control.streams import Streams
-from orchestrator.control.supervisor import Upkeep
+from orchestrator.control.supervisor import SupervisorSettings
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.workers.contract import Cluster, WorkerSpec
 from orchestrator.workers.draft_messages import AttachDraft, DraftLink
-from orchestrator.workers.messages import Delta, Event, Gauges, Progress, Ready, Refused, Round, Submit
-from policies.serving.canary import Arm
-from policies.serving.overrides import Wish
+from orchestrator.workers.messages import Delta, Event, Gauges, Progress, Ready, Refused, RoundReport, Submit
+from policies.serving.canary import CanaryVariant
+from policies.serving.overrides import Override
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -60,18 +60,18 @@ class TargetControl:
         drafts: Sequence[WorkerSpec] = (),
     ) -> None:
         self.plan_view: Callable[[], PlanView] | None = None
-        self.on_round: list[Callable[[Round], None]] = []
+        self.on_round: list[Callable[[RoundReport], None]] = []
         self.on_progress: list[Callable[[Progress], None]] = []
         self._cluster = cluster
         self._limits = limits
         self._clock = clock
-        self._upkeep = Upkeep(cluster, limits.max_restarts, clock, sleep)
+        self._upkeep = SupervisorSettings(cluster, limits.max_restarts, clock, sleep)
         self._streams = Streams()
         self._replicas = Replicas(self._upkeep, self)
-        self._wishes = Wishes(clock)
+        self._wishes = Overrides(clock)
         self._router = Router(self._replicas.serving, self._replicas.retiring, self._streams, clock, limits.least_depth)
         self._drafts = DraftWorkers(self._upkeep, self._attach)
-        self._exchange = Exchange(self._replicas, self._router, self._drafts)
+        self._exchange = Rollout(self._replicas, self._router, self._drafts)
         self._preparing = "the workers are being planned"
         self.set_specs(specs, [drafts] * len(specs))
         self._task: asyncio.Task[None] | None = None
@@ -119,12 +119,12 @@ class TargetControl:
         plan = self.plan_view() if self.plan_view is not None else None
         least = self._limits.least_depth
         if view.ready is not None:
-            theirs = bounds_of(view.ready, least, Arm.CANARY.value)
+            theirs = bounds_of(view.ready, least, CanaryVariant.CANARY.value)
             view = replace(view, bounds=bounds_of(view.ready, least), canary_bounds=theirs)
         shown = replace(view, totals=add_totals([self._replicas.gone, view.totals]), plan=plan)
         return replace(shown, drafts=self._drafts.views(), wishes=self._wishes.standing)
 
-    def wish(self, wish: Wish | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
+    def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
         """See control.port.Control."""
         engines = [replica.engine for replica in self._replicas.serving]
         self._wishes.take(wish, asked_by, user=user, engine=engine, engines=engines)
@@ -203,13 +203,13 @@ class TargetControl:
             replica.state.observe(event)
             return
         delivered = 0
-        if isinstance(event, Round):
+        if isinstance(event, RoundReport):
             event, delivered = self._deliver(replica, event)
         again = replica.state.phase != STARTING
         gauges = replica.state.gauges
         replica.state.observe(event, delivered)
         match event:
-            case Round():
+            case RoundReport():
                 self._router.feed()
                 _notify(self.on_round, event)
             case Gauges():
@@ -231,7 +231,7 @@ class TargetControl:
                 self._streams.fail(self._streams.find_sent(event.request_id), _refusal(event))
                 self._router.feed()
 
-    def _deliver(self, replica: Replica, done: Round) -> tuple[Round, int]:
+    def _deliver(self, replica: Replica, done: RoundReport) -> tuple[RoundReport, int]:
         """Hand a round's deltas to their streams; returns it with its replica's number, and the tokens delivered."""
         if replica.engine:
             deltas = [msgspec.structs.replace(delta, engine=replica.engine) for delta in done.deltas]

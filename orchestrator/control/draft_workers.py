@@ -15,7 +15,7 @@ from typing import Final
 
 from orchestrator.control.port import DraftView
 from orchestrator.control.state import FAILED, READY, RESTARTING, STARTING
-from orchestrator.control.supervisor import Keeper, Upkeep
+from orchestrator.control.supervisor import Supervisor, SupervisorSettings
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.draft_messages import AttachDraft, DraftLink, DraftReady
 from orchestrator.workers.messages import Event, Failed, Progress
@@ -33,7 +33,7 @@ class DraftWorkers:
     Where one is given up, the replica goes on without it, or with another one that is free.
     """
 
-    def __init__(self, upkeep: Upkeep, attach: Attach) -> None:
+    def __init__(self, upkeep: SupervisorSettings, attach: Attach) -> None:
         self._upkeep = upkeep
         self._attach = attach
         self._workers: list[_DraftWorker] = []
@@ -124,13 +124,13 @@ class _DraftWorker:
     """One draft worker after the other, from one spec. Implements control.keeping.Kept."""
 
     def __init__(
-        self, upkeep: Upkeep, spec: WorkerSpec, number: int, attach: Attach, changed: Callable[[], None]
+        self, upkeep: SupervisorSettings, spec: WorkerSpec, number: int, attach: Attach, changed: Callable[[], None]
     ) -> None:
         self.spec = spec
         self.name = spec.name
         self.number = number
         self.target = ""
-        self.keeper = Keeper(upkeep, spec, f"draft worker {spec.name}", self)
+        self.keeper = Supervisor(upkeep, spec, f"draft worker {spec.name}", self)
         self._changed = changed
         self._attach = attach
         self._phase, self._detail = STARTING, "waits for the target"

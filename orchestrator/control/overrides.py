@@ -17,8 +17,8 @@ from orchestrator.clock import Clock
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.messages import Ready, Submit
-from policies.serving.canary import Arm
-from policies.serving.overrides import Bounds, Effective, Scope, Wish, effective
+from policies.serving.canary import CanaryVariant
+from policies.serving.overrides import EffectiveBound, OperatorBounds, Override, Scope, effective
 
 MAX_SESSIONS = 1024
 
@@ -28,33 +28,35 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Wished:
+class RecordedOverride:
     """A wish, who asked for it, and when (seconds since 1970)."""
 
-    wish: Wish
+    wish: Override
     asked_by: str
     since_s: float
 
 
-class Standing(NamedTuple):
+class ActiveOverrides(NamedTuple):
     """All wishes that stand at one time, of sessions by user tag and of engines by number. Never changed: a request
     keeps those of its start."""
 
-    sessions: Mapping[str, Wished] = MappingProxyType({})
-    engines: Mapping[int, Wished] = MappingProxyType({})
+    sessions: Mapping[str, RecordedOverride] = MappingProxyType({})
+    engines: Mapping[int, RecordedOverride] = MappingProxyType({})
 
-    def of(self, submit: Submit, engine: int) -> list[Wish]:
+    def of(self, submit: Submit, engine: int) -> list[Override]:
         """Return the wishes that concern a request on an engine."""
         enabled = True if submit.policy_depth else None
-        own = Wish(Scope.REQUEST, enabled, submit.depth, submit.most_depth)
+        own = Override(Scope.REQUEST, enabled, submit.depth, submit.most_depth)
         wider = (self.sessions.get(submit.user) if submit.user else None, self.engines.get(engine))
         return [own, *(wished.wish for wished in wider if wished is not None)]
 
 
-NO_WISHES = Standing()
+NO_WISHES = ActiveOverrides()
 
 
-def resolve_overrides(submit: Submit, standing: Standing, engine: int, bounds: Bounds) -> tuple[Submit, Effective]:
+def resolve_overrides(
+    submit: Submit, standing: ActiveOverrides, engine: int, bounds: OperatorBounds
+) -> tuple[Submit, EffectiveBound]:
     """Return a request as an engine is to decode it, by all wishes that concern it, and what that comes to. One that
     nobody wishes anything of stays as it is."""
     found = effective(standing.of(submit, engine), bounds)
@@ -64,18 +66,18 @@ def resolve_overrides(submit: Submit, standing: Standing, engine: int, bounds: B
     return msgspec.structs.replace(submit, depth=depth, most_depth=most), found
 
 
-def bounds_of(ready: Ready | None, least: int, lane: str = "") -> Bounds:
+def bounds_of(ready: Ready | None, least: int, lane: str = "") -> OperatorBounds:
     """Return the operator's bounds, as they are effective in a worker for requests of a lane (see Submit): without a
     drafter nobody gets drafts. `least`: see Bounds."""
     if ready is None:
-        return Bounds(least=least)
-    canary = lane == Arm.CANARY.value
+        return OperatorBounds(least=least)
+    canary = lane == CanaryVariant.CANARY.value
     most = ready.canary_depth if canary else ready.max_depth if ready.drafters else 0
     fixed = ready.canary_fixed if canary else ready.fixed_depth
-    return Bounds(most > 0, most, min(least, most), fixed)
+    return OperatorBounds(most > 0, most, min(least, most), fixed)
 
 
-class Wishes:
+class Overrides:
     """Takes wishes in and back. Owned by one event loop."""
 
     def __init__(self, clock: Clock) -> None:
@@ -83,7 +85,7 @@ class Wishes:
         self.standing = NO_WISHES
 
     def take(
-        self, wish: Wish | None, asked_by: str, *, user: str, engine: int | None, engines: Collection[int]
+        self, wish: Override | None, asked_by: str, *, user: str, engine: int | None, engines: Collection[int]
     ) -> None:
         """See control.port.Control.wish; `engines` are all there are."""
         if engine is not None and engine not in engines:
@@ -99,7 +101,7 @@ class Wishes:
             self.standing = NO_WISHES
             _log.info("speculation wished", everybody=True, wish=format_override(None), asked_by=asked_by)
 
-    def _session(self, user: str, wish: Wish | None, asked_by: str) -> None:
+    def _session(self, user: str, wish: Override | None, asked_by: str) -> None:
         known = self.standing.sessions
         if wish is not None and user not in known and len(known) >= MAX_SESSIONS:
             raise RequestError(
@@ -110,22 +112,22 @@ class Wishes:
         self.standing = self.standing._replace(sessions=self._replace_override(known, user, wish, asked_by))
         _log.info("speculation wished", session=user, wish=format_override(wish), asked_by=asked_by)
 
-    def _engine(self, engine: int, wish: Wish | None, asked_by: str) -> None:
+    def _engine(self, engine: int, wish: Override | None, asked_by: str) -> None:
         self.standing = self.standing._replace(
             engines=self._replace_override(self.standing.engines, engine, wish, asked_by)
         )
         _log.info("speculation wished", engine=engine, wish=format_override(wish), asked_by=asked_by)
 
     def _replace_override(
-        self, known: Mapping[_K, Wished], key: _K, wish: Wish | None, asked_by: str
-    ) -> Mapping[_K, Wished]:
+        self, known: Mapping[_K, RecordedOverride], key: _K, wish: Override | None, asked_by: str
+    ) -> Mapping[_K, RecordedOverride]:
         others = {other: wished for other, wished in known.items() if other != key}
         if wish is not None:
-            others[key] = Wished(wish, asked_by, self._clock.wall_s())
+            others[key] = RecordedOverride(wish, asked_by, self._clock.wall_s())
         return MappingProxyType(others)
 
 
-def format_override(wish: Wish | None) -> str:
+def format_override(wish: Override | None) -> str:
     """Return a wish in words; None is one that was taken back."""
     if wish is None:
         return "not wished any more"

@@ -14,11 +14,11 @@ from orchestrator.clock import Clock
 from orchestrator.control.port import PlanView
 from orchestrator.errors import OutriderError
 from orchestrator.planning.correction import Corrections, Key, key_of, scale_option
-from orchestrator.planning.proposal import PlanError, Proposal
+from orchestrator.planning.proposal import PlanError, PlanProposal
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Round
+from orchestrator.workers.messages import RoundReport
 from policies.planning.plan import Option, Role, diff
-from policies.planning.shard_cost import Part, context_tokens
+from policies.planning.shard_cost import ModelPart, context_tokens
 from policies.serving import drift
 from policies.serving.drift import Drift
 
@@ -31,7 +31,7 @@ class Planned(Protocol):
     """A plan, and how its workers are started: one target a replica, and the draft workers of each."""
 
     @property
-    def proposal(self) -> Proposal: ...
+    def proposal(self) -> PlanProposal: ...
 
     @property
     def targets(self) -> Sequence[WorkerSpec]: ...
@@ -40,28 +40,28 @@ class Planned(Protocol):
     def drafts(self) -> Sequence[Sequence[WorkerSpec]]: ...
 
 
-class Changing(Protocol):
+class PlanExecutor(Protocol):
     """What executes a plan's changes: control.reconcile.TargetControl."""
 
     async def change(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> list[int]: ...
 
 
-class Making(Protocol):
+class Planner(Protocol):
     """How plans are made; both calls may take their time, and run in a thread."""
 
-    def again(self, first: Proposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> Planned:
+    def again(self, first: PlanProposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> Planned:
         """Return another plan, by the factors by which costs turned out to differ from the first one's. What it needs
         of the `running` targets has their very specs."""
         ...
 
-    def mark_drifted(self, first: Proposal, key: Key, ratio: float) -> str:
+    def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
         """Note that a target's profile does not hold: rounds take `ratio` times what it predicts. Returns that in a
         line, with when it is measured again."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class DriftPolicy:
     """How far rounds may be from what is predicted, as a share of it, and for how long, in time of rounds, before a
     profile is marked as drifted. `pause_s`: between the first two plans that are made anew."""
 
@@ -73,7 +73,9 @@ class Patience:
 class PlanKeeper:
     """One running plan. `observe` is to be called with each round, in the event loop."""
 
-    def __init__(self, running: Planned, control: Changing, making: Making, patience: Patience, clock: Clock) -> None:
+    def __init__(
+        self, running: Planned, control: PlanExecutor, making: Planner, patience: DriftPolicy, clock: Clock
+    ) -> None:
         self._first = running.proposal
         self._running = running
         self._control = control
@@ -94,7 +96,7 @@ class PlanKeeper:
         self._marking: asyncio.Task[None] | None = None
 
     @property
-    def proposal(self) -> Proposal:
+    def proposal(self) -> PlanProposal:
         """The running plan, and what it was made from."""
         return self._running.proposal
 
@@ -112,7 +114,7 @@ class PlanKeeper:
             drifted=tuple(told for told in self._profiles.marked.values() if told),
         )
 
-    def observe(self, done: Round) -> None:
+    def observe(self, done: RoundReport) -> None:
         """Compare a round with its prediction. Rounds that read prompts say nothing: nobody knows their share."""
         engine, sequences = self._places.get(done.engine), len(done.deltas)
         if not sequences or sequences != done.sequences or engine is None:
@@ -123,7 +125,7 @@ class PlanKeeper:
             return
         held = [one.stats.prompt_tokens + one.stats.generated for one in done.deltas if one.stats is not None]
         context = sum(held) / len(held) if held else context_tokens(workload)
-        predicted_ms = Part(option).ms(done.rows, sequences, context)
+        predicted_ms = ModelPart(option).ms(done.rows, sequences, context)
         measured_ms = done.round_ms - done.draft_ms
         tolerance = self._patience.tolerance
         self._drifts[engine] = drift.observe_drift(self._drifts[engine], predicted_ms, measured_ms, tolerance)
@@ -223,7 +225,7 @@ class PlanKeeper:
 class _Profiles:
     """What rounds take beside what the profiles themselves predict, corrections left out: by target's option."""
 
-    def __init__(self, first: Proposal, patience: Patience) -> None:
+    def __init__(self, first: PlanProposal, patience: DriftPolicy) -> None:
         self.marked: dict[Key, str] = {}
         self._patience = patience
         self._measured = {key_of(one): one for one in first.cluster.options if one.role is Role.TARGET}
@@ -235,7 +237,7 @@ class _Profiles:
 
     def observe(self, key: Key, shape: tuple[int, int, float], measured_ms: float) -> bool:
         """Take in a round of so many rows and sequences over such a context; True when the profile is to be marked."""
-        predicted_ms = Part(self._measured[key]).ms(*shape)
+        predicted_ms = ModelPart(self._measured[key]).ms(*shape)
         self._drifts[key] = drift.observe_drift(self._drifts[key], predicted_ms, measured_ms, self._patience.tolerance)
         if key in self.marked or not drift.lasts(self._drifts[key], self._patience.marked_after_s):
             return False
@@ -243,7 +245,7 @@ class _Profiles:
         return True
 
 
-def _options(proposal: Proposal) -> list[Option]:
+def _options(proposal: PlanProposal) -> list[Option]:
     """Return the option that each replica's target runs."""
     known = {key_of(one): one for one in proposal.cluster.options if one.role is Role.TARGET}
     return [known[key_of(replica.shards[0])] for replica in proposal.plan.replicas]

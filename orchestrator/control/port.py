@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orchestrator.control.overrides import NO_WISHES, Standing
+from orchestrator.control.overrides import NO_WISHES, ActiveOverrides
 from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.messages import Delta, Gauges, Ready, Submit
-from policies.serving.canary import Figures, Interval, Rule
-from policies.serving.overrides import Bounds, Wish
+from policies.serving.canary import Figures, Interval, PromotionRule
+from policies.serving.overrides import OperatorBounds, Override
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class TrialView:
     effective_share: float
     differs: tuple[str, ...]
     by_rule: bool
-    rule: Rule
+    rule: PromotionRule
     decision: TrialDecision | None
     arms: dict[str, Figures]
     differences: dict[str, Interval]
@@ -139,9 +139,9 @@ class StateView:
     drafts: tuple[DraftView, ...] = ()
     replicas: tuple[ReplicaView, ...] = ()
     plan: PlanView | None = None
-    bounds: Bounds | None = None
-    canary_bounds: Bounds | None = None
-    wishes: Standing = NO_WISHES
+    bounds: OperatorBounds | None = None
+    canary_bounds: OperatorBounds | None = None
+    wishes: ActiveOverrides = NO_WISHES
 
 
 class Control(Protocol):
@@ -164,7 +164,7 @@ class Control(Protocol):
 class AdminControl(Control, Protocol):
     """Control, and what only the operator may ask of it."""
 
-    def wish(self, wish: Wish | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
+    def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
         """Let a wish on speculation stand for a session (`user`), for an engine, or for all engines where neither is
         named. None takes it back; where neither is named, everybody's. It holds for requests that start from now on.
         Raises RequestError."""

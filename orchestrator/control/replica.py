@@ -8,9 +8,9 @@ from typing import Protocol
 
 from orchestrator.control.affinity import SeenPrefixes
 from orchestrator.control.state import FAILED, TargetState
-from orchestrator.control.supervisor import Keeper, Upkeep
+from orchestrator.control.supervisor import Supervisor, SupervisorSettings
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Command, Event, Failed, Ready, Round
+from orchestrator.workers.messages import Command, Event, Failed, Ready, RoundReport
 from policies.serving.replica_load import ReplicaPace, observe_replica_round
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Replica:
     `name` is unique, also among replicas whose spec has the same. Implements control.keeping.Kept.
     """
 
-    def __init__(self, upkeep: Upkeep, spec: WorkerSpec, name: str, engine: int, owner: Owner) -> None:
+    def __init__(self, upkeep: SupervisorSettings, spec: WorkerSpec, name: str, engine: int, owner: Owner) -> None:
         self.spec = spec
         self.name = name
         self.engine = engine
@@ -50,7 +50,7 @@ class Replica:
         self.pace = ReplicaPace()
         self._clock = upkeep.clock
         self._owner = owner
-        self._keeper = Keeper(upkeep, spec, f"worker {name}", self)
+        self._keeper = Supervisor(upkeep, spec, f"worker {name}", self)
 
     @property
     def serving(self) -> bool:
@@ -84,7 +84,7 @@ class Replica:
         """See control.keeping.Kept."""
         self.heard_s = self._clock.monotonic_s()
         match event:
-            case Round():
+            case RoundReport():
                 tokens = sum(len(delta.tokens) for delta in event.deltas)
                 counts = {"sequences": event.sequences, "rows": event.rows, "drafted": event.drafted}
                 self.pace = observe_replica_round(self.pace, tokens=tokens, round_ms=event.round_ms, **counts)

@@ -10,10 +10,10 @@ from itertools import chain, count
 from orchestrator.control.port import Totals
 from orchestrator.control.replica import Owner, Replica
 from orchestrator.control.state import FAILED, add_totals, fold_round, unlike
-from orchestrator.control.supervisor import Upkeep
+from orchestrator.control.supervisor import SupervisorSettings
 from orchestrator.errors import WorkerError
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Ready, Round
+from orchestrator.workers.messages import Ready, RoundReport
 
 ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
 """The way out where replicas differ."""
@@ -25,7 +25,7 @@ class Replicas:
     """`serving` get requests, in the order of their places. `retiring` are left with the streams that only they can go
     on with to the bit. `gone`: the totals of those that have left no heir. `owner` is told what becomes of each."""
 
-    def __init__(self, upkeep: Upkeep, owner: Owner) -> None:
+    def __init__(self, upkeep: SupervisorSettings, owner: Owner) -> None:
         self.serving: list[Replica] = []
         self.retiring: list[Replica] = []
         self.gone = Totals()
@@ -87,7 +87,7 @@ class Replicas:
             self.gone = add_totals([self.gone, old.state.totals])
         return heir
 
-    def count_for_heir(self, replica: Replica, done: Round, delivered: int) -> None:
+    def count_for_heir(self, replica: Replica, done: RoundReport, delivered: int) -> None:
         """Count a round of one that is retiring for the one in its place. `delivered`: see state.fold_round."""
         if replica in self.retiring:
             heir = self._heir(replica)

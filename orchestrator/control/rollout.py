@@ -20,7 +20,7 @@ _LEAVING_POLL_S = 0.05
 _log = logging.getLogger(__name__)
 
 
-class Exchange:
+class Rollout:
     """Changes `replicas` and the draft workers beside them, one change after the other."""
 
     def __init__(self, replicas: Replicas, router: Router, drafts: DraftWorkers) -> None:

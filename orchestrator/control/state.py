@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Final
 
 from orchestrator.control.port import ReplicaView, StateView, Totals
-from orchestrator.workers.messages import Event, Gauges, Progress, Ready, Round
+from orchestrator.workers.messages import Event, Gauges, Progress, Ready, RoundReport
 
 STARTING: Final = "starting"
 READY: Final = "ready"
@@ -23,7 +23,7 @@ FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 15.0
 
 
-def fold_round(totals: Totals, round_: Round, delivered: int) -> Totals:
+def fold_round(totals: Totals, round_: RoundReport, delivered: int) -> Totals:
     """Return the totals with one round added. `delivered`: its tokens that went to a live stream."""
     return replace(
         totals,
@@ -110,7 +110,7 @@ class TargetState:
     def observe(self, event: Event, delivered: int = 0) -> None:
         """Fold one event of the current worker. `delivered`: see fold_round."""
         match event:
-            case Round():
+            case RoundReport():
                 self.totals = fold_round(self.totals, event, delivered)
             case Gauges():
                 self.gauges = event

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from device_profiles.units import MS_PER_S
-from orchestrator.control.overrides import NO_WISHES, Standing
+from orchestrator.control.overrides import NO_WISHES, ActiveOverrides
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Delta, RequestStats, Submit
-from policies.serving.overrides import Effective
+from policies.serving.overrides import EffectiveBound
 from policies.serving.slo import predict_ttft_ms
 
 STRIKES_OUT = 2
@@ -56,9 +56,9 @@ class Stream:
     progressed: bool = False
     first_s: float | None = None
     last_stats: RequestStats | None = None
-    wishes: Standing = NO_WISHES
-    speculation: Effective | None = None
-    told: Effective | None = None
+    wishes: ActiveOverrides = NO_WISHES
+    speculation: EffectiveBound | None = None
+    told: EffectiveBound | None = None
 
     @property
     def key(self) -> str:
@@ -76,18 +76,18 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
+class TypicalTimes:
     """What requests take once they run, running means: to their first token, and from there to their end. None before
     the first."""
 
     prefill_ms: float | None = None
     decode_ms: float | None = None
 
-    def observe_request_start(self, stats: RequestStats | None) -> Usual:
+    def observe_request_start(self, stats: RequestStats | None) -> TypicalTimes:
         """A request got its first token."""
         return self if stats is None else replace(self, prefill_ms=_mean(self.prefill_ms, stats.prefill_ms))
 
-    def observe_request_end(self, decode_ms: float) -> Usual:
+    def observe_request_end(self, decode_ms: float) -> TypicalTimes:
         """A request ended, so long after its first token."""
         return replace(self, decode_ms=_mean(self.decode_ms, decode_ms))
 
@@ -112,7 +112,7 @@ class Streams:
         self._sent: dict[str, Stream] = {}  # by the id that its worker knows, in the order of sending
         self.counts: Counter[str] = Counter()  # live streams by the replica that has them
         self._usual_tokens = _FIRST_USUAL_TOKENS
-        self.usual = Usual()
+        self.usual = TypicalTimes()
         self._readers = 0
         self._no_readers = asyncio.Event()
         self._no_readers.set()
@@ -126,7 +126,7 @@ class Streams:
         """How many tokens an output has, on the mean of the last ones."""
         return max(1, round(self._usual_tokens))
 
-    def open(self, submit: Submit, wishes: Standing = NO_WISHES) -> Stream:
+    def open(self, submit: Submit, wishes: ActiveOverrides = NO_WISHES) -> Stream:
         """Take in a request, under these wishes. Raises RequestError 400 when its id is in use."""
         if submit.request_id in self._live:
             raise RequestError(f"a request with the id {submit.request_id} is running", code="duplicate_request")

@@ -22,7 +22,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
+class SupervisorSettings:
     """What every worker is kept with: each may be started `max_restarts` times more within ten minutes."""
 
     cluster: Cluster
@@ -31,7 +31,7 @@ class Upkeep:
     sleep: Sleep
 
 
-class Kept(Protocol):
+class SupervisedWorker(Protocol):
     """Who is told what becomes of the worker."""
 
     def handle_start(self, where: str) -> None:
@@ -55,10 +55,10 @@ class Kept(Protocol):
         ...
 
 
-class Keeper:
+class Supervisor:
     """One worker after the other from one spec, each told of to `kept`. `title` names them in the log."""
 
-    def __init__(self, upkeep: Upkeep, spec: WorkerSpec, title: str, kept: Kept) -> None:
+    def __init__(self, upkeep: SupervisorSettings, spec: WorkerSpec, title: str, kept: SupervisedWorker) -> None:
         self._upkeep = upkeep
         self._spec = spec
         self._title = title

@@ -22,7 +22,7 @@ _CLOSE_BEHIND = 66
 
 
 @dataclass(slots=True, eq=False)
-class Known:
+class DraftSequence:
     """One sequence, as the draft model knows it.
 
     The slot holds the first `held` of `tokens` and, where that is all of them, the `guessed` tokens behind. `fixed`
@@ -73,7 +73,7 @@ class _Feed:
     """Tokens for a sequence's slot, behind `start`; `wanted`: the logits behind the last of them. `close`: what is
     missing is little, and no prefill."""
 
-    known: Known
+    known: DraftSequence
     start: int
     tokens: Sequence[int]
     wanted: bool
@@ -95,7 +95,7 @@ class DraftCache:
         self._prefill_ms = prefill_ms
         self._cost = PrefillCost()
         self._free = list(range(model.capabilities.slots - 1, -1, -1))
-        self._seated: list[Known] = []
+        self._seated: list[DraftSequence] = []
         self._rounds = 0
 
     @property
@@ -103,7 +103,9 @@ class DraftCache:
         """What a row of a text that is read takes; 0 where none was."""
         return self._cost.row_ms or 0.0
 
-    def catch_up(self, asked: Sequence[Known], beside: Sequence[Known] = ()) -> dict[Known, Row]:
+    def catch_up(
+        self, asked: Sequence[DraftSequence], beside: Sequence[DraftSequence] = ()
+    ) -> dict[DraftSequence, Row]:
         """Feed what the sequences are behind, within a round's bound; returns the logits behind the last token of
         those that are then caught up. Others go on in the next round. `beside`: who else drafts in this round."""
         self._rounds += 1
@@ -112,7 +114,7 @@ class DraftCache:
         going = [known for known in asked if self._seat(known)]
         most = self._model.capabilities.max_batch_rows
         left = rows_within(self._cost, bound_ms=self._prefill_ms, most=most, least=min(_LEAST_ROWS, most))
-        found: dict[Known, Row] = {}
+        found: dict[DraftSequence, Row] = {}
         while going:
             feeds: list[_Feed] = []
             for known in sorted(going, key=lambda one: one.missing):
@@ -130,18 +132,18 @@ class DraftCache:
                     found[known] = row
         return found
 
-    def read(self, known: Known) -> None:
+    def read(self, known: DraftSequence) -> None:
         """Feed a sequence as far as the model takes it in one forward, whatever that takes, as a prefill."""
         if self._seat(known):
             rows = min(len(known.tokens), self._model.capabilities.max_batch_rows)
             self._run([_behind(known, rows, close=False)])
 
-    def step(self, tokens: dict[Known, int]) -> dict[Known, Row]:
+    def step(self, tokens: dict[DraftSequence, int]) -> dict[DraftSequence, Row]:
         """Feed one guessed token to each sequence; returns the logits behind it, of those that had room."""
         feeds = [_Feed(known, known.held + len(known.guessed), [token], True) for known, token in tokens.items()]
         return {known: row for known, row in self._run(feeds) if row is not None}
 
-    def drop(self, known: Known) -> None:
+    def drop(self, known: DraftSequence) -> None:
         """Give up what is held of a sequence."""
         if known.slot == NO_SLOT:
             return
@@ -152,7 +154,7 @@ class DraftCache:
         known.held = known.fixed = 0
         known.guessed = []
 
-    def take_over(self, known: Known, before: Known) -> None:
+    def take_over(self, known: DraftSequence, before: DraftSequence) -> None:
         """A sequence is begun anew: let it have the slot of the one before, as far as both begin alike."""
         if before.slot == NO_SLOT:
             return
@@ -166,7 +168,7 @@ class DraftCache:
         known.slot, known.held, known.fixed, known.asked = before.slot, held, before.fixed, before.asked
         before.slot = NO_SLOT
 
-    def _seat(self, known: Known) -> bool:
+    def _seat(self, known: DraftSequence) -> bool:
         """Give a sequence a slot, taking it from one that nobody asks for in this round. False: there is none."""
         if known.slot != NO_SLOT:
             known.guessed = []
@@ -180,7 +182,7 @@ class DraftCache:
         known.held = known.fixed = self._model.attach(known.slot, known.tokens[:limit])
         return True
 
-    def _evict(self, kept: Iterable[Known]) -> bool:
+    def _evict(self, kept: Iterable[DraftSequence]) -> bool:
         """Drop the sequence asked for least recently, of those that are not asked for now. False: there is none."""
         keep = set(kept)
         idle = [known for known in self._seated if known not in keep and known.asked < self._rounds]
@@ -188,7 +190,7 @@ class DraftCache:
             self.drop(min(idle, key=lambda known: known.asked))
         return bool(idle)
 
-    def _share(self, known: Known) -> None:
+    def _share(self, known: DraftSequence) -> None:
         """Let later sequences begin with what was computed of a prompt. The last token never counts: it may have to be
         computed again."""
         size = self._model.capabilities.block_tokens
@@ -197,10 +199,10 @@ class DraftCache:
             self._model.share(known.slot, known.tokens[:whole])
             known.fixed = whole
 
-    def _run(self, feeds: Sequence[_Feed]) -> list[tuple[Known, Row | None]]:
+    def _run(self, feeds: Sequence[_Feed]) -> list[tuple[DraftSequence, Row | None]]:
         """Run feeds in as few forwards as the model takes; returns each sequence that had room, with its logits
         where they were wanted."""
-        done: list[tuple[Known, Row | None]] = []
+        done: list[tuple[DraftSequence, Row | None]] = []
         for group in self._groups(feeds):
             batch = self._with_room(group)
             while batch:
@@ -261,7 +263,7 @@ def common(left: Sequence[int], right: Sequence[int]) -> int:
     return count
 
 
-def _behind(known: Known, rows: int, *, close: bool) -> _Feed:
+def _behind(known: DraftSequence, rows: int, *, close: bool) -> _Feed:
     """Return the next committed tokens to feed, `rows` at most; no feed reaches over the prompt's end where the rows
     behind it are of another class."""
     start = min(known.held, len(known.tokens) - 1)

@@ -17,7 +17,7 @@ from policies.speculation.draft_chain import OPTIMISM_TOKENS, asks_on, estimate_
 
 
 @dataclass(slots=True)
-class _Standing:
+class _DrafterStats:
     """What is known of one drafter, for one kind of text (greedy or sampled). `usual` and `passed`: see
     policies.speculation.draft_chain. `proposed` are its last drafts, by sequence, as it gave them."""
 
@@ -51,7 +51,7 @@ class ChainDrafter:
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = tuple(drafters)
         self._greedy: dict[str, bool] = {}
-        self._standings = {greedy: [_Standing() for _ in self._drafters] for greedy in (True, False)}
+        self._standings = {greedy: [_DrafterStats() for _ in self._drafters] for greedy in (True, False)}
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
         """See the port."""

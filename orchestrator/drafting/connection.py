@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 
 from orchestrator.drafting.endpoint import GREETING_S, host_id, knock
-from orchestrator.drafting.protocol import VERSION, Garbage, Hello, Link, LinkLost, Welcome
-from orchestrator.workers.draft_messages import Door, DraftLink
+from orchestrator.drafting.protocol import VERSION, Hello, Link, LinkLost, ProtocolError, Welcome
+from orchestrator.workers.draft_messages import DraftEndpoint, DraftLink
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
@@ -17,7 +17,7 @@ class Refusal(Exception):
     """The draft worker cannot serve this target; trying again changes nothing."""
 
 
-class Connector:
+class ConnectionThread:
     """Makes links for one drafter; `take` hands over the newest. All methods are thread-safe.
 
     `check` raises Refusal for a welcome that does not fit. `report` hears of every change, from any thread.
@@ -31,12 +31,12 @@ class Connector:
         self._check = check
         self._report = report
         self._changed = threading.Condition()
-        self._door: Door | None = None
+        self._door: DraftEndpoint | None = None
         self._wanted = self._closed = False
         self._made: tuple[Link, Welcome] | None = None
         self._thread: threading.Thread | None = None
 
-    def aim(self, door: Door) -> None:
+    def aim(self, door: DraftEndpoint) -> None:
         """Connect to what is behind this door from now on."""
         with self._changed:
             if self._closed:
@@ -75,7 +75,7 @@ class Connector:
         while (door := self._next_door()) is not None:
             try:
                 made = self._connect(door)
-            except (LinkLost, Garbage) as error:
+            except (LinkLost, ProtocolError) as error:
                 self._report(DraftLink(self._name, "lost", str(error)))
                 with self._changed:
                     if door is self._door and not self._closed:
@@ -87,13 +87,13 @@ class Connector:
                 backoff_s = FIRST_BACKOFF_S
                 self._hand_over(door, made)
 
-    def _next_door(self) -> Door | None:
+    def _next_door(self) -> DraftEndpoint | None:
         with self._changed:
             while not (self._wanted or self._closed):
                 self._changed.wait()
             return None if self._closed else self._door
 
-    def _connect(self, door: Door) -> tuple[Link, Welcome]:
+    def _connect(self, door: DraftEndpoint) -> tuple[Link, Welcome]:
         link = Link(knock(door))
         try:
             link.send(Hello(VERSION, host_id(), self._device))
@@ -106,13 +106,13 @@ class Connector:
             raise
         return link, welcome
 
-    def _give_up(self, door: Door, reason: str) -> None:
+    def _give_up(self, door: DraftEndpoint, reason: str) -> None:
         with self._changed:
             if door is self._door:
                 self._wanted = False
         self._report(DraftLink(self._name, "refused", reason))
 
-    def _hand_over(self, door: Door, made: tuple[Link, Welcome]) -> None:
+    def _hand_over(self, door: DraftEndpoint, made: tuple[Link, Welcome]) -> None:
         with self._changed:
             if door is not self._door or self._closed:
                 made[0].close()  # another door was named meanwhile

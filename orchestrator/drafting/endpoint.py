@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.drafting.protocol import LinkLost
-from orchestrator.workers.draft_messages import Door
+from orchestrator.workers.draft_messages import DraftEndpoint
 
 GREETING_S = 5.0
 """The longest wait for one step of the greeting."""
@@ -36,7 +36,7 @@ def host_id() -> str:
     return socket.gethostname()
 
 
-class OpenDoor:
+class EndpointServer:
     """A draft worker's side: listens on an abstract Unix socket, and on `host` too where one is given."""
 
     def __init__(self, host: str = "") -> None:
@@ -51,7 +51,7 @@ class OpenDoor:
                 self.close()
                 raise
             addresses.append(f"tcp:{host}:{self.listening[-1].getsockname()[1]}")
-        self.door = Door(addresses, secrets.token_bytes(_KEY_BYTES))
+        self.door = DraftEndpoint(addresses, secrets.token_bytes(_KEY_BYTES))
 
     def admit(self, listening: socket.socket) -> socket.socket | None:
         """Accept whoever knocks there; None where it has no key. Waits GREETING_S a step at most."""
@@ -71,7 +71,7 @@ class OpenDoor:
             listening.close()
 
 
-def knock(door: Door) -> socket.socket:
+def knock(door: DraftEndpoint) -> socket.socket:
     """Return a connected socket to whoever is behind the door. Raises LinkLost, with what each address gave."""
     problems = []
     for address in door.addresses:

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from orchestrator.drafting.cache import Known
+from orchestrator.drafting.cache import DraftSequence
 from orchestrator.drafting.port import Ask, Draft
 from policies.sampling import Rule
 from policies.speculation.allocation import reach
@@ -22,8 +22,8 @@ from policies.speculation.break_even import mean
 from policies.speculation.gate import (
     FIRST_ROUNDS,
     TRIAL_ROUNDS,
-    Price,
-    Worth,
+    DraftCost,
+    GateState,
     decide_drafting,
     observe_drafted_round,
     reads,
@@ -36,7 +36,7 @@ _TRIAL_TOKENS = 4
 
 
 @dataclass(slots=True)
-class _Round:
+class _GatedRound:
     """What is known of the last round's drafts of a rule. `sequences`: who decoded in it, drafted for or not. Cheaper
     drafters' drafts promised so many tokens. `cost_ms`: of drafting; `rows_ms`: of verification, going by the rows."""
 
@@ -55,19 +55,19 @@ class _Round:
 
 
 @dataclass(slots=True)
-class Guard:
+class DraftGate:
     """See the module. `reading_ms` estimates what it takes to read what a sequence is behind."""
 
-    reading_ms: Callable[[Known], float]
-    _worths: dict[Rule, Worth] = field(default_factory=dict)
-    _open: dict[Rule, _Round] = field(default_factory=dict)
+    reading_ms: Callable[[DraftSequence], float]
+    _worths: dict[Rule, GateState] = field(default_factory=dict)
+    _open: dict[Rule, _GatedRound] = field(default_factory=dict)
     _usual_tokens: float = _USUAL_TOKENS
     _ended: int = 0
 
-    def choose_asks(self, asks: Sequence[Ask], known: Mapping[str, Known], step_ms: float) -> list[Ask]:
+    def choose_asks(self, asks: Sequence[Ask], known: Mapping[str, DraftSequence], step_ms: float) -> list[Ask]:
         """Return those to draft for in this round; a round with whoever asks was completed since the last call."""
         self._settle(max((ask.last_ms for ask in asks), default=0.0))
-        by_rule: defaultdict[Rule, list[tuple[float, Ask, Known]]] = defaultdict(list)
+        by_rule: defaultdict[Rule, list[tuple[float, Ask, DraftSequence]]] = defaultdict(list)
         kept: list[Ask] = []
         for ask in asks:
             if ask.cheap_only:
@@ -82,34 +82,34 @@ class Guard:
         return kept
 
     def _worth_it(
-        self, rule: Rule, wishes: Sequence[tuple[float, Ask, Known]], step_ms: float, sequences: int
+        self, rule: Rule, wishes: Sequence[tuple[float, Ask, DraftSequence]], step_ms: float, sequences: int
     ) -> list[Ask]:
         """Return the wishes that are granted; they come in the order of what there is to read for them."""
         round_ms = wishes[0][1].round_ms or 0.0
-        worth = self._worths[rule] = decide_drafting(self._worth(rule), Price(round_ms, step_ms, wishes[0][0]))
+        worth = self._worths[rule] = decide_drafting(self._worth(rule), DraftCost(round_ms, step_ms, wishes[0][0]))
         if not worth.asked:
             return []
         kept: list[Ask] = []
         for reading_ms, ask, known in wishes:
             done = len(known.tokens) - known.prompt
-            if not reads(worth, Price(round_ms, step_ms, reading_ms), max(self._usual_tokens - done, done)):
+            if not reads(worth, DraftCost(round_ms, step_ms, reading_ms), max(self._usual_tokens - done, done)):
                 break
             worth = replace(worth, account=worth.account - reading_ms / round_ms)
             tried = worth.rounds < TRIAL_ROUNDS
             kept.append(replace(ask, limit=min(ask.limit, _TRIAL_TOKENS)) if tried else ask)
         if kept:
-            self._open[rule] = _Round(round_ms, sequences)
+            self._open[rule] = _GatedRound(round_ms, sequences)
         return kept
 
-    def _worth(self, rule: Rule) -> Worth:
+    def _worth(self, rule: Rule) -> GateState:
         """Return what is known of a rule's drafts. A new rule borrows from the richest: a drafter that pays under one
         is tried under others soon, and one that did not has to save for it."""
         if rule not in self._worths and self._worths:
             richest = max(self._worths, key=lambda one: self._worths[one].account)
             lent = min(FIRST_ROUNDS, max(0.0, self._worths[richest].account / 2))
             self._worths[richest] = replace(self._worths[richest], account=self._worths[richest].account - lent)
-            self._worths[rule] = Worth(account=lent)
-        return self._worths.setdefault(rule, Worth())
+            self._worths[rule] = GateState(account=lent)
+        return self._worths.setdefault(rule, GateState())
 
     def observe_drafts(self, took_ms: float, drafts: Iterable[tuple[Rule, Ask, Draft]], *, reading: bool) -> None:
         """The drafts that were chosen are there, after so long; `reading`: with more to read than verdicts."""
@@ -127,7 +127,7 @@ class Guard:
         if (found := self._open.get(rule)) is not None:
             found.accepted += accepted
 
-    def observe_sequence_end(self, known: Known) -> None:
+    def observe_sequence_end(self, known: DraftSequence) -> None:
         """A sequence ended: how long others will be is guessed from that."""
         self._usual_tokens = mean(self._usual_tokens, float(len(known.tokens) - known.prompt), self._ended)
         self._ended += 1

@@ -22,7 +22,7 @@ _READING_STEPS = 256  # steps in which a drafter may read a new sequence's promp
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _LookaheadSequence:
     """One sequence, and how many tokens ahead are wanted of it. `reading`: so many steps more it may have no guess,
     because the drafter is still reading its prompt. `stuck`: there is no further guess."""
 
@@ -64,7 +64,7 @@ class _Line:
 
 
 @dataclass(slots=True)
-class AheadDrafter:
+class LookaheadDrafter:
     """Drives one drafter for one target. Asked again for a longer draft of the same sequence, the drafter must go on
     where it was. `runs_ahead` says whether `step` has anything to do. `hits` and `misses`: see drafting.wire.Answer.
     """
@@ -74,7 +74,7 @@ class AheadDrafter:
     runs_ahead: bool = False
     hits: int = 0
     misses: int = 0
-    _lines: dict[str, _Line] = field(default_factory=dict)
+    _lines: dict[str, _LookaheadSequence] = field(default_factory=dict)
     _step_s: float = 0.0
 
     def forget_all(self) -> None:
@@ -87,7 +87,7 @@ class AheadDrafter:
         """Take in what became of a sequence."""
         match update:
             case Begin(key, tokens, sampling):
-                self._lines[key] = _Line(key)
+                self._lines[key] = _LookaheadSequence(key)
                 self.drafter.begin(key, tokens, sampling)
             case Extend(key, tokens):
                 if (line := self._lines.get(key)) is not None:
@@ -128,7 +128,7 @@ class AheadDrafter:
             self._grow(growing)
         return bool(growing)
 
-    def _draft_until(self, end_s: float, wishes: Sequence[tuple[_Line, Ask]], round_s: float) -> None:
+    def _draft_until(self, end_s: float, wishes: Sequence[tuple[_LookaheadSequence, Ask]], round_s: float) -> None:
         """Draft until every wish is fulfilled or the next step would be too late; one step at least."""
         price = 0.0  # the first step is free: without it nobody would learn that steps have become cheaper
         while growing := [line for line, ask in wishes if line.wants_more_for(ask, price)]:
@@ -137,7 +137,7 @@ class AheadDrafter:
                 return
             price = self._step_s / round_s if round_s else 0.0
 
-    def _grow(self, lines: Sequence[_Line]) -> None:
+    def _grow(self, lines: Sequence[_LookaheadSequence]) -> None:
         """Ask for one token more than each line has."""
         started_s = self.clock.monotonic_s()
         drafts = self.drafter.propose([Ask(line.key, len(line.ahead) + 1) for line in lines])

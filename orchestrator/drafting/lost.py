@@ -9,7 +9,7 @@ from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 
 
-class LostDrafter:
+class FailedDrafter:
     """Stands where a draft model's device failed while it was loaded; `state` says how."""
 
     def __init__(self, state: DrafterState) -> None:

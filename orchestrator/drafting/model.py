@@ -24,13 +24,13 @@ import numpy as np
 from adapters.contract import AdapterError, LoadedModel
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.drafting.cache import DraftCache, Known, common
+from orchestrator.drafting.cache import DraftCache, DraftSequence, common
 from orchestrator.drafting.draft_vocabulary import Outputs
-from orchestrator.drafting.gate import Guard
+from orchestrator.drafting.gate import DraftGate
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from orchestrator.workers.draft_messages import DrafterState
-from policies.sampling import NotFinite, Proposal, Row, Rule, Sampling, choose, propose
+from policies.sampling import DraftDistribution, NotFinite, Row, Rule, Sampling, choose, propose
 from policies.sampling.penalties import Penalties
 from policies.speculation.break_even import token_price
 from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
@@ -42,18 +42,18 @@ _FOLLOWED_TOKENS = 2  # fed anyway: the target's own token, and the last accepte
 
 
 @dataclass(slots=True, eq=False)
-class _Drafting:
+class _GrowingDraft:
     """One sequence's draft while it grows. `certainty` is the chance that all of it is accepted: below `least` one more
     token is not worth its time."""
 
     ask: Ask
-    known: Known
+    known: DraftSequence
     least: float
     counts: dict[int, int]
     tokens: list[int] = field(default_factory=list)
     probabilities: list[float] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
-    proposals: list[Proposal] = field(default_factory=list)
+    proposals: list[DraftDistribution] = field(default_factory=list)
     certainty: float = 1.0
 
     @property
@@ -66,15 +66,15 @@ class _Drafting:
 
 
 @dataclass(frozen=True, slots=True)
-class _Proposed:
+class _LastProposal:
     """What was proposed last behind the committed tokens. `proposals` is empty where tokens are not drawn."""
 
     tokens: list[int]
     probabilities: list[float]
-    proposals: list[Proposal]
+    proposals: list[DraftDistribution]
 
-    def behind(self, count: int) -> _Proposed:
-        return _Proposed(self.tokens[count:], self.probabilities[count:], self.proposals[count:])
+    def behind(self, count: int) -> _LastProposal:
+        return _LastProposal(self.tokens[count:], self.probabilities[count:], self.proposals[count:])
 
 
 class ModelDrafter:
@@ -94,11 +94,11 @@ class ModelDrafter:
         self._outputs = Outputs(model.spec)
         self._context = model.capabilities.max_context_tokens
         self._cache = DraftCache(model, prefill_ms=prefill_ms)
-        self._known: dict[str, Known] = {}
-        self._proposed: dict[str, _Proposed] = {}
+        self._known: dict[str, DraftSequence] = {}
+        self._proposed: dict[str, _LastProposal] = {}
         # Greedy, coupled and drawn tokens are accepted at different rates.
         self._calibrations: defaultdict[Rule, Calibration] = defaultdict(Calibration)
-        self._guard = Guard(self._reading_ms)
+        self._guard = DraftGate(self._reading_ms)
         self._step_ms = 0.0
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
@@ -117,7 +117,7 @@ class ModelDrafter:
             sampling = replace(sampling, logit_bias=bias)
         penalties = Penalties.of(sampling, tokens)
         apart = len(tokens) <= self._model.capabilities.apart_tokens
-        known = self._known[key] = Known(key, list(tokens), sampling, len(tokens), apart, penalties)
+        known = self._known[key] = DraftSequence(key, list(tokens), sampling, len(tokens), apart, penalties)
         if before is not None:
             self._cache.take_over(known, before)
 
@@ -175,7 +175,7 @@ class ModelDrafter:
         rows = min(_MEASURED_ROWS, self._model.capabilities.max_batch_rows, self._context - _MEASURED_STEPS)
         try:
             for cache in (DraftCache(self._model, prefill_ms=0.0), self._cache):  # the first pass warms up
-                known = Known("", [0] * rows, Sampling(), 0, False, None)
+                known = DraftSequence("", [0] * rows, Sampling(), 0, False, None)
                 cache.read(known)
                 steps = range(_MEASURED_STEPS if known.held == rows else 0)
                 self._step_ms = min((self._step_timed(cache, {known: 0})[1] for _ in steps), default=0.0)
@@ -184,7 +184,7 @@ class ModelDrafter:
             self._meter.fail(str(error))
             self.close()
 
-    def _reading_ms(self, known: Known) -> float:
+    def _reading_ms(self, known: DraftSequence) -> float:
         return max(0, known.missing - _FOLLOWED_TOKENS) * (self._cache.row_ms or self._step_ms)
 
     def _has(self, tokens: Sequence[int]) -> bool:
@@ -192,12 +192,12 @@ class ModelDrafter:
         return max(tokens, default=0) < self._own
 
     def _drafts(self, asks: Sequence[Ask]) -> dict[str, Draft]:
-        drafting: dict[Known, _Drafting] = {}
+        drafting: dict[DraftSequence, _GrowingDraft] = {}
         for ask in asks:
             known = self._known.get(ask.key)
             if known is not None and ask.limit > 0 and len(known.tokens) + ask.limit <= self._context:
                 least = max(ask.least, token_price(self._step_ms + ask.row_ms, ask.round_ms or 0.0))
-                drafting[known] = _Drafting(ask, known, least, dict(known.counts))
+                drafting[known] = _GrowingDraft(ask, known, least, dict(known.counts))
         follow = all(known.follows for known in drafting)
         started_s = self._clock.monotonic_s()
         resumed = [one for one in drafting.values() if self._resume(one)]
@@ -213,24 +213,24 @@ class ModelDrafter:
             rows = self._step(feeds) if feeds else {}
             growing = [drafting[known] for known in rows]
         for one in drafting.values():
-            self._proposed[one.ask.key] = _Proposed(one.tokens, one.probabilities, one.proposals)
+            self._proposed[one.ask.key] = _LastProposal(one.tokens, one.probabilities, one.proposals)
         drafts = [(one, one.draft(self.name)) for one in drafting.values()]
         took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
         made = [(one.known.sampling.rule, one.ask, draft) for one, draft in drafts]
         self._guard.observe_drafts(took_ms, made, reading=not follow)
         return {one.ask.key: draft for one, draft in drafts if draft.tokens}
 
-    def _step(self, feeds: dict[Known, int]) -> dict[Known, Row]:
+    def _step(self, feeds: dict[DraftSequence, int]) -> dict[DraftSequence, Row]:
         rows, took_ms = self._step_timed(self._cache, feeds)
         self._step_ms += (took_ms - self._step_ms) * (_NEWEST_STEP if self._step_ms else 1.0)
         return rows
 
-    def _step_timed(self, cache: DraftCache, feeds: dict[Known, int]) -> tuple[dict[Known, Row], float]:
+    def _step_timed(self, cache: DraftCache, feeds: dict[DraftSequence, int]) -> tuple[dict[DraftSequence, Row], float]:
         started_s = self._clock.monotonic_s()
         rows = cache.step(feeds)
         return rows, (self._clock.monotonic_s() - started_s) * MS_PER_S
 
-    def _resume(self, one: _Drafting) -> bool:
+    def _resume(self, one: _GrowingDraft) -> bool:
         """Go on from what was proposed before, as far as the target bore it out. False: there is nothing."""
         before = self._proposed.get(one.ask.key)
         if before is None or not before.tokens or not one.known.goes_on_from(before.tokens):
@@ -240,7 +240,7 @@ class ModelDrafter:
             self._append(one, token, probability)
         return True
 
-    def _choose(self, one: _Drafting, row: Row) -> None:
+    def _choose(self, one: _GrowingDraft, row: Row) -> None:
         """Append the token that the draft model chooses from its logits. Raises NotFinite and AdapterError."""
         sampling, penalties = one.known.sampling, one.known.penalties
         # Noise and penalties go by token; the best column is the best token without them.
@@ -264,7 +264,7 @@ class ModelDrafter:
             raise AdapterError(f"it drafted token {token}, and the target has {self._vocabulary}")
         self._append(one, token, probability_of(row, chosen, sampling.temperature))
 
-    def _append(self, one: _Drafting, token: int, probability: float) -> None:
+    def _append(self, one: _GrowingDraft, token: int, probability: float) -> None:
         sampling = one.known.sampling
         one.counts[token] = one.counts.get(token, 0) + 1
         confidence = chance(self._calibrations[sampling.rule], probability)
@@ -286,7 +286,7 @@ class ModelDrafter:
         if right == len(committed) < len(before.tokens):
             self._proposed[key] = before.behind(right)
 
-    def _settle_restart(self, before: Known, tokens: Sequence[int]) -> None:
+    def _settle_restart(self, before: DraftSequence, tokens: Sequence[int]) -> None:
         """A sequence is begun anew, perhaps because its last tokens became others: its draft counts all the same."""
         if (made := self._proposed.get(before.key)) is not None:
             base = len(before.tokens)

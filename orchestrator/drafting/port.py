@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from orchestrator.workers.draft_messages import DrafterState
-from policies.sampling import Proposal, Sampling
+from policies.sampling import DraftDistribution, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Draft:
     confidences: tuple[float, ...] = ()
     drafter: str = ""
     forced: int = 0
-    proposals: tuple[Proposal | None, ...] = ()
+    proposals: tuple[DraftDistribution | None, ...] = ()
     filling: int = 0
 
     @property

@@ -74,7 +74,7 @@ class End(msgspec.Struct, frozen=True, tag="e", array_like=True):
 Update = Begin | Extend | End
 
 
-class Turn(msgspec.Struct, frozen=True, tag="turn", array_like=True):
+class DraftRequest(msgspec.Struct, frozen=True, tag="turn", array_like=True):
     """Updates in their order, then wishes. `number` grows by one with every turn that has wishes; an answer is of
     use within `within_ms`: with what there is by then. Where the target waits for it, `round_ms` is what a round takes
     without waiting, the price of a token; else 0."""
@@ -86,7 +86,7 @@ class Turn(msgspec.Struct, frozen=True, tag="turn", array_like=True):
     round_ms: float = 0.0
 
 
-class Guess(msgspec.Struct, frozen=True, array_like=True):
+class WireDraft(msgspec.Struct, frozen=True, array_like=True):
     """See drafting.port.Draft. `rows` are its proposals: one for each token, or none at all."""
 
     tokens: tuple[int, ...] = ()
@@ -94,17 +94,17 @@ class Guess(msgspec.Struct, frozen=True, array_like=True):
     rows: tuple[SparseRow | None, ...] = ()
 
     @classmethod
-    def of(cls, draft: Draft) -> Guess:
+    def of(cls, draft: Draft) -> WireDraft:
         """Return a draft as it travels."""
         return cls(draft.tokens, draft.confidences, tuple(pack_proposal(proposal) for proposal in draft.proposals))
 
 
-class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
+class DraftResponse(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     """One guess for each wish of a turn, `took_ms` after it was read. The rest counts since the connection began:
     sequences whose draft was there before it was asked for (`ahead_hits`), and those whose draft was not."""
 
     number: int
-    drafts: list[Guess]
+    drafts: list[WireDraft]
     took_ms: float = 0.0
     memory_bytes: int = 0
     ahead_hits: int = 0
@@ -116,35 +116,35 @@ class LinkLost(Exception):
     """The other side is gone."""
 
 
-class Garbage(Exception):
+class ProtocolError(Exception):
     """The other side sent what makes no sense."""
 
 
-def check_guess(guess: Guess, limit: int, vocabulary: int, drafter: str) -> Draft:
+def check_guess(guess: WireDraft, limit: int, vocabulary: int, drafter: str) -> Draft:
     """Return a guess as `drafter`'s draft. Raises Garbage where it cannot be one."""
     tokens = guess.tokens
     if len(tokens) > limit or len(tokens) != len(guess.confidences):
-        raise Garbage(f"a draft has {len(tokens)} tokens; {limit} were asked for")
+        raise ProtocolError(f"a draft has {len(tokens)} tokens; {limit} were asked for")
     if not all(0 <= token < vocabulary for token in tokens):
-        raise Garbage(f"a token is outside its vocabulary of {vocabulary}")
+        raise ProtocolError(f"a token is outside its vocabulary of {vocabulary}")
     if not all(0.0 <= confidence <= 1.0 for confidence in guess.confidences):
-        raise Garbage("a confidence is no probability")
+        raise ProtocolError("a confidence is no probability")
     if guess.rows and len(guess.rows) != len(tokens):
-        raise Garbage(f"{len(guess.rows)} rows came for {len(tokens)} tokens")
+        raise ProtocolError(f"{len(guess.rows)} rows came for {len(tokens)} tokens")
     if not tokens:
         return NOTHING
     try:
         rows = zip(guess.rows, tokens, strict=False)
         proposals = tuple(unpack_proposal(row, token, vocabulary) for row, token in rows)
     except NoDistribution as error:
-        raise Garbage(f"{error}") from error
+        raise ProtocolError(f"{error}") from error
     return Draft(tokens, guess.confidences, drafter, proposals=proposals)
 
 
 _hellos = msgspec.msgpack.Decoder(Hello)
 _welcomes = msgspec.msgpack.Decoder(Welcome)
-_turns = msgspec.msgpack.Decoder(Turn)
-_answers = msgspec.msgpack.Decoder(Answer)
+_turns = msgspec.msgpack.Decoder(DraftRequest)
+_answers = msgspec.msgpack.Decoder(DraftResponse)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -168,7 +168,7 @@ class Link:
         """Bytes that the other side had no room for yet."""
         return len(self._out)
 
-    def send(self, message: Hello | Welcome | Turn | Answer) -> None:
+    def send(self, message: Hello | Welcome | DraftRequest | DraftResponse) -> None:
         """Send as much as goes without waiting; the rest goes with later calls. Raises LinkLost."""
         self._out += with_header(_encoder.encode(message))
         self.flush()
@@ -191,12 +191,12 @@ class Link:
         """Return the other side's answer to a Hello. Raises LinkLost, Garbage."""
         return _decode_message(_welcomes, self._receive_greeting(timeout_s))
 
-    def turn(self) -> Turn | None:
+    def turn(self) -> DraftRequest | None:
         """Return the next turn that is there. Raises LinkLost, Garbage."""
         frame = self._receive(0.0)
         return None if frame is None else _decode_message(_turns, frame)
 
-    def answer(self, timeout_s: float) -> Answer | None:
+    def answer(self, timeout_s: float) -> DraftResponse | None:
         """Return the next answer; None when there is none within `timeout_s`. Raises LinkLost, Garbage."""
         frame = self._receive(timeout_s)
         return None if frame is None else _decode_message(_answers, frame)
@@ -226,7 +226,7 @@ class Link:
             return None
         length = int.from_bytes(self._in[:HEADER_BYTES], "big")
         if length > MAX_FRAME_BYTES:
-            raise Garbage(f"a frame of {length} bytes was announced")
+            raise ProtocolError(f"a frame of {length} bytes was announced")
         end = HEADER_BYTES + length
         if len(self._in) < end:
             return None
@@ -259,7 +259,7 @@ def _decode_message(decoder: msgspec.msgpack.Decoder[_T], frame: bytes) -> _T:
     try:
         return decoder.decode(frame)
     except msgspec.DecodeError as error:
-        raise Garbage(f"{error}") from error
+        raise ProtocolError(f"{error}") from error
 
 
 def _describe_error(error: OSError) -> str:

@@ -16,26 +16,26 @@ import msgspec
 
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.drafting.connection import Connector, Refusal
+from orchestrator.drafting.connection import ConnectionThread, Refusal
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from orchestrator.drafting.protocol import (
-    Answer,
     Begin,
+    DraftRequest,
+    DraftResponse,
     End,
     Extend,
-    Garbage,
     Link,
     LinkLost,
-    Turn,
+    ProtocolError,
     Update,
     Welcome,
     check_guess,
 )
-from orchestrator.drafting.remote_sequence import Line
-from orchestrator.workers.draft_messages import Door, DrafterState, DraftLink, RemoteState
+from orchestrator.drafting.remote_sequence import RemoteSequence
+from orchestrator.workers.draft_messages import DraftEndpoint, DrafterState, DraftLink, RemoteState
 from policies.sampling import Sampling
 from policies.speculation import draft_wait
-from policies.speculation.draft_wait import Pace
+from policies.speculation.draft_wait import DraftWait
 
 _IN_TIME = 0.9  # of the time that a round waits, the other side may draft: the rest is the way back
 
@@ -50,13 +50,13 @@ class RemoteLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _PendingRequest:
     """A turn that is not answered yet."""
 
     number: int
     sent_s: float
     waited_until_s: float
-    asks: tuple[tuple[Line, int, int], ...]  # the line, how many tokens it had, the limit
+    asks: tuple[tuple[RemoteSequence, int, int], ...]  # the line, how many tokens it had, the limit
     usual: bool  # the other side had read all prompts
 
 
@@ -99,25 +99,25 @@ class RemoteDrafter:
         self._state, self._reason = "starting", "its process is being started"
         self._described = DrafterState(name, "model")
         self._apart = self._runs_ahead = False
-        self._connector = Connector(name, device, self._check, self._report)
+        self._connector = ConnectionThread(name, device, self._check, self._report)
         self._link: Link | None = None
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, RemoteSequence] = {}
         self._updates: list[Update] = []
-        self._wish: _Wish | None = None
+        self._wish: _PendingRequest | None = None
         self._number = 0
-        self._pace = Pace()
+        self._pace = DraftWait()
         self._running: frozenset[str] = frozenset()
         self._went_on_s = 0.0
         self._way_ms = math.inf  # there and back, at best
         self._counts = _Counts()
 
-    def attach(self, door: Door) -> None:
+    def attach(self, door: DraftEndpoint) -> None:
         """Draft by the process behind this door from now on. Thread-safe."""
         self._connector.aim(door)
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
         """See the port."""
-        self._lines[key] = Line(key, list(tokens), sampling)
+        self._lines[key] = RemoteSequence(key, list(tokens), sampling)
         self._note(Begin(key, list(tokens), sampling))
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
@@ -143,7 +143,7 @@ class RemoteDrafter:
                 self._exchange(self._link, [ask for ask in asks if ask.key in self._lines and not ask.cheap_only])
         except LinkLost as error:
             self._drop("lost", str(error))
-        except Garbage as error:
+        except ProtocolError as error:
             self._drop("garbage", str(error))
         self._went_on_s = self._clock.monotonic_s()
         self._running = frozenset(self._lines)
@@ -193,7 +193,7 @@ class RemoteDrafter:
         updates, self._updates = self._updates, []
         if self._wish is not None or not asks:
             if updates:
-                link.send(Turn(self._number, updates, []))
+                link.send(DraftRequest(self._number, updates, []))
             link.flush()
             return
         again = not self._running.isdisjoint(ask.key for ask in asks)
@@ -205,14 +205,16 @@ class RemoteDrafter:
         drafted = all(line.rest(1).tokens for line in lines)
         wait_ms = 0.0 if reading or drafted else draft_wait.patience_ms(self._pace, self._limits.max_wait_ms)
         if wait_ms == 0.0 and not (reading or self._apart):
-            link.send(Turn(self._number, updates, []))  # what is not waited for would be drafted at the target's cost
+            link.send(
+                DraftRequest(self._number, updates, [])
+            )  # what is not waited for would be drafted at the target's cost
             return
         self._number += 1
         self._counts.asks += 1
         sent = tuple((line, len(line.tokens), ask.limit) for line, ask in zip(lines, asks, strict=True))
-        self._wish = _Wish(self._number, now_s, now_s + wait_ms / MS_PER_S, sent, usual=not reading)
+        self._wish = _PendingRequest(self._number, now_s, now_s + wait_ms / MS_PER_S, sent, usual=not reading)
         price_ms = self._pace.round_ms if wait_ms else 0.0
-        link.send(Turn(self._number, updates, asks, _IN_TIME * wait_ms or self._pace.round_ms, price_ms))
+        link.send(DraftRequest(self._number, updates, asks, _IN_TIME * wait_ms or self._pace.round_ms, price_ms))
         self._take(link, wait_ms / MS_PER_S)
         self._counts.wait_ms += (self._clock.monotonic_s() - now_s) * MS_PER_S
 
@@ -223,7 +225,7 @@ class RemoteDrafter:
             return
         wish, self._wish = self._wish, None
         if wish is None or answer.number != wish.number:
-            raise Garbage(f"an answer to turn {answer.number} came, which nobody waits for")
+            raise ProtocolError(f"an answer to turn {answer.number} came, which nobody waits for")
         drafts = self._drafts(wish, answer)
         now_s = self._clock.monotonic_s()
         waited = now_s <= wish.waited_until_s
@@ -241,7 +243,7 @@ class RemoteDrafter:
             line.met = line.met or bool(draft.tokens)
             self._judge(line)
 
-    def _answer_ms(self, wish: _Wish, answer: Answer, now_s: float, *, waited: bool) -> float:
+    def _answer_ms(self, wish: _PendingRequest, answer: DraftResponse, now_s: float, *, waited: bool) -> float:
         """Return what it took to the answer; one that nobody waited for may have lain there for a while."""
         took_ms = (now_s - wish.sent_s) * MS_PER_S
         if waited:
@@ -249,16 +251,16 @@ class RemoteDrafter:
             return took_ms
         return min(took_ms, answer.took_ms + (self._way_ms if self._way_ms < math.inf else 0.0))
 
-    def _drafts(self, wish: _Wish, answer: Answer) -> list[Draft]:
+    def _drafts(self, wish: _PendingRequest, answer: DraftResponse) -> list[Draft]:
         """Return what an answer brings. Raises Garbage where it cannot be one."""
         if len(answer.drafts) != len(wish.asks):
-            raise Garbage(f"{len(answer.drafts)} drafts came for {len(wish.asks)} sequences")
+            raise ProtocolError(f"{len(answer.drafts)} drafts came for {len(wish.asks)} sequences")
         return [
             check_guess(guess, limit, self._draft_vocabulary, self.name)
             for (_, _, limit), guess in zip(wish.asks, answer.drafts, strict=True)
         ]
 
-    def _judge(self, line: Line) -> None:
+    def _judge(self, line: RemoteSequence) -> None:
         right = line.verdict()
         if right is not None:
             self._pace = draft_wait.observe_accepted_tokens(self._pace, right)

@@ -10,7 +10,7 @@ from policies.sampling import Sampling
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class RemoteSequence:
     """One running sequence: its tokens are all that a new process must be told. `guess` continues the first `base`
     tokens; `open`: it is not known yet how much of it the target chose. `met`: there was a guess once, so the other
     side has read the prompt."""

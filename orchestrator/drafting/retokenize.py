@@ -99,7 +99,7 @@ class DraftText:
 
 
 @dataclass(slots=True)
-class Proposal:
+class RetokenizedDraft:
     """A draft model's proposal in the target's tokens. Tokens from index `loose` on may become others if the text
     goes on: the last word may be longer."""
 
@@ -108,10 +108,10 @@ class Proposal:
     loose: int = 0
 
 
-def proposal(bridge: Bridge, text: DraftText, tokens: Sequence[int], confidences: Sequence[float]) -> Proposal:
+def proposal(bridge: Bridge, text: DraftText, tokens: Sequence[int], confidences: Sequence[float]) -> RetokenizedDraft:
     """Return the target's tokens for what a draft model proposes behind `text`: their bytes are the proposal's bytes,
     from the end of what is committed on. Fewer, or none, where the proposal does not go on so."""
-    made = Proposal()
+    made = RetokenizedDraft()
     run = _Run()
     pending = text.pending
     for token, confidence in zip(tokens, confidences, strict=True):
@@ -138,7 +138,7 @@ class _Run:
     blob: bytearray = field(default_factory=bytearray)
     marks: list[tuple[int, float]] = field(default_factory=list)
 
-    def append_to(self, made: Proposal, bridge: Bridge, pending: bytes) -> bool:
+    def append_to(self, made: RetokenizedDraft, bridge: Bridge, pending: bytes) -> bool:
         """Append the target's tokens for these bytes behind the `pending` ones. False: not all of them."""
         target, controls = bridge.target, bridge.target_controls
         text = _whole_characters(bytes(self.blob))

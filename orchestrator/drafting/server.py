@@ -21,10 +21,20 @@ from typing import Literal
 from adapters.contract import AdapterError, DeviceLost
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.drafting.endpoint import GREETING_S, OpenDoor, host_id
-from orchestrator.drafting.lookahead import AheadDrafter
+from orchestrator.drafting.endpoint import GREETING_S, EndpointServer, host_id
+from orchestrator.drafting.lookahead import LookaheadDrafter
 from orchestrator.drafting.port import Drafter
-from orchestrator.drafting.protocol import VERSION, Answer, Garbage, Guess, Hello, Link, LinkLost, Turn, Welcome
+from orchestrator.drafting.protocol import (
+    VERSION,
+    DraftRequest,
+    DraftResponse,
+    Hello,
+    Link,
+    LinkLost,
+    ProtocolError,
+    Welcome,
+    WireDraft,
+)
 from orchestrator.workers.draft_messages import DrafterState, DraftReady
 from orchestrator.workers.messages import Command, Event, Failed, Stop
 from orchestrator.workers.process_memory import peak_rss_bytes
@@ -51,7 +61,7 @@ class _Bell:
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
+class HostedDrafter:
     """A loaded drafter (one, no chain). `host` is the address that other machines reach this one at, "" where none is
     to. `runs_ahead`: see cluster.draft_messages.DraftReady."""
 
@@ -71,7 +81,7 @@ class Hosted:
 class DraftEngine:
     """Implements cluster.contract.Engine. `load` prepares and loads the drafter, reporting progress by `emit`."""
 
-    def __init__(self, load: Callable[[Emit], Hosted], clock: Clock) -> None:
+    def __init__(self, load: Callable[[Emit], HostedDrafter], clock: Clock) -> None:
         self._load = load
         self._clock = clock
         self._bell, self._door_bell = _Bell(), _Bell()
@@ -101,8 +111,8 @@ class DraftEngine:
             self._bell.close()
             self._door_bell.close()
 
-    def _open(self, hosted: Hosted, emit: Emit) -> None:
-        door = OpenDoor(hosted.host)
+    def _open(self, hosted: HostedDrafter, emit: Emit) -> None:
+        door = EndpointServer(hosted.host)
         keeper = threading.Thread(target=self._keep, args=(door,), name="door", daemon=True)
         keeper.start()
         try:
@@ -118,7 +128,7 @@ class DraftEngine:
             while not self._knocked.empty():
                 self._knocked.get().close()
 
-    def _keep(self, door: OpenDoor) -> None:
+    def _keep(self, door: EndpointServer) -> None:
         """Let in whoever has the key, in a thread: strangers that say nothing hold up nobody's drafts."""
         poll = select.poll()
         poll.register(self._door_bell.heard, select.POLLIN)
@@ -132,8 +142,8 @@ class DraftEngine:
                         self._knocked.put(admitted)
                         self._bell.ring()
 
-    def _serve(self, hosted: Hosted) -> None:
-        ahead = AheadDrafter(hosted.drafter, self._clock)
+    def _serve(self, hosted: HostedDrafter) -> None:
+        ahead = LookaheadDrafter(hosted.drafter, self._clock)
         link: Link | None = None
         while not self._stopped and hosted.state.state != "failed":
             busy = link is not None and ahead.step()
@@ -142,7 +152,7 @@ class DraftEngine:
                 link = self._newest(link, hosted, ahead)
                 if link is not None:
                     self._obey(link, ahead)
-            except (LinkLost, Garbage) as error:
+            except (LinkLost, ProtocolError) as error:
                 print(f"the target's connection ended: {error}", flush=True)  # noqa: T201 -- the daemon logs it
                 if link is not None:
                     link.close()
@@ -161,7 +171,7 @@ class DraftEngine:
             if number == self._bell.heard.fileno():
                 self._bell.heard.recv(64)
 
-    def _newest(self, link: Link | None, hosted: Hosted, ahead: AheadDrafter) -> Link | None:
+    def _newest(self, link: Link | None, hosted: HostedDrafter, ahead: LookaheadDrafter) -> Link | None:
         """Return the link to whoever knocked last. Raises LinkLost, Garbage."""
         while True:
             try:
@@ -174,14 +184,14 @@ class DraftEngine:
             link = Link(admitted)
             try:
                 _welcome(link, hosted, ahead)
-            except (LinkLost, Garbage):
+            except (LinkLost, ProtocolError):
                 link.close()
                 link = None
 
-    def _obey(self, link: Link, ahead: AheadDrafter) -> None:
+    def _obey(self, link: Link, ahead: LookaheadDrafter) -> None:
         """Carry out all turns that are there; the last that has wishes is answered. Raises LinkLost, Garbage."""
         link.flush()
-        wishes: Turn | None = None
+        wishes: DraftRequest | None = None
         came_s = time.perf_counter()
         while (turn := link.turn()) is not None:
             for update in turn.updates:
@@ -190,10 +200,10 @@ class DraftEngine:
         if wishes is not None:
             within_s = wishes.within_ms / MS_PER_S - (time.perf_counter() - came_s)
             found = ahead.answer(wishes.asks, within_s, wishes.round_ms / MS_PER_S)
-            drafts = [Guess.of(draft) for draft in found]
+            drafts = [WireDraft.of(draft) for draft in found]
             took_ms = (time.perf_counter() - came_s) * MS_PER_S
             counts = (ahead.drafter.memory_bytes(), ahead.hits, ahead.misses, self._peak_bytes())
-            link.send(Answer(wishes.number, drafts, took_ms, *counts))
+            link.send(DraftResponse(wishes.number, drafts, took_ms, *counts))
 
     def _peak_bytes(self) -> int:
         """Return the most that this process held; asked of the system now and then, as asking takes its time."""
@@ -203,7 +213,7 @@ class DraftEngine:
         return self._peak
 
 
-def _welcome(link: Link, hosted: Hosted, ahead: AheadDrafter) -> None:
+def _welcome(link: Link, hosted: HostedDrafter, ahead: LookaheadDrafter) -> None:
     """Answer the target's first word; a target of another version is told so and hung up on."""
     hello = link.hello(GREETING_S)
     other = "" if hello.version == VERSION else f"this draft worker speaks version {VERSION}, not {hello.version}"
@@ -220,17 +230,17 @@ def _welcome(link: Link, hosted: Hosted, ahead: AheadDrafter) -> None:
         )
     )
     if other:
-        raise Garbage(other)
+        raise ProtocolError(other)
 
 
-def _apart(hosted: Hosted, hello: Hello) -> bool:
+def _apart(hosted: HostedDrafter, hello: Hello) -> bool:
     """True where drafting while the target verifies takes nothing away from it, or is wanted all the same."""
     if hosted.runs_ahead != "auto":
         return hosted.runs_ahead == "always"
     return hello.host != host_id() or hello.device.casefold() != hosted.state.device.casefold()
 
 
-def _ready(hosted: Hosted, door: OpenDoor) -> DraftReady:
+def _ready(hosted: HostedDrafter, door: EndpointServer) -> DraftReady:
     return DraftReady(
         name=hosted.state.name,
         door=door.door,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from policies.sampling import PROPOSAL_WIDTH, Proposal
+from policies.sampling import PROPOSAL_WIDTH, DraftDistribution
 
 _TOKEN = np.dtype("<u4")
 _SHARE = np.dtype("<f4")
@@ -22,14 +22,14 @@ class SparseRow(msgspec.Struct, frozen=True, array_like=True):
     shares: bytes
 
 
-def pack_proposal(proposal: Proposal | None) -> SparseRow | None:
+def pack_proposal(proposal: DraftDistribution | None) -> SparseRow | None:
     """Return a proposal as it travels; None, of a token that was not drawn, is None."""
     if proposal is None:
         return None
     return SparseRow(proposal.tokens.astype(_TOKEN).tobytes(), proposal.shares.astype(_SHARE).tobytes())
 
 
-def unpack_proposal(row: SparseRow | None, drawn: int, vocabulary: int) -> Proposal | None:
+def unpack_proposal(row: SparseRow | None, drawn: int, vocabulary: int) -> DraftDistribution | None:
     """Return what `drawn` was drawn from: to the bit what was packed. Raises NoDistribution."""
     if row is None:
         return None
@@ -38,7 +38,7 @@ def unpack_proposal(row: SparseRow | None, drawn: int, vocabulary: int) -> Propo
     if len(row.tokens) > PROPOSAL_WIDTH * _TOKEN.itemsize:
         raise NoDistribution(f"a row is wider than {PROPOSAL_WIDTH} tokens")
     ids = np.frombuffer(row.tokens, _TOKEN).astype(np.uint32, copy=False)
-    proposal = Proposal(ids, np.frombuffer(row.shares, _SHARE).astype(np.float32, copy=False))
+    proposal = DraftDistribution(ids, np.frombuffer(row.shares, _SHARE).astype(np.float32, copy=False))
     probabilities = proposal.probabilities(vocabulary)
     if probabilities is None:
         raise NoDistribution("a row is no distribution over its vocabulary")

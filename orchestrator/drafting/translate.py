@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
-from orchestrator.drafting.retokenize import Bridge, DraftText, Proposal, proposal
+from orchestrator.drafting.retokenize import Bridge, DraftText, RetokenizedDraft, proposal
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observe_token_outcome
@@ -27,12 +27,12 @@ _GREEDY = Sampling()
 
 
 @dataclass(slots=True, eq=False)
-class _Known:
+class _TranslatedSequence:
     """A sequence: its text in both vocabularies, how many of the target's tokens that is, what was proposed last."""
 
     text: DraftText
     tokens: int
-    proposed: Proposal = field(default_factory=Proposal)
+    proposed: RetokenizedDraft = field(default_factory=RetokenizedDraft)
 
 
 class TranslatingDrafter:
@@ -41,13 +41,13 @@ class TranslatingDrafter:
     def __init__(self, inner: Drafter, bridge: Bridge) -> None:
         self._inner = inner
         self._bridge = bridge
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _TranslatedSequence] = {}
         # A last word that may go on is right less often than one with another behind it.
         self._calibrations = {True: Calibration(), False: Calibration()}
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
         """See the port."""
-        known = self._known[key] = _Known(DraftText(self._bridge), len(tokens))
+        known = self._known[key] = _TranslatedSequence(DraftText(self._bridge), len(tokens))
         known.text.extend(tokens)
         self._inner.begin(key, known.text.tokens, _GREEDY)
 
@@ -58,7 +58,7 @@ class TranslatingDrafter:
         if known is None:
             return
         self._learn(known.proposed, tokens)
-        known.proposed = Proposal()
+        known.proposed = RetokenizedDraft()
         known.tokens += len(tokens)
         text = known.text
         start, before = text.settled, text.tokens[text.settled :]
@@ -97,7 +97,7 @@ class TranslatingDrafter:
         self._known.clear()
         self._inner.close()
 
-    def _translate_draft(self, known: _Known, draft: Draft, limit: int) -> Draft:
+    def _translate_draft(self, known: _TranslatedSequence, draft: Draft, limit: int) -> Draft:
         if not draft.tokens:
             return NOTHING
         made = known.proposed = proposal(self._bridge, known.text, draft.tokens, draft.confidences)
@@ -110,7 +110,7 @@ class TranslatingDrafter:
         ]
         return Draft(tuple(made.tokens), tuple(confidences), draft.drafter) if made.tokens else NOTHING
 
-    def _learn(self, made: Proposal, committed: Sequence[int]) -> None:
+    def _learn(self, made: RetokenizedDraft, committed: Sequence[int]) -> None:
         """Compare what was proposed with what was committed, up to the first token that was wrong."""
         for index, (token, chosen) in enumerate(zip(made.tokens, committed, strict=False)):
             loose = index >= made.loose
@@ -121,7 +121,7 @@ class TranslatingDrafter:
                 return
 
 
-def _inner_limit(known: _Known, limit: int) -> int:
+def _inner_limit(known: _TranslatedSequence, limit: int) -> int:
     """Return how many of the draft's tokens make `limit` of the target's, going by the text so far."""
     if limit <= 0:
         return 0

@@ -9,7 +9,7 @@ from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 
 
-class LaneDrafter:
+class VariantDrafter:
     """`lanes` are drafters by the lanes that have their own; whoever is in none of them gets `usual` (None: nothing).
 
     The drafters share nothing: what one learns, and whatever it remembers of outputs, is of its own requests.

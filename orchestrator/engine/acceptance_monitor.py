@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from orchestrator.drafting.port import Draft
 from orchestrator.workers.messages import AcceptanceWarning, Submit
-from policies.serving.acceptance_alarm import Cause, Drafted, Sample, warning
+from policies.serving.acceptance_alarm import Cause, DraftCounts, Sample, warning
 
 RECENT = 2000.0
 _MOST_CLASSES = 256
@@ -29,7 +29,7 @@ class _Key(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Seen:
+class _ClassCounts:
     """Counts of a class, (drafted, accepted) tokens: `verified` ones, and all that were judged. `reached`, `held`:
     drafts whose first i tokens were accepted and that had one more judged, and where that was accepted. `promised`:
     accepted tokens that its confidences led to expect."""
@@ -43,8 +43,8 @@ class _Seen:
     episode: AcceptanceWarning | None = None
 
     @property
-    def all(self) -> Drafted:
-        return Drafted(int(self.greedy[0] + self.sampled[0]), int(self.greedy[1] + self.sampled[1]))
+    def all(self) -> DraftCounts:
+        return DraftCounts(int(self.greedy[0] + self.sampled[0]), int(self.greedy[1] + self.sampled[1]))
 
     def halve(self) -> None:
         for counts in (self.verified, self.greedy, self.sampled, self.reached, self.held):
@@ -52,12 +52,12 @@ class _Seen:
         self.promised *= 0.5
 
 
-class AcceptanceWatch:
+class AcceptanceMonitor:
     """Counts judged drafts. Not thread-safe: the decode loop's. `threshold` 0: no warning is ever due."""
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
-        self._classes: OrderedDict[_Key, _Seen] = OrderedDict()
+        self._classes: OrderedDict[_Key, _ClassCounts] = OrderedDict()
         self._changed: set[_Key] = set()
 
     def add(self, submit: Submit, draft: Draft, verified: int, right: int, compared: int) -> None:
@@ -86,11 +86,11 @@ class AcceptanceWatch:
         if seen.greedy[0] + seen.sampled[0] >= RECENT:
             seen.halve()
 
-    def _touch_class(self, key: _Key) -> _Seen:
+    def _touch_class(self, key: _Key) -> _ClassCounts:
         self._changed.add(key)
         seen = self._classes.get(key)
         if seen is None:
-            seen = self._classes[key] = _Seen()
+            seen = self._classes[key] = _ClassCounts()
             while len(self._classes) > _MOST_CLASSES:
                 self._changed.discard(self._classes.popitem(last=False)[0])
         self._classes.move_to_end(key)
@@ -110,31 +110,31 @@ class AcceptanceWatch:
                 seen.episode = None
         return [seen.episode for seen in self._classes.values() if seen.episode is not None]
 
-    def _costly(self, seen: _Seen) -> bool:
+    def _costly(self, seen: _ClassCounts) -> bool:
         """Return whether verified drafts fare badly too: where they do not, a drafter that is unsure and says so is
         left alone, and costs nothing."""
         return warning(Sample(_to_drafted(seen.verified), seen.promised), threshold=self._threshold) is not None
 
-    def _totals(self) -> dict[str, Drafted]:
-        found: dict[str, Drafted] = {}
+    def _totals(self) -> dict[str, DraftCounts]:
+        found: dict[str, DraftCounts] = {}
         for key, seen in self._classes.items():
-            before, own = found.get(key.drafter, Drafted()), seen.all
-            found[key.drafter] = Drafted(before.drafted + own.drafted, before.accepted + own.accepted)
+            before, own = found.get(key.drafter, DraftCounts()), seen.all
+            found[key.drafter] = DraftCounts(before.drafted + own.drafted, before.accepted + own.accepted)
         return found
 
 
-def _sample(seen: _Seen, total: Drafted) -> Sample:
+def _sample(seen: _ClassCounts, total: DraftCounts) -> Sample:
     """Return what was seen of a class; `total`: of all of its drafter's."""
     own = seen.all
     return Sample(
         own,
         seen.promised,
-        tuple(Drafted(int(r), int(h)) for r, h in zip(seen.reached, seen.held, strict=True) if r >= 1.0),
+        tuple(DraftCounts(int(r), int(h)) for r, h in zip(seen.reached, seen.held, strict=True) if r >= 1.0),
         _to_drafted(seen.greedy),
         _to_drafted(seen.sampled),
-        Drafted(total.drafted - own.drafted, total.accepted - own.accepted),
+        DraftCounts(total.drafted - own.drafted, total.accepted - own.accepted),
     )
 
 
-def _to_drafted(counts: list[float]) -> Drafted:
-    return Drafted(int(counts[0]), int(counts[1]))
+def _to_drafted(counts: list[float]) -> DraftCounts:
+    return DraftCounts(int(counts[0]), int(counts[1]))

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from adapters.contract import Segment
 from device_profiles.units import ceil_div
-from orchestrator.engine.sequence import Session
+from orchestrator.engine.sequence import SequenceState
 
 SCORED_ROWS = 128
 """The most rows of a prompt that one forward scores: each of them is as wide as the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ScheduledSequence:
     """One session's share of a forward: `known` committed tokens, then its draft. `samples`: the last known
     token is in it, so that its row (and the drafts' rows) choose tokens."""
 
-    session: Session
+    session: SequenceState
     known: int
     samples: bool
 
@@ -61,36 +61,38 @@ class Part:
         return (first, last) if last > first else (0, 0)
 
 
-def plan(running: Sequence[Session], *, max_rows: int, prefill_rows: int, paid_rows: int) -> list[Part]:
+def plan(
+    running: Sequence[SequenceState], *, max_rows: int, prefill_rows: int, paid_rows: int
+) -> list[ScheduledSequence]:
     """Share the rows of one forward: first every decoding session, then prefills.
 
     Drafts are added later, into rows that are left; a session for which no row is left waits a round. Prefills
     get `prefill_rows` beside decoding sessions, all rows where there are none.
     """
-    parts: list[Part] = []
+    parts: list[ScheduledSequence] = []
     left = max_rows
     for session in running:
         if session.uncached == 1 and left >= paid_rows:
-            parts.append(Part(session, 1, samples=True))
+            parts.append(ScheduledSequence(session, 1, samples=True))
             left -= paid_rows
     if parts:
         left = min(left, prefill_rows)
     filling = _computing_what_no_other_does([session for session in running if session.uncached > 1])
     for session, known in _share_prefill_rows(filling, left, paid_rows):
-        parts.append(Part(session, known, samples=known == session.uncached))
+        parts.append(ScheduledSequence(session, known, samples=known == session.uncached))
     return parts
 
 
-def _computing_what_no_other_does(filling: Sequence[Session]) -> list[Session]:
+def _computing_what_no_other_does(filling: Sequence[SequenceState]) -> list[SequenceState]:
     """Leave out whoever waits for rows that one in front of it computes in this forward."""
-    kept: list[Session] = []
+    kept: list[SequenceState] = []
     for session in filling:
         if session.scores_prompt or not any(_same_rows(ahead, session) for ahead in kept):
             kept.append(session)
     return kept
 
 
-def _share_prefill_rows(filling: Sequence[Session], rows: int, paid_rows: int) -> list[tuple[Session, int]]:
+def _share_prefill_rows(filling: Sequence[SequenceState], rows: int, paid_rows: int) -> list[tuple[SequenceState, int]]:
     """Return (session, rows) of the prefills that get rows: half for the oldest, so that it always gets on, the
     rest for the shortest, so that a long prompt does not hold up short ones; what they leave is the oldest's."""
     if not filling or rows < paid_rows:
@@ -98,7 +100,7 @@ def _share_prefill_rows(filling: Sequence[Session], rows: int, paid_rows: int) -
     oldest, others = filling[0], sorted(filling[1:], key=_count_wanted_rows)
     half = min(_count_wanted_rows(oldest), rows if not others else max(rows // 2, paid_rows))
     left = rows - max(half, paid_rows)
-    given: list[tuple[Session, int]] = []
+    given: list[tuple[SequenceState, int]] = []
     for session in others:
         if left < paid_rows:
             break
@@ -108,13 +110,13 @@ def _share_prefill_rows(filling: Sequence[Session], rows: int, paid_rows: int) -
     return [(oldest, min(_count_wanted_rows(oldest), half + max(0, left))), *given]
 
 
-def _count_wanted_rows(session: Session) -> int:
+def _count_wanted_rows(session: SequenceState) -> int:
     """Return the rows that a prefill can use in one forward: none of them reaches over the prompt's end."""
     wanted = session.prompt_left or session.uncached
     return min(wanted, SCORED_ROWS) if session.scores_prompt else wanted
 
 
-def _same_rows(ahead: Session, behind: Session) -> bool:
+def _same_rows(ahead: SequenceState, behind: SequenceState) -> bool:
     """True where waiting saves work: `ahead` is about to compute the block that `behind` needs next."""
     end = behind.cached + behind.block_tokens
     return (
@@ -124,18 +126,18 @@ def _same_rows(ahead: Session, behind: Session) -> bool:
     )
 
 
-def count_min_rows(part: Part, alone: bool, paid_rows: int) -> int:
+def count_min_rows(part: ScheduledSequence, alone: bool, paid_rows: int) -> int:
     """Return the rows that a part is charged for at least; `alone`: nothing else is in the forward."""
     return 1 if part.apart and not alone else paid_rows
 
 
-def rows_of(parts: Sequence[Part], paid_rows: int) -> int:
+def rows_of(parts: Sequence[ScheduledSequence], paid_rows: int) -> int:
     """Return the rows that a forward of these parts is charged for, drafts included."""
     alone = len(parts) == 1
     return sum(max(count_min_rows(part, alone, paid_rows), part.rows) for part in parts)
 
 
-def most_blocks(parts: Sequence[Part], *, paid_rows: int, block_tokens: int) -> int:
+def most_blocks(parts: Sequence[ScheduledSequence], *, paid_rows: int, block_tokens: int) -> int:
     """Return no less than the free blocks that parts without drafts need: found in less time than what they do need,
     for where there are plenty."""
     return sum(ceil_div(part.known + paid_rows, block_tokens) + 1 for part in parts)

@@ -16,7 +16,7 @@ from policies.sampling import Row
 from policies.sampling.penalties import Penalties, without
 
 
-class Rules:
+class RowConstraints:
     """Follows one request's output token by token. All that it holds can be made again from the committed tokens."""
 
     def __init__(self, submit: Submit, penalties: Penalties | None, grammar: GrammarState | None) -> None:
@@ -29,7 +29,7 @@ class Rules:
         self._ahead = 0  # drafts of the row judged last that were followed already
 
     @classmethod
-    def of(cls, submit: Submit, grammars: Grammars) -> Rules | None:
+    def of(cls, submit: Submit, grammars: Grammars) -> RowConstraints | None:
         """Return what a request asks for, behind what was committed; None where that is nothing.
 
         Raises GrammarFailed.

@@ -13,7 +13,7 @@ from orchestrator.workers.draft_messages import DrafterState
 
 
 @dataclass(slots=True)
-class Tally:
+class RoundDraftCounts:
     """Draft counts of one round."""
 
     drafts: int = 0
@@ -34,7 +34,7 @@ class Tally:
             self.per_position[position] += 1
 
 
-class ByDrafter:
+class DrafterCounts:
     """Tokens of each drafter that were verified and accepted. Those that a grammar added count for none."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from policies.sampling import Row
 from policies.sampling.logprobs import TokenScore, score
 
 
-class Scores:
+class LogprobCollector:
     """Scores of chosen tokens, and of the prompt's while its forwards run. A request without has no Scores."""
 
     def __init__(self, top: int, prompt: Sequence[int], *, wants_prompt: bool) -> None:
@@ -19,7 +19,7 @@ class Scores:
         self.wants_prompt = wants_prompt
 
     @classmethod
-    def of(cls, submit: Submit) -> Scores | None:
+    def of(cls, submit: Submit) -> LogprobCollector | None:
         """Return what a request asks for; None where that is nothing. What is committed was scored before."""
         if submit.logprobs is None:
             return None

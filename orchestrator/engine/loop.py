@@ -9,19 +9,19 @@ from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, LoadedMo
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.drafting.port import Drafter
-from orchestrator.engine.acceptance_monitor import AcceptanceWatch
-from orchestrator.engine.batch import Part, rows_of
-from orchestrator.engine.constraints import Rules
-from orchestrator.engine.draft_counts import ByDrafter, Tally
+from orchestrator.engine.acceptance_monitor import AcceptanceMonitor
+from orchestrator.engine.batch import ScheduledSequence, rows_of
+from orchestrator.engine.constraints import RowConstraints
+from orchestrator.engine.draft_counts import DrafterCounts, RoundDraftCounts
 from orchestrator.engine.grammar import Grammars
-from orchestrator.engine.prefix_cache import Prefixes
+from orchestrator.engine.prefix_cache import PrefixCache
 from orchestrator.engine.request_checks import problem_with
-from orchestrator.engine.scheduler import Schedule
-from orchestrator.engine.sequence import NO_SLOT, Session
-from orchestrator.engine.speculator import Proposing
-from orchestrator.engine.verifier import Judging
-from orchestrator.workers.messages import Delta, Gauges, Refused, Round, Submit
-from policies.sampling import NotFinite, Row, ToleranceGoal, Verdict
+from orchestrator.engine.scheduler import Scheduler
+from orchestrator.engine.sequence import NO_SLOT, SequenceState
+from orchestrator.engine.speculator import Speculator
+from orchestrator.engine.verifier import Verifier
+from orchestrator.workers.messages import Delta, Gauges, Refused, RoundReport, Submit
+from policies.sampling import NotFinite, Row, ToleranceGoal, VerifiedDraft
 from policies.serving.acceptance_alarm import THRESHOLD
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 from policies.speculation.policy import DepthPolicy
@@ -55,13 +55,13 @@ class DecodeLoop:
     ) -> None:
         self._target = target
         self._grammars = grammars
-        self._watch = AcceptanceWatch(low_acceptance_rate)
+        self._watch = AcceptanceMonitor(low_acceptance_rate)
         self._proposing = (
-            None if drafter is None else Proposing(target, drafter, policy, max_depth=max_depth, watch=self._watch)
+            None if drafter is None else Speculator(target, drafter, policy, max_depth=max_depth, watch=self._watch)
         )
         self._clock = clock
-        self._prefixes = Prefixes(target, enabled=prefix_reuse)
-        self._schedule = Schedule(
+        self._prefixes = PrefixCache(target, enabled=prefix_reuse)
+        self._schedule = Scheduler(
             *(target, self._prefixes, clock),
             max_running=max_running,
             max_itl_ms=max_itl_ms,
@@ -69,8 +69,8 @@ class DecodeLoop:
             drafts=self._proposing is not None and max_depth > 0,
         )
         self._levels = self._schedule.levels
-        self._by_drafter = ByDrafter()
-        self._judging = Judging(tolerance)
+        self._by_drafter = DrafterCounts()
+        self._judging = Verifier(tolerance)
         self._failed: list[Refused] = []
         self._rounds = 0
 
@@ -97,11 +97,11 @@ class DecodeLoop:
         if problem:
             return Refused(request.request_id, problem, "invalid")
         try:
-            rules = Rules.of(request, self._grammars)
+            rules = RowConstraints.of(request, self._grammars)
         except GrammarFailed as error:
             return Refused(request.request_id, f"the grammar cannot be used: {error}", "invalid")
         came_s = self._clock.monotonic_s() if arrived_s is None else arrived_s
-        self._schedule.add(Session.open(request, came_s, self._target.capabilities, rules))
+        self._schedule.add(SequenceState.open(request, came_s, self._target.capabilities, rules))
         return None
 
     def failures(self) -> list[Refused]:
@@ -117,7 +117,7 @@ class DecodeLoop:
         elif self._proposing is not None:  # one that gave way waits, and the drafter still knows it
             self._proposing.end(request_id, keep=False)
 
-    def run_round(self) -> Round:
+    def run_round(self) -> RoundReport:
         """Run one round; there must be something to do. Raises DeviceLost: the target is gone.
 
         Every committed token is in the round that is returned, so nothing is lost when the next one fails.
@@ -140,7 +140,7 @@ class DecodeLoop:
         if self._proposing is not None:
             self._proposing.settle(round_ms - draft_ms, draft_ms)
         self._schedule.observe_round_time(parts, sum(len(delta.tokens) for delta in deltas), round_ms)
-        return Round(
+        return RoundReport(
             deltas=deltas,
             sequences=len(parts),
             rows=rows_of(parts, self._target.capabilities.paid_rows),
@@ -154,7 +154,7 @@ class DecodeLoop:
             draft_ms=draft_ms,
         )
 
-    def _schedule_parts(self) -> list[Part]:
+    def _schedule_parts(self) -> list[ScheduledSequence]:
         """Return who is in the next forward; the drafter hears of who starts. What it knows of those who give way is
         good until they start again."""
         started = self._schedule.admit()
@@ -164,14 +164,14 @@ class DecodeLoop:
                 self._proposing.begin(session, drafts=session not in preempted)
         return parts
 
-    def _retire(self, session: Session, *, keep: bool) -> None:
+    def _retire(self, session: SequenceState, *, keep: bool) -> None:
         """The session ends. `keep`: its output may help later drafts."""
         if self._proposing is not None:
             self._proposing.end(session.key, keep=keep)
         self._schedule.leave(session)
 
-    def _accept(self, parts: Sequence[Part], rows: Sequence[Row]) -> list[Verdict | None]:
-        asked: list[tuple[Session, Row]] = []
+    def _accept(self, parts: Sequence[ScheduledSequence], rows: Sequence[Row]) -> list[VerifiedDraft | None]:
+        asked: list[tuple[SequenceState, Row]] = []
         for part, own in zip(parts, rows, strict=True):
             session = part.session
             if session.scores is not None and session.scores_prompt:
@@ -185,17 +185,17 @@ class DecodeLoop:
             raise DeviceLost(f"{device} computed garbage: {error}") from error
         return [self._usable(part.session, next(judged)) if part.samples else None for part in parts]
 
-    def _usable(self, session: Session, judged: Verdict | GrammarFailed) -> Verdict | None:
+    def _usable(self, session: SequenceState, judged: VerifiedDraft | GrammarFailed) -> VerifiedDraft | None:
         if isinstance(judged, GrammarFailed):
             self._fail(session, judged)
             return None
         return judged
 
     def _commit(
-        self, parts: Sequence[Part], verdicts: Sequence[Verdict | None], rows: Sequence[Row]
-    ) -> tuple[list[Delta], Tally]:
+        self, parts: Sequence[ScheduledSequence], verdicts: Sequence[VerifiedDraft | None], rows: Sequence[Row]
+    ) -> tuple[list[Delta], RoundDraftCounts]:
         deltas: list[Delta] = []
-        tally = Tally()
+        tally = RoundDraftCounts()
         for part, judged, own in zip(parts, verdicts, rows, strict=True):
             session = part.session
             if session.slot == NO_SLOT:  # its grammar failed
@@ -223,12 +223,12 @@ class DecodeLoop:
                 self._retire(session, keep=True)
         return deltas, tally
 
-    def _fail(self, session: Session, error: GrammarFailed) -> None:
+    def _fail(self, session: SequenceState, error: GrammarFailed) -> None:
         """Give up on one request; the others go on."""
         self._failed.append(Refused(session.key, f"the grammar failed: {error}", "failed"))
         self._retire(session, keep=False)
 
-    def _count(self, session: Session, judged: Verdict, tally: Tally) -> None:
+    def _count(self, session: SequenceState, judged: VerifiedDraft, tally: RoundDraftCounts) -> None:
         drafted = session.draft.guessed
         accepted = min(judged.accepted, drafted)
         if session.first_token_s == 0.0:
@@ -260,7 +260,7 @@ class DecodeLoop:
         )
 
 
-def _rows_by_part(parts: Sequence[Part], result: ForwardResult) -> list[Row]:
+def _rows_by_part(parts: Sequence[ScheduledSequence], result: ForwardResult) -> list[Row]:
     """Return each part's own rows of the logits."""
     found: list[Row] = []
     start = 0
@@ -271,7 +271,7 @@ def _rows_by_part(parts: Sequence[Part], result: ForwardResult) -> list[Row]:
     return found
 
 
-def _delta(session: Session, taken: list[int], finish: str, rows: Row) -> Delta:
+def _delta(session: SequenceState, taken: list[int], finish: str, rows: Row) -> Delta:
     """Return what a round did for a session; row i chose token i."""
     scores = session.scores
     if scores is None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from adapters.contract import LoadedModel
-from orchestrator.engine.sequence import Session
+from orchestrator.engine.sequence import SequenceState
 
 
-class Prefixes:
+class PrefixCache:
     """Lets sessions begin with what the target remembers, and counts what it saved. Where not `enabled` it does
     nothing. `queries` and `hits` are tokens that were looked up and found."""
 
@@ -16,7 +16,7 @@ class Prefixes:
         self.queries = 0
         self.hits = 0
 
-    def attach(self, session: Session) -> None:
+    def attach(self, session: SequenceState) -> None:
         """Begin with what is remembered of the session's tokens: to be asked each round until its first row is
         computed, because a request in front of it may compute more of that very prefix."""
         # A remembered prefix brings no logits, and a prompt that is to be scored needs them.
@@ -24,14 +24,14 @@ class Prefixes:
             self._target.release(session.slot)
             session.cached = session.reused = self._target.attach(session.slot, session.tokens[: session.shared_limit])
 
-    def count(self, session: Session) -> None:
+    def count(self, session: SequenceState) -> None:
         """The session's next row is being computed: count, once a stay, what its prefix was good for."""
         if not session.begun:
             session.begun = True
             self.queries += len(session.tokens)
             self.hits += session.reused
 
-    def remember(self, session: Session) -> None:
+    def remember(self, session: SequenceState) -> None:
         """Let later requests begin with what this one has computed."""
         if self._enabled:
             self._target.share(session.slot, session.tokens[: min(session.cached, session.shared_limit)])

@@ -11,10 +11,10 @@ from adapters.contract import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
 from orchestrator.drafting.port import NOTHING
-from orchestrator.engine.batch import Part, count_min_rows, most_blocks, plan, rows_of
-from orchestrator.engine.prefix_cache import Prefixes
-from orchestrator.engine.sequence import NO_SLOT, Session
-from orchestrator.engine.slo_monitor import ServiceLevels
+from orchestrator.engine.batch import ScheduledSequence, count_min_rows, most_blocks, plan, rows_of
+from orchestrator.engine.prefix_cache import PrefixCache
+from orchestrator.engine.sequence import NO_SLOT, SequenceState
+from orchestrator.engine.slo_monitor import SloMonitor
 from policies.serving.admission import count_admissible_requests, victims
 from policies.serving.prefill_budget import PrefillCost, observe_prefill, rows_within
 from policies.serving.slo import LEAST_GROUP, NO_OBJECTIVES, Objectives, group_size, rows_that_fit
@@ -25,7 +25,7 @@ from policies.speculation.cost_model import TYPICAL, start_cost_model
 _LEAST_PREFILL_ROWS = 16
 
 
-class Schedule:
+class Scheduler:
     """First come, first admitted; the youngest gives way where KV blocks run out.
 
     `max_itl_ms` bounds a forward that decodes and prefills. `preemptions` counts since the beginning. `levels` says
@@ -35,7 +35,7 @@ class Schedule:
     def __init__(
         self,
         target: LoadedModel,
-        prefixes: Prefixes,
+        prefixes: PrefixCache,
         clock: Clock,
         *,
         max_running: int,
@@ -46,7 +46,7 @@ class Schedule:
         caps = target.capabilities
         self.max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.paid_rows)
         self.preemptions = 0
-        self.levels = ServiceLevels(objectives, clock, max_running=self.max_running, drafts=drafts)
+        self.levels = SloMonitor(objectives, clock, max_running=self.max_running, drafts=drafts)
         self._steps = start_cost_model(TYPICAL)
         self._turn = 0
         self._target = target
@@ -57,8 +57,8 @@ class Schedule:
         self._round_cost = RoundCost()
         self._last_ms = 0.0
         self._free_slots = list(range(caps.slots - 1, -1, -1))
-        self._waiting: deque[Session] = deque()
-        self._running: list[Session] = []
+        self._waiting: deque[SequenceState] = deque()
+        self._running: list[SequenceState] = []
 
     @property
     def running(self) -> int:
@@ -80,11 +80,11 @@ class Schedule:
         """What the target's part of the last round took; 0 where it had prompts in it."""
         return self._last_ms
 
-    def add(self, session: Session) -> None:
+    def add(self, session: SequenceState) -> None:
         """Queue a session."""
         self._waiting.append(session)
 
-    def withdraw(self, key: str) -> Session | None:
+    def withdraw(self, key: str) -> SequenceState | None:
         """Forget a waiting session; return one that runs, for the caller to end. Unknown keys are ignored."""
         for session in self._waiting:
             if session.key == key:
@@ -92,13 +92,13 @@ class Schedule:
                 return None
         return next((session for session in self._running if session.key == key), None)
 
-    def admit(self) -> list[Session]:
+    def admit(self) -> list[SequenceState]:
         """Give slots to those who can start now, and return them."""
         started = self._start_admitted() if self._waiting else []
         self.levels.look(self._running, self._waiting)
         return started
 
-    def _start_admitted(self) -> list[Session]:
+    def _start_admitted(self) -> list[SequenceState]:
         caps = self._target.capabilities
         blocks = [
             ceil_div(len(session.tokens) + caps.paid_rows, caps.block_tokens)
@@ -127,10 +127,10 @@ class Schedule:
             for s in self._running
         )
 
-    def parts(self) -> tuple[list[Part], list[Session]]:
+    def parts(self) -> tuple[list[ScheduledSequence], list[SequenceState]]:
         """Return the next forward's parts, without drafts, and the sessions that had to give way to them."""
         caps = self._target.capabilities
-        preempted: list[Session] = []
+        preempted: list[SequenceState] = []
         while True:
             for session in self._running:
                 session.draft = NOTHING
@@ -153,7 +153,7 @@ class Schedule:
                 return parts, preempted
             preempted += self._preempt(missing)
 
-    def _in_turn(self) -> list[Session]:
+    def _in_turn(self) -> list[SequenceState]:
         """Return who takes part in the next round: where not all who decode fit its latency budget, those of them who
         waited longest, and all who prefill."""
         if not self.levels.may_take_turns:
@@ -172,7 +172,7 @@ class Schedule:
         waits = sorted(ready, key=lambda session: session.turn)[size:]
         return [session for session in self._running if session not in waits] if waits else self._running
 
-    def room(self, parts: Sequence[Part]) -> int:
+    def room(self, parts: Sequence[ScheduledSequence]) -> int:
         """Return the rows that drafts may add to a forward: those that it has left, and that keep what decodes in it
         within the round's latency budget."""
         caps = self._target.capabilities
@@ -188,7 +188,7 @@ class Schedule:
             lambda more: self._steps.ms(more, sequences, context_tokens), rows, left, bound_ms=bound_ms
         )
 
-    def observe_round_time(self, parts: Sequence[Part], tokens: int, round_ms: float) -> None:
+    def observe_round_time(self, parts: Sequence[ScheduledSequence], tokens: int, round_ms: float) -> None:
         """A round of these parts took so long, and made so many tokens."""
         if self.levels.follows:
             decoding = [part for part in parts if not part.fills]
@@ -198,13 +198,13 @@ class Schedule:
                 sequences=sequences, tokens=tokens, round_ms=round_ms, plain_ms=plain_ms, prompts=prompts
             )
 
-    def _size(self, parts: Sequence[Part]) -> tuple[int, int, float]:
+    def _size(self, parts: Sequence[ScheduledSequence]) -> tuple[int, int, float]:
         """Return the rows, without drafts, the sequences, and the mean of the positions that they hold."""
         alone, paid_rows = len(parts) == 1, self._target.capabilities.paid_rows
         rows = sum(count_min_rows(part, alone, paid_rows) for part in parts)
         return rows, len(parts), sum(part.session.cached for part in parts) / max(1, len(parts))
 
-    def _preempt(self, missing: int) -> list[Session]:
+    def _preempt(self, missing: int) -> list[SequenceState]:
         """Send the youngest back to the head of the queue: their tokens are kept, their cache is computed again."""
         size = self._target.capabilities.block_tokens
         held = [ceil_div(self._target.count_cached_positions(session.slot), size) for session in self._running]
@@ -215,7 +215,7 @@ class Schedule:
         self.preemptions += len(gone)
         return gone
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: SequenceState) -> None:
         """Take a running session's slot; what it computed is remembered while there is room."""
         self._prefixes.remember(session)
         self._target.release(session.slot)
@@ -225,7 +225,7 @@ class Schedule:
         session.cached = session.reused = 0
         session.begun = False
 
-    def observe(self, parts: Sequence[Part], forward_ms: float, drafting_ms: float) -> None:
+    def observe(self, parts: Sequence[ScheduledSequence], forward_ms: float, drafting_ms: float) -> None:
         """Learn from a forward, after so much drafting, what prefill and drafts cost. To be called before its verdicts
         are committed."""
         filling = [part for part in parts if part.fills]

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 
 from adapters.contract import Capabilities
 from orchestrator.drafting.port import NOTHING, Draft
-from orchestrator.engine.constraints import Rules
-from orchestrator.engine.logprobs import Scores
+from orchestrator.engine.constraints import RowConstraints
+from orchestrator.engine.logprobs import LogprobCollector
 from orchestrator.workers.messages import RequestStats, Submit
 
 NO_SLOT = -1
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class SequenceState:
     """`tokens` is the prompt and all committed tokens. `cached` counts the leading positions whose KV the slot
     holds and may be trusted; the rest is (re)computed. `apart`: rows behind the prompt are of a numerical class of
     their own (see adapters.contract.Capabilities.apart_tokens). Times are seconds of the loop's clock.
@@ -41,11 +41,13 @@ class Session:
     accepted: int = 0
     tolerance_delta: float = -1.0
     draft: Draft = field(default=NOTHING)
-    rules: Rules | None = None
-    scores: Scores | None = None
+    rules: RowConstraints | None = None
+    scores: LogprobCollector | None = None
 
     @classmethod
-    def open(cls, submit: Submit, now_s: float, capabilities: Capabilities, rules: Rules | None) -> Session:
+    def open(
+        cls, submit: Submit, now_s: float, capabilities: Capabilities, rules: RowConstraints | None
+    ) -> SequenceState:
         """Start from the prompt and what an earlier worker committed; `rules` stand behind that."""
         return cls(
             submit,
@@ -55,7 +57,7 @@ class Session:
             apart=len(submit.prompt) <= capabilities.apart_tokens,
             block_tokens=capabilities.block_tokens,
             rules=rules,
-            scores=Scores.of(submit),
+            scores=LogprobCollector.of(submit),
         )
 
     @property

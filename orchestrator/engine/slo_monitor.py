@@ -11,9 +11,9 @@ import numpy as np
 
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.engine.sequence import Session
+from orchestrator.engine.sequence import SequenceState
 from orchestrator.workers.messages import SloState
-from policies.serving.slo import Objective, Objectives, Seen, at_rest, decide_slo_actions, round_bound_ms
+from policies.serving.slo import Objective, Objectives, SloObservation, at_rest, decide_slo_actions, round_bound_ms
 
 WINDOW_S = 30.0
 """What is older is forgotten."""
@@ -43,7 +43,7 @@ class _Recent:
         self._of.clear()
 
 
-class ServiceLevels:
+class SloMonitor:
     """Follows requests and rounds of one decode loop; `answer` says what is moved now. `max_running`: the most that may
     ever run. `drafts`: there is a drafter. Where there are no objectives nothing is followed, and nothing moves."""
 
@@ -60,7 +60,7 @@ class ServiceLevels:
         self._round_ms = self._prompts_ms = 0.0
         self._looked_s = -math.inf
         self._settling = False
-        self._seen = Seen(None, None, 0, 0)
+        self._seen = SloObservation(None, None, 0, 0)
 
     @property
     def follows(self) -> bool:
@@ -72,7 +72,7 @@ class ServiceLevels:
         """True where rounds are bounded even if nobody drafts."""
         return self._objectives.max_round_ms > 0.0
 
-    def observe_commit(self, session: Session, *, ended: bool) -> None:
+    def observe_commit(self, session: SequenceState, *, ended: bool) -> None:
         """A session got tokens."""
         if not self._watches:
             return
@@ -101,7 +101,7 @@ class ServiceLevels:
             self._stretch += _NEWEST * (round_ms / plain_ms - self._stretch)
             self._tokens_a_round += _NEWEST * (tokens / sequences - self._tokens_a_round)
 
-    def look(self, running: Sequence[Session], waiting: Sequence[Session]) -> None:
+    def look(self, running: Sequence[SequenceState], waiting: Sequence[SequenceState]) -> None:
         """Move what is to be moved, a few times a second."""
         now_s = self._clock.monotonic_s()
         if not self._watches or now_s - self._looked_s < _LOOK_EVERY_S:
@@ -160,7 +160,7 @@ class ServiceLevels:
             why=f"{', '.join(whys) or 'no objective'}: {answer.explained}{within}",
         )
 
-    def _see(self, running: Sequence[Session], waiting: Sequence[Session], now_s: float) -> Seen:
+    def _see(self, running: Sequence[SequenceState], waiting: Sequence[SequenceState], now_s: float) -> SloObservation:
         ttft, tpot = self._objectives.ttft, self._objectives.tpot
         ttfts_ms = self._ttfts_ms.values(now_s)
         if ttft.ms is not None:  # who waits longer than that is known to be late
@@ -175,7 +175,7 @@ class ServiceLevels:
         slow = 100.0 - tpot.percentile
         steps = self._tokens_a_step.values(now_s)
         steps += [1.0 + one.accepted / one.steps for one in running if one.steps >= _LEAST_STEPS]
-        return Seen(
+        return SloObservation(
             ttft_ms=_percentile(ttfts_ms, ttft.percentile) if len(ttfts_ms) >= _LEAST_TTFTS else None,
             tpot_ms=_percentile(tpots_ms, tpot.percentile),
             waiting=len(waiting),
@@ -185,7 +185,7 @@ class ServiceLevels:
             prefill_time=self._prompts_ms / self._round_ms if self._round_ms > 0.0 else 0.0,
         )
 
-    def _pace_ms(self, session: Session, now_s: float) -> float | None:
+    def _pace_ms(self, session: SequenceState, now_s: float) -> float | None:
         """Return a running request's TPOT so far, since it was last begun to be counted; None: too early to say."""
         if session.pace_tokens == 0:
             return None

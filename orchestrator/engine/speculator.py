@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from adapters.contract import LoadedModel
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
-from orchestrator.engine.acceptance_monitor import AcceptanceWatch
-from orchestrator.engine.batch import Part, count_min_rows, rows_of
-from orchestrator.engine.sequence import Session
+from orchestrator.engine.acceptance_monitor import AcceptanceMonitor
+from orchestrator.engine.batch import ScheduledSequence, count_min_rows, rows_of
+from orchestrator.engine.sequence import SequenceState
 from orchestrator.workers.draft_messages import DrafterState
-from policies.speculation import Place, Proposal, Round, Times, Verdict
+from policies.speculation import DraftComparison, DraftSummary, RoundContext, RoundSequence, RoundTimes
 from policies.speculation.break_even import RoundCost
-from policies.speculation.policy import Asked, DepthPolicy, Done
+from policies.speculation.policy import DepthPolicy, DraftLimits, RoundOutcome
 
 _LOOK_EVERY = 16  # rounds, for drafters that came or came back
 
@@ -27,11 +27,11 @@ class _Outcome(NamedTuple):
     """What became of a place's draft: tokens accepted, and what all of it could be compared with."""
 
     accepted: int = 0
-    verdict: Verdict = Verdict()
+    verdict: DraftComparison = DraftComparison()
 
 
 _NO_OUTCOME = _Outcome()
-_NO_PROPOSAL = Proposal()
+_NO_PROPOSAL = DraftSummary()
 
 
 @dataclass(slots=True)
@@ -39,9 +39,9 @@ class _Open:
     """A round whose forward runs. `drafts` as they were proposed, also where fewer tokens are verified. `index`: where
     each sequence stands in it. `outcomes`: of those that had a draft. `tokens` that were committed."""
 
-    now: Round
+    now: RoundContext
     drafts: list[Draft]
-    proposals: list[Proposal]
+    proposals: list[DraftSummary]
     depths: list[int]
     index: dict[str, int]
     outcomes: dict[str, _Outcome] = field(default_factory=dict)
@@ -49,11 +49,11 @@ class _Open:
     ended: list[str] = field(default_factory=list)
 
 
-class Proposing:
+class Speculator:
     """Drafts for one decode loop. `max_depth` bounds every request's depth; `watch` hears what became of drafts."""
 
     def __init__(
-        self, target: LoadedModel, drafter: Drafter, policy: DepthPolicy, *, max_depth: int, watch: AcceptanceWatch
+        self, target: LoadedModel, drafter: Drafter, policy: DepthPolicy, *, max_depth: int, watch: AcceptanceMonitor
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -65,10 +65,10 @@ class Proposing:
         self._resting = self._rested = 0  # rounds that the policy does without: still to come, and done
         self._restless: set[str] = set()  # sequences that may draft where the policy would not
         self._moves_left = 0  # so many sequences may begin or end meanwhile
-        self._last_parts: Sequence[Part] = ()  # of the last of those rounds
+        self._last_parts: Sequence[ScheduledSequence] = ()  # of the last of those rounds
         self._untold: dict[str, list[int]] = {}  # what was committed in them: the drafter hears of it in one piece
 
-    def begin(self, session: Session, *, drafts: bool) -> None:
+    def begin(self, session: SequenceState, *, drafts: bool) -> None:
         """A session starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
         most = self._most(session)
         self._note_membership_change()
@@ -92,7 +92,7 @@ class Proposing:
         else:
             self._policy.end(key)
 
-    def _most(self, session: Session) -> int:
+    def _most(self, session: SequenceState) -> int:
         submit = session.submit
         asked = submit.most_depth if submit.depth is None else submit.depth
         return self._max_depth if asked is None else min(asked, self._max_depth)
@@ -102,7 +102,7 @@ class Proposing:
         if self._moves_left < 0:
             self._resting = 0
 
-    def rests(self, parts: Sequence[Part]) -> bool:
+    def rests(self, parts: Sequence[ScheduledSequence]) -> bool:
         """Begin a round. True: it is one that the policy does without, and nobody has a draft in it."""
         self._open = None
         if self._resting:
@@ -124,7 +124,7 @@ class Proposing:
         return False
 
     def propose(
-        self, parts: Sequence[Part], cost: RoundCost, last_ms: float, *, room: int, row_price: float = 1.0
+        self, parts: Sequence[ScheduledSequence], cost: RoundCost, last_ms: float, *, room: int, row_price: float = 1.0
     ) -> None:
         """Give every sampling part its draft, within `room` rows and the blocks that are left, in a round that does not
         rest. `cost`: what rounds take without drafts; `last_ms`: what the target's part of the last round took (0: not
@@ -140,7 +140,9 @@ class Proposing:
             self._drafting_rounds += 1
             drafts = self._drafts(parts, deciding, now, self._asks(now, asked, cost, last_ms))
             proposals = [
-                Proposal(len(draft.tokens), draft.confidences, any(draft.proposals)) if draft.tokens else _NO_PROPOSAL
+                DraftSummary(len(draft.tokens), draft.confidences, any(draft.proposals))
+                if draft.tokens
+                else _NO_PROPOSAL
                 for draft in drafts
             ]
         else:
@@ -156,7 +158,9 @@ class Proposing:
         index = {place.key: at for at, place in enumerate(now.places)}
         self._open = _Open(now, drafts, proposals, depths, index)
 
-    def _round_of(self, parts: Sequence[Part], deciding: Sequence[Part], room: int, row_price: float) -> Round:
+    def _round_of(
+        self, parts: Sequence[ScheduledSequence], deciding: Sequence[ScheduledSequence], room: int, row_price: float
+    ) -> RoundContext:
         caps, alone = self._target.capabilities, len(parts) == 1
         places, base_rows = [], 0
         for part in deciding:
@@ -164,13 +168,13 @@ class Proposing:
             charged = count_min_rows(part, alone, caps.paid_rows)
             free = max(0, charged - part.known)
             most = min(self._most(session), session.depth_bound, room + free) if part.drafts else 0
-            places.append(Place(session.key, max(0, most), part.known, free, session.submit.depth is not None))
+            places.append(RoundSequence(session.key, max(0, most), part.known, free, session.submit.depth is not None))
             base_rows += charged
         filling_rows = sum(part.known for part in parts if part.fills)
         context_tokens = sum(part.session.cached for part in deciding) / len(deciding)
-        return Round(places, base_rows, room, context_tokens, caps.static_widths, filling_rows, row_price)
+        return RoundContext(places, base_rows, room, context_tokens, caps.static_widths, filling_rows, row_price)
 
-    def _asks(self, now: Round, asked: Asked, cost: RoundCost, last_ms: float) -> list[Ask]:
+    def _asks(self, now: RoundContext, asked: DraftLimits, cost: RoundCost, last_ms: float) -> list[Ask]:
         return [
             Ask(
                 place.key,
@@ -186,7 +190,13 @@ class Proposing:
             if limit > 0
         ]
 
-    def _drafts(self, parts: Sequence[Part], deciding: Sequence[Part], now: Round, asks: Sequence[Ask]) -> list[Draft]:
+    def _drafts(
+        self,
+        parts: Sequence[ScheduledSequence],
+        deciding: Sequence[ScheduledSequence],
+        now: RoundContext,
+        asks: Sequence[Ask],
+    ) -> list[Draft]:
         """Return a draft for each deciding part, as its rules make it: what they force is drafted without an ask."""
         withheld = self._find_withheld(parts, deciding, now)
         asking = [ask for ask in asks if ask.key not in withheld] if withheld else asks
@@ -202,7 +212,9 @@ class Proposing:
             drafts.append(draft.truncate(place.most) if draft.tokens else NOTHING)
         return drafts
 
-    def _find_withheld(self, parts: Sequence[Part], deciding: Sequence[Part], now: Round) -> set[str]:
+    def _find_withheld(
+        self, parts: Sequence[ScheduledSequence], deciding: Sequence[ScheduledSequence], now: RoundContext
+    ) -> set[str]:
         """Return who would draw drafts for which there may be no block: once drawn, a draft is verified."""
         drawing = {part.session.key for part in deciding if part.session.submit.sampling.draws_drafts}
         if not drawing:
@@ -214,10 +226,10 @@ class Proposing:
             part.session.draft = NOTHING
         return drawing if short else set()
 
-    def _short_of_blocks(self, parts: Sequence[Part]) -> bool:
+    def _short_of_blocks(self, parts: Sequence[ScheduledSequence]) -> bool:
         return self._target.count_needed_blocks([part.segment() for part in parts]) > self._target.free_blocks()
 
-    def observe_verdict(self, session: Session, accepted: int, taken: Sequence[int]) -> None:
+    def observe_verdict(self, session: SequenceState, accepted: int, taken: Sequence[int]) -> None:
         """The verdict on a session's draft: so many of its tokens were accepted, and these were committed."""
         if self._rested:
             self._untold.setdefault(session.key, []).extend(taken)
@@ -244,10 +256,10 @@ class Proposing:
         outcomes = [_NO_OUTCOME] * len(done.depths)
         for key, outcome in done.outcomes.items():
             outcomes[done.index[key]] = outcome
-        times = Times(verify_ms, draft_ms) if done.now.filling_rows == 0 and verify_ms > 0.0 else None
+        times = RoundTimes(verify_ms, draft_ms) if done.now.filling_rows == 0 and verify_ms > 0.0 else None
         self._policy.observe_round(
             done.now,
-            Done(
+            RoundOutcome(
                 done.proposals,
                 done.depths,
                 [outcome.accepted for outcome in outcomes],
@@ -275,7 +287,7 @@ class Proposing:
         return self._drafter.states()
 
 
-def _within_room(now: Round, depths: Sequence[int]) -> list[int]:
+def _within_room(now: RoundContext, depths: Sequence[int]) -> list[int]:
     """Return depths that the forward has rows for, whatever a policy chose: first come, first served."""
     left, found = now.room, []
     for place, depth in zip(now.places, depths, strict=True):
@@ -284,21 +296,21 @@ def _within_room(now: Round, depths: Sequence[int]) -> list[int]:
     return found
 
 
-def _pad_draft(session: Session, draft: Draft, count: int) -> Draft:
+def _pad_draft(session: SequenceState, draft: Draft, count: int) -> Draft:
     """Return the draft with so many tokens. A tolerant judge might accept one that nobody proposed: it gets none."""
     if len(draft.tokens) >= count or session.submit.sampling.rule == "tolerance":
         return draft
     return draft.pad_to(count, session.tokens[-1])
 
 
-def _compare_draft(session: Session, draft: Draft, accepted: int, taken: Sequence[int]) -> Verdict:
+def _compare_draft(session: SequenceState, draft: Draft, accepted: int, taken: Sequence[int]) -> DraftComparison:
     """Return what is known of a draft's tokens. Where the target's choice does not depend on drafts, those that were
     not verified are compared with what it went on to choose."""
     if session.submit.sampling.rule not in ("greedy", "coupled"):
-        return Verdict(accepted, min(len(session.draft.tokens), accepted + 1))
+        return DraftComparison(accepted, min(len(session.draft.tokens), accepted + 1))
     right = 0
     for token, chosen in zip(draft.tokens, taken, strict=False):
         if token != chosen:
             break
         right += 1
-    return Verdict(right, min(len(draft.tokens), len(taken), right + 1))
+    return DraftComparison(right, min(len(draft.tokens), len(taken), right + 1))

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.drafting.variants import LaneDrafter
+from orchestrator.drafting.variants import VariantDrafter
 from orchestrator.workers.messages import Submit
 
 
-class Way(NamedTuple):
+class VariantDepth(NamedTuple):
     """At most `most` drafts for a sequence in a round (0: none). `fixed`: always so many, unless the request says
     otherwise; else the depth policy chooses."""
 
@@ -19,11 +19,13 @@ class Way(NamedTuple):
     fixed: bool = False
 
 
-class Arms:
+class SpeculationVariants:
     """`ways` by the lanes that have their own; everybody else goes the `usual` way. `drafter`: which one a lane has,
     where they differ."""
 
-    def __init__(self, usual: Way, ways: Mapping[str, Way], drafter: LaneDrafter | None = None) -> None:
+    def __init__(
+        self, usual: VariantDepth, ways: Mapping[str, VariantDepth], drafter: VariantDrafter | None = None
+    ) -> None:
         self._usual = usual
         self._ways = dict(ways)
         self._drafter = drafter

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adapters.contract import GrammarFailed
-from orchestrator.engine.sequence import Session
+from orchestrator.engine.sequence import SequenceState
 from policies.sampling import (
     Row,
     Sampling,
     ToleranceGoal,
     ToleranceState,
-    Verdict,
+    VerifiedDraft,
     calibrate_tolerance,
     verify_coupled_drafts,
     verify_draft,
 )
 
 
-class Judging:
+class Verifier:
     """What was learned is the worker's: greedy and sampled requests each share one tolerance."""
 
     def __init__(self, goal: ToleranceGoal) -> None:
         self._goal = goal
         self._learned = {"greedy": ToleranceState(), "sampled": ToleranceState()}
 
-    def verdicts(self, asked: Sequence[tuple[Session, Row]]) -> list[Verdict | GrammarFailed]:
+    def verdicts(self, asked: Sequence[tuple[SequenceState, Row]]) -> list[VerifiedDraft | GrammarFailed]:
         """Judge sessions' drafts by their rows (see policies.sampling.verify), each by itself: why it could not be
         done, where a grammar failed. Raises NotFinite."""
         found = [None if _side_by_side(session) else self._verdict(session, rows) for session, rows in asked]
@@ -39,7 +39,7 @@ class Judging:
         following = iter(others)
         return [next(following) if own is None else own for own in found]
 
-    def _verdict(self, session: Session, rows: Row) -> Verdict | GrammarFailed:
+    def _verdict(self, session: SequenceState, rows: Row) -> VerifiedDraft | GrammarFailed:
         sampling = session.submit.sampling
         delta = self._learned[_kind(sampling)].delta if sampling.rule == "tolerance" else None
         if delta is not None and session.draft.tokens:
@@ -67,7 +67,7 @@ class Judging:
         return {kind: state.delta for kind, state in self._learned.items() if state.delta is not None}
 
 
-def _side_by_side(session: Session) -> bool:
+def _side_by_side(session: SequenceState) -> bool:
     """True where a session may be judged together with others: by the coupled rule, as its rows are."""
     return session.rules is None and session.submit.sampling.rule == "coupled"
 

@@ -11,7 +11,7 @@ import psutil
 from adapters.contract import AdapterError, DeviceLost
 from orchestrator.clock import Clock
 from orchestrator.engine.loop import DecodeLoop
-from orchestrator.engine.variants import Arms
+from orchestrator.engine.variants import SpeculationVariants
 from orchestrator.workers.draft_messages import AttachDraft
 from orchestrator.workers.messages import Cancel, Command, Event, Failed, Ready, Stop, Submit
 from orchestrator.workers.process_memory import peak_rss_bytes
@@ -22,7 +22,7 @@ Emit = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedEngine:
     """A loop that can run, and the effective state to announce. `attach` connects it to a draft worker. `arms`: how
     requests are served that say nothing, and the other way where one is tried."""
 
@@ -30,13 +30,13 @@ class Loaded:
     ready: Ready
     close: Callable[[], None]
     attach: Callable[[AttachDraft], None]
-    arms: Arms
+    arms: SpeculationVariants
 
 
-class DecodeEngine:
+class WorkerEngine:
     """Implements cluster.contract.Engine. `load` prepares and loads everything, reporting progress by `emit`."""
 
-    def __init__(self, load: Callable[[Emit], Loaded], clock: Clock) -> None:
+    def __init__(self, load: Callable[[Emit], LoadedEngine], clock: Clock) -> None:
         self._load = load
         self._clock = clock
         self._commands: queue.SimpleQueue[tuple[Command, float]] = queue.SimpleQueue()
@@ -66,7 +66,7 @@ class DecodeEngine:
         except AdapterError as error:
             emit(Failed(str(error), restartable=False))
 
-    def _decode(self, loaded: Loaded, emit: Emit) -> None:
+    def _decode(self, loaded: LoadedEngine, emit: Emit) -> None:
         loop = loaded.loop
         emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
         while True:
@@ -82,7 +82,7 @@ class DecodeEngine:
                 self._gauges_s = now
                 emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
 
-    def _obey(self, loaded: Loaded, emit: Emit) -> bool:
+    def _obey(self, loaded: LoadedEngine, emit: Emit) -> bool:
         """Carry out queued commands, waiting for one when there is nothing to decode. False: stop."""
         loop = loaded.loop
         wait = loop.idle

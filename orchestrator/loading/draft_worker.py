@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.model import ModelDrafter
-from orchestrator.drafting.server import DraftEngine, Hosted
+from orchestrator.drafting.server import DraftEngine, HostedDrafter
 from orchestrator.loading.drafters import draft_state
 from orchestrator.loading.models import load_model
 from orchestrator.loading.options import DraftWorkerOptions
@@ -28,7 +28,7 @@ def build_draft_engine(options: dict[str, Any]) -> DraftEngine:
     return DraftEngine(lambda emit: _load(settings, emit), SystemClock())
 
 
-def _load(options: DraftWorkerOptions, emit: Emit) -> Hosted:
+def _load(options: DraftWorkerOptions, emit: Emit) -> HostedDrafter:
     started = time.perf_counter()
     draft = options.draft
     loaded = load_model(draft.model, options.slots, lambda stage, fraction: emit(Progress(stage, fraction)))
@@ -41,7 +41,7 @@ def _load(options: DraftWorkerOptions, emit: Emit) -> Hosted:
         vocabulary=spec.vocabulary_size,
         prefill_ms=draft.prefill_ms,
     )
-    return Hosted(
+    return HostedDrafter(
         drafter,
         vocabulary_size=spec.vocabulary_size,
         vocabulary_fingerprint=spec.vocabulary_fingerprint,

@@ -9,13 +9,13 @@ import msgspec
 from adapters.contract import DeviceLost
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.lost import LostDrafter
+from orchestrator.drafting.lost import FailedDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.suffix import SuffixDrafter
-from orchestrator.drafting.variants import LaneDrafter
-from orchestrator.loading.models import Loaded, OnProgress, Target, load_model, silent
+from orchestrator.drafting.variants import VariantDrafter
+from orchestrator.loading.models import LoadedSource, OnProgress, Target, load_model, silent
 from orchestrator.loading.options import (
     DraftOptions,
     EngineOptions,
@@ -26,7 +26,7 @@ from orchestrator.loading.options import (
 from orchestrator.loading.vocabularies import Pair, compare_vocabularies, prepare_tokenizer, remote_pair, translating
 from orchestrator.workers.draft_messages import AttachDraft, DrafterState, DraftLink
 from policies.models.vocabulary import Match
-from policies.serving.canary import Arm
+from policies.serving.canary import CanaryVariant
 
 
 class Remotes:
@@ -66,7 +66,7 @@ def build_drafter(
 
 def build_lanes(
     options: EngineOptions, target: Target, progress: OnProgress, remotes: Remotes
-) -> tuple[Drafter | None, LaneDrafter | None]:
+) -> tuple[Drafter | None, VariantDrafter | None]:
     """Return the drafter of the whole worker, and the same again where the canary has drafters of its own. Raises as
     `build_drafter`."""
     usual = build_drafter(options, target, progress, remotes)
@@ -79,7 +79,7 @@ def build_lanes(
         if usual is not None:
             usual.close()
         raise
-    lanes = LaneDrafter(usual, {} if own is None else {Arm.CANARY.value: own})
+    lanes = VariantDrafter(usual, {} if own is None else {CanaryVariant.CANARY.value: own})
     return lanes, lanes
 
 
@@ -128,7 +128,7 @@ def _build_model(options: ModelDraftOptions, engine: EngineOptions, target: Targ
     try:
         loaded = load_model(wanted, engine.max_running, report_stage)
     except DeviceLost as error:
-        return LostDrafter(
+        return FailedDrafter(
             DrafterState(options.name, "model", "failed", str(error), wanted.source, wanted.adapter, wanted.device)
         )
     state = msgspec.structs.replace(draft_state(options, loaded), vocabulary=pair.match.value)
@@ -139,7 +139,7 @@ def _build_model(options: ModelDraftOptions, engine: EngineOptions, target: Targ
     return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, prepare_tokenizer(options))
 
 
-def draft_state(options: ModelDraftOptions, loaded: Loaded) -> DrafterState:
+def draft_state(options: ModelDraftOptions, loaded: LoadedSource) -> DrafterState:
     """Return what is to be said of a loaded draft model."""
     caps = loaded.model.capabilities
     return DrafterState(

@@ -13,11 +13,11 @@ from adapters.grammar import GrammarCompiler
 from device_profiles.memory import MemoryPlan
 from orchestrator.clock import Clock, SystemClock
 from orchestrator.drafting.port import Drafter
-from orchestrator.drafting.variants import LaneDrafter
+from orchestrator.drafting.variants import VariantDrafter
 from orchestrator.engine.grammar import Grammars
 from orchestrator.engine.loop import DecodeLoop
-from orchestrator.engine.variants import Arms, Way
-from orchestrator.engine.worker_engine import DecodeEngine, Loaded
+from orchestrator.engine.variants import SpeculationVariants, VariantDepth
+from orchestrator.engine.worker_engine import LoadedEngine, WorkerEngine
 from orchestrator.loading.class_words import describe_choice, describe_rejected
 from orchestrator.loading.devices import device_name
 from orchestrator.loading.drafters import Remotes, build_lanes
@@ -27,7 +27,7 @@ from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.measuring.quick import quick_cost
 from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.messages import Event, Progress, Ready
-from policies.serving.canary import Arm
+from policies.serving.canary import CanaryVariant
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import TYPICAL, start_cost_model
 from policies.speculation.policy import DepthPolicy
@@ -37,10 +37,10 @@ Emit = Callable[[Event], None]
 _MEASURING_S = 0.6
 
 
-def build_engine(options: dict[str, Any]) -> DecodeEngine:
+def build_engine(options: dict[str, Any]) -> WorkerEngine:
     """Return the engine of a target worker. Called inside the worker process."""
     settings = msgspec.convert(options, EngineOptions)
-    return DecodeEngine(lambda emit: _load_engine(settings, emit), SystemClock())
+    return WorkerEngine(lambda emit: _load_engine(settings, emit), SystemClock())
 
 
 def build_loop(
@@ -94,7 +94,7 @@ def build_grammars(target: Target) -> Grammars:
     return GrammarCompiler(lambda: load_tokenizer(target.tokenizer_dir), target.model.spec.vocabulary_size)
 
 
-def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
+def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
     def progress(stage: str, fraction: float) -> None:
         emit(Progress(stage, fraction))
 
@@ -116,14 +116,14 @@ def _load_engine(options: EngineOptions, emit: Emit) -> Loaded:
         target.model.close()
 
     ready = ready_of(target, options, loop.max_running, planned, first.source)
-    return Loaded(loop, ready, close, remotes.attach, build_arms(options, lanes))
+    return LoadedEngine(loop, ready, close, remotes.attach, build_arms(options, lanes))
 
 
-def build_arms(options: EngineOptions, lanes: LaneDrafter | None = None) -> Arms:
+def build_arms(options: EngineOptions, lanes: VariantDrafter | None = None) -> SpeculationVariants:
     """Return how a worker serves those who say nothing of speculation, and how the canary's requests."""
     canary = options.canary
-    ways = {} if canary is None else {Arm.CANARY.value: Way(canary.max_depth, canary.fixed_depth)}
-    return Arms(Way(options.max_depth, options.fixed_depth), ways, lanes)
+    ways = {} if canary is None else {CanaryVariant.CANARY.value: VariantDepth(canary.max_depth, canary.fixed_depth)}
+    return SpeculationVariants(VariantDepth(options.max_depth, options.fixed_depth), ways, lanes)
 
 
 def sum_planned_bytes(target: Target, options: EngineOptions, drafter: Drafter | None) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from adapters.contract import AdapterUnavailable, Unsupported
 from device_profiles.cost import StepCost
 from orchestrator.loading.devices import device_of, mark_of
-from orchestrator.loading.models import Loaded
+from orchestrator.loading.models import LoadedSource
 from orchestrator.loading.options import ModelOptions
 from orchestrator.loading.profile_keys import (
     digest_of,
@@ -29,7 +29,7 @@ class FirstCost:
     source: str
 
 
-def find_stored_cost(target: Loaded, options: ModelOptions) -> FirstCost | None:
+def find_stored_cost(target: LoadedSource, options: ModelOptions) -> FirstCost | None:
     """Return the cost by the stored profile of a target; None where there is none.
 
     One that has drifted is taken too: how long all rounds take is learned from the first of them, and the shape counts.

@@ -34,7 +34,7 @@ def silent(stage: str, fraction: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedSource:
     """A loaded model. `source` is where it came from, with the commit for a model of the hub; `tokenizer_dir` is ""
     for the simulated model's built-in tokenizer, and for a draft; `choice` and `plan` None for the simulated model.
     `classes`: what was found of the numerical classes, None for a draft that takes the first."""
@@ -61,7 +61,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Target(Loaded):
+class Target(LoadedSource):
     """A loaded target."""
 
     load_s: float
@@ -72,13 +72,13 @@ def load_target(options: EngineOptions, progress: OnProgress, *, slots: int = 0,
     its numerical class again. Raises what adapters raise."""
     started = time.perf_counter()
     loaded = load_model(options.model, slots or options.max_running, progress, serves=True, refresh=refresh)
-    fields = {name: getattr(loaded, name) for name in Loaded.__dataclass_fields__}
+    fields = {name: getattr(loaded, name) for name in LoadedSource.__dataclass_fields__}
     return Target(**fields, load_s=time.perf_counter() - started)
 
 
 def load_model(
     options: ModelOptions, slots: int, progress: OnProgress, *, serves: bool = False, refresh: bool = False
-) -> Loaded:
+) -> LoadedSource:
     """Prepare (once) and load a model for so many sequences; `serves`: with its tokenizer, which a draft does not need
     and may not have; `refresh`: find its numerical class again. Raises what adapters raise."""
     adapter = registry.get_for(options.adapter, options.device, options.static)
@@ -111,7 +111,7 @@ def load_model(
         model, classes = load_in_class(question, progress, refresh=refresh)
     else:
         model = adapter.load(prepared, asked, progress)
-    loaded = Loaded(model, name, source, "", prepared, choice, plan, classes)
+    loaded = LoadedSource(model, name, source, "", prepared, choice, plan, classes)
     if not serves or file is None:
         return loaded
     _refuse_draft(model, source)

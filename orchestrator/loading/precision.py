@@ -17,24 +17,24 @@ from device_profiles.profile import FAST, DeviceProfile
 from orchestrator.loading.options import ModelOptions
 from policies.models.quantization import (
     AS_FILE,
-    Measured,
+    MeasuredWeights,
     ModelSizes,
     NoPrecision,
     PrecisionChoice,
-    Wishes,
+    PrecisionRequest,
     choose_precision,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class PreparedChoice:
     """What `load_model` runs with: the recipe of the weights and the choice behind it."""
 
     variant: Variant
     choice: PrecisionChoice
 
 
-def choose(options: ModelOptions, adapter: Adapter, store: ModelStore, file: ModelSource) -> Chosen | None:
+def choose(options: ModelOptions, adapter: Adapter, store: ModelStore, file: ModelSource) -> PreparedChoice | None:
     """Return how to run a model; None where the runtime knows no such device, which its `load` explains.
 
     Raises ModelRefused when a wish cannot be met or nothing fits.
@@ -42,7 +42,7 @@ def choose(options: ModelOptions, adapter: Adapter, store: ModelStore, file: Mod
     device = next((found for found in adapter.devices() if found.name == options.device), None)
     if device is None:
         return None
-    wishes = Wishes(
+    wishes = PrecisionRequest(
         options.weights, options.activations, options.kv_cache_precision, exactness=Exactness(options.exactness)
     )
     try:
@@ -56,7 +56,7 @@ def choose(options: ModelOptions, adapter: Adapter, store: ModelStore, file: Mod
         )
     except NoPrecision as refusal:
         raise ModelRefused(f"{file.name} on {adapter.name} {device.name}: {refusal}") from refusal
-    return Chosen(variant(adapter, choice.weights), choice)
+    return PreparedChoice(variant(adapter, choice.weights), choice)
 
 
 def variant(adapter: Adapter, weights: str) -> Variant:
@@ -76,7 +76,7 @@ def sizes_of(file: ModelSource) -> ModelSizes:
 
 def read_measured_weights(
     adapter: Adapter, device: DeviceProfile, store: ModelStore, file: ModelSource
-) -> list[Measured]:
+) -> list[MeasuredWeights]:
     """Return what was measured of the model's prepared weights on a device."""
     found = []
     for weights in (AS_FILE, FAST, *(precision.value for precision in device.weights)):
@@ -84,7 +84,7 @@ def read_measured_weights(
         for one in read_quality(artefact) if artefact else ():
             if one["device"] == device.name:
                 ratio = one.get("perplexity_ratio", 0.0)
-                found.append(Measured(weights, one["step_ms"], one["greedy_agreement"], ratio))
+                found.append(MeasuredWeights(weights, one["step_ms"], one["greedy_agreement"], ratio))
                 break
     return found
 

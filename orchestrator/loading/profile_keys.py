@@ -9,7 +9,7 @@ from device_profiles.measured import MeasuredModel
 from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
 from orchestrator.loading.devices import threads_on
-from orchestrator.loading.models import SIMULATED_PREFIX, Loaded
+from orchestrator.loading.models import SIMULATED_PREFIX, LoadedSource
 from orchestrator.loading.options import ModelOptions
 
 
@@ -50,7 +50,7 @@ def threads_of(options: ModelOptions, device: DeviceProfile) -> int:
     return threads_on(device, options.threads)
 
 
-def digest_of(loaded: Loaded) -> str:
+def digest_of(loaded: LoadedSource) -> str:
     """Return the digest of a model's files: the store keeps what is prepared from them in a directory of that name."""
     simulated = loaded.source.startswith(SIMULATED_PREFIX)
     return loaded.prepared.name if simulated else loaded.prepared.parent.name

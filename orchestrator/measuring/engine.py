@@ -11,7 +11,7 @@ from adapters.contract import AdapterError
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.link import LinkProfile
 from device_profiles.measured import MeasuredDevice, MeasuredModel
-from orchestrator.workers.messages import Command, Event, Failed, Finished, Measured, Progress, Stop
+from orchestrator.workers.messages import Command, Event, Failed, Finished, MeasuredValue, Progress, Stop
 
 Found = MeasuredDevice | MeasuredModel | PairAcceptance | TargetTexts | LinkProfile
 OnProgress = Callable[[str, float], None]
@@ -48,7 +48,7 @@ class MeasuringEngine:
             emit(Failed(str(error), restartable=False))
 
 
-def pack_finding(found: Found) -> Measured:
+def pack_finding(found: Found) -> MeasuredValue:
     """Return a value as it crosses the process boundary."""
     kind: Any = next(kind for kind, known in KINDS.items() if isinstance(found, known))
-    return Measured(kind, dataclasses.asdict(found))
+    return MeasuredValue(kind, dataclasses.asdict(found))

@@ -16,22 +16,22 @@ from contextlib import suppress
 
 from device_profiles.link import LinkProfile
 from device_profiles.units import MIB, MS_PER_S
-from orchestrator.drafting.endpoint import GREETING_S, OpenDoor, host_id, knock
+from orchestrator.drafting.endpoint import GREETING_S, EndpointServer, host_id, knock
 from orchestrator.drafting.port import Ask
 from orchestrator.drafting.protocol import (
     VERSION,
-    Answer,
+    DraftRequest,
+    DraftResponse,
     Extend,
-    Garbage,
-    Guess,
     Hello,
     Link,
     LinkLost,
-    Turn,
+    ProtocolError,
     Welcome,
+    WireDraft,
 )
-from orchestrator.workers.draft_messages import Door, DrafterState
-from orchestrator.workers.messages import Command, Event, Failed, Opened, Stop
+from orchestrator.workers.draft_messages import DraftEndpoint, DrafterState
+from orchestrator.workers.messages import Command, EndpointOpened, Event, Failed, Stop
 
 _ROUND_TRIPS = 200
 _WARM_UP = 20
@@ -57,18 +57,18 @@ class EchoEngine:
     def run(self, emit: Callable[[Event], None]) -> None:
         """See cluster.contract.Engine."""
         try:
-            door = OpenDoor(self._host)
+            door = EndpointServer(self._host)
         except OSError as error:
             emit(Failed(f"no door can be opened at {self._host}: {error.strerror or error}", restartable=False))
             return
-        emit(Opened(door.door))
+        emit(EndpointOpened(door.door))
         try:
             while not self._stopped.is_set():
                 ready, _, _ = select.select(door.listening, [], [], _POLL_S)
                 for listening in ready:
                     admitted = door.admit(listening)
                     if admitted is not None:
-                        with suppress(LinkLost, Garbage):
+                        with suppress(LinkLost, ProtocolError):
                             self._answer(Link(admitted))
         finally:
             door.close()
@@ -81,14 +81,14 @@ class EchoEngine:
                 link.wait(_POLL_S)
                 while (turn := link.turn()) is not None:
                     started = time.perf_counter()
-                    guesses = [Guess() for _ in turn.asks]
+                    guesses = [WireDraft() for _ in turn.asks]
                     took_ms = (time.perf_counter() - started) * MS_PER_S
-                    link.send(Answer(turn.number, guesses, took_ms))
+                    link.send(DraftResponse(turn.number, guesses, took_ms))
         finally:
             link.close()
 
 
-def measure_link(door: Door, left: str, right: str) -> Iterator[LinkProfile]:
+def measure_link(door: DraftEndpoint, left: str, right: str) -> Iterator[LinkProfile]:
     """Go through a door of `right` and measure the way there. Raises LinkLost, Garbage."""
     link = Link(knock(door))
     try:
@@ -105,7 +105,7 @@ def measure_link(door: Door, left: str, right: str) -> Iterator[LinkProfile]:
 
 def _turn_ms(link: Link, number: int, text: str) -> float:
     started = time.perf_counter()
-    link.send(Turn(number, [Extend(text, [])] if text else [], [Ask("a", 1)]))
+    link.send(DraftRequest(number, [Extend(text, [])] if text else [], [Ask("a", 1)]))
     answer = link.answer(_ANSWER_S)
     while answer is not None and answer.number != number:
         answer = link.answer(_ANSWER_S)

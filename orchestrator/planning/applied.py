@@ -9,11 +9,11 @@ from orchestrator.config.drafts import Draft, SuffixDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO
 from orchestrator.planning.here import Allowed
-from orchestrator.planning.proposal import Asked, Proposal
+from orchestrator.planning.proposal import PlanProposal, PlanRequest
 from policies.planning.plan import Option, Role, Shard
 
 
-def build_option_filter(config: ClusterConfig, asked: Asked) -> Allowed:
+def build_option_filter(config: ClusterConfig, asked: PlanRequest) -> Allowed:
     """Return which options cluster.yaml leaves to the plan."""
 
     def fits(option: Option, device: str) -> bool:
@@ -27,7 +27,7 @@ def build_option_filter(config: ClusterConfig, asked: Asked) -> Allowed:
     return fits
 
 
-def apply_plan(config: ClusterConfig, proposal: Proposal, number: int) -> ClusterConfig:
+def apply_plan(config: ClusterConfig, proposal: PlanProposal, number: int) -> ClusterConfig:
     """Return the configuration that runs the plan's replica of this number.
 
     A plan in layer shards has no such configuration: it must have been made without (`whole_targets`).
@@ -49,7 +49,7 @@ def apply_plan(config: ClusterConfig, proposal: Proposal, number: int) -> Cluste
     return config.model_copy(update=changes)
 
 
-def list_unplaced_drafts(config: ClusterConfig, proposal: Proposal) -> list[str]:
+def list_unplaced_drafts(config: ClusterConfig, proposal: PlanProposal) -> list[str]:
     """Return which drafts of a canary that has those of everybody the plan places nowhere, so that it has none."""
     canary = config.canary_speculation
     off = canary.method == "off" or not canary.num_speculative_tokens
@@ -61,13 +61,13 @@ def list_unplaced_drafts(config: ClusterConfig, proposal: Proposal) -> list[str]
     return [f"drafts[{index}]" for index in range(len(config.drafts))]
 
 
-def whole_targets(asked: Asked) -> Asked:
+def whole_targets(asked: PlanRequest) -> PlanRequest:
     """Return what is asked for without layer shards, which workers of this version do not run."""
     placement = asked.placement.model_copy(update={"sharding": "never"})
     return replace(asked, placement=placement)
 
 
-def device_of(proposal: Proposal, shard: Shard) -> str:
+def device_of(proposal: PlanProposal, shard: Shard) -> str:
     """Return what the shard's runtime calls its device."""
     return proposal.behind[shard.profile].device_for(shard.runtime) or shard.device.rpartition("/")[2]
 
@@ -77,7 +77,7 @@ def _fits(adapter: str, device: str, option: Option, there: str) -> bool:
     return adapter in (AUTO, option.runtime) and (device in (AUTO, there) or simulated)
 
 
-def _draft(draft: Draft, index: int, proposal: Proposal, number: int) -> Draft | None:
+def _draft(draft: Draft, index: int, proposal: PlanProposal, number: int) -> Draft | None:
     """Return a draft as it runs, None where the plan leaves it out."""
     if isinstance(draft, SuffixDraft) or AUTO not in (draft.adapter, draft.device):
         return draft

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from device_profiles.datasheet import EFFICIENCY
 from device_profiles.measured import MeasuredModel
 from orchestrator.planning.correction import Key, key_of
-from orchestrator.planning.proposal import Proposal
+from orchestrator.planning.proposal import PlanProposal
 from orchestrator.planning.stored import MeasuredHardware
 from policies.planning.plan import Role
 
@@ -24,7 +24,7 @@ class Basis:
     figures: tuple[str, ...]
 
 
-def plain(proposal: Proposal) -> dict[str, Any]:
+def plain(proposal: PlanProposal) -> dict[str, Any]:
     """Return a proposal as plain data: the plan, its predicted goodput, and what its figures rest on."""
     return {
         "plan": asdict(proposal.plan),
@@ -36,7 +36,7 @@ def plain(proposal: Proposal) -> dict[str, Any]:
     }
 
 
-def basis(proposal: Proposal) -> list[Basis]:
+def basis(proposal: PlanProposal) -> list[Basis]:
     """Return it for each device that the plan uses, in order."""
     found: dict[str, Basis] = {}
     for shard in proposal.plan.shards:
@@ -78,7 +78,7 @@ def _of_class(one: MeasuredModel) -> list[str]:
     return [f"class: {one.numerical_class}{mark}; {one.class_reason or 'the first of the runtime'}", *rejected]
 
 
-def profiles_behind(proposal: Proposal, key: Key) -> list[MeasuredModel]:
+def profiles_behind(proposal: PlanProposal, key: Key) -> list[MeasuredModel]:
     """Return the stored profiles behind a target's costs."""
     profile, runtime, weights, threads = key
     source, target = proposal.behind[profile], proposal.asked.target
@@ -92,7 +92,7 @@ def profiles_behind(proposal: Proposal, key: Key) -> list[MeasuredModel]:
     ]
 
 
-def list_drifted_profiles(proposal: Proposal) -> list[str]:
+def list_drifted_profiles(proposal: PlanProposal) -> list[str]:
     """Return in a line each which of the profiles that a plan's targets rest on do not hold any more."""
     found = {
         f"{shard.device}: the profile of {proposal.asked.target.name} in {shard.runtime} has drifted ({one.drifted})"

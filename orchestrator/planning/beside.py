@@ -15,7 +15,7 @@ from orchestrator.planning.stored import MeasuredHardware
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ReservedDraft:
     """A draft model that only the canary has, and where each replica loads it."""
 
     model: PlannedModel
@@ -35,7 +35,7 @@ class Beside:
         return f"the canary's {self.model.name}: {size} on {self.adapter} {self.device} are left for it{each}"
 
 
-def beside_the_plan(config: ClusterConfig, base: Path) -> tuple[Beside, ...]:
+def beside_the_plan(config: ClusterConfig, base: Path) -> tuple[ReservedDraft, ...]:
     """Return the draft models that only the canary has. Raises ModelRefused or DownloadFailed."""
     ours, theirs = config.speculation, config.canary_speculation
     if not config.canary.share or theirs.method == "off" or not theirs.num_speculative_tokens:
@@ -44,13 +44,15 @@ def beside_the_plan(config: ClusterConfig, base: Path) -> tuple[Beside, ...]:
     drafts = config.canary_drafts or (config.drafts if off else ())
     store = store_directory(config)
     return tuple(
-        Beside(model_at_hand(one.source, "", base, one.weights, store), one.adapter, one.device, int(one.kv_cache))
+        ReservedDraft(
+            model_at_hand(one.source, "", base, one.weights, store), one.adapter, one.device, int(one.kv_cache)
+        )
         for one in drafts
         if isinstance(one, ModelDraft)
     )
 
 
-def sum_reserved_bytes(found: MeasuredHardware, beside: Sequence[Beside], replicas: int) -> int:
+def sum_reserved_bytes(found: MeasuredHardware, beside: Sequence[ReservedDraft], replicas: int) -> int:
     """Return the bytes of a device that are not the plan's."""
     mine = [one for one in beside if found.device_for(one.adapter) == one.device]
     return replicas * sum(one.memory_bytes(found.kind) for one in mine)

@@ -16,7 +16,7 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
 from orchestrator.errors import OutriderError
-from orchestrator.planning.beside import Beside, beside_the_plan, sum_reserved_bytes
+from orchestrator.planning.beside import ReservedDraft, beside_the_plan, sum_reserved_bytes
 from orchestrator.planning.estimates import Stated
 from orchestrator.planning.here import Allowed, cluster_here
 from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
@@ -32,7 +32,7 @@ from orchestrator.planning.wanted import (
     model_drafter,
 )
 from policies.planning.placement import plan
-from policies.planning.plan import Cluster, NoPlan, Plan, Role, Wanted
+from policies.planning.plan import Cluster, NoPlan, Plan, PlanGoal, Role
 
 _FIRST_DEPTH = 4
 _MOST_PLANS = 3
@@ -43,7 +43,7 @@ class PlanError(OutriderError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanRequest:
     """The models to place, and how. `suffix`: drafts from the text itself are allowed. `canary`: some requests are
     served in another way, which is not planned; `beside`: what is loaded for that."""
 
@@ -55,24 +55,24 @@ class Asked:
     replicas: int
     placement: PlacementSection
     canary: bool = False
-    beside: tuple[Beside, ...] = ()
+    beside: tuple[ReservedDraft, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class PlanProposal:
     """A plan and what it was made from. `behind`: by profile, what stands behind its figures. `assumed`: what was
     neither measured nor stated, one line each."""
 
     plan: Plan
     cluster: Cluster
-    wanted: Wanted
+    wanted: PlanGoal
     behind: Mapping[str, DeviceSource]
-    asked: Asked
+    asked: PlanRequest
     assumed: tuple[str, ...] = ()
     pairs: tuple[PairAcceptance, ...] = ()
 
 
-def propose_sketch(sketch: Sketch, asked: Asked, store: ProfileStore | None = None) -> Proposal:
+def propose_sketch(sketch: Sketch, asked: PlanRequest, store: ProfileStore | None = None) -> PlanProposal:
     """Return a plan for a cluster that is not there, of devices of the library and of `store`. Raises ConfigError or
     PlanError."""
     sources: dict[str, DeviceSource] = {name: Stated(sheet) for name, sheet in load_known_devices().items()}
@@ -84,8 +84,8 @@ def propose_sketch(sketch: Sketch, asked: Asked, store: ProfileStore | None = No
 
 
 def propose_here(
-    asked: Asked, store: ProfileStore, free_bytes: Mapping[str, int], allowed: Allowed | None = None
-) -> Proposal:
+    asked: PlanRequest, store: ProfileStore, free_bytes: Mapping[str, int], allowed: Allowed | None = None
+) -> PlanProposal:
     """Return a plan for the machine that a store's profiles were measured on, of the options that are `allowed`.
 
     Raises PlanError.
@@ -106,7 +106,7 @@ def propose_here(
     return proposal(cluster, asked, behind, _of_these_files(store.pairs(), asked))
 
 
-def _of_these_files(pairs: Sequence[PairAcceptance], asked: Asked) -> list[PairAcceptance]:
+def _of_these_files(pairs: Sequence[PairAcceptance], asked: PlanRequest) -> list[PairAcceptance]:
     """Return what was measured with the files of these models, whatever they were called then."""
     drafts = {draft.name: draft.model.digest for draft in asked.drafts}
     return [
@@ -116,7 +116,7 @@ def _of_these_files(pairs: Sequence[PairAcceptance], asked: Asked) -> list[PairA
     ]
 
 
-def _no_profile(asked: Asked, store: ProfileStore, found: Sequence[MeasuredHardware]) -> str:
+def _no_profile(asked: PlanRequest, store: ProfileStore, found: Sequence[MeasuredHardware]) -> str:
     where = ", ".join(sorted({one.hardware.name for one in found})) or "any device"
     named = {one.model_digest for one in store.models() if one.model == asked.target.name}
     others = f" ({', '.join(sorted(named))} has this name, and other files)" if named - {asked.target.digest} else ""
@@ -126,7 +126,7 @@ def _no_profile(asked: Asked, store: ProfileStore, found: Sequence[MeasuredHardw
     )
 
 
-def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> Asked:
+def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> PlanRequest:
     """Return what a sketch asks for; a sketch without a target takes cluster.yaml's.
 
     Raises PlanError, and what `asked_by_config` raises.
@@ -138,7 +138,7 @@ def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base
             build_request_from_config(config, base, sketch.placement), beside=()
         )  # it is loaded here, not there
     drafts = tuple(Draft(build_sketched_model(one), (one.acceptance,)) for one in sketch.drafts)
-    return Asked(
+    return PlanRequest(
         build_sketched_model(sketch.target),
         drafts,
         True,
@@ -149,12 +149,14 @@ def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base
     )
 
 
-def build_request_from_config(config: ClusterConfig, base: Path, placement: PlacementSection | None = None) -> Asked:
+def build_request_from_config(
+    config: ClusterConfig, base: Path, placement: PlacementSection | None = None
+) -> PlanRequest:
     """Return what cluster.yaml asks for. Raises ModelRefused or DownloadFailed."""
     placement = placement or config.placement
     off = config.speculation.method == "off"
     model, store = config.model, store_directory(config)
-    return Asked(
+    return PlanRequest(
         model_at_hand(model.source, model.name, base, model.weights, store),
         tuple(
             Draft(model_at_hand(one.source, "", base, one.weights, store), (placement.draft_acceptance,), index, name)
@@ -172,8 +174,8 @@ def build_request_from_config(config: ClusterConfig, base: Path, placement: Plac
 
 
 def proposal(
-    cluster: Cluster, asked: Asked, behind: Mapping[str, DeviceSource], pairs: Sequence[PairAcceptance] = ()
-) -> Proposal:
+    cluster: Cluster, asked: PlanRequest, behind: Mapping[str, DeviceSource], pairs: Sequence[PairAcceptance] = ()
+) -> PlanProposal:
     """Return a plan; `pairs`: how often drafts were accepted, where that was measured. Raises PlanError."""
     known = {one.drafter for one in pairs if one.target == asked.target.name}
     try:
@@ -181,10 +183,10 @@ def proposal(
     except NoPlan as error:
         left = "".join(f"; {one.describe_reserve(asked.replicas)}" for one in asked.beside)
         raise PlanError(f"there is no plan: {error}{left}") from error
-    return Proposal(found, cluster, goal, behind, asked, _list_assumptions(asked, known), tuple(pairs))
+    return PlanProposal(found, cluster, goal, behind, asked, _list_assumptions(asked, known), tuple(pairs))
 
 
-def _settle_plan(cluster: Cluster, asked: Asked, pairs: Sequence[PairAcceptance]) -> tuple[Wanted, Plan]:
+def _settle_plan(cluster: Cluster, asked: PlanRequest, pairs: Sequence[PairAcceptance]) -> tuple[PlanGoal, Plan]:
     """Return what is wanted, and its plan. How often drafts are accepted was measured at several depths and differs
     between them (deep drafts leave the harder rounds), so the figures are those of the depth that the plan chooses."""
     depth = _FIRST_DEPTH
@@ -209,7 +211,7 @@ def _settle_plan(cluster: Cluster, asked: Asked, pairs: Sequence[PairAcceptance]
     return goal, found
 
 
-def _list_assumptions(asked: Asked, known: Collection[str]) -> tuple[str, ...]:
+def _list_assumptions(asked: PlanRequest, known: Collection[str]) -> tuple[str, ...]:
     found = []
     if asked.suffix and asked.depth_bound and "suffix" not in known:
         found.append(

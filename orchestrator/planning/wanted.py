@@ -9,7 +9,7 @@ from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
 from orchestrator.planning.models import PlannedModel
-from policies.planning.plan import Constraints, Drafter, ScoreWeights, Wanted, Workload
+from policies.planning.plan import Constraints, Drafter, PlanGoal, ScoreWeights, Workload
 
 SUFFIX = Drafter(
     name="suffix",
@@ -40,10 +40,10 @@ def build_plan_goal(
     exactness: Exactness,
     depth_bound: int,
     replicas: int,
-) -> Wanted:
+) -> PlanGoal:
     """Return it as the planner takes it."""
     weights = placement.score_weights.model_dump()
-    return Wanted(
+    return PlanGoal(
         Workload(
             target=target.facts,
             drafters=tuple(drafters) if depth_bound else (),

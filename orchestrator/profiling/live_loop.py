@@ -15,7 +15,7 @@ from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import Loaded, Target, load_tokenizer
+from orchestrator.loading.models import LoadedSource, Target, load_tokenizer
 from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.measuring.known_text import Hours, KnownText
 from orchestrator.measuring.rounds import Decoding, RoundSample, at_pace, fit_rounds, in_turns
@@ -40,7 +40,7 @@ class _Loop:
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class LiveLoopResult:
     """What real decoding showed. `cost`: as forwards take on average there. `outputs`: what the target said to the
     first prompts, in their order."""
 
@@ -50,7 +50,7 @@ class Talk:
     energy_j_per_token: float | None
 
 
-def prompts_of(loaded: Loaded) -> list[Submit]:
+def prompts_of(loaded: LoadedSource) -> list[Submit]:
     """Return the shipped prompts that the model has room for."""
     tokenizer = load_tokenizer(loaded.tokenizer_dir)
     caps = loaded.model.capabilities
@@ -65,8 +65,14 @@ def prompts_of(loaded: Loaded) -> list[Submit]:
 
 
 def talk(
-    loaded: Loaded, engine: EngineOptions, cost: StepCost, clock: Clock, meter: EnergyMeter, *, said: TargetTexts | None
-) -> Talk:
+    loaded: LoadedSource,
+    engine: EngineOptions,
+    cost: StepCost,
+    clock: Clock,
+    meter: EnergyMeter,
+    *,
+    said: TargetTexts | None,
+) -> LiveLoopResult:
     """Decode. `cost`: of forwards, as fitted. `said`: what the target says, where that is known: then only one prompt
     of each category is said again. Raises DeviceLost."""
     submits = prompts_of(loaded)
@@ -90,7 +96,7 @@ def talk(
     tokens = sum(one.tokens for one in rounds)
     overhead, cost = fit_rounds(rounds, cost)
     outputs = tuple(tuple(decodings[0].outputs[one.request_id]) for one in first) if decodings else ()
-    return Talk(
+    return LiveLoopResult(
         at_pace(rounds, cost, overhead),
         overhead,
         outputs,
@@ -99,7 +105,7 @@ def talk(
 
 
 def measure_policy_yield(
-    loaded: Loaded, engine: EngineOptions, texts: TargetTexts, real: Talk, sequences: int, bound: int
+    loaded: LoadedSource, engine: EngineOptions, texts: TargetTexts, real: LiveLoopResult, sequences: int, bound: int
 ) -> DepthYield:
     """Return what the engine's drafts yield where the policy chooses depths up to a bound, with so many requests at
     once: the real loop over texts that are known, on the costs that real decoding showed."""
@@ -118,13 +124,13 @@ def measure_policy_yield(
     return known.result(bound)
 
 
-def _target(loaded: Loaded, model: LoadedModel) -> Target:
-    fields = {name: getattr(loaded, name) for name in Loaded.__dataclass_fields__}
+def _target(loaded: LoadedSource, model: LoadedModel) -> Target:
+    fields = {name: getattr(loaded, name) for name in LoadedSource.__dataclass_fields__}
     return Target(**{**fields, "model": model}, load_s=0.0)
 
 
 def _decode_loops(
-    loaded: Loaded, engine: EngineOptions, loops: list[_Loop], cost: StepCost, clock: Clock
+    loaded: LoadedSource, engine: EngineOptions, loops: list[_Loop], cost: StepCost, clock: Clock
 ) -> list[Decoding]:
     """Decode in turns where the KV cache has room for all of them, else one after another."""
     decodings, slot, blocks = [], 0, 0

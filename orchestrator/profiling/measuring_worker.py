@@ -27,14 +27,14 @@ from orchestrator.clock import SystemClock
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.loading.class_words import describe_choice, describe_rejected
 from orchestrator.loading.devices import device_of, mark_of
-from orchestrator.loading.models import SIMULATED_PREFIX, Loaded, load_model
+from orchestrator.loading.models import SIMULATED_PREFIX, LoadedSource, load_model
 from orchestrator.loading.options import EngineOptions, ModelOptions, SuffixOptions
 from orchestrator.loading.profile_keys import digest_of, formats_of, threads_of
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
 from orchestrator.measuring.pairs import compare_choices, replay
 from orchestrator.measuring.steps import Steps, measure_steps
 from orchestrator.measuring.texts import WORKLOAD
-from orchestrator.profiling.live_loop import Talk, measure_policy_yield, prompts_of, talk
+from orchestrator.profiling.live_loop import LiveLoopResult, measure_policy_yield, prompts_of, talk
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.process_memory import peak_rss_bytes
 
@@ -122,7 +122,7 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
             yield from _suffix_pairs(bench, loaded, texts, real)
 
 
-def _load_timed(bench: _Bench) -> tuple[Loaded, float]:
+def _load_timed(bench: _Bench) -> tuple[LoadedSource, float]:
     """Return the model, and how long it took from its prepared files into memory."""
     begins: list[float] = []
 
@@ -174,12 +174,14 @@ def _power(meter: EnergyMeter, work: Callable[[], None]) -> float | None:
     return None if after is None else (after - before) / (time.perf_counter() - began)
 
 
-def _texts(loaded: Loaded, real: Talk) -> TargetTexts:
+def _texts(loaded: LoadedSource, real: LiveLoopResult) -> TargetTexts:
     prompts = tuple(tuple(one.prompt) for one in prompts_of(loaded)[: len(real.outputs)])
     return TargetTexts(loaded.name, digest_of(loaded), WORKLOAD, prompts, real.outputs, _now())
 
 
-def _suffix_pairs(bench: _Bench, loaded: Loaded, texts: TargetTexts, real: Talk) -> Iterator[PairAcceptance]:
+def _suffix_pairs(
+    bench: _Bench, loaded: LoadedSource, texts: TargetTexts, real: LiveLoopResult
+) -> Iterator[PairAcceptance]:
     """Return the acceptance at fixed depths, and where the policy chooses them with so many sequences at once."""
     for draft in bench.job.engine.drafters:
         if not isinstance(draft, SuffixOptions):
@@ -195,7 +197,7 @@ def _suffix_pairs(bench: _Bench, loaded: Loaded, texts: TargetTexts, real: Talk)
             yield PairAcceptance(*of, "policy", sequences, found, fixed.draft_ms, _now(), adapter=adapter)
 
 
-def _draft_pair(bench: _Bench, loaded: Loaded) -> PairAcceptance:
+def _draft_pair(bench: _Bench, loaded: LoadedSource) -> PairAcceptance:
     bench.progress("compare drafts with the target's texts", -1.0)
     texts = msgspec.convert(bench.job.texts, TargetTexts)
     return PairAcceptance(
@@ -213,7 +215,7 @@ def _draft_pair(bench: _Bench, loaded: Loaded) -> PairAcceptance:
 
 def _describe_model(
     bench: _Bench,
-    loaded: Loaded,
+    loaded: LoadedSource,
     steps: Steps,
     load_s: float,
     overhead: RoundOverhead,

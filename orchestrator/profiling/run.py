@@ -10,8 +10,8 @@ import msgspec
 from orchestrator.errors import WorkerLost
 from orchestrator.measuring.engine import KINDS, Found
 from orchestrator.workers.contract import Cluster, Worker, WorkerSpec
-from orchestrator.workers.draft_messages import Door
-from orchestrator.workers.messages import Event, Failed, Finished, Measured, Opened, Progress, Stop
+from orchestrator.workers.draft_messages import DraftEndpoint
+from orchestrator.workers.messages import EndpointOpened, Event, Failed, Finished, MeasuredValue, Progress, Stop
 
 _GRACE_S = 2.0
 
@@ -31,7 +31,7 @@ async def measure(cluster: Cluster, spec: WorkerSpec, watch: Watch) -> None:
         async for event in _events(worker):
             if isinstance(event, Progress):
                 watch.progress(event.stage, event.fraction)
-            elif isinstance(event, Measured):
+            elif isinstance(event, MeasuredValue):
                 watch.found(msgspec.convert(event.value, KINDS[event.kind]))
             elif isinstance(event, Finished):
                 worker.send(Stop())
@@ -39,12 +39,14 @@ async def measure(cluster: Cluster, spec: WorkerSpec, watch: Watch) -> None:
         await worker.stop(_GRACE_S)
 
 
-async def measure_path(cluster: Cluster, echo: WorkerSpec, probe: Callable[[Door], WorkerSpec], watch: Watch) -> None:
+async def measure_path(
+    cluster: Cluster, echo: WorkerSpec, probe: Callable[[DraftEndpoint], WorkerSpec], watch: Watch
+) -> None:
     """Let the worker of `echo` open a door, and that of `probe` go there. Raises WorkerError."""
     worker = await cluster.start(echo)
     try:
         async for event in _events(worker):
-            if isinstance(event, Opened):
+            if isinstance(event, EndpointOpened):
                 await measure(cluster, probe(event.door), watch)
                 return
         raise WorkerLost(f"worker {echo.name} opened no door")

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 
-class Door(msgspec.Struct, frozen=True):
+class DraftEndpoint(msgspec.Struct, frozen=True):
     """Where a draft worker is to be found: `addresses` in the order to try ("unix:@NAME" on its own machine,
     "tcp:HOST:PORT"), and the key that both sides prove to have. The key is never shown."""
 
@@ -22,7 +22,7 @@ class AttachDraft(msgspec.Struct, frozen=True, tag="attach"):
     """The draft worker `name` is ready behind this door; one that it had before is gone."""
 
     name: str
-    door: Door
+    door: DraftEndpoint
 
 
 class DraftLink(msgspec.Struct, frozen=True, tag="draft_link"):
@@ -97,7 +97,7 @@ class DraftReady(msgspec.Struct, frozen=True, tag="draft_ready"):
     while the target verifies ("auto": unless they share a device)."""
 
     name: str
-    door: Door
+    door: DraftEndpoint
     drafter: DrafterState
     vocabulary_size: int
     vocabulary_fingerprint: str

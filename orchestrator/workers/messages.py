@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.workers.draft_messages import AttachDraft, Door, DrafterState, DraftLink, DraftReady
+from orchestrator.workers.draft_messages import AttachDraft, DraftEndpoint, DrafterState, DraftLink, DraftReady
 from policies.sampling import Sampling as Sampling
 from policies.sampling.logprobs import TokenScore as TokenScore
 from policies.serving.acceptance_alarm import Cause
-from policies.serving.overrides import Effective
+from policies.serving.overrides import EffectiveBound
 
 DEADLINE = "deadline"
 
@@ -173,10 +173,10 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenScore] | None = None
     prompt_logprobs: list[TokenScore] | None = None
     engine: int = 0
-    speculation: Effective | None = None
+    speculation: EffectiveBound | None = None
 
 
-class Round(msgspec.Struct, frozen=True, tag="round"):
+class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     """What one round committed, for all its requests, and the totals the metrics are made of.
 
     `drafted`, `accepted` and `accepted_per_position` count draft tokens of this round; `drafts` counts the
@@ -268,7 +268,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     restartable: bool
 
 
-class Measured(msgspec.Struct, frozen=True, tag="measured"):
+class MeasuredValue(msgspec.Struct, frozen=True, tag="measured"):
     """What a measuring worker found, as plain data: `value` is of the class of `device_profiles.store` that `kind`
     names."""
 
@@ -276,14 +276,26 @@ class Measured(msgspec.Struct, frozen=True, tag="measured"):
     value: dict[str, Any]
 
 
-class Opened(msgspec.Struct, frozen=True, tag="opened"):
+class EndpointOpened(msgspec.Struct, frozen=True, tag="opened"):
     """A measuring worker answers behind this door."""
 
-    door: Door
+    door: DraftEndpoint
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """A measuring worker has found all there is to find, and waits to be stopped."""
 
 
-Event = Progress | Ready | Round | Gauges | Refused | Failed | DraftReady | DraftLink | Measured | Opened | Finished
+Event = (
+    Progress
+    | Ready
+    | RoundReport
+    | Gauges
+    | Refused
+    | Failed
+    | DraftReady
+    | DraftLink
+    | MeasuredValue
+    | EndpointOpened
+    | Finished
+)

@@ -55,7 +55,7 @@ class ModelSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredWeights:
     """What weights cost and keep on a device: ms of a decode step, and the share of greedy choices that are those of
     the exact values in float32. `weights` is a precision's name, AS_FILE or FAST. `perplexity_ratio`: to that of the
     exact values, 0 where it is not known."""
@@ -67,7 +67,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class PrecisionRequest:
     """What the operator asks for. `weights`: AUTO, AS_FILE, FAST or a precision's name; `activations`: AUTO or a
     precision's name; `kv_cache`: AUTO, "16bit" or "8bit"."""
 
@@ -110,8 +110,8 @@ def weights_bytes(model: ModelSizes, weights: str) -> int:
 def choose_precision(
     device: DeviceProfile,
     model: ModelSizes,
-    measured: Sequence[Measured] = (),
-    wishes: Wishes = Wishes(),
+    measured: Sequence[MeasuredWeights] = (),
+    wishes: PrecisionRequest = PrecisionRequest(),
     *,
     free_bytes: int | None = None,
     other_bytes: int = 0,
@@ -135,7 +135,11 @@ def choose_precision(
 
 
 def _weights(
-    device: DeviceProfile, model: ModelSizes, measured: Sequence[Measured], wishes: Wishes, room: int | None
+    device: DeviceProfile,
+    model: ModelSizes,
+    measured: Sequence[MeasuredWeights],
+    wishes: PrecisionRequest,
+    room: int | None,
 ) -> tuple[str, str, tuple[Rejected, ...]]:
     figures = {one.weights: one for one in measured}
     if wishes.weights != AUTO:
@@ -160,7 +164,7 @@ def _weights(
     return _fastest(left, figures, model, rejected)
 
 
-def _explain_request(model: ModelSizes, weights: str, measured: Measured | None) -> str:
+def _explain_request(model: ModelSizes, weights: str, measured: MeasuredWeights | None) -> str:
     """Return why a wish is met; where it is FAST, with its cost."""
     if weights != FAST:
         return "asked for"
@@ -174,7 +178,7 @@ def _explain_request(model: ModelSizes, weights: str, measured: Measured | None)
 
 
 def _fastest(
-    left: list[str], figures: dict[str, Measured], model: ModelSizes, rejected: list[Rejected]
+    left: list[str], figures: dict[str, MeasuredWeights], model: ModelSizes, rejected: list[Rejected]
 ) -> tuple[str, str, tuple[Rejected, ...]]:
     known = [figures[weights] for weights in left if weights in figures]
     unknown = [weights for weights in left if weights not in figures]
@@ -213,7 +217,7 @@ def _impossible(device: DeviceProfile, model: ModelSizes, weights: str, room: in
     return ""
 
 
-def _too_far(figures: Measured | None, weights: str, wishes: Wishes) -> str:
+def _too_far(figures: MeasuredWeights | None, weights: str, wishes: PrecisionRequest) -> str:
     if weights == AS_FILE or figures is None or figures.agreement >= wishes.least_agreement:
         return ""
     return f"keeps {figures.agreement:.1%} of the greedy choices, less than {wishes.least_agreement:.0%}"
@@ -227,7 +231,7 @@ def _why_by_kind(device: DeviceProfile, weights: str, model: ModelSizes) -> str:
     return f"what {kind.upper()}s compute best" if weights == first else f"the best for the {kind} that fits"
 
 
-def _activations(device: DeviceProfile, wishes: Wishes) -> tuple[Precision | None, str]:
+def _activations(device: DeviceProfile, wishes: PrecisionRequest) -> tuple[Precision | None, str]:
     if wishes.activations == AUTO:
         return None, ""
     native = [precision for precision in _FLOATS if precision in device.precisions] or [Precision.FP32]
@@ -240,7 +244,7 @@ def _activations(device: DeviceProfile, wishes: Wishes) -> tuple[Precision | Non
     return wanted, f"activations {wanted}: asked for"
 
 
-def _kv_cache(device: DeviceProfile, wishes: Wishes) -> tuple[Precision | None, str]:
+def _kv_cache(device: DeviceProfile, wishes: PrecisionRequest) -> tuple[Precision | None, str]:
     if wishes.kv_cache == "8bit":
         problem = _no_8_bits(device, wishes)
         if problem:
@@ -254,13 +258,13 @@ def _kv_cache(device: DeviceProfile, wishes: Wishes) -> tuple[Precision | None, 
     return None, ""
 
 
-def _reject_kv_cache(device: DeviceProfile, chosen: Precision | None, wishes: Wishes) -> list[Rejected]:
+def _reject_kv_cache(device: DeviceProfile, chosen: Precision | None, wishes: PrecisionRequest) -> list[Rejected]:
     if chosen is Precision.INT8 or Precision.INT8 not in device.kv_cache:
         return []
     return [Rejected("KV cache int8", _no_8_bits(device, wishes) or "costs quality, and was not asked for")]
 
 
-def _no_8_bits(device: DeviceProfile, wishes: Wishes) -> str:
+def _no_8_bits(device: DeviceProfile, wishes: PrecisionRequest) -> str:
     if Precision.INT8 not in device.kv_cache:
         return f"{device.adapter} has none on {device.name}; leave it at auto"
     if wishes.exactness is Exactness.BIT and Precision.INT8 not in device.exact_kv_cache:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from device_profiles.units import MS_PER_S, human_bytes
 from policies.planning.plan import Device, Prediction, Score, ScoreWeights, Term, Workload
-from policies.planning.shard_cost import Part, context_tokens
+from policies.planning.shard_cost import ModelPart, context_tokens
 
 _UNKNOWN = 0.5  # of a term whose figures are not known: neither for nor against
 
 
 def placement_score(
-    parts: Sequence[Part],
+    parts: Sequence[ModelPart],
     devices: Sequence[Device],
     used_bytes: Sequence[float],
     prediction: Prediction,
@@ -36,7 +36,7 @@ def placement_score(
     return Score(tuple(Term(name, value, float(getattr(weights, name)), why) for name, value, why in terms))
 
 
-def _compute(parts: Sequence[Part], prediction: Prediction, workload: Workload) -> tuple[float, str]:
+def _compute(parts: Sequence[ModelPart], prediction: Prediction, workload: Workload) -> tuple[float, str]:
     rows = prediction.sequences * (prediction.depth + 1)
     context = context_tokens(workload)
     one = sum(part.ms(1, 1, context) for part in parts)
@@ -46,7 +46,7 @@ def _compute(parts: Sequence[Part], prediction: Prediction, workload: Workload) 
 
 
 def _bandwidth(
-    parts: Sequence[Part], devices: Sequence[Device], prediction: Prediction, workload: Workload
+    parts: Sequence[ModelPart], devices: Sequence[Device], prediction: Prediction, workload: Workload
 ) -> tuple[float, str]:
     worst, why = 1.0, ""
     for part, device in zip(parts, devices, strict=False):

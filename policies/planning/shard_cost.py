@@ -17,7 +17,7 @@ MOST_BUSY = 0.99
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """One worker's part of a model: an option, the share of the layers that it runs, and the share of the device's
     time that other work takes."""
 
@@ -52,7 +52,7 @@ def context_tokens(workload: Workload) -> float:
 class TargetTimes:
     """What a target's parts take, links apart, in whatever order they are; every figure is computed once."""
 
-    def __init__(self, parts: Sequence[Part], sequences: int, workload: Workload) -> None:
+    def __init__(self, parts: Sequence[ModelPart], sequences: int, workload: Workload) -> None:
         self._parts, self._sequences, self._load = parts, sequences, workload
         self._known: dict[tuple[int, int, float], tuple[float, float, int]] = {}
         self.prefill_ms = sum(part.prefill_ms(workload.prompt_tokens) for part in parts)

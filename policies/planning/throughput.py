@@ -38,7 +38,7 @@ from policies.planning.draft_yield import (
     usual_depth,
 )
 from policies.planning.plan import Drafter, Prediction, Workload
-from policies.planning.shard_cost import Part, TargetTimes, context_tokens, hops_ms, micro_batch_counts
+from policies.planning.shard_cost import ModelPart, TargetTimes, context_tokens, hops_ms, micro_batch_counts
 
 Values = TypeVar("Values", float, NDArray[np.float64])
 _BYTES_PER_DRAFT = 64.0  # of one sequence's message on the draft's link: ids, confidences, framing
@@ -49,7 +49,7 @@ class TargetSide:
     """A target: its parts in layer order, and the links behind each of them (the last leads back to the first; none
     where there is one part). `sequences` run at once."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     hops: tuple[LinkProfile, ...] = ()
     sequences: int = 1
 
@@ -60,7 +60,7 @@ class DraftSide:
     `shared_bandwidth_bytes_per_s`: of a memory that both read at once, 0 where they share none."""
 
     drafter: Drafter
-    part: Part | None = None
+    part: ModelPart | None = None
     overlap: bool = False
     link: LinkProfile = SAME_HOST
     shared_bandwidth_bytes_per_s: float = 0.0

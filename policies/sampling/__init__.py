@@ -21,23 +21,23 @@ not judged.
 """
 
 from policies.sampling.coupled import choose
-from policies.sampling.draft_distribution import PROPOSAL_WIDTH, Proposal, propose
+from policies.sampling.draft_distribution import PROPOSAL_WIDTH, DraftDistribution, propose
 from policies.sampling.filters import distribution
 from policies.sampling.params import Acceptance, NotFinite, Row, Rule, Sampling
 from policies.sampling.tolerance import ToleranceGoal, ToleranceState, calibrate_tolerance
-from policies.sampling.verify import Verdict, verify_coupled_drafts, verify_draft
+from policies.sampling.verify import VerifiedDraft, verify_coupled_drafts, verify_draft
 
 __all__ = [
     "PROPOSAL_WIDTH",
     "Acceptance",
+    "DraftDistribution",
     "NotFinite",
-    "Proposal",
     "Row",
     "Rule",
     "Sampling",
     "ToleranceGoal",
     "ToleranceState",
-    "Verdict",
+    "VerifiedDraft",
     "calibrate_tolerance",
     "choose",
     "distribution",

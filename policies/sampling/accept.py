@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from policies.sampling import noise
 from policies.sampling.coupled import choose
-from policies.sampling.draft_distribution import Proposal
+from policies.sampling.draft_distribution import DraftDistribution
 from policies.sampling.filters import distribution
 from policies.sampling.params import Row, Sampling, finite_top
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class VerifiedToken:
     """`token` is the draft where it was accepted. `gap`: see the module; None where the rule does not use it."""
 
     accepted: bool
@@ -38,13 +38,13 @@ class Judged:
 def judge(
     row: Row,
     draft: int,
-    proposal: Proposal | None,
+    proposal: DraftDistribution | None,
     sampling: Sampling,
     position: int,
     *,
     delta: float | None = None,
     uniform: noise.Uniform = noise.single,
-) -> Judged:
+) -> VerifiedToken:
     """Judge one draft by its row (float32, shape (vocabulary,)) and the request's rule.
 
     `proposal`: what the draft was drawn from, None for a point mass. One that is no distribution, or does not hold
@@ -53,21 +53,21 @@ def judge(
     """
     if sampling.rule in ("greedy", "coupled"):
         token = choose(row, sampling, position)
-        return Judged(token == draft, token)
+        return VerifiedToken(token == draft, token)
     if sampling.temperature == 0.0:
         return _near_the_best(row, draft, delta)
     q = _build_draft_distribution(proposal, draft, len(row))
     if q is None:
-        return Judged(False, choose(row, sampling, position))
+        return VerifiedToken(False, choose(row, sampling, position))
     ids, p = distribution(row, sampling)
     p_draft, q_draft = _share(ids, p, draft), _share(*q, draft)
     gap = math.log(q_draft) - math.log(p_draft) if p_draft > 0.0 else math.inf
     tolerated = sampling.acceptance == "tolerance" and delta is not None and math.isfinite(gap) and gap <= delta
     if tolerated or uniform(sampling.seed, position, noise.Purpose.ACCEPT) * q_draft < p_draft:
-        return Judged(True, draft, gap)
+        return VerifiedToken(True, draft, gap)
     left = residual(ids, p, *q)
     at = uniform(sampling.seed, position, noise.Purpose.RESIDUAL)
-    return Judged(False, int(ids[noise.draw_index(left, at)]), gap)
+    return VerifiedToken(False, int(ids[noise.draw_index(left, at)]), gap)
 
 
 def residual(
@@ -84,15 +84,15 @@ def residual(
     return left if left.any() else p
 
 
-def _near_the_best(row: Row, draft: int, delta: float | None) -> Judged:
+def _near_the_best(row: Row, draft: int, delta: float | None) -> VerifiedToken:
     gap = finite_top(row) - float(row[draft])
     best = int(row.argmax())
     accepted = draft == best if delta is None else math.isfinite(gap) and gap <= delta
-    return Judged(accepted, draft if accepted else best, gap)
+    return VerifiedToken(accepted, draft if accepted else best, gap)
 
 
 def _build_draft_distribution(
-    proposal: Proposal | None, draft: int, vocabulary: int
+    proposal: DraftDistribution | None, draft: int, vocabulary: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.float64]] | None:
     if proposal is None:
         return np.array([draft], np.uint32), np.ones(1)

@@ -25,7 +25,7 @@ _SUM_SLACK = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Proposal:
+class DraftDistribution:
     """Token ids, each once, and their shares (float32, both of shape (m,)); the shares are normalised when used."""
 
     tokens: NDArray[np.uint32]
@@ -56,7 +56,7 @@ def propose(
     width: int = PROPOSAL_WIDTH,
     *,
     uniform: noise.Uniform = noise.single,
-) -> tuple[int, Proposal]:
+) -> tuple[int, DraftDistribution]:
     """Draw a token for `position` from a draft model's logits (float32, shape (vocabulary,)) under the request's own
     temperature and filters, cut to the `width` likeliest tokens.
 
@@ -71,4 +71,4 @@ def propose(
     shares = (probabilities / probabilities.sum()).astype(np.float32)
     at = uniform(sampling.seed, (behind << 32) | position, noise.Purpose.DRAFT)
     index = noise.draw_index(shares.astype(np.float64), at)
-    return int(ids[index]), Proposal(ids, shares)
+    return int(ids[index]), DraftDistribution(ids, shares)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from policies.sampling.accept import judge
 from policies.sampling.coupled import choose, choose_each, greedy
-from policies.sampling.draft_distribution import Proposal
+from policies.sampling.draft_distribution import DraftDistribution
 from policies.sampling.params import NotFinite, Row, Sampling, Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifiedDraft:
     """`tokens` are to be committed: `accepted` drafts, then one recovered or bonus token (none where a shape said that
     nothing may follow). `gaps` of the drafts that were judged, where the rule is tolerance."""
 
@@ -29,9 +29,9 @@ def verify_draft(
     position: int,
     shape: Shape | None = None,
     *,
-    proposals: Sequence[Proposal | None] = (),
+    proposals: Sequence[DraftDistribution | None] = (),
     delta: float | None = None,
-) -> Verdict:
+) -> VerifiedDraft:
     """Judge one sequence's draft by the rule of `sampling`.
 
     `rows`: float32, shape (len(draft) + 1, vocabulary); row i holds the logits of position `position + i`,
@@ -45,20 +45,20 @@ def verify_draft(
     for index, token in enumerate(draft):
         row = _shape_row(rows[index], draft[:index], shape)
         if row is None:
-            return Verdict(index, tuple(draft[:index]), tuple(gaps))
+            return VerifiedDraft(index, tuple(draft[:index]), tuple(gaps))
         proposal = proposals[index] if index < len(proposals) else None
         judged = judge(row, token, proposal, sampling, position + index, delta=delta)
         if judged.gap is not None and sampling.acceptance == "tolerance":
             gaps.append(judged.gap)
         if not judged.accepted:
-            return Verdict(index, (*draft[:index], judged.token), tuple(gaps))
+            return VerifiedDraft(index, (*draft[:index], judged.token), tuple(gaps))
     count = len(draft)
     row = _shape_row(rows[count], draft, shape)
     bonus = () if row is None else (choose(row, sampling, position + count),)
-    return Verdict(count, (*draft, *bonus), tuple(gaps))
+    return VerifiedDraft(count, (*draft, *bonus), tuple(gaps))
 
 
-def verify_coupled_drafts(asked: Sequence[tuple[Row, Sequence[int], Sampling, int]]) -> list[Verdict]:
+def verify_coupled_drafts(asked: Sequence[tuple[Row, Sequence[int], Sampling, int]]) -> list[VerifiedDraft]:
     """Return what `verdict` does for each (rows, draft, sampling, position), where all go by the coupled rule and none
     has a shape: side by side, a position of each at a time. Raises NotFinite."""
     taken: list[list[int]] = [[] for _ in asked]
@@ -68,7 +68,7 @@ def verify_coupled_drafts(asked: Sequence[tuple[Row, Sequence[int], Sampling, in
         for index, token in zip(going, chosen, strict=True):
             taken[index].append(token)
         going = [index for index in going if _goes_on(taken[index], asked[index][1])]
-    return [Verdict(len(tokens) - 1, tuple(tokens)) for tokens in taken]
+    return [VerifiedDraft(len(tokens) - 1, tuple(tokens)) for tokens in taken]
 
 
 def _next(rows: Row, draft: Sequence[int], sampling: Sampling, position: int, taken: int) -> tuple[Row, Sampling, int]:
@@ -80,12 +80,12 @@ def _goes_on(taken: Sequence[int], draft: Sequence[int]) -> bool:
     return len(taken) <= len(draft) and taken[-1] == draft[len(taken) - 1]
 
 
-def _greedy_verdict(rows: Row, draft: Sequence[int]) -> Verdict:
+def _greedy_verdict(rows: Row, draft: Sequence[int]) -> VerifiedDraft:
     choices = greedy(rows)
     accepted = 0
     while accepted < len(draft) and choices[accepted] == draft[accepted]:
         accepted += 1
-    return Verdict(accepted, tuple(choices[: accepted + 1]))
+    return VerifiedDraft(accepted, tuple(choices[: accepted + 1]))
 
 
 def _shape_row(row: Row, taken: Sequence[int], shape: Shape | None) -> Row | None:

@@ -31,7 +31,7 @@ class Cause(StrEnum):
     HARD_TEXT = "hard_text"  # it promises little, and keeps it
 
 
-class Drafted(NamedTuple):
+class DraftCounts(NamedTuple):
     """Tokens `drafted` (verified) and `accepted` of them."""
 
     drafted: int = 0
@@ -48,12 +48,12 @@ class Sample(NamedTuple):
     expect. `positions`: drafts that reached each position, and were accepted there. `greedy`, `sampled`: the same
     tokens by kind of request. `others`: the drafter's in all other classes."""
 
-    all: Drafted
+    all: DraftCounts
     promised: float
-    positions: tuple[Drafted, ...] = ()
-    greedy: Drafted = Drafted()
-    sampled: Drafted = Drafted()
-    others: Drafted = Drafted()
+    positions: tuple[DraftCounts, ...] = ()
+    greedy: DraftCounts = DraftCounts()
+    sampled: DraftCounts = DraftCounts()
+    others: DraftCounts = DraftCounts()
 
 
 class LowAcceptance(NamedTuple):
@@ -74,7 +74,7 @@ def warning(sample: Sample, *, threshold: float = THRESHOLD) -> LowAcceptance | 
     return LowAcceptance(upper, threshold, _cause(sample, threshold))
 
 
-def upper_rate(of: Drafted) -> float:
+def upper_rate(of: DraftCounts) -> float:
     """Return the upper end of the 95 % interval of the acceptance rate (Wilson's, which holds near 0 too)."""
     if not of.drafted:
         return 1.0

@@ -25,17 +25,17 @@ _T_975 = (
 _T_SERIES = (1.95996, 2.37227, 2.82250)
 
 
-class Arm(StrEnum):
+class CanaryVariant(StrEnum):
     """What everybody gets, and what is tried."""
 
     CONTROL = "control"
     CANARY = "canary"
 
 
-def arm_of(request_id: str, *, share: float, salt: str = "") -> Arm:
+def arm_of(request_id: str, *, share: float, salt: str = "") -> CanaryVariant:
     """Return a request's arm; `share` (0 to 1) of all ids are the canary's. Another `salt` draws anew."""
     digest = blake2b(request_id.encode(), digest_size=_HASH_BYTES, key=salt.encode()[:64]).digest()
-    return Arm.CANARY if int.from_bytes(digest, "big") < share * _HASH_RANGE else Arm.CONTROL
+    return CanaryVariant.CANARY if int.from_bytes(digest, "big") < share * _HASH_RANGE else CanaryVariant.CONTROL
 
 
 class Interval(NamedTuple):
@@ -105,7 +105,7 @@ def difference(canary: Moments, control: Moments) -> Interval:
     return Interval(gap - half, gap + half)
 
 
-class Rule(NamedTuple):
+class PromotionRule(NamedTuple):
     """When to decide. Nothing before `least_requests` of the canary. It is promoted where its TPOT is surely lower by
     `gain` (0.02: two percent of control's) and its TTFT not surely higher by `tolerance`; rolled back where either is
     surely higher by that; and rolled back where after `most_requests` it is not surely better."""
@@ -116,7 +116,7 @@ class Rule(NamedTuple):
     tolerance: float = 0.05
 
 
-class Move(StrEnum):
+class CanaryMove(StrEnum):
     """What to do with the canary."""
 
     GO_ON = "go_on"
@@ -127,31 +127,31 @@ class Move(StrEnum):
 class Decision(NamedTuple):
     """What to do and why: a name of the figure, and the interval of canary less control that it rests on."""
 
-    move: Move
+    move: CanaryMove
     figure: str
     interval: Interval
 
 
-def decide_canary(arms: Mapping[Arm, Figures], rule: Rule) -> Decision:
+def decide_canary(arms: Mapping[CanaryVariant, Figures], rule: PromotionRule) -> Decision:
     """Return what to do with the canary by what is known of both arms."""
-    canary, control = arms.get(Arm.CANARY, Figures()), arms.get(Arm.CONTROL, Figures())
+    canary, control = arms.get(CanaryVariant.CANARY, Figures()), arms.get(CanaryVariant.CONTROL, Figures())
     tpot = difference(canary.tpot_ms, control.tpot_ms)
     ttft = difference(canary.ttft_ms, control.ttft_ms)
     requests = canary.ttft_ms.seen
     if requests < rule.least_requests or control.ttft_ms.seen < rule.least_requests:
-        return Decision(Move.GO_ON, "requests", tpot)
+        return Decision(CanaryMove.GO_ON, "requests", tpot)
     if ttft.low > rule.tolerance * control.ttft_ms.mean:
-        return Decision(Move.ROLL_BACK, "ttft_ms", ttft)
+        return Decision(CanaryMove.ROLL_BACK, "ttft_ms", ttft)
     if tpot.low > rule.tolerance * control.tpot_ms.mean:
-        return Decision(Move.ROLL_BACK, "tpot_ms", tpot)
+        return Decision(CanaryMove.ROLL_BACK, "tpot_ms", tpot)
     if tpot.high < -rule.gain * control.tpot_ms.mean:
-        return Decision(Move.PROMOTE, "tpot_ms", tpot)
+        return Decision(CanaryMove.PROMOTE, "tpot_ms", tpot)
     if requests >= rule.most_requests:
-        return Decision(Move.ROLL_BACK, "tpot_ms", tpot)
-    return Decision(Move.GO_ON, "tpot_ms", tpot)
+        return Decision(CanaryMove.ROLL_BACK, "tpot_ms", tpot)
+    return Decision(CanaryMove.GO_ON, "tpot_ms", tpot)
 
 
-def looks(requests: int, rule: Rule) -> bool:
+def looks(requests: int, rule: PromotionRule) -> bool:
     """Return whether to look for a promotion, with so many requests in the arm that has fewer: at `least_requests`,
     twice, four times as many and so on. Whoever looks after every request finds a chance interval that says yes sooner
     or later; to roll back for one costs nothing but the trial, so that is looked for always."""

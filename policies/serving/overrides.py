@@ -21,7 +21,7 @@ class Scope(StrEnum):
     DEFAULT = "default"
 
 
-class Wish(NamedTuple):
+class Override(NamedTuple):
     """What one scope asks for; None: it leaves that open. `depth`: a fixed depth, 0 is off. `most`: a bound."""
 
     scope: Scope
@@ -30,7 +30,7 @@ class Wish(NamedTuple):
     most: int | None = None
 
 
-class Bounds(NamedTuple):
+class OperatorBounds(NamedTuple):
     """The operator's. `enabled` False: nobody gets drafts. `most` (>= 0) drafts a sequence; `least`: the lowest bound
     that a wish can set where it does not switch speculation off. `fixed`: who wishes nothing gets `most` in every
     round."""
@@ -41,7 +41,7 @@ class Bounds(NamedTuple):
     fixed: bool = False
 
 
-class Effective(NamedTuple):
+class EffectiveBound(NamedTuple):
     """What holds. `most`: the most drafts, 0 where speculation is off. `fixed`: no policy chooses within that. `by`:
     whose word it was, `cut`: the operator's bounds changed it."""
 
@@ -51,22 +51,22 @@ class Effective(NamedTuple):
     cut: bool
 
 
-def effective(wishes: Sequence[Wish], bounds: Bounds) -> Effective:
+def effective(wishes: Sequence[Override], bounds: OperatorBounds) -> EffectiveBound:
     """Return what holds for a request, of all wishes that concern it (in any order)."""
     if not bounds.enabled:
-        return Effective(0, True, Scope.OPERATOR, any(_wants(wish) for wish in wishes))
+        return EffectiveBound(0, True, Scope.OPERATOR, any(_wants(wish) for wish in wishes))
     order = list(Scope)
     for wish in sorted(wishes, key=lambda wish: order.index(wish.scope)):
         wanted = wish.depth if wish.depth is not None else wish.most
         if wish.enabled is False or wanted == 0:
-            return Effective(0, True, wish.scope, cut=False)
+            return EffectiveBound(0, True, wish.scope, cut=False)
         if wanted is not None:
             most = min(max(wanted, bounds.least), bounds.most)
-            return Effective(most, wish.depth is not None, wish.scope, most != wanted)
+            return EffectiveBound(most, wish.depth is not None, wish.scope, most != wanted)
         if wish.enabled:
-            return Effective(bounds.most, False, wish.scope, cut=False)
-    return Effective(bounds.most, bounds.fixed, Scope.DEFAULT, cut=False)
+            return EffectiveBound(bounds.most, False, wish.scope, cut=False)
+    return EffectiveBound(bounds.most, bounds.fixed, Scope.DEFAULT, cut=False)
 
 
-def _wants(wish: Wish) -> bool:
+def _wants(wish: Override) -> bool:
     return bool(wish.enabled or wish.depth or wish.most)

@@ -54,7 +54,7 @@ class Objectives(NamedTuple):
 NO_OBJECTIVES = Objectives()
 
 
-class Seen(NamedTuple):
+class SloObservation(NamedTuple):
     """What requests of late had, at the percentile of their objective; None: too few. `waiting` and `running`
     requests. `gain`: tokens that rounds with speculation bring to those of plain rounds in the same time.
     `sequence_gain`: the same for one sequence's TPOT: 1 + accepted drafts a round, over how much longer it takes; at
@@ -69,7 +69,7 @@ class Seen(NamedTuple):
     prefill_time: float = 0.0
 
 
-class Lever(StrEnum):
+class SloAction(StrEnum):
     """What gives way, or gains."""
 
     NOTHING = "nothing"
@@ -81,7 +81,7 @@ class Lever(StrEnum):
     NOTHING_HELPS = "nothing_helps"  # both are missed: more machines, or fewer requests
 
 
-class Answer(NamedTuple):
+class SloDecision(NamedTuple):
     """`row_price`: the guard's price of a draft row, times that. `prefill_share`: of the usual bound of prefill rows
     beside decoding. `running`: how many may run from now on. `levers`: what was moved, most important first.
     `beside_prompts`: the price is for rounds with a prefill, for whose sake it is raised."""
@@ -89,27 +89,27 @@ class Answer(NamedTuple):
     row_price: float
     prefill_share: float
     running: int
-    levers: tuple[Lever, ...]
+    levers: tuple[SloAction, ...]
     beside_prompts: bool = False
 
     @property
     def explained(self) -> str:
         """What is moved, in one line."""
-        if self.levers == (Lever.NOTHING,):
+        if self.levers == (SloAction.NOTHING,):
             return "nothing is moved"
         beside = "beside prompts " * self.beside_prompts
         moved = [f"{beside}a draft's row is priced {self.row_price:.2f} times"] * (self.row_price != 1.0)
         moved += [f"prompts get {self.prefill_share:g} times their time"] * (self.prefill_share != 1.0)
-        moved += [f"{self.running} may run"] * (Lever.ADMISSION_GIVES_WAY in self.levers)
-        names = [lever.replace("_", " ") for lever in self.levers if lever is not Lever.NOTHING_HELPS]
-        if Lever.NOTHING_HELPS in self.levers:
+        moved += [f"{self.running} may run"] * (SloAction.ADMISSION_GIVES_WAY in self.levers)
+        names = [lever.replace("_", " ") for lever in self.levers if lever is not SloAction.NOTHING_HELPS]
+        if SloAction.NOTHING_HELPS in self.levers:
             names.append(f"nothing {'else ' if names else ''}helps but more machines or fewer requests")
         return "; ".join([", ".join(names), *moved])
 
 
-def at_rest(max_running: int) -> Answer:
+def at_rest(max_running: int) -> SloDecision:
     """Return the answer where no objective is at risk."""
-    return Answer(1.0, 1.0, max_running, (Lever.NOTHING,))
+    return SloDecision(1.0, 1.0, max_running, (SloAction.NOTHING,))
 
 
 def stress(seen_ms: float | None, objective: Objective) -> float:
@@ -119,7 +119,7 @@ def stress(seen_ms: float | None, objective: Objective) -> float:
     return min(seen_ms / objective.ms, _MOST_STRESS)
 
 
-def answer(seen: Seen, ttft: Objective, tpot: Objective, *, max_running: int) -> Answer:
+def answer(seen: SloObservation, ttft: Objective, tpot: Objective, *, max_running: int) -> SloDecision:
     """Return what admission, prefill and the guard are to do. `max_running` (>= 1) is the most that may ever run."""
     late_ttft, late_tpot = stress(seen.ttft_ms, ttft), stress(seen.tpot_ms, tpot)
     if late_ttft >= AT_RISK and late_tpot >= AT_RISK:
@@ -132,13 +132,13 @@ def answer(seen: Seen, ttft: Objective, tpot: Objective, *, max_running: int) ->
 
 
 def decide_slo_actions(
-    before: Answer, seen: Seen, objectives: Objectives, *, max_running: int, drafts: bool = True
-) -> Answer:
+    before: SloDecision, seen: SloObservation, objectives: Objectives, *, max_running: int, drafts: bool = True
+) -> SloDecision:
     """Return what is to be done after `before`: prices and shares follow the answer at once and stay until there is
     some slack; how many may run is at most halved, and comes back by steps. `drafts` False: there is no drafter."""
     late_ttft, late_tpot = stress(seen.ttft_ms, objectives.ttft), stress(seen.tpot_ms, objectives.tpot)
     wanted = answer(seen, objectives.ttft, objectives.tpot, max_running=max_running)
-    if wanted.levers == (Lever.NOTHING,) and max(late_ttft, late_tpot) > _RELEASED:
+    if wanted.levers == (SloAction.NOTHING,) and max(late_ttft, late_tpot) > _RELEASED:
         wanted = before._replace(running=max_running)
     running = before.running
     if wanted.running < running:
@@ -149,54 +149,60 @@ def decide_slo_actions(
     return found if drafts else _without_drafts(found)
 
 
-def _in_force(levers: tuple[Lever, ...], *, fewer: bool) -> tuple[Lever, ...]:
-    others = tuple(lever for lever in levers if lever not in (Lever.NOTHING, Lever.ADMISSION_GIVES_WAY))
-    return (*others, *[Lever.ADMISSION_GIVES_WAY] * fewer) or (Lever.NOTHING,)
+def _in_force(levers: tuple[SloAction, ...], *, fewer: bool) -> tuple[SloAction, ...]:
+    others = tuple(lever for lever in levers if lever not in (SloAction.NOTHING, SloAction.ADMISSION_GIVES_WAY))
+    return (*others, *[SloAction.ADMISSION_GIVES_WAY] * fewer) or (SloAction.NOTHING,)
 
 
-def _without_drafts(found: Answer) -> Answer:
-    levers = tuple(lever for lever in found.levers if lever not in (Lever.DRAFTS_GIVE_WAY, Lever.DRAFTS_GAIN))
-    return found._replace(row_price=1.0, levers=levers or (Lever.NOTHING_HELPS,), beside_prompts=False)
+def _without_drafts(found: SloDecision) -> SloDecision:
+    levers = tuple(lever for lever in found.levers if lever not in (SloAction.DRAFTS_GIVE_WAY, SloAction.DRAFTS_GAIN))
+    return found._replace(row_price=1.0, levers=levers or (SloAction.NOTHING_HELPS,), beside_prompts=False)
 
 
-def _first_token(seen: Seen, late: float, max_running: int, *, tpot_slack: bool) -> Answer:
+def _first_token(seen: SloObservation, late: float, max_running: int, *, tpot_slack: bool) -> SloDecision:
     """Requests wait too long: the time and the rows of drafts go to prefill, unless drafts free slots sooner."""
     if seen.waiting and seen.running >= max_running and seen.gain > 1.0:
-        return Answer(1.0, 1.0, max_running, (Lever.DRAFTS_GAIN,))  # only what runs sooner to its end makes room
+        return SloDecision(
+            1.0, 1.0, max_running, (SloAction.DRAFTS_GAIN,)
+        )  # only what runs sooner to its end makes room
     price = 1.0 + _PRICE_STEP * (1.0 + late - AT_RISK)
     if not tpot_slack:
-        return Answer(price, 1.0, max_running, (Lever.DRAFTS_GIVE_WAY,), beside_prompts=True)
-    return Answer(price, 2.0, max_running, (Lever.DRAFTS_GIVE_WAY, Lever.PREFILL_GAINS), beside_prompts=True)
+        return SloDecision(price, 1.0, max_running, (SloAction.DRAFTS_GIVE_WAY,), beside_prompts=True)
+    return SloDecision(
+        price, 2.0, max_running, (SloAction.DRAFTS_GIVE_WAY, SloAction.PREFILL_GAINS), beside_prompts=True
+    )
 
 
-def _each_token(seen: Seen, late: float, max_running: int, *, ttft_slack: bool) -> Answer:
+def _each_token(seen: SloObservation, late: float, max_running: int, *, ttft_slack: bool) -> SloDecision:
     """Tokens come too slowly: drafts where they bring them sooner, then less prefill, then fewer at a time.
 
     The guard takes the drafts that make the most of the time of rounds that only decode. Where prompts take a share of
     the time, a sequence's time is worth less than that, and more drafts pay for it.
     """
-    levers: list[Lever] = []
+    levers: list[SloAction] = []
     if seen.sequence_gain > 1.0:
         price = max(_LEAST_PRICE, 1.0 - seen.prefill_time)
-        levers += [Lever.DRAFTS_GAIN] * (price < 1.0)
+        levers += [SloAction.DRAFTS_GAIN] * (price < 1.0)
     else:
         price = 1.0 + _PRICE_STEP * (1.0 + late - AT_RISK)
-        levers.append(Lever.DRAFTS_GIVE_WAY)
+        levers.append(SloAction.DRAFTS_GIVE_WAY)
     share, running = 1.0, max_running
     if ttft_slack:
         share = 0.5
-        levers.append(Lever.PREFILL_GIVES_WAY)
+        levers.append(SloAction.PREFILL_GIVES_WAY)
         if late > 1.0:
             running = max(1, min(max_running, int(seen.running / late)))
-            levers.append(Lever.ADMISSION_GIVES_WAY)
-    return Answer(price, share, running, tuple(levers) or (Lever.NOTHING_HELPS,))
+            levers.append(SloAction.ADMISSION_GIVES_WAY)
+    return SloDecision(price, share, running, tuple(levers) or (SloAction.NOTHING_HELPS,))
 
 
-def _both(seen: Seen, late_tpot: float, max_running: int) -> Answer:
+def _both(seen: SloObservation, late_tpot: float, max_running: int) -> SloDecision:
     """Both are late: only what makes more tokens in the same time helps both."""
     if seen.gain > 1.0:
-        return Answer(1.0, 1.0, max_running, (Lever.DRAFTS_GAIN, Lever.NOTHING_HELPS))
-    return Answer(1.0 + _PRICE_STEP * late_tpot, 1.0, max_running, (Lever.DRAFTS_GIVE_WAY, Lever.NOTHING_HELPS))
+        return SloDecision(1.0, 1.0, max_running, (SloAction.DRAFTS_GAIN, SloAction.NOTHING_HELPS))
+    return SloDecision(
+        1.0 + _PRICE_STEP * late_tpot, 1.0, max_running, (SloAction.DRAFTS_GIVE_WAY, SloAction.NOTHING_HELPS)
+    )
 
 
 def group_size(round_ms: Callable[[int], float], ready: int, *, bound_ms: float, turns_ms: float = inf) -> int:

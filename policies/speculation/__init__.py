@@ -12,17 +12,24 @@ switches leave drafters alone whose drafts do not pay for what they cost.
 from policies.speculation.ask import decide_draft_limits, decide_pause, least_chance, observe_pause
 from policies.speculation.learn import observe_round
 from policies.speculation.select import decide_depths
-from policies.speculation.state import Speculation, end_request, start_request
-from policies.speculation.types import Decision, Place, Proposal, Round, Times, Verdict
+from policies.speculation.state import SpeculationState, end_request, start_request
+from policies.speculation.types import (
+    DepthDecision,
+    DraftComparison,
+    DraftSummary,
+    RoundContext,
+    RoundSequence,
+    RoundTimes,
+)
 
 __all__ = [
-    "Decision",
-    "Place",
-    "Proposal",
-    "Round",
-    "Speculation",
-    "Times",
-    "Verdict",
+    "DepthDecision",
+    "DraftComparison",
+    "DraftSummary",
+    "RoundContext",
+    "RoundSequence",
+    "RoundTimes",
+    "SpeculationState",
     "decide_depths",
     "decide_draft_limits",
     "decide_pause",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.speculation import (
-    Decision,
-    Proposal,
-    Round,
-    Speculation,
+    DepthDecision,
+    DraftSummary,
+    RoundContext,
+    SpeculationState,
     decide_depths,
     decide_draft_limits,
     decide_pause,
@@ -18,10 +18,10 @@ from policies.speculation import (
     observe_round,
     start_request,
 )
-from policies.speculation.cost_model import MeasuredCost
+from policies.speculation.cost_model import CostModel
 from policies.speculation.pid import DEFAULTS, PidSettings
-from policies.speculation.policy import Asked, Done
-from policies.speculation.shape_hysteresis import SameRows
+from policies.speculation.policy import DraftLimits, RoundOutcome
+from policies.speculation.shape_hysteresis import ShapeHysteresis
 from policies.speculation.state import COLD_DEPTH
 from policies.speculation.switching import ON, active
 
@@ -32,13 +32,13 @@ class Adaptive:
 
     name = "adaptive"
 
-    def __init__(self, cost: MeasuredCost, settings: PidSettings = DEFAULTS, first_depth: float = COLD_DEPTH) -> None:
-        self.state = Speculation(
-            cost, settings, first_depth=first_depth, same=SameRows(changed_ms=cost.fit.changing_ms)
+    def __init__(self, cost: CostModel, settings: PidSettings = DEFAULTS, first_depth: float = COLD_DEPTH) -> None:
+        self.state = SpeculationState(
+            cost, settings, first_depth=first_depth, same=ShapeHysteresis(changed_ms=cost.fit.changing_ms)
         )
-        self._decision = Decision([], [])
+        self._decision = DepthDecision([], [])
         self._asks = 0
-        self._last: Round | None = None
+        self._last: RoundContext | None = None
 
     def begin(self, key: str, most: int) -> None:
         """See the port."""
@@ -52,19 +52,19 @@ class Adaptive:
         """See the port."""
         self.state = self.state._replace(switch=ON)
 
-    def decide_draft_limits(self, now: Round) -> Asked:
+    def decide_draft_limits(self, now: RoundContext) -> DraftLimits:
         """See the port."""
         limits = decide_draft_limits(self.state, now)
         self._asks = sum([limit > 0 for limit in limits])
         least = least_chance(self.state, now) if self._asks else 0.0
-        return Asked(limits, least, not active(self.state.switch))
+        return DraftLimits(limits, least, not active(self.state.switch))
 
-    def decide_depths(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+    def decide_depths(self, now: RoundContext, proposals: Sequence[DraftSummary]) -> list[int]:
         """See the port."""
         self._decision = decide_depths(self.state, now, proposals)
         return self._decision.depths
 
-    def observe_round(self, now: Round, done: Done) -> None:
+    def observe_round(self, now: RoundContext, done: RoundOutcome) -> None:
         """See the port."""
         decision = self._decision._replace(depths=list(done.depths), asks=self._asks)
         self.state = observe_round(

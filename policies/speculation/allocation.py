@@ -19,7 +19,7 @@ from operator import neg
 
 from device_profiles.cost import estimate_round_tokens
 from device_profiles.units import MS_PER_S
-from policies.speculation.cost_model import MeasuredCost
+from policies.speculation.cost_model import CostModel
 from policies.speculation.widths import pad_to_width
 
 MOST_CERTAIN = 0.98
@@ -30,7 +30,7 @@ LEAST_CHANCE = 0.03
 
 def curve(
     acceptance: Sequence[float],
-    cost: MeasuredCost,
+    cost: CostModel,
     *,
     sequences: int,
     context_tokens: float,
@@ -74,7 +74,7 @@ def reach(confidences: Sequence[float], factor: float, most: int, sure: int, flo
     return found
 
 
-def floor_of(cost: MeasuredCost, rows: int, value: float) -> float:
+def floor_of(cost: CostModel, rows: int, value: float) -> float:
     """Return the chance below which no token can be worth a row in a forward of at least `rows`."""
     return max(LEAST_CHANCE, value * cost.least_added_ms(rows))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from policies.speculation import switching
-from policies.speculation.state import Speculation, base_ms, worth_per_ms
-from policies.speculation.types import Place, Round
+from policies.speculation.state import SpeculationState, base_ms, worth_per_ms
+from policies.speculation.types import RoundContext, RoundSequence
 
 NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
 SELDOM, MANY, SELDOM_OF_MANY = 12, 8, 20  # rounds, sequences, rounds: see `seldom`
@@ -13,7 +13,7 @@ _LEARNING = 1.1  # of what asking takes, judging what came and learning from it 
 _CHEAP = 0.1  # drafting that takes more than this share of a forward is the switch's to leave alone
 
 
-def decide_draft_limits(state: Speculation, now: Round) -> list[int]:
+def decide_draft_limits(state: SpeculationState, now: RoundContext) -> list[int]:
     """Return how many tokens to ask the drafter for, for each place."""
     if _pauses(state, now):
         return [place.most if place.fixed else 0 for place in now.places]
@@ -33,13 +33,13 @@ def compute_learn_interval(sequences: int) -> int:
     return probe_interval(sequences) // REST_LOOKS
 
 
-def _pauses(state: Speculation, now: Round) -> bool:
+def _pauses(state: SpeculationState, now: RoundContext) -> bool:
     """Return whether to ask for nothing in this round, since drafts bring less than asking for them takes. Drafters
     that take long are not meant: the switch leaves those alone, and they would have a text to read each time."""
     return state.rounds % probe_interval(len(now.places)) > 0 and is_unprofitable(state, now)
 
 
-def is_unprofitable(state: Speculation, now: Round) -> bool:
+def is_unprofitable(state: SpeculationState, now: RoundContext) -> bool:
     """Return whether drafts of drafters that cost little bring less than asking for them takes."""
     worth, round_ms = now.row_price * max(1.0, state.gain), base_ms(state, now)
     sequences = len(now.places)
@@ -48,7 +48,7 @@ def is_unprofitable(state: Speculation, now: Round) -> bool:
     return state.brought * round_ms < worth * sequences * state.ask_ms * (1.0 + _LEARNING)
 
 
-def decide_pause(state: Speculation, now: Round) -> int:
+def decide_pause(state: SpeculationState, now: RoundContext) -> int:
     """Return how many rounds like `now`, the last one, need neither be asked about nor looked at from here on."""
     left = -state.rounds % compute_learn_interval(len(now.places))
     kept_up = 0 < state.same.last != now.base_rows  # rows are kept for what may be proposed next
@@ -57,7 +57,7 @@ def decide_pause(state: Speculation, now: Round) -> int:
     return left if is_unprofitable(state, now) else 0
 
 
-def observe_pause(state: Speculation, now: Round, rounds: int, rows: int) -> Speculation:
+def observe_pause(state: SpeculationState, now: RoundContext, rounds: int, rows: int) -> SpeculationState:
     """Take in that so many rounds much like `now` were run without a word, the last of them with `rows` (0: it
     prefilled)."""
     switch = state.switch
@@ -69,11 +69,11 @@ def observe_pause(state: Speculation, now: Round, rounds: int, rows: int) -> Spe
     return state._replace(rounds=state.rounds + rounds, switch=switch, same=same)
 
 
-def _depth_of(state: Speculation, place: Place) -> int:
+def _depth_of(state: SpeculationState, place: RoundSequence) -> int:
     return max(state.requests[place.key].pid.depth, place.free)
 
 
-def least_chance(state: Speculation, now: Round) -> float:
+def least_chance(state: SpeculationState, now: RoundContext) -> float:
     """Return the chance, all before included, below which a drafter that takes time for each token may stop: such a
     token would not be worth its row and its step of drafting, which all sequences of a round share."""
     before = now.base_rows + now.filling_rows

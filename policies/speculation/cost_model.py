@@ -40,7 +40,7 @@ TYPICAL = StepCost((1.0, 8.0, 16.0, 64.0, 128.0), (1.0, 1.5, 2.2, 6.0, 11.5))
 """The shape of a small model's step cost on a processor, for where nothing was measured yet; its unit is arbitrary."""
 
 
-class MeasuredCost(NamedTuple):
+class CostModel(NamedTuple):
     """`table_ms[r]`: a forward of r rows of one sequence with nothing before them, before the correction for all
     rounds, `scale`. Never falling in r. `row_ms[r]`: what one more row adds to it, `least_ms[r]`: the least that any
     row beyond r adds. `log_of_row[r]`: the correction for r rows, learned in `seen_of_row[r]` rounds, of which
@@ -102,16 +102,16 @@ class MeasuredCost(NamedTuple):
         return self.table_ms[whole] + (rows - whole) * self.row_ms[whole]
 
 
-def start_cost_model(fit: StepCost, *, most_rows: int = 256) -> MeasuredCost:
+def start_cost_model(fit: StepCost, *, most_rows: int = 256) -> CostModel:
     """Return what is known before any round: the fit. `most_rows`: how far the table goes (2 or more)."""
     table = _tables(fit, (0.0,) * KNOTS, (0.0,) * (_SINGLE + 1), most_rows)
     uneven = fit.serial or fit.least_rows > 1 or fit.least_forward_rows > 1
-    return MeasuredCost(fit, *table, uneven)
+    return CostModel(fit, *table, uneven)
 
 
 def observe_forward(
-    cost: MeasuredCost, ms: float, *, rows: int, sequences: int, context_tokens: float, expected_ms: float = 0.0
-) -> MeasuredCost:
+    cost: CostModel, ms: float, *, rows: int, sequences: int, context_tokens: float, expected_ms: float = 0.0
+) -> CostModel:
     """Take in that a forward took `ms` (> 0). `expected_ms`: what `cost.ms` says of it, where that is known already."""
     each = rows / sequences if cost.fit.serial else rows
     single = min(int(each), _SINGLE)
@@ -142,11 +142,11 @@ def observe_forward(
     fixed = (cost.fit, cost.table_ms, cost.row_ms, cost.least_ms, cost.uneven)
     by_rows = (log_of_knot, log_of_row, cost.built_of_row, seen_of_row)
     seen, stale = cost.seen + 1, cost.stale + 1
-    learned = MeasuredCost(*fixed, *by_rows, log_scale, exp(log_scale), seen, stale, clipped, latest)
+    learned = CostModel(*fixed, *by_rows, log_scale, exp(log_scale), seen, stale, clipped, latest)
     return _rebuild_tables(learned) if learned.stale >= REBUILD_EVERY else learned
 
 
-def _rebuild_tables(cost: MeasuredCost) -> MeasuredCost:
+def _rebuild_tables(cost: CostModel) -> CostModel:
     """Return costs whose tables hold all corrections."""
     kept = (1.0 - _FADING) ** cost.stale
     knots, logs = (array("d", [kept * value for value in values]) for values in (cost.log_of_knot, cost.log_of_row))

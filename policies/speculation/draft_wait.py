@@ -16,7 +16,7 @@ RETRY_EVERY = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class DraftWait:
     """Running means: accepted drafts per answered sequence, a round's time without waiting, from a wish to its
     answer. 0 ms: not measured yet. `asks` counts wishes. It begins hopeful, so that waiting is tried."""
 
@@ -26,23 +26,23 @@ class Pace:
     asks: int = 0
 
 
-def count_draft_request(pace: Pace, *, round_ms: float | None) -> Pace:
+def count_draft_request(pace: DraftWait, *, round_ms: float | None) -> DraftWait:
     """Count a wish. `round_ms`: from the end of the last wish's wait to this one, where a round lay between them."""
     known_ms = pace.round_ms if round_ms is None else _average_ms(pace.round_ms, round_ms)
     return replace(pace, round_ms=known_ms, asks=pace.asks + 1)
 
 
-def observe_draft_answer(pace: Pace, answer_ms: float) -> Pace:
+def observe_draft_answer(pace: DraftWait, answer_ms: float) -> DraftWait:
     """Take in how long an answer took."""
     return replace(pace, answer_ms=_average_ms(pace.answer_ms, answer_ms))
 
 
-def observe_accepted_tokens(pace: Pace, accepted: int) -> Pace:
+def observe_accepted_tokens(pace: DraftWait, accepted: int) -> DraftWait:
     """Take in how many tokens of one sequence's draft the target chose too."""
     return replace(pace, accepted=mean(pace.accepted, accepted))
 
 
-def patience_ms(pace: Pace, bound_ms: float) -> float:
+def patience_ms(pace: DraftWait, bound_ms: float) -> float:
     """Return how long to wait for the answer to this wish, at most `bound_ms`."""
     wait_ms = bound_ms if pace.round_ms == 0.0 else min(bound_ms, worth_ms(pace.accepted, pace.round_ms))
     return wait_ms if pace.answer_ms <= wait_ms or pace.asks % RETRY_EVERY == 0 else 0.0

@@ -25,7 +25,7 @@ _HORIZON = 0.5  # of what drafts promise to win in the rest of a text, reading i
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class GateState:
     """Running means over the rounds with drafts since the trial began: accepted drafts per sequence, beyond those that
     cheaper drafts would have brought (so below 0 at times), and what drafting added to a round, in ms. `rounds` counts
     them. `account`: see the module. `asked`: drafts are made."""
@@ -38,7 +38,7 @@ class Worth:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class DraftCost:
     """What drafting is expected to take. `round_ms`: of a round without drafts. `step_ms`: of one step of the drafter.
     `reading_ms`: of reading the text that it has to know for it. 0: not measured."""
 
@@ -54,12 +54,12 @@ class Price:
         return worst * _DEAR_TRIALS if self.step_ms >= _DEAR * self.round_ms else worst
 
 
-def pays(worth: Worth, round_ms: float) -> bool:
+def pays(worth: GateState, round_ms: float) -> bool:
     """Return whether drafts paid in the rounds that had them."""
     return worth.cost_ms < worth_ms(worth.accepted, round_ms)
 
 
-def decide_drafting(worth: Worth, price: Price) -> Worth:
+def decide_drafting(worth: GateState, price: DraftCost) -> GateState:
     """Return what is known one round later; `asked` says whether to draft in this one. Nothing is risked while a round
     without drafts is not measured."""
     worth = replace(worth, account=worth.account + SHARE)
@@ -73,7 +73,7 @@ def decide_drafting(worth: Worth, price: Price) -> Worth:
     return replace(worth, asked=True, rounds=0, accepted=0.0, cost_ms=0.0)
 
 
-def reads(worth: Worth, price: Price, tokens_left: float) -> bool:
+def reads(worth: GateState, price: DraftCost, tokens_left: float) -> bool:
     """Return whether to read a text for its drafts, where `tokens_left` tokens are expected to come behind it."""
     if price.reading_ms > worth.account * price.round_ms:
         return False
@@ -83,7 +83,9 @@ def reads(worth: Worth, price: Price, tokens_left: float) -> bool:
     return won_ms >= 0.0 and price.reading_ms <= _HORIZON * won_ms * tokens_left / (1.0 + max(0.0, worth.accepted))
 
 
-def observe_drafted_round(worth: Worth, *, round_ms: float, accepted: float, cost_ms: float, reading: bool) -> Worth:
+def observe_drafted_round(
+    worth: GateState, *, round_ms: float, accepted: float, cost_ms: float, reading: bool
+) -> GateState:
     """Take in a round with drafts: how many were accepted, per sequence, and what it took beyond `round_ms` (> 0).
 
     Where it was (also) `reading`, what it took says nothing about the next."""

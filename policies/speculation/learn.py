@@ -7,8 +7,15 @@ from collections.abc import Mapping, Sequence
 from policies.speculation import cost_model, odds, pid, shape_hysteresis, switching
 from policies.speculation.ask import NOTICED, compute_learn_interval
 from policies.speculation.pid import PidSettings
-from policies.speculation.state import Request, Speculation, base_ms, worth_per_ms
-from policies.speculation.types import Decision, Proposal, Round, Times, Verdict, count_added_rows
+from policies.speculation.state import RequestState, SpeculationState, base_ms, worth_per_ms
+from policies.speculation.types import (
+    DepthDecision,
+    DraftComparison,
+    DraftSummary,
+    RoundContext,
+    RoundTimes,
+    count_added_rows,
+)
 
 USUAL_DRAFT = 4.0
 """So many judged tokens are one dt of the controller."""
@@ -19,18 +26,18 @@ _BETTER, _WORSE = 0.25, 0.15  # the same of what asking brings: where drafts beg
 
 
 def observe_round(
-    state: Speculation,
-    now: Round,
-    proposals: Sequence[Proposal],
-    decision: Decision,
-    verdicts: Sequence[Verdict],
+    state: SpeculationState,
+    now: RoundContext,
+    proposals: Sequence[DraftSummary],
+    decision: DepthDecision,
+    verdicts: Sequence[DraftComparison],
     *,
-    times: Times | None,
+    times: RoundTimes | None,
     tokens_made: int,
-) -> Speculation:
+) -> SpeculationState:
     """Take in a round of these `times`; None where it did more than decode: a prefill in it would be counted as the
     cost of rows."""
-    moved: dict[str, Request] = {}
+    moved: dict[str, RequestState] = {}
     if any(decision.reaches):
         outcomes = zip(now.places, verdicts, decision.reaches, decision.depths, strict=True)
         for place, (accepted, compared), chances, depth in outcomes:
@@ -52,8 +59,8 @@ def observe_round(
 
 
 def _step_controllers(
-    request: Request, settings: PidSettings, chances: Sequence[float], accepted: int, compared: int
-) -> Request:
+    request: RequestState, settings: PidSettings, chances: Sequence[float], accepted: int, compared: int
+) -> RequestState:
     """Let a request's controllers take in a verdict on draft tokens with these chances (all before included)."""
     limits, controller, learned = request
     tokens = len(chances)
@@ -69,18 +76,18 @@ def _step_controllers(
     kept = _PROMISE_KEPT * sum(chances) / tokens
     set_point = kept if kept < settings.set_point else settings.set_point
     controller, _ = pid.step_pid(controller, rate, tokens / USUAL_DRAFT, limits, settings, set_point)
-    return Request(limits, controller, odds.observe_acceptance_gap(learned, gap, variance))
+    return RequestState(limits, controller, odds.observe_acceptance_gap(learned, gap, variance))
 
 
 def _observe_times(
-    state: Speculation,
-    now: Round,
-    requests: Mapping[str, Request],
-    decision: Decision,
-    proposals: Sequence[Proposal],
-    times: Times,
+    state: SpeculationState,
+    now: RoundContext,
+    requests: Mapping[str, RequestState],
+    decision: DepthDecision,
+    proposals: Sequence[DraftSummary],
+    times: RoundTimes,
     tokens: int,
-) -> Speculation:
+) -> SpeculationState:
     """Return what is known of costs and of what speculation gains after a round."""
     sequences, context, same = len(now.places), now.context_tokens, state.same
     more = count_added_rows(now, decision.depths)
@@ -115,14 +122,18 @@ def _observe_times(
         switch = switching.observe_plain_round(switch, spent_ms)
     elif not decision.forced and (switch.trial or times.draft_ms > NOTICED * times.forward_ms):
         switch = switching.observe_speculative_round(switch, gain, spent_ms)
-    return Speculation(
+    return SpeculationState(
         *(cost, state.settings, requests, state.first_depth, switch, mean, step_ms),
         *(state.rounds + 1, same, ask_ms, brought),
     )
 
 
 def _drafting(
-    state: Speculation, now: Round, decision: Decision, proposals: Sequence[Proposal], times: Times
+    state: SpeculationState,
+    now: RoundContext,
+    decision: DepthDecision,
+    proposals: Sequence[DraftSummary],
+    times: RoundTimes,
 ) -> tuple[float, float]:
     """Return `ask_ms` and `step_ms` after a round."""
     ask_ms, step_ms = state.ask_ms, state.step_ms

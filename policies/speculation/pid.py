@@ -33,13 +33,13 @@ class PidSettings(NamedTuple):
     min_depth: int = 1
     max_depth: int = 0
 
-    def limits(self, most: int) -> Limits:
+    def limits(self, most: int) -> DepthLimits:
         """Return the depths allowed to a request that may have `most` drafts."""
         deepest = min(most, self.max_depth or most)
-        return Limits(min(self.min_depth, deepest), deepest)
+        return DepthLimits(min(self.min_depth, deepest), deepest)
 
 
-class Limits(NamedTuple):
+class DepthLimits(NamedTuple):
     """The depths allowed, both ends included. 0 <= least <= most."""
 
     least: int
@@ -58,14 +58,19 @@ class Pid(NamedTuple):
 DEFAULTS = PidSettings()
 
 
-def start_pid(depth: float, limits: Limits) -> Pid:
+def start_pid(depth: float, limits: DepthLimits) -> Pid:
     """Return a controller that begins at a depth, as one that is usual for the request's class."""
     start = min(max(depth, limits.least), limits.most)
     return Pid(start, depth=round(start))
 
 
 def step_pid(
-    state: Pid, rate: float, dt: float, limits: Limits, settings: PidSettings = DEFAULTS, set_point: float | None = None
+    state: Pid,
+    rate: float,
+    dt: float,
+    limits: DepthLimits,
+    settings: PidSettings = DEFAULTS,
+    set_point: float | None = None,
 ) -> tuple[Pid, int]:
     """Take in an acceptance rate (0 to 1) that was observed over `dt` (> 0), and return the depth from now on.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from policies.speculation import Proposal, Round, Times, Verdict
+from policies.speculation import DraftComparison, DraftSummary, RoundContext, RoundTimes
 
 
-class Asked(NamedTuple):
+class DraftLimits(NamedTuple):
     """How many tokens the drafter is to propose for each place. `least`: the chance, all before included, below which
     a drafter to which tokens cost time may stop. `cheap_only`: such drafters are left alone, fixed depths excepted."""
 
@@ -17,16 +17,16 @@ class Asked(NamedTuple):
     cheap_only: bool = False
 
 
-class Done(NamedTuple):
+class RoundOutcome(NamedTuple):
     """A round that was run. `depths[s]` tokens of draft s were verified, `accepted[s]` of them accepted. `verdicts`:
     what drafts could be compared with, verified or not. `times`: None where something else ran in the round, a prefill.
     `tokens` that the round made."""
 
-    proposals: Sequence[Proposal]
+    proposals: Sequence[DraftSummary]
     depths: Sequence[int]
     accepted: Sequence[int]
-    verdicts: Sequence[Verdict]
-    times: Times | None
+    verdicts: Sequence[DraftComparison]
+    times: RoundTimes | None
     tokens: int
 
 
@@ -48,16 +48,16 @@ class DepthPolicy(Protocol):
         """A drafter came, or came back: what speculation gained without it says nothing about it."""
         ...
 
-    def decide_draft_limits(self, now: Round) -> Asked:
+    def decide_draft_limits(self, now: RoundContext) -> DraftLimits:
         """Return what the drafter is to be asked for."""
         ...
 
-    def decide_depths(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+    def decide_depths(self, now: RoundContext, proposals: Sequence[DraftSummary]) -> list[int]:
         """Return how many of the proposed tokens to verify. Where that is more than were proposed, the rest is filled
         up with any tokens, for the number of rows."""
         ...
 
-    def observe_round(self, now: Round, done: Done) -> None:
+    def observe_round(self, now: RoundContext, done: RoundOutcome) -> None:
         """Learn from the round."""
         ...
 

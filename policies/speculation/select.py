@@ -15,21 +15,21 @@ from policies.speculation.allocation import (
     worth_taking,
 )
 from policies.speculation.ask import least_chance
-from policies.speculation.state import Speculation, worth_per_ms
-from policies.speculation.types import Decision, Proposal, Round
+from policies.speculation.state import SpeculationState, worth_per_ms
+from policies.speculation.types import DepthDecision, DraftSummary, RoundContext
 from policies.speculation.widths import pad_to_width
 
 _LOOK_EVERY = 64
 _FORCED = 1e6  # the chance of a token that is verified whatever it costs
 
 
-def decide_depths(state: Speculation, now: Round, proposals: Sequence[Proposal]) -> Decision:
+def decide_depths(state: SpeculationState, now: RoundContext, proposals: Sequence[DraftSummary]) -> DepthDecision:
     """Return how many tokens of each draft to verify."""
     before, last = now.base_rows + now.filling_rows, state.same.last
     nothing = not any(proposal.tokens for proposal in proposals)
     if nothing and (now.widths or before >= last or state.same.change_ms <= 0.0):
         count, given_up = len(proposals), state.same.given_up if before == last else 0.0
-        return Decision([0] * count, [[]] * count, given_up=given_up)
+        return DepthDecision([0] * count, [[]] * count, given_up=given_up)
     value = worth_per_ms(state, now)
     floor = floor_of(state.cost, before, value)
     reaches: list[list[float]] = []
@@ -54,7 +54,7 @@ def decide_depths(state: Speculation, now: Round, proposals: Sequence[Proposal])
         longest += len(chances)
         reaches.append(chances)
     if not longest and now.widths:
-        return Decision([0] * len(reaches), reaches, forced)
+        return DepthDecision([0] * len(reaches), reaches, forced)
     bids = reaches
     if drawn:
         bids = [
@@ -64,7 +64,7 @@ def decide_depths(state: Speculation, now: Round, proposals: Sequence[Proposal])
     if now.widths:
         added_ms = state.cost.estimate_added_ms(before, now.room, len(reaches), now.context_tokens)
         depths = allocate_depths_in_widths(bids, [place.known for place in now.places], now.widths, added_ms, value)
-        return Decision(depths, reaches, forced)
+        return DepthDecision(depths, reaches, forced)
     most = min(now.room, max(longest, last - before))
     added_ms = state.cost.estimate_added_ms(before, most, len(reaches), now.context_tokens) if most > 0 else []
     paid_for = [place.free for place in now.places]
@@ -74,10 +74,10 @@ def decide_depths(state: Speculation, now: Round, proposals: Sequence[Proposal])
     depths = allocate_depths(bids, paid_for, offers, taken)
     if filling and not _pad_depths(now, depths, filling):
         depths, given_up = allocate_depths(bids, paid_for, offers, best), 0.0
-    return Decision(depths, reaches, forced, given_up)
+    return DepthDecision(depths, reaches, forced, given_up)
 
 
-def _pad_depths(now: Round, depths: list[int], filling: int) -> bool:
+def _pad_depths(now: RoundContext, depths: list[int], filling: int) -> bool:
     """Make drafts longer by so many tokens in all, where they may be. False: they may not, and are as they were."""
     room = [
         0 if place.fixed else place.most - max(depth, place.free)
@@ -94,7 +94,7 @@ def _pad_depths(now: Round, depths: list[int], filling: int) -> bool:
 
 
 def _worth_drawing(
-    state: Speculation, now: Round, believed: Sequence[float], factor: float, most: int, free: int
+    state: SpeculationState, now: RoundContext, believed: Sequence[float], factor: float, most: int, free: int
 ) -> list[float]:
     """Return the chances of the drawn tokens that are verified: each while it is worth its row by itself, which was
     known before it was drawn. What is behind it and in other drafts does not count. One now and then is verified

@@ -18,7 +18,7 @@ _CHANGES_UP, _CHANGES_DOWN = 2.0, 1.0
 _CLIP = 0.5  # of what is expected: a round in which something else ran teaches no more than that
 
 
-class SameRows(NamedTuple):
+class ShapeHysteresis(NamedTuple):
     """`last`: rows of the last forward, `last_base` those of them without drafts; 0 where there was none or where it
     prefilled. `changed_ms`, `same_ms`: how much longer than expected forwards take behind one of another number of
     rows, and of the same. `given_up`: tokens, since the last change."""
@@ -35,7 +35,7 @@ class SameRows(NamedTuple):
         return self.changed_ms - self.same_ms
 
 
-class Kept(NamedTuple):
+class ShapeDecision(NamedTuple):
     """Take the best `taken` offers, and fill up with `filling` tokens that nobody offered."""
 
     taken: int
@@ -44,34 +44,34 @@ class Kept(NamedTuple):
 
 
 def decide_shape(
-    state: SameRows,
+    state: ShapeHysteresis,
     before: int,
     offers: Sequence[float],
     added_ms: Sequence[float],
     value: float,
     best: int,
-) -> Kept:
+) -> ShapeDecision:
     """Return what to take where `best` offers are best if every number of rows cost the same. `before`: rows without
     any. The rest as in
     policies.speculation.allocation.worth_taking."""
     target, changes_up = state.last - before, _CHANGES_UP
     if target == best or state.change_ms <= 0.0:
-        return Kept(best, 0, state.given_up)
+        return ShapeDecision(best, 0, state.given_up)
     if target < 0:  # rows change anyway, and what is added to them is still to be left out again
         target, changes_up, state = 0, _CHANGES_UP - 1.0, state._replace(given_up=0.0)
     if target > len(added_ms):
-        return Kept(best, 0, 0.0)
+        return ShapeDecision(best, 0, 0.0)
     taken = min(target, len(offers))
     lost = sum(offers[taken:best]) - sum(offers[best:taken])
     lost += value * (sum(added_ms[best:target]) - sum(added_ms[target:best]))
     lost = max(0.0, lost)
     changes = changes_up if best > target else _CHANGES_DOWN
     if state.given_up + lost >= value * changes * state.change_ms:
-        return Kept(best, 0, 0.0)
-    return Kept(taken, target - taken, state.given_up + lost)
+        return ShapeDecision(best, 0, 0.0)
+    return ShapeDecision(taken, target - taken, state.given_up + lost)
 
 
-def more_ms(state: SameRows, base: int, more: int) -> float:
+def more_ms(state: ShapeHysteresis, base: int, more: int) -> float:
     """Return what changes take in a forward of `base` rows and `more` for drafts, beyond what they take without any
     drafts, in this forward and in the one before."""
     changes = (base + more != state.last) - (base != state.last_base)
@@ -79,8 +79,8 @@ def more_ms(state: SameRows, base: int, more: int) -> float:
 
 
 def observe_shape(
-    state: SameRows, base: int, rows: int, given_up: float, over_ms: float, expected_ms: float
-) -> SameRows:
+    state: ShapeHysteresis, base: int, rows: int, given_up: float, over_ms: float, expected_ms: float
+) -> ShapeHysteresis:
     """Take in a forward that only decoded: how many rows, `base` of them without drafts, and how much longer than
     `expected_ms` it took."""
     over_ms = min(max(over_ms, -_CLIP * expected_ms), _CLIP * expected_ms)
@@ -89,4 +89,4 @@ def observe_shape(
         same_ms += _NEWEST * (over_ms - same_ms)
     else:
         changed_ms += _NEWEST * (over_ms - changed_ms)
-    return SameRows(rows, changed_ms, same_ms, given_up, base)
+    return ShapeHysteresis(rows, changed_ms, same_ms, given_up, base)

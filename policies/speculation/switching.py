@@ -18,7 +18,7 @@ PROBE_SHARE = 0.005
 _NEWEST = 0.1  # weight of the newest round in the mean gain
 
 
-class Switch(NamedTuple):
+class SpeculationSwitch(NamedTuple):
     """`gain`: mean gain of the rounds with speculation since it went on; `rounds`: how many. `lost_ms`: how much a
     round with speculation lost at the last, which a trial is expected to lose again. `saved_ms`: saved up for a trial.
     `trial`: rounds left of one, 0 where there is none."""
@@ -31,32 +31,32 @@ class Switch(NamedTuple):
     trial: int = 0
 
 
-ON = Switch()
+ON = SpeculationSwitch()
 
 
-def active(switch: Switch) -> bool:
+def active(switch: SpeculationSwitch) -> bool:
     """Return whether to speculate in the next round."""
     return switch.on or switch.trial > 0
 
 
-def observe_speculative_round(switch: Switch, gain: float, round_ms: float) -> Switch:
+def observe_speculative_round(switch: SpeculationSwitch, gain: float, round_ms: float) -> SpeculationSwitch:
     """Take in a round with speculation: its gain (1: as plain decoding), and how long it took."""
     lost_ms = switch.lost_ms + 0.5 * (max(0.0, (1.0 - gain) * round_ms) - switch.lost_ms)
     rounds = switch.rounds + 1
     mean = switch.gain + max(_NEWEST, 1.0 / rounds) * (gain - switch.gain)
     if switch.on:
         if rounds >= LEAST_ROUNDS and mean < 1.0 - OFF_MARGIN:
-            return Switch(False, mean, 0, lost_ms)
-        return Switch(True, mean, rounds, lost_ms)
+            return SpeculationSwitch(False, mean, 0, lost_ms)
+        return SpeculationSwitch(True, mean, rounds, lost_ms)
     left = switch.trial - 1
     if left > 0:
-        return Switch(False, mean, rounds, lost_ms, 0.0, left)
-    return Switch(mean >= 1.0 + ON_MARGIN, mean, 0, lost_ms)
+        return SpeculationSwitch(False, mean, rounds, lost_ms, 0.0, left)
+    return SpeculationSwitch(mean >= 1.0 + ON_MARGIN, mean, 0, lost_ms)
 
 
-def observe_plain_round(switch: Switch, round_ms: float) -> Switch:
+def observe_plain_round(switch: SpeculationSwitch, round_ms: float) -> SpeculationSwitch:
     """Take in a round without speculation."""
     saved_ms = switch.saved_ms + PROBE_SHARE * round_ms
     if saved_ms >= TRIAL_ROUNDS * max(switch.lost_ms, 0.1 * round_ms):
-        return Switch(False, 1.0, 0, switch.lost_ms, 0.0, TRIAL_ROUNDS)
+        return SpeculationSwitch(False, 1.0, 0, switch.lost_ms, 0.0, TRIAL_ROUNDS)
     return switch._replace(saved_ms=saved_ms)

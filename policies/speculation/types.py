@@ -8,7 +8,7 @@ from typing import NamedTuple
 from policies.speculation.widths import pad_to_width
 
 
-class Place(NamedTuple):
+class RoundSequence(NamedTuple):
     """One request's share of a round. `most`: the most drafts it may have. `known`: its rows before the draft. `free`:
     drafts whose rows are run anyway. `fixed`: the request fixed its depth, and gets `most` whatever it costs."""
 
@@ -19,13 +19,13 @@ class Place(NamedTuple):
     fixed: bool = False
 
 
-class Round(NamedTuple):
+class RoundContext(NamedTuple):
     """A round before its drafts. `base_rows`: what is charged without any. `room`: rows that may be added.
     `context_tokens`: positions held, on the average of the sequences. `widths`: see Capabilities.static_widths.
     `filling_rows`: what prefills run in the same forward. `row_price`: what a row of a draft is to be worth, in what
     it costs: above 1 drafts give way to something else, below 1 they are wanted (policies.serving.slo)."""
 
-    places: Sequence[Place]
+    places: Sequence[RoundSequence]
     base_rows: int
     room: int
     context_tokens: float = 0.0
@@ -34,7 +34,7 @@ class Round(NamedTuple):
     row_price: float = 1.0
 
 
-class Proposal(NamedTuple):
+class DraftSummary(NamedTuple):
     """A draft as the policies see it: how many tokens, and how sure of each the drafter is.
     `drawn`: its tokens were drawn from distributions, so whether one is verified must not depend on what was drawn
     there or behind it."""
@@ -44,7 +44,7 @@ class Proposal(NamedTuple):
     drawn: bool = False
 
 
-class Decision(NamedTuple):
+class DepthDecision(NamedTuple):
     """`depths[s]`: tokens of draft s to verify; where it has fewer, the rest is filled up with any tokens, so that the
     forward has as many rows as the one before. `reaches[s]`: the chances of its tokens, all before included, as far
     as they were looked at: its first one at least. `forced`: some request fixed its depth. `given_up`: see SameRows.
@@ -57,7 +57,7 @@ class Decision(NamedTuple):
     asks: int = 0
 
 
-class Verdict(NamedTuple):
+class DraftComparison(NamedTuple):
     """Of the leading draft tokens, `compared` could be compared with what the target chose, `accepted` of them were
     equal: those that were not verified are compared too, as far as the target went their way without them."""
 
@@ -65,14 +65,14 @@ class Verdict(NamedTuple):
     compared: int = 0
 
 
-class Times(NamedTuple):
+class RoundTimes(NamedTuple):
     """What a round took: making its drafts, and its forward with all else that goes with its rows."""
 
     forward_ms: float
     draft_ms: float = 0.0
 
 
-def count_added_rows(now: Round, depths: Sequence[int]) -> int:
+def count_added_rows(now: RoundContext, depths: Sequence[int]) -> int:
     """Return the rows that these depths add to what is run anyway."""
     if not any(depths):
         return 0

@@ -19,7 +19,7 @@ from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.clock import SystemClock
 from orchestrator.control.port import DraftView, ReplicaView, StateView, Totals
 from orchestrator.workers.messages import Delta, Gauges, Ready, RequestStats, Submit
-from policies.serving.overrides import Effective, Wish
+from policies.serving.overrides import EffectiveBound, Override
 from tests.support.drafters import FINGERPRINT
 
 CONTEXT_TOKENS = 64
@@ -64,7 +64,7 @@ class ScriptedControl:
     hang_at: int | None = None
     reused: int = 0
     tolerance_delta: float = -1.0
-    speculation: Effective | None = None
+    speculation: EffectiveBound | None = None
     phase: str = "ready"
     ready: Ready | None = READY
     gauges: Gauges | None = None
@@ -73,7 +73,7 @@ class ScriptedControl:
     drafts: tuple[DraftView, ...] = ()
     submits: list[Submit] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
-    wished: list[tuple[Wish | None, str, str, int | None]] = field(default_factory=list)
+    wished: list[tuple[Override | None, str, str, int | None]] = field(default_factory=list)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> StateView:
@@ -86,7 +86,7 @@ class ScriptedControl:
         view = StateView(*said, "local", self.ready, self.gauges, self.totals, streams, 1.0)
         return dataclasses.replace(view, replicas=replicas, drafts=self.drafts)
 
-    def wish(self, wish: Wish | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
+    def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
         self.wished.append((wish, asked_by, user, engine))
 
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:

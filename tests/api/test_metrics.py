@@ -14,14 +14,14 @@ from orchestrator.api.metrics.vllm_names import ONLY_OURS
 from orchestrator.api.metrics.worker_series import WINDOW_S
 from orchestrator.control.port import DraftView
 from orchestrator.errors import RequestError
-from orchestrator.workers.draft_messages import Door, DrafterState, DraftReady, RemoteState
-from orchestrator.workers.messages import AcceptanceWarning, Delta, Gauges, RequestStats, Round
+from orchestrator.workers.draft_messages import DraftEndpoint, DrafterState, DraftReady, RemoteState
+from orchestrator.workers.messages import AcceptanceWarning, Delta, Gauges, RequestStats, RoundReport
 from policies.serving.acceptance_alarm import Cause
 from tests.api.support import READY, ScriptedControl, app_over, serving
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "four"}
 STATS = RequestStats(prompt_tokens=7, generated=3, steps=1, drafted=4, accepted=2, queue_ms=1.0, prefill_ms=2.0)
-ROUND = Round(
+ROUND = RoundReport(
     deltas=[Delta("a", [1, 2, 3], "", STATS)],
     sequences=1,
     rows=5,
@@ -90,7 +90,7 @@ def test_warnings_of_low_acceptance_are_told_while_they_stand():
 def test_planned_and_peak_memory_are_told_by_worker_and_device():
     remote = DrafterState("model", "model", device="GPU.0", planned_memory_bytes=300, remote=RemoteState())
     seen = msgspec.structs.replace(remote, remote=RemoteState(peak_rss_bytes=250))
-    ready = DraftReady("model", Door([], b""), remote, 272, "", "auto", 7, 0.1)
+    ready = DraftReady("model", DraftEndpoint([], b""), remote, 272, "", "auto", 7, 0.1)
     control = ScriptedControl(
         ready=msgspec.structs.replace(READY, planned_memory_bytes=900),
         gauges=Gauges(0, 0, 1, 1, 0, 0, 0, 0, drafters=[seen], peak_rss_bytes=800),

@@ -13,10 +13,10 @@ import pytest
 from orchestrator.api.fingerprint import system_fingerprint
 from orchestrator.api.liveness import Liveness
 from orchestrator.control.port import StateView
-from orchestrator.workers.messages import Delta, Round
+from orchestrator.workers.messages import Delta, RoundReport
 from tests.api.support import CONTEXT_TOKENS, READY, TOKENIZER, ScriptedControl, app_over, client_of, serving
 
-ROUND = Round([Delta("a", [1])], 1, 2, 0, 0, 0, [], 1.0, 1.0, 0.0)
+ROUND = RoundReport([Delta("a", [1])], 1, 2, 0, 0, 0, [], 1.0, 1.0, 0.0)
 
 
 async def call(path: str, body: Any = None, method: str = "POST", **options: Any) -> httpx.Response:

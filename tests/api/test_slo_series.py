@@ -14,7 +14,7 @@ from openai import APIStatusError
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin.routes import create_admin_app
 from orchestrator.api.metrics.collector import Metrics
-from orchestrator.api.metrics.slo_series import WINDOW_S, Served, check_objectives
+from orchestrator.api.metrics.slo_series import WINDOW_S, ServedRequest, check_objectives
 from orchestrator.cli.status import goodput_line, objectives_line
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Gauges, SloState
@@ -23,7 +23,7 @@ from tests.api.support import ScriptedControl, app_over, client_of
 from tests.api.test_metrics import HandClock, value
 
 BOTH = Objectives(Objective(500.0), Objective(50.0, 90.0))
-GOOD = Served(ttft_ms=400.0, tpot_ms=40.0, latency_ms=900.0)
+GOOD = ServedRequest(ttft_ms=400.0, tpot_ms=40.0, latency_ms=900.0)
 MS = st.none() | st.floats(0.0, 2000.0)
 
 
@@ -35,9 +35,9 @@ MS = st.none() | st.floats(0.0, 2000.0)
         (GOOD._replace(tpot_ms=51.0), {"ttft": True, "tpot": False, "all": False}),
         (GOOD._replace(tpot_ms=None), {"ttft": True, "tpot": True, "all": True}),  # one token
         (GOOD._replace(failed=True), {"ttft": False, "tpot": False, "all": False}),
-        (Served(None, None, 300.0), {}),  # it asked for no token
+        (ServedRequest(None, None, 300.0), {}),  # it asked for no token
         (GOOD._replace(left=True), {}),
-        (Served(None, None, 900.0, left=True), {"ttft": False, "tpot": True, "all": False}),
+        (ServedRequest(None, None, 900.0, left=True), {"ttft": False, "tpot": True, "all": False}),
     ],
 )
 def test_what_a_request_met(served, expected):
@@ -47,7 +47,7 @@ def test_what_a_request_met(served, expected):
 @given(MS, MS, st.booleans(), st.booleans(), st.sampled_from([None, 10.0, 900.0]), st.sampled_from([None, 10.0]))
 def test_a_request_meets_all_where_it_misses_none(ttft_ms, tpot_ms, failed, left, ttft, tpot):
     objectives = Objectives(Objective(ttft), Objective(tpot))
-    found = check_objectives(objectives, Served(ttft_ms, tpot_ms, 100.0, failed, left))
+    found = check_objectives(objectives, ServedRequest(ttft_ms, tpot_ms, 100.0, failed, left))
     assert set(found) <= {"ttft", "tpot", "all"}
     if found:
         assert found.pop("all") == all(found.values())

@@ -10,7 +10,7 @@ from orchestrator.control.admission import ControlLimits, refuse_or_pass
 from orchestrator.control.event_log import describe_slo_change
 from orchestrator.control.port import StateView
 from orchestrator.control.state import TargetState, effective_places, whole
-from orchestrator.control.streams import Streams, Usual
+from orchestrator.control.streams import Streams, TypicalTimes
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Delta, Gauges, RequestStats, SloState, Submit
 from policies.serving.slo import Objective
@@ -89,7 +89,7 @@ def test_before_any_request_has_ended_nobody_is_refused():
 
 @given(st.integers(0, 200), st.integers(1, 64), st.floats(0.0, 1e4), st.floats(0.0, 1e3))
 def test_more_requests_never_promise_an_earlier_token_and_more_places_never_a_later_one(live, places, decode, prefill):
-    usual = Usual(prefill, decode)
+    usual = TypicalTimes(prefill, decode)
     expected = usual.ttft_ms(live, places)
     assert expected >= prefill
     assert usual.ttft_ms(live + 1, places) >= expected

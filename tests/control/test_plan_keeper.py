@@ -11,13 +11,13 @@ import pytest
 
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
-from orchestrator.control.plan_keeper import Patience, PlanKeeper
+from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
 from orchestrator.errors import WorkerError
 from orchestrator.planning.correction import Corrections, Key, correct_costs
 from orchestrator.planning.models import model_at_hand
-from orchestrator.planning.proposal import Asked, Proposal, proposal, propose_here
+from orchestrator.planning.proposal import PlanProposal, PlanRequest, proposal, propose_here
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Delta, RequestStats, Round
+from orchestrator.workers.messages import Delta, RequestStats, RoundReport
 from policies.serving.drift import FIRST_PAUSE_S, PATIENCE
 from tests.support.profiles import store_simulated_profiles
 
@@ -54,7 +54,7 @@ class Workers:
 class Planned:
     """A plan whose worker is named after its device."""
 
-    proposal: Proposal
+    proposal: PlanProposal
 
     @property
     def targets(self) -> tuple[WorkerSpec, ...]:
@@ -65,9 +65,9 @@ class Planned:
         return ()
 
 
-def first_plan(directory, row_ms, replicas=1) -> Proposal:
+def first_plan(directory, row_ms, replicas=1) -> PlanProposal:
     toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
-    asked = Asked(toy, (), True, Exactness.BIT, 8, replicas, PlacementSection(concurrency=replicas))
+    asked = PlanRequest(toy, (), True, Exactness.BIT, 8, replicas, PlacementSection(concurrency=replicas))
     return propose_here(asked, store_simulated_profiles(directory, row_ms), {})
 
 
@@ -77,23 +77,23 @@ class Making:
 
     marked: list[tuple[str, float]] = field(default_factory=list)
 
-    def again(self, first: Proposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> Planned:
+    def again(self, first: PlanProposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> Planned:
         return Planned(proposal(correct_costs(first.cluster, corrections), first.asked, first.behind))
 
-    def mark_drifted(self, first: Proposal, key: Key, ratio: float) -> str:
+    def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
         self.marked.append((key[0], ratio))
         return f"{key[0]} has drifted"
 
 
 def keeper(directory, row_ms, clock, workers, making=None, replicas=1, pause_s=FIRST_PAUSE_S) -> PlanKeeper:
     running = Planned(first_plan(directory, row_ms, replicas))
-    return PlanKeeper(running, workers, making or Making(), Patience(0.2, 3.0, pause_s), clock)
+    return PlanKeeper(running, workers, making or Making(), DriftPolicy(0.2, 3.0, pause_s), clock)
 
 
 def rounds(found: PlanKeeper, count: int, ms: float, engine: int = 0) -> None:
     stats = RequestStats(20, 30, 5, 5, 5, 0.0, 0.0)
     for _ in range(count):
-        done = Round([Delta("r", [1, 2], "", stats)], 1, 4, 1, 3, 1, [1, 0, 0], ms + 0.5, ms, 0.5)
+        done = RoundReport([Delta("r", [1, 2], "", stats)], 1, 4, 1, 3, 1, [1, 0, 0], ms + 0.5, ms, 0.5)
         found.observe(msgspec.structs.replace(done, engine=engine))
 
 
@@ -198,6 +198,6 @@ async def test_a_new_worker_that_does_not_start_leaves_the_old_one(tmp_path):
 async def test_rounds_that_read_prompts_say_nothing(tmp_path):
     found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
     for _ in range(200):
-        found.observe(Round([Delta("r", [1])], 1, 300, 0, 0, 0, [], 90.0, 90.0, 0.0))
-        found.observe(Round([], 1, 4, 0, 0, 0, [], 90.0, 90.0, 0.0))
+        found.observe(RoundReport([Delta("r", [1])], 1, 300, 0, 0, 0, [], 90.0, 90.0, 0.0))
+        found.observe(RoundReport([], 1, 4, 0, 0, 0, [], 90.0, 90.0, 0.0))
     assert found.view().rounds == 0

@@ -18,7 +18,7 @@ from orchestrator.control.admission import ControlLimits
 from orchestrator.control.controller import TargetControl
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.workers.local import LocalCluster
-from orchestrator.workers.messages import Delta, Progress, Round, Submit
+from orchestrator.workers.messages import Delta, Progress, RoundReport, Submit
 from tests.support import engines
 
 PROMPT = [1, 2, 3]
@@ -342,10 +342,10 @@ async def test_close_in_the_middle_of_a_restart_leaves_nothing() -> None:
 
 
 async def test_observers_see_every_round_and_cannot_break_it(caplog: pytest.LogCaptureFixture) -> None:
-    rounds: list[Round] = []
+    rounds: list[RoundReport] = []
     progress: list[Progress] = []
 
-    def break_control(event: Round) -> None:
+    def break_control(event: RoundReport) -> None:
         raise ValueError("an observer's own trouble")
 
     control = control_over()

@@ -8,7 +8,7 @@ from orchestrator.control.port import Totals
 from orchestrator.control.state import MAX_BACKOFF_S, RESTART_WINDOW_S, RestartBudget, TargetState, fold_round
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.errors import RequestError
-from orchestrator.workers.messages import Delta, Progress, RequestStats, Round, Submit
+from orchestrator.workers.messages import Delta, Progress, RequestStats, RoundReport, Submit
 
 
 def open_streams(count: int) -> tuple[Streams, list[Stream]]:
@@ -137,8 +137,8 @@ def test_the_budget_backs_off_and_ends_within_its_window() -> None:
 
 
 def test_totals_add_up_over_rounds() -> None:
-    round_ = Round([], 2, 8, 2, 6, 3, [2, 1], 1.0, 1.0, 1.0)
-    totals = fold_round(fold_round(Totals(), round_, 5), Round([], 1, 2, 1, 1, 1, [1], 1.0, 1.0, 1.0), 2)
+    round_ = RoundReport([], 2, 8, 2, 6, 3, [2, 1], 1.0, 1.0, 1.0)
+    totals = fold_round(fold_round(Totals(), round_, 5), RoundReport([], 1, 2, 1, 1, 1, [1], 1.0, 1.0, 1.0), 2)
     assert totals == Totals(drafts=3, drafted=7, accepted=4, accepted_per_position=(3, 1), generated=7, rounds=2)
 
 

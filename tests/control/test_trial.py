@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.control.canary import Terms, Trial
+from orchestrator.control.canary import CanaryTerms, CanaryTrial
 from orchestrator.control.canary_file import TrialFile
 from orchestrator.control.port import DraftView, StateView, Totals
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Delta, Gauges, Sampling, Submit
-from policies.serving.canary import Rule
+from policies.serving.canary import PromotionRule
 
-RULE = Rule(least_requests=5, most_requests=40)
+RULE = PromotionRule(least_requests=5, most_requests=40)
 KEEP = ("cluster.yaml:7: speculation.method: off",)
 
 
@@ -38,16 +38,16 @@ class Workers:
         yield Delta(submit.request_id, [])
 
 
-def trial(directory: Path, workers: Workers | None = None, *, by_rule: bool = True, share: float = 0.5) -> Trial:
-    terms = Terms(share, by_rule, RULE, ("speculation.method: auto -> off",), KEEP, frozenset(["canary-model"]))
-    return Trial(terms, "salt", TrialFile(directory / "canary" / "x.json"), workers or Workers(), SystemClock())
+def trial(directory: Path, workers: Workers | None = None, *, by_rule: bool = True, share: float = 0.5) -> CanaryTrial:
+    terms = CanaryTerms(share, by_rule, RULE, ("speculation.method: auto -> off",), KEEP, frozenset(["canary-model"]))
+    return CanaryTrial(terms, "salt", TrialFile(directory / "canary" / "x.json"), workers or Workers(), SystemClock())
 
 
 def request(number: int, **fields: Any) -> Submit:
     return Submit(f"r{number}", [1], 8, **fields)
 
 
-def serve(found: Trial, numbers: range, *, canary_ms: float, control_ms: float = 10.0) -> list[str]:
+def serve(found: CanaryTrial, numbers: range, *, canary_ms: float, control_ms: float = 10.0) -> list[str]:
     """Serve requests of the ids; returns the lane of each."""
     lanes = []
     for number in numbers:

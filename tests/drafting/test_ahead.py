@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.drafting.lookahead import AheadDrafter
+from orchestrator.drafting.lookahead import LookaheadDrafter
 from orchestrator.drafting.port import Ask
 from orchestrator.drafting.protocol import Begin, End, Extend
 from orchestrator.workers.messages import Sampling
@@ -29,8 +29,8 @@ class Clock:
         return self.now_s
 
 
-def ahead_of(step_s: float = 0.0, *, runs_ahead: bool = False) -> AheadDrafter:
-    ahead = AheadDrafter(KnowingDrafter([TEXT]), Clock(step_s), runs_ahead=runs_ahead)
+def ahead_of(step_s: float = 0.0, *, runs_ahead: bool = False) -> LookaheadDrafter:
+    ahead = LookaheadDrafter(KnowingDrafter([TEXT]), Clock(step_s), runs_ahead=runs_ahead)
     ahead.update(Begin("a", TEXT[:HELD], Sampling()))
     return ahead
 

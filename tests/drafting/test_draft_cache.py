@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from adapters.contract import Segment
 from adapters.simulated.model import ToyModel
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.cache import Known
+from orchestrator.drafting.cache import DraftSequence
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Ask
 from orchestrator.workers.draft_messages import DrafterState
@@ -40,7 +40,7 @@ def read_cache(model: ToyModel, slot: int, count: int) -> np.ndarray:
     return np.array([model._cache[table[at // size], at % size] for at in range(count)]).reshape(-1, 2)
 
 
-def fresh(known: Known) -> np.ndarray:
+def fresh(known: DraftSequence) -> np.ndarray:
     """The same, computed at once: the prompt, and behind it rows of their own class where they are."""
     model = toy(rows=4096)
     split = known.prompt if known.apart else known.held

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
 from orchestrator.drafting import server
-from orchestrator.drafting.lookahead import AheadDrafter
+from orchestrator.drafting.lookahead import LookaheadDrafter
 from orchestrator.drafting.port import Ask, Draft
-from orchestrator.drafting.protocol import Answer, Guess, check_guess
+from orchestrator.drafting.protocol import DraftResponse, WireDraft, check_guess
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.workers.draft_messages import DraftLink
-from policies.sampling import PROPOSAL_WIDTH, Proposal, Sampling, propose
+from policies.sampling import PROPOSAL_WIDTH, DraftDistribution, Sampling, propose
 from tests.engine.test_drawn_drafts import LENGTH, chances, draft_model, submits, unlike
 from tests.support.drafters import FINGERPRINT, in_a_thread
 from tests.support.loops import decode, loop_over, toy
@@ -29,7 +29,7 @@ from tests.support.loops import decode, loop_over, toy
 BYTES_A_CANDIDATE = 8
 
 
-class AskedOnce(AheadDrafter):
+class AskedOnce(LookaheadDrafter):
     """Asks for a whole draft at once and nothing ahead, so that tokens are those of the same asks in this process."""
 
     def answer(self, asks: Sequence[Ask], within_s: float, round_s: float = 0.0) -> list[Draft]:
@@ -126,19 +126,19 @@ def test_what_was_drawn_arrives_as_it_was(seed: int, width: int, count: int, top
     draws = [propose(random.normal(0, 3, width).astype(np.float32), sampling, place, 0) for place in range(count)]
     tokens = tuple(token for token, _ in draws)
     draft = Draft(tokens, (0.5,) * count, "model", proposals=tuple(proposal for _, proposal in draws))
-    frame = msgspec.msgpack.encode(Answer(1, [Guess.of(draft)]))
+    frame = msgspec.msgpack.encode(DraftResponse(1, [WireDraft.of(draft)]))
     assert len(frame) < 64 + count * (PROPOSAL_WIDTH * BYTES_A_CANDIDATE + 32)
-    found = check_guess(msgspec.msgpack.decode(frame, type=Answer).drafts[0], count, width, "model")
+    found = check_guess(msgspec.msgpack.decode(frame, type=DraftResponse).drafts[0], count, width, "model")
     assert (found.tokens, found.confidences) == (draft.tokens, draft.confidences)
     assert [bits(proposal) for proposal in found.proposals] == [bits(proposal) for proposal in draft.proposals]
 
 
-def bits(proposal: Proposal | None) -> tuple[bytes, bytes]:
+def bits(proposal: DraftDistribution | None) -> tuple[bytes, bytes]:
     assert proposal is not None
     return proposal.tokens.tobytes(), proposal.shares.tobytes()
 
 
 def test_tokens_that_were_not_drawn_have_no_rows():
     coupled = Draft((1, 2), (0.5, 0.5), "model")
-    assert Guess.of(coupled).rows == ()
-    assert check_guess(Guess.of(coupled), 2, 10, "model") == coupled
+    assert WireDraft.of(coupled).rows == ()
+    assert check_guess(WireDraft.of(coupled), 2, 10, "model") == coupled

@@ -8,9 +8,9 @@ from typing import ClassVar
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.cache import Known
+from orchestrator.drafting.cache import DraftSequence
 from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.gate import Guard
+from orchestrator.drafting.gate import DraftGate
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Ask, Draft
 from orchestrator.workers.draft_messages import DrafterState
@@ -23,7 +23,7 @@ WISH = Ask("a", 8, round_ms=ROUND_MS, row_ms=0.5, free=1)
 
 def count_asks(wish: Ask, *, accepted: int, took_ms: float, rounds: int) -> int:
     """In how many of so many rounds drafts are made, where three tokens take `took_ms` and so many are accepted."""
-    guard, known = Guard(lambda _: 0.0), Known("a", [1] * 20, Sampling(), 10, False, None)
+    guard, known = DraftGate(lambda _: 0.0), DraftSequence("a", [1] * 20, Sampling(), 10, False, None)
     draft, made = Draft((1, 2, 3), (1.0, 1.0, 1.0)), 0
     for _ in range(rounds):
         if guard.choose_asks([wish], {"a": known}, STEP_MS):

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.endpoint import OpenDoor
+from orchestrator.drafting.endpoint import EndpointServer
 from orchestrator.drafting.port import Ask, Draft
-from orchestrator.drafting.protocol import VERSION, Answer, Guess, Link, LinkLost, Turn, Welcome
+from orchestrator.drafting.protocol import VERSION, DraftRequest, DraftResponse, Link, LinkLost, Welcome, WireDraft
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.sparse_rows import SparseRow, pack_proposal
-from orchestrator.workers.draft_messages import Door, DrafterState, DraftLink, RemoteState
+from orchestrator.workers.draft_messages import DraftEndpoint, DrafterState, DraftLink, RemoteState
 from orchestrator.workers.messages import Sampling, Submit
-from policies.sampling import Proposal
+from policies.sampling import DraftDistribution
 from policies.speculation.replay.fixed import FixedDepth
 from tests.support.drafters import FINGERPRINT, VOCABULARY, KnowingDrafter, in_a_thread, texts_of
 from tests.support.loops import decode, loop_over, toy
@@ -59,7 +59,7 @@ def until(happened: Callable[[], Any], seconds: float = 10.0) -> None:
 
 
 @contextmanager
-def remote(door: Door | None = None, **limits: float) -> Iterator[tuple[RemoteDrafter, list[DraftLink]]]:
+def remote(door: DraftEndpoint | None = None, **limits: float) -> Iterator[tuple[RemoteDrafter, list[DraftLink]]]:
     """A remote drafter, connected where there is a door, and what it reports."""
     reports: list[DraftLink] = []
     drafter = RemoteDrafter(
@@ -112,9 +112,9 @@ def test_without_a_process_every_round_goes_on_at_once(expected):
 
 
 @contextmanager
-def answering(answer: Callable[[Turn, Link], None], **welcome: Any) -> Iterator[Door]:
+def answering(answer: Callable[[DraftRequest, Link], None], **welcome: Any) -> Iterator[DraftEndpoint]:
     """The other side, played by a thread: `answer` gets each turn that has wishes."""
-    door = OpenDoor()
+    door = EndpointServer()
 
     def play() -> None:
         with suppress(OSError, LinkLost):
@@ -141,36 +141,40 @@ def answering(answer: Callable[[Turn, Link], None], **welcome: Any) -> Iterator[
     door.close()
 
 
-def drafts(*tokens: int, confidence: float = 0.9) -> list[Guess]:
-    return [Guess(tokens, (confidence,) * len(tokens))]
+def drafts(*tokens: int, confidence: float = 0.9) -> list[WireDraft]:
+    return [WireDraft(tokens, (confidence,) * len(tokens))]
 
 
-def build_drawn_guess(tokens: Sequence[int], shares: Sequence[float], *, count: int = 1, cut: int = 0) -> list[Guess]:
+def build_drawn_guess(
+    tokens: Sequence[int], shares: Sequence[float], *, count: int = 1, cut: int = 0
+) -> list[WireDraft]:
     """A draft of token 32, said to be drawn from a row."""
-    row = pack_proposal(Proposal(np.array(tokens, np.uint32), np.array(shares, np.float32)))
+    row = pack_proposal(DraftDistribution(np.array(tokens, np.uint32), np.array(shares, np.float32)))
     assert row is not None
-    return [Guess((32,), (0.9,), (SparseRow(row.tokens, row.shares[: len(row.shares) - cut]),) * count)]
+    return [WireDraft((32,), (0.9,), (SparseRow(row.tokens, row.shares[: len(row.shares) - cut]),) * count)]
 
 
-GARBAGE: dict[str, Callable[[Turn], Answer | bytes]] = {
-    "a token outside the vocabulary": lambda turn: Answer(turn.number, drafts(VOCABULARY)),
-    "a negative token": lambda turn: Answer(turn.number, drafts(-1)),
-    "more tokens than asked for": lambda turn: Answer(turn.number, drafts(*[32] * 65)),
-    "another number of drafts": lambda turn: Answer(turn.number, drafts(32) * 3),
-    "a confidence that is none": lambda turn: Answer(turn.number, drafts(32, confidence=float("nan"))),
-    "fewer confidences": lambda turn: Answer(turn.number, [Guess((32, 33), (0.5,))]),
-    "an answer to nothing": lambda turn: Answer(turn.number + 7, drafts(32)),
-    "a row that is no distribution": lambda turn: Answer(turn.number, build_drawn_guess([32, 33], [0.5, 0.7])),
-    "a row with a share that is none": lambda turn: Answer(
+GARBAGE: dict[str, Callable[[DraftRequest], DraftResponse | bytes]] = {
+    "a token outside the vocabulary": lambda turn: DraftResponse(turn.number, drafts(VOCABULARY)),
+    "a negative token": lambda turn: DraftResponse(turn.number, drafts(-1)),
+    "more tokens than asked for": lambda turn: DraftResponse(turn.number, drafts(*[32] * 65)),
+    "another number of drafts": lambda turn: DraftResponse(turn.number, drafts(32) * 3),
+    "a confidence that is none": lambda turn: DraftResponse(turn.number, drafts(32, confidence=float("nan"))),
+    "fewer confidences": lambda turn: DraftResponse(turn.number, [WireDraft((32, 33), (0.5,))]),
+    "an answer to nothing": lambda turn: DraftResponse(turn.number + 7, drafts(32)),
+    "a row that is no distribution": lambda turn: DraftResponse(turn.number, build_drawn_guess([32, 33], [0.5, 0.7])),
+    "a row with a share that is none": lambda turn: DraftResponse(
         turn.number, build_drawn_guess([32, 33], [1.0, float("nan")])
     ),
-    "a row without its token": lambda turn: Answer(turn.number, build_drawn_guess([31, 33], [0.5, 0.5])),
-    "a row with a token twice": lambda turn: Answer(turn.number, build_drawn_guess([32, 32], [0.5, 0.5])),
-    "a row outside the vocabulary": lambda turn: Answer(turn.number, build_drawn_guess([32, VOCABULARY], [0.5, 0.5])),
-    "a row that is too wide": lambda turn: Answer(turn.number, build_drawn_guess(range(160), [1 / 160] * 160)),
-    "an empty row": lambda turn: Answer(turn.number, build_drawn_guess([], [])),
-    "half a share": lambda turn: Answer(turn.number, build_drawn_guess([32, 33], [0.5, 0.5], cut=2)),
-    "more rows than tokens": lambda turn: Answer(turn.number, build_drawn_guess([32], [1.0], count=2)),
+    "a row without its token": lambda turn: DraftResponse(turn.number, build_drawn_guess([31, 33], [0.5, 0.5])),
+    "a row with a token twice": lambda turn: DraftResponse(turn.number, build_drawn_guess([32, 32], [0.5, 0.5])),
+    "a row outside the vocabulary": lambda turn: DraftResponse(
+        turn.number, build_drawn_guess([32, VOCABULARY], [0.5, 0.5])
+    ),
+    "a row that is too wide": lambda turn: DraftResponse(turn.number, build_drawn_guess(range(160), [1 / 160] * 160)),
+    "an empty row": lambda turn: DraftResponse(turn.number, build_drawn_guess([], [])),
+    "half a share": lambda turn: DraftResponse(turn.number, build_drawn_guess([32, 33], [0.5, 0.5], cut=2)),
+    "more rows than tokens": lambda turn: DraftResponse(turn.number, build_drawn_guess([32], [1.0], count=2)),
     "no frame": lambda turn: b"\0\0\0\4abcd",
     "a frame without end": lambda turn: b"\xff\xff\xff\xff",
 }
@@ -178,7 +182,7 @@ GARBAGE: dict[str, Callable[[Turn], Answer | bytes]] = {
 
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_garbage_is_given_up_and_costs_no_token(expected, kind):
-    def answer(turn: Turn, link: Link) -> None:
+    def answer(turn: DraftRequest, link: Link) -> None:
         sent = GARBAGE[kind](turn)
         if isinstance(sent, bytes):
             link._socket.sendall(sent)
@@ -197,14 +201,14 @@ def test_garbage_is_given_up_and_costs_no_token(expected, kind):
 def test_a_link_that_is_cut_is_made_again_and_told_everything(expected, texts):
     turns = 0
 
-    def answer(turn: Turn, link: Link) -> None:
+    def answer(turn: DraftRequest, link: Link) -> None:
         nonlocal turns
         turns += 1
         if turns % 5 == 0:
             raise LinkLost("cut")
         asked = turn.asks[0]
         held.setdefault(asked.key, [])
-        link.send(Answer(turn.number, [Guess() for _ in turn.asks]))
+        link.send(DraftResponse(turn.number, [WireDraft() for _ in turn.asks]))
 
     held: dict[str, list[int]] = {}
     with answering(answer) as door, remote(door) as (drafter, reports):
@@ -243,10 +247,10 @@ def test_a_late_answer_is_used_where_the_target_chose_the_same(texts):
     behind = len(prompt)
     release = threading.Event()
 
-    def answer(turn: Turn, link: Link) -> None:
+    def answer(turn: DraftRequest, link: Link) -> None:
         release.wait(10.0)
         if turn.number == 1:
-            link.send(Answer(1, drafts(*text[behind : behind + 4])))
+            link.send(DraftResponse(1, drafts(*text[behind : behind + 4])))
 
     with answering(answer) as door, remote(door, max_wait_ms=0.0) as (drafter, _):
         drafter.begin("a", prompt, Sampling())
@@ -268,7 +272,10 @@ def test_another_vocabulary_is_refused(expected):
 
 
 def test_without_the_key_nobody_is_let_in(texts):
-    with in_a_thread(KnowingDrafter(texts)) as door, remote(Door(door.addresses, b"guessed")) as (drafter, reports):
+    with (
+        in_a_thread(KnowingDrafter(texts)) as door,
+        remote(DraftEndpoint(door.addresses, b"guessed")) as (drafter, reports),
+    ):
         until(lambda: reports)
         assert reports[0].state == "lost"
         assert "greeting" in reports[0].reason
@@ -278,7 +285,7 @@ def test_without_the_key_nobody_is_let_in(texts):
 
 def test_it_is_reached_over_tcp_where_the_unix_socket_is_not(expected, texts):
     with in_a_thread(KnowingDrafter(texts), host="127.0.0.1") as door:
-        far = Door([door.addresses[0] + "x", door.addresses[1]], door.key)
+        far = DraftEndpoint([door.addresses[0] + "x", door.addresses[1]], door.key)
         with remote(far) as (drafter, _):
             out, rounds = decode(loop_over(toy(), drafter, policy=FixedDepth(12)), REQUESTS)
             assert out == expected

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from orchestrator.drafting.port import Ask, Draft
-from orchestrator.engine.acceptance_monitor import AcceptanceWatch
+from orchestrator.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.workers.messages import AcceptanceWarning, Submit
 from policies.sampling import Sampling
 from policies.serving.acceptance_alarm import Cause
@@ -104,7 +104,7 @@ def test_a_bad_drafter_is_warned_of_where_the_guard_leaves_it_alone(submits_of_t
 
 
 def test_an_unsure_drafter_that_is_left_alone_is_no_fault():
-    watch = AcceptanceWatch(0.15)
+    watch = AcceptanceMonitor(0.15)
     for index in range(2000):  # nothing is verified, and what it promises it keeps
         watch.add(_submit(), Draft((1, 2), (0.05, 0.05), "d"), 0, int(index % 20 == 0), 1 + int(index % 20 == 0))
     assert watch.standing() == []
@@ -137,13 +137,13 @@ def _submit(temperature: float = 0.0, user: str = "") -> Submit:
     return Submit("x", [1], 5, Sampling(temperature), route="r", user=user)
 
 
-def verify_all(watch: AcceptanceWatch, submit: Submit, draft: Draft, accepted: int) -> None:
+def verify_all(watch: AcceptanceMonitor, submit: Submit, draft: Draft, accepted: int) -> None:
     """A draft all of whose tokens were verified."""
     watch.add(submit, draft, len(draft.tokens), accepted, accepted + 1)
 
 
 def test_sampling_is_the_cause_where_greedy_requests_fare_well():
-    watch = AcceptanceWatch(0.15)
+    watch = AcceptanceMonitor(0.15)
     draft = Draft((1, 2, 3, 4), (0.2, 0.2, 0.2, 0.2), "d")
     for _ in range(5):
         verify_all(watch, _submit(), draft, 2)
@@ -153,7 +153,7 @@ def test_sampling_is_the_cause_where_greedy_requests_fare_well():
 
 
 def test_an_episode_ends_when_the_rate_is_back_and_the_next_one_is_another():
-    watch = AcceptanceWatch(0.15)
+    watch = AcceptanceMonitor(0.15)
     draft = Draft((1, 2, 3, 4), (), "d")
     for _ in range(49):
         verify_all(watch, _submit(), draft, 0)
@@ -173,7 +173,7 @@ def test_an_episode_ends_when_the_rate_is_back_and_the_next_one_is_another():
 
 
 def test_what_is_old_counts_less_and_classes_are_bounded():
-    watch = AcceptanceWatch(0.15)
+    watch = AcceptanceMonitor(0.15)
     draft = Draft((1, 2, 3, 4), (), "d")
     for _ in range(5000):
         verify_all(watch, _submit(), draft, 4)
@@ -187,14 +187,14 @@ def test_what_is_old_counts_less_and_classes_are_bounded():
 
 
 def test_a_threshold_of_0_switches_it_off():
-    watch = AcceptanceWatch(0.0)
+    watch = AcceptanceMonitor(0.0)
     for _ in range(1000):
         verify_all(watch, _submit(), Draft((1,), (), "d"), 0)
     assert watch.standing() == []
 
 
 def test_what_a_grammar_adds_is_no_drafters():
-    watch = AcceptanceWatch(0.15)
+    watch = AcceptanceMonitor(0.15)
     for _ in range(1000):
         verify_all(watch, _submit(), Draft((1, 2), (), "d", forced=2), 0)
     assert watch.standing() == []

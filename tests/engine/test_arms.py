@@ -8,13 +8,13 @@ import pytest
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.port import Ask
 from orchestrator.drafting.suffix import SuffixDrafter
-from orchestrator.drafting.variants import LaneDrafter
-from orchestrator.engine.variants import Arms, Way
+from orchestrator.drafting.variants import VariantDrafter
+from orchestrator.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.workers.messages import Sampling, Submit
 from tests.support.drafters import KnowingDrafter
 from tests.support.loops import alone, decode, loop_over, requests, suffix, toy
 
-ARMS = Arms(Way(8), {"canary": Way(4, fixed=True), "none": Way(0)})
+ARMS = SpeculationVariants(VariantDepth(8), {"canary": VariantDepth(4, fixed=True), "none": VariantDepth(0)})
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_both_arms_give_the_targets_tokens_and_each_is_drafted_for_by_its_own():
     asked = [msgspec.structs.replace(one, lane="canary" if at % 3 else "control") for at, one in enumerate(requests(8))]
     expected = alone(asked)
     own = SuffixDrafter(max_match=2, memory_bytes=1 << 20, clock=SystemClock(), name="canary-suffix")
-    lanes = LaneDrafter(suffix(), {"canary": own})
-    arms = Arms(Way(8), {"canary": Way(3, fixed=True)}, lanes)
+    lanes = VariantDrafter(suffix(), {"canary": own})
+    arms = SpeculationVariants(VariantDepth(8), {"canary": VariantDepth(3, fixed=True)}, lanes)
     loop = loop_over(toy(), lanes)
     for one in asked:
         arms.join_drafter(one)
@@ -58,7 +58,7 @@ def test_both_arms_give_the_targets_tokens_and_each_is_drafted_for_by_its_own():
 def test_a_lane_is_asked_for_its_own_sequences_only_and_forgotten_with_them():
     text = [1, 2, 3, 4, 5, 6]
     first, second = KnowingDrafter([text]), KnowingDrafter([[1, 2, 9, 9, 9]])
-    lanes = LaneDrafter(first, {"canary": second})
+    lanes = VariantDrafter(first, {"canary": second})
     lanes.join("b", "canary")
     for key in "abc":
         lanes.begin(key, text[:2], Sampling())
@@ -76,7 +76,7 @@ def test_where_only_the_canary_has_drafters_nobody_else_gets_drafts():
     asked = requests(4)
     expected = alone(asked)
     texts = [one.prompt + expected[one.request_id] for one in asked]
-    lanes = LaneDrafter(None, {"canary": KnowingDrafter(texts)})
+    lanes = VariantDrafter(None, {"canary": KnowingDrafter(texts)})
     out, rounds = decode(loop_over(toy(), lanes), asked)
     assert out == expected
     assert sum(done.drafted for done in rounds) == 0

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from adapters.contract import Segment
 from adapters.kv_blocks import BlockPool
-from orchestrator.engine.batch import Part, most_blocks
-from orchestrator.engine.sequence import Session
+from orchestrator.engine.batch import ScheduledSequence, most_blocks
+from orchestrator.engine.sequence import SequenceState
 from orchestrator.workers.messages import Submit
 
 
@@ -22,6 +22,10 @@ def test_parts_never_need_more_blocks_than_is_said(block_tokens, pad_to, even_be
     for slot, (held, known, rolled_back) in enumerate(sequences):
         if held:
             pool.reserve([Segment(slot, 0, [5] * held, (0, 1))])
-        parts.append(Part(Session(Submit(str(slot), [5], 1), [5], frozenset(), 0.0, slot=slot), known, samples=True))
+        parts.append(
+            ScheduledSequence(
+                SequenceState(Submit(str(slot), [5], 1), [5], frozenset(), 0.0, slot=slot), known, samples=True
+            )
+        )
         batch.append(Segment(slot, max(0, held - rolled_back), [5] * known, (0, 1)))
     assert pool.count_needed_blocks(batch) <= most_blocks(parts, paid_rows=pad_to, block_tokens=block_tokens)

@@ -14,7 +14,7 @@ from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.lost import LostDrafter
+from orchestrator.drafting.lost import FailedDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Draft
 from orchestrator.workers.draft_messages import DrafterState
@@ -150,7 +150,7 @@ def test_a_draft_without_some_of_the_targets_rows_drafts_until_it_meets_one(bias
 
 @pytest.mark.parametrize("token", [-1, 272, 1 << 40])
 def test_tokens_that_the_target_does_not_have_never_reach_it(expected, token):
-    class Broken(LostDrafter):
+    class Broken(FailedDrafter):
         def propose(self, asks):
             return [Draft((101, token, 32), (0.9, 0.9, 0.9), "broken") for _ in asks]
 

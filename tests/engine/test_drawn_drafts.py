@@ -18,13 +18,13 @@ from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.lost import LostDrafter
+from orchestrator.drafting.lost import FailedDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Draft, Drafter
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Grammar, Sampling, Submit
-from policies.sampling import Proposal, ToleranceGoal, distribution
+from policies.sampling import DraftDistribution, ToleranceGoal, distribution
 from tests.support.loops import decode, grammars_over, loop_over, suffix, toy
 
 STATE = DrafterState("model", "model", adapter="simulated", device="SIM")
@@ -217,10 +217,10 @@ def test_greedy_requests_stay_greedy():
 
 @pytest.mark.parametrize("rule", ["rejection", "tolerance"])
 def test_a_drafter_that_breaks_its_word_stops_nobody(rule):
-    class Broken(LostDrafter):
+    class Broken(FailedDrafter):
         def propose(self, asks):
             shares = np.array([np.nan, 1.0], np.float32)
-            proposal = Proposal(np.array([101, 32], np.uint32), shares)
+            proposal = DraftDistribution(np.array([101, 32], np.uint32), shares)
             return [Draft((101, 32), (0.9, 0.9), "broken", proposals=(proposal, None)) for _ in asks]
 
     out, rounds = decode(loop_over(toy(), Broken(STATE)), submits(rule, 10, max_tokens=20))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from adapters.contract import DeviceLost
 from orchestrator.drafting.port import Draft
-from orchestrator.workers.messages import Round, Sampling, Submit
+from orchestrator.workers.messages import RoundReport, Sampling, Submit
 from policies.speculation.replay.fixed import FixedDepth
 from tests.support.loops import END, alone, decode, loop_over, requests, suffix, toy
 
@@ -81,7 +81,7 @@ def test_a_policy_that_rests_hears_of_nothing_while_few_sequences_begin_or_end(e
     policy = RestsAfterEach(2)
     loop = loop_over(toy(), suffix(), policy=policy, depth=2, running=9)
     waiting = requests(9)
-    rounds: list[Round] = []
+    rounds: list[RoundReport] = []
 
     def run(count, *more):
         for submit in more:

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.port import Drafter
 from orchestrator.workers.messages import Sampling, Submit
-from policies.serving.slo import NO_OBJECTIVES, Lever, Objective, Objectives
+from policies.serving.slo import NO_OBJECTIVES, Objective, Objectives, SloAction
 from tests.support.drafters import KnowingDrafter
 from tests.support.loops import loop_over
 from tests.support.simulated_time import COST, Had, Served, SimulatedClock, TimedModel, serve
@@ -83,7 +83,7 @@ def test_late_tokens_let_fewer_run_and_the_others_wait():
     assert after.tokens == before.tokens
     assert before.late_ones(tpot) > objective
     assert after.late_ones(tpot) <= objective
-    assert Lever.ADMISSION_GIVES_WAY in after.levers
+    assert SloAction.ADMISSION_GIVES_WAY in after.levers
     good = [sum(one.tpot_ms <= objective for one in run.had.values()) for run in (before, after)]
     assert good[1] > good[0]
 
@@ -134,8 +134,8 @@ def test_prompts_beside_short_outputs_are_no_reason_to_let_fewer_run():
 def test_nobody_waits_where_first_tokens_have_no_slack():
     objectives = Objectives(Objective(1.0), Objective(19.0))
     found = serve_arrivals(asking(48), objectives)
-    assert Lever.NOTHING_HELPS in found.levers
-    assert Lever.ADMISSION_GIVES_WAY not in found.levers
+    assert SloAction.NOTHING_HELPS in found.levers
+    assert SloAction.ADMISSION_GIVES_WAY not in found.levers
 
 
 def test_drafts_give_way_where_those_without_wait_for_their_rows():
@@ -148,7 +148,7 @@ def test_drafts_give_way_where_those_without_wait_for_their_rows():
     assert before.late_ones(tpot, 90.0) > objective
     assert after.late_ones(tpot, 90.0) < before.late_ones(tpot, 90.0)
     assert after.late_ones(tpot, 90.0) <= objective
-    assert Lever.DRAFTS_GIVE_WAY in after.levers
+    assert SloAction.DRAFTS_GIVE_WAY in after.levers
     assert sum(done.accepted for done in after.rounds) > 0  # drafts give way, they do not end
 
 
@@ -162,7 +162,7 @@ def test_drafts_gain_where_prompts_take_the_time_and_tokens_are_late():
     assert after.tokens == before.tokens
     assert before.late_ones(tpot) > 1.1 * objective
     assert after.late_ones(tpot) <= 1.05 * objective  # levers let go where it is met, so it is met nearly
-    assert {Lever.DRAFTS_GAIN, Lever.PREFILL_GIVES_WAY} <= after.levers
+    assert {SloAction.DRAFTS_GAIN, SloAction.PREFILL_GIVES_WAY} <= after.levers
 
 
 def test_late_first_tokens_take_time_from_decoding():
@@ -173,14 +173,14 @@ def test_late_first_tokens_take_time_from_decoding():
     assert after.tokens == before.tokens
     assert before.late_ones(ttft) > 400.0
     assert after.late_ones(ttft) < before.late_ones(ttft)
-    assert after.levers == {Lever.NOTHING, Lever.PREFILL_GAINS}
+    assert after.levers == {SloAction.NOTHING, SloAction.PREFILL_GAINS}
 
 
 def test_drafts_stay_where_only_the_end_of_others_makes_room():
     arrivals = asking(60)
     found = serve_arrivals(arrivals, Objectives(Objective(300.0)), running=4, drafter=knowing(arrivals))
     while_others_wait = [levers for levers, waiting in zip(found.moved, found.waiting, strict=True) if waiting]
-    assert set().union(*while_others_wait) == {Lever.NOTHING, Lever.DRAFTS_GAIN}
+    assert set().union(*while_others_wait) == {SloAction.NOTHING, SloAction.DRAFTS_GAIN}
 
 
 @pytest.mark.parametrize("every", [0, 1])

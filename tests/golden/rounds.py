@@ -22,10 +22,10 @@ from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Sampling, Submit
-from policies.speculation import Proposal, Round
+from policies.speculation import DraftSummary, RoundContext
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import TYPICAL, start_cost_model
-from policies.speculation.policy import Asked
+from policies.speculation.policy import DraftLimits
 from policies.speculation.replay.run import replay
 from tests.support.loops import loop_over
 from tests.support.simulated_time import COST, SimulatedClock, TimedModel, serve
@@ -68,12 +68,12 @@ class _Noted(Adaptive):
         super().__init__(start_cost_model(recorded.known))
         self.lines: list[str] = []
 
-    def decide_draft_limits(self, now: Round) -> Asked:
+    def decide_draft_limits(self, now: RoundContext) -> DraftLimits:
         found = super().decide_draft_limits(now)
         self._asked_for = _digits(found.limits) + ("-" if found.cheap_only else "")
         return found
 
-    def decide_depths(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+    def decide_depths(self, now: RoundContext, proposals: Sequence[DraftSummary]) -> list[int]:
         depths = super().decide_depths(now, proposals)
         self.lines.append(f"{self._asked_for} {_digits(depths)}")
         return depths

@@ -14,7 +14,7 @@ from orchestrator.planning.basis import basis
 from orchestrator.planning.basis import plain as plain_data
 from orchestrator.planning.proposal import (
     PlanError,
-    Proposal,
+    PlanProposal,
     build_request_from_config,
     build_request_from_sketch,
     propose_here,
@@ -35,7 +35,7 @@ def propose_plan(directory: Path, text: str):
     return config, propose_here(asked, store, {}, build_option_filter(config, asked))
 
 
-def plan_of(found: Proposal) -> str:
+def plan_of(found: PlanProposal) -> str:
     return found.plan.replicas[0].shards[0].device
 
 

@@ -12,8 +12,8 @@ from device_profiles.link import LinkProfile
 from device_profiles.measured import DeviceRates
 from policies.planning.placement.links import links_of
 from policies.planning.placement.workers import sum_fixed_bytes
-from policies.planning.plan import Cluster, Device, Drafter, Host, ModelFacts, Option, Role, Wanted, Workload
-from policies.planning.shard_cost import Part, kv_bytes
+from policies.planning.plan import Cluster, Device, Drafter, Host, ModelFacts, Option, PlanGoal, Role, Workload
+from policies.planning.shard_cost import ModelPart, kv_bytes
 from policies.planning.throughput import DraftSide, TargetSide, best_depth
 
 MIB = 1 << 20
@@ -97,7 +97,7 @@ def loads(draw: st.DrawFn) -> Workload:
     return Workload(TARGET, tuple(drafters), concurrency, prompt, output, depth_bound=4)
 
 
-def brute_force(cluster: Cluster, wanted: Wanted) -> float:
+def brute_force(cluster: Cluster, wanted: PlanGoal) -> float:
     """Return the highest goodput of any target on one device with any draft, by trying all; 0 where none fits."""
     hosts, links = {host.name: host for host in cluster.hosts}, links_of(cluster)
     load, best = wanted.workload, 0.0
@@ -107,11 +107,11 @@ def brute_force(cluster: Cluster, wanted: Wanted) -> float:
         fits = [count for count in range(1, load.concurrency + 1) if fixed + kv * count <= room]
         if not fits or not _enough(hosts[device.host], option.threads):
             continue
-        side = TargetSide((Part(option, 1.0, device.utilisation),), (), fits[-1])
+        side = TargetSide((ModelPart(option, 1.0, device.utilisation),), (), fits[-1])
         drafts = [None, *(DraftSide(one) for one in load.drafters if one.model is None)]
         for drafter in (one for one in load.drafters if one.model is not None):
             for other, draft in _places(cluster, Role.DRAFT):
-                part = Part(draft, 1.0, other.utilisation)
+                part = ModelPart(draft, 1.0, other.utilisation)
                 needed = sum_fixed_bytes(draft, DRAFT.layers) + kv_bytes(draft, load) * fits[-1]
                 alone = needed <= other.memory_bytes * (1 - wanted.constraints.keep_free)
                 together = other.id != device.id or needed + fixed + kv * fits[-1] <= room

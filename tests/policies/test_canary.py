@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from policies.serving.canary import (
-    Arm,
+    CanaryMove,
+    CanaryVariant,
     Figures,
     Moments,
-    Move,
-    Rule,
+    PromotionRule,
     arm_of,
     decide_canary,
     difference,
@@ -35,16 +35,16 @@ def moments(values):
 def test_a_larger_share_takes_in_all_of_a_smaller_one(ids, one, other):
     small, large = sorted((one, other))
     for request_id in ids:
-        if arm_of(request_id, share=small) == Arm.CANARY:
-            assert arm_of(request_id, share=large) == Arm.CANARY
-        assert arm_of(request_id, share=0.0) == Arm.CONTROL
-        assert arm_of(request_id, share=1.0) == Arm.CANARY
+        if arm_of(request_id, share=small) == CanaryVariant.CANARY:
+            assert arm_of(request_id, share=large) == CanaryVariant.CANARY
+        assert arm_of(request_id, share=0.0) == CanaryVariant.CONTROL
+        assert arm_of(request_id, share=1.0) == CanaryVariant.CANARY
 
 
 def test_the_share_is_kept_and_another_salt_draws_anew():
     ids = [f"request-{number}" for number in range(4000)]
-    first = [arm_of(one, share=0.1, salt="a") == Arm.CANARY for one in ids]
-    second = [arm_of(one, share=0.1, salt="b") == Arm.CANARY for one in ids]
+    first = [arm_of(one, share=0.1, salt="a") == CanaryVariant.CANARY for one in ids]
+    second = [arm_of(one, share=0.1, salt="b") == CanaryVariant.CANARY for one in ids]
     assert 300 < sum(first) < 500
     assert sum(a and b for a, b in zip(first, second, strict=True)) < 100
 
@@ -74,7 +74,10 @@ def test_the_interval_is_welchs(ours, theirs):
 def arms(canary_tpot, control_tpot, requests, *, canary_ttft=100.0, spread=1.0):
     """Both arms after so many requests, alike but for their means."""
     found = {}
-    for arm, tpot_ms, ttft_ms in ((Arm.CANARY, canary_tpot, canary_ttft), (Arm.CONTROL, control_tpot, 100.0)):
+    for arm, tpot_ms, ttft_ms in (
+        (CanaryVariant.CANARY, canary_tpot, canary_ttft),
+        (CanaryVariant.CONTROL, control_tpot, 100.0),
+    ):
         figures = Figures()
         for index in range(requests):
             off = spread * (index % 5 - 2)
@@ -88,38 +91,38 @@ def arms(canary_tpot, control_tpot, requests, *, canary_ttft=100.0, spread=1.0):
 @given(st.floats(5.0, 50.0), st.floats(0.5, 2.0))
 def test_better_is_promoted_and_worse_rolled_back(tpot_ms, factor):
     known = arms(factor * tpot_ms, tpot_ms, 400)
-    found = decide_canary(known, Rule())
+    found = decide_canary(known, PromotionRule())
     if factor < 0.9:
-        assert found.move == Move.PROMOTE
+        assert found.move == CanaryMove.PROMOTE
     if factor > 1.15:
-        assert found.move == Move.ROLL_BACK
+        assert found.move == CanaryMove.ROLL_BACK
     assert found.interval.low <= found.interval.high
 
 
 @given(st.floats(0.1, 10.0), st.integers(0, 49))
 def test_nothing_is_decided_on_few_requests(factor, requests):
-    assert decide_canary(arms(10.0 * factor, 10.0, requests), Rule()).move == Move.GO_ON
+    assert decide_canary(arms(10.0 * factor, 10.0, requests), PromotionRule()).move == CanaryMove.GO_ON
 
 
 @given(st.integers(2, 500), st.integers(1, 40))
 def test_promotion_is_looked_for_at_doublings(least, factor):
-    rule = Rule(least_requests=least)
+    rule = PromotionRule(least_requests=least)
     asked = [number for number in range(1, factor * least + 1) if looks(number, rule)]
     assert asked == [n for n in (least * 2**power for power in range(6)) if n <= factor * least]
 
 
 def test_a_late_first_token_outweighs_fast_ones():
-    found = decide_canary(arms(5.0, 10.0, 400, canary_ttft=120.0), Rule())
-    assert (found.move, found.figure) == (Move.ROLL_BACK, "ttft_ms")
+    found = decide_canary(arms(5.0, 10.0, 400, canary_ttft=120.0), PromotionRule())
+    assert (found.move, found.figure) == (CanaryMove.ROLL_BACK, "ttft_ms")
 
 
 def test_what_is_no_better_after_long_goes():
-    rule = Rule(most_requests=300)
-    assert decide_canary(arms(10.0, 10.0, 299), rule).move == Move.GO_ON
-    assert decide_canary(arms(10.0, 10.0, 300), rule).move == Move.ROLL_BACK
+    rule = PromotionRule(most_requests=300)
+    assert decide_canary(arms(10.0, 10.0, 299), rule).move == CanaryMove.GO_ON
+    assert decide_canary(arms(10.0, 10.0, 300), rule).move == CanaryMove.ROLL_BACK
 
 
 def test_figures_that_do_not_exist_are_left_out():
     figures = observe_request_figures(Figures(), ttft_ms=5.0, tpot_ms=None, acceptance=None)
     assert (figures.ttft_ms.seen, figures.tpot_ms.seen, figures.acceptance.seen) == (1, 0, 0)
-    assert decide_canary({}, Rule()).move == Move.GO_ON
+    assert decide_canary({}, PromotionRule()).move == CanaryMove.GO_ON

@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.pid import DEFAULTS, Limits, start_pid, step_pid
+from policies.speculation.pid import DEFAULTS, DepthLimits, start_pid, step_pid
 
 RATES = st.floats(0.0, 1.0)
-LIMITS = st.tuples(st.integers(0, 6), st.integers(0, 20)).map(lambda ends: Limits(min(ends), max(ends)))
+LIMITS = st.tuples(st.integers(0, 6), st.integers(0, 20)).map(lambda ends: DepthLimits(min(ends), max(ends)))
 ROUNDS = st.lists(st.tuples(RATES, st.floats(0.05, 5.0)), max_size=60)
 
 
@@ -17,7 +17,7 @@ def rate_at(depth, chance):
 
 def drive_pid(chance, *, start=1, most=16, rounds=60, controller=None):
     """The depths of so many rounds in which every rate is as expected."""
-    limits = Limits(1, most)
+    limits = DepthLimits(1, most)
     controller = controller or start_pid(start, limits)
     depths = []
     for _ in range(rounds):
@@ -42,7 +42,7 @@ def test_it_stays_within_its_limits(limits, rounds, start):
 
 @given(st.integers(1, 12), st.integers(1, 200))
 def test_it_leaves_a_limit_as_soon_as_the_error_turns(most, rounds):
-    limits = Limits(0, most)
+    limits = DepthLimits(0, most)
     controller = start_pid(most, limits)
     for _ in range(rounds):  # however long it was held
         controller, depth = step_pid(controller, 1.0, 1.0, limits)
@@ -87,7 +87,7 @@ def test_a_better_verdict_never_makes_it_shallower(rate, other, rounds, limits):
 
 @given(st.floats(0.1, 0.9), RATES)
 def test_a_new_set_point_does_not_kick_the_derivative(set_point, rate):
-    controller = start_pid(4, Limits(0, 12))
-    controller, _ = step_pid(controller, rate, 1.0, Limits(0, 12))
-    moved, _ = step_pid(controller, rate, 1.0, Limits(0, 12), set_point=set_point)
+    controller = start_pid(4, DepthLimits(0, 12))
+    controller, _ = step_pid(controller, rate, 1.0, DepthLimits(0, 12))
+    moved, _ = step_pid(controller, rate, 1.0, DepthLimits(0, 12), set_point=set_point)
     assert moved.slope == controller.slope == 0.0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from policies.speculation.draft_wait import (
     RETRY_EVERY,
-    Pace,
+    DraftWait,
     count_draft_request,
     observe_accepted_tokens,
     observe_draft_answer,
@@ -19,7 +19,7 @@ milliseconds = st.floats(0.01, 10_000.0)
 
 @given(st.floats(0.0, 20.0), milliseconds, milliseconds, st.integers(0, 1000), st.floats(0.0, 10_000.0))
 def test_it_waits_no_longer_than_bound_and_worth(accepted, round_ms, answer_ms, asks, bound_ms):
-    waited = patience_ms(Pace(accepted, round_ms, answer_ms, asks), bound_ms)
+    waited = patience_ms(DraftWait(accepted, round_ms, answer_ms, asks), bound_ms)
     assert 0.0 <= waited <= bound_ms
     # 1 + a tokens in T + w are no slower than 1 in T
     assert (round_ms + waited) / (1.0 + accepted) <= round_ms * (1.0 + 1e-9)
@@ -27,13 +27,13 @@ def test_it_waits_no_longer_than_bound_and_worth(accepted, round_ms, answer_ms, 
 
 @given(st.floats(0.1, 20.0), milliseconds)
 def test_what_comes_in_time_on_average_is_waited_for(accepted, round_ms):
-    pace = Pace(accepted, round_ms, 0.9 * accepted * round_ms, 1)
+    pace = DraftWait(accepted, round_ms, 0.9 * accepted * round_ms, 1)
     assert patience_ms(pace, 1e9) >= pace.answer_ms
 
 
 @given(st.floats(0.1, 5.0), st.floats(1.0, 100.0))
 def test_what_comes_too_late_is_waited_for_once_in_a_while(accepted, round_ms):
-    pace = Pace(accepted, round_ms, 1.1 * accepted * round_ms + 1.0)
+    pace = DraftWait(accepted, round_ms, 1.1 * accepted * round_ms + 1.0)
     waits = []
     for _ in range(4 * RETRY_EVERY):
         pace = count_draft_request(pace, round_ms=round_ms)
@@ -43,7 +43,7 @@ def test_what_comes_too_late_is_waited_for_once_in_a_while(accepted, round_ms):
 
 @given(st.lists(st.integers(0, 12), min_size=1), milliseconds)
 def test_means_stay_among_what_was_seen(counts, answer_ms):
-    pace = observe_draft_answer(Pace(), answer_ms)
+    pace = observe_draft_answer(DraftWait(), answer_ms)
     assert pace.answer_ms == answer_ms
     for count in counts:
         pace = observe_accepted_tokens(pace, count)

@@ -18,8 +18,8 @@ from policies.planning.placement import plan
 from policies.planning.placement.candidate import sides
 from policies.planning.placement.filters import usable
 from policies.planning.placement.links import links_of
-from policies.planning.placement.search import Ground, candidate_of, search
-from policies.planning.plan import Cluster, Constraints, DraftPlacement, NoPlan, Plan, Wanted, Workload, diff
+from policies.planning.placement.search import SearchSpace, candidate_of, search
+from policies.planning.plan import Cluster, Constraints, DraftPlacement, NoPlan, Plan, PlanGoal, Workload, diff
 from policies.planning.throughput import predict
 from tests.policies.placing import DRAFT, TARGET, brute_force, clusters, faster, loads
 
@@ -28,7 +28,7 @@ SHARDS = settings(max_examples=15)
 needs_shards = clusters(memory_mib=(60, 250))
 
 
-def plan_or_none(cluster: Cluster, wish: Wanted) -> Plan | None:
+def plan_or_none(cluster: Cluster, wish: PlanGoal) -> Plan | None:
     """Return the plan; None where there is none."""
     try:
         return plan(cluster, wish)
@@ -43,7 +43,7 @@ def list_drafts(found: Plan) -> list[DraftPlacement]:
 @MANY
 @given(clusters(), loads())
 def test_a_plan_is_the_best_of_all_that_were_tried_by_hand(cluster: Cluster, load: Workload) -> None:
-    wish = Wanted(load, Constraints(sharding="never"))
+    wish = PlanGoal(load, Constraints(sharding="never"))
     best = brute_force(cluster, wish)
     if best == 0.0:
         with pytest.raises(NoPlan):
@@ -56,8 +56,8 @@ def test_a_plan_is_the_best_of_all_that_were_tried_by_hand(cluster: Cluster, loa
 @FEW
 @given(clusters(), loads())
 def test_what_is_predicted_of_arrays_is_what_is_predicted_of_one(cluster: Cluster, load: Workload) -> None:
-    wish, links = Wanted(load, Constraints(sharding="never")), links_of(cluster)
-    found = search(Ground(usable(cluster, wish), links, wish, load.concurrency))
+    wish, links = PlanGoal(load, Constraints(sharding="never")), links_of(cluster)
+    found = search(SearchSpace(usable(cluster, wish), links, wish, load.concurrency))
     for pairs in found.pairs:
         for pair, goodput in enumerate(pairs.goodput):
             if pairs.depth[pair] or pairs.drafter is None:
@@ -70,7 +70,7 @@ def test_what_is_predicted_of_arrays_is_what_is_predicted_of_one(cluster: Cluste
 @given(clusters(memory_mib=(60, 500)), loads(), st.integers(1, 3), st.sampled_from(("when_needed", "allowed")))
 def test_memory_and_cores_are_never_exceeded(cluster: Cluster, load: Workload, replicas: int, sharding: str) -> None:
     limits = Constraints(max_replicas=replicas, sharding=sharding, keep_free=0.1)  # type: ignore[arg-type]
-    found = plan_or_none(cluster, Wanted(load, limits))
+    found = plan_or_none(cluster, PlanGoal(load, limits))
     if found is None:
         return
     room = {device.id: 0.9 * device.memory_bytes for device in cluster.devices}
@@ -89,7 +89,7 @@ def test_memory_and_cores_are_never_exceeded(cluster: Cluster, load: Workload, r
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads(), st.randoms(use_true_random=False))
 def test_the_order_of_what_is_given_does_not_matter(cluster: Cluster, load: Workload, random: Any) -> None:
-    found = plan_or_none(cluster, Wanted(load))
+    found = plan_or_none(cluster, PlanGoal(load))
     if found is None:
         return
     shuffled: list[list[Any]] = [list(one) for one in (cluster.hosts, cluster.devices, cluster.options, cluster.links)]
@@ -98,7 +98,7 @@ def test_the_order_of_what_is_given_does_not_matter(cluster: Cluster, load: Work
     hosts, devices, options, links = (tuple(values) for values in shuffled)
     other = Cluster(hosts, devices, options, links)
     backwards = replace(load, drafters=load.drafters[::-1])
-    assert plan(other, Wanted(backwards)) == found
+    assert plan(other, PlanGoal(backwards)) == found
 
 
 @FEW
@@ -106,7 +106,7 @@ def test_the_order_of_what_is_given_does_not_matter(cluster: Cluster, load: Work
 def test_a_faster_device_never_lowers_predicted_goodput(
     cluster: Cluster, load: Workload, data: st.DataObject, factor: float
 ) -> None:
-    wish = Wanted(load, Constraints(sharding="never"))
+    wish = PlanGoal(load, Constraints(sharding="never"))
     found = plan_or_none(cluster, wish)
     if found is None:
         return
@@ -118,7 +118,7 @@ def test_a_faster_device_never_lowers_predicted_goodput(
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads())
 def test_every_device_that_is_not_in_use_has_a_reason(cluster: Cluster, load: Workload) -> None:
-    found = plan_or_none(cluster, Wanted(load))
+    found = plan_or_none(cluster, PlanGoal(load))
     if found is None:
         return
     in_use = {shard.device for shard in found.shards}
@@ -140,7 +140,7 @@ def test_constraints_hold(cluster: Cluster, load: Workload, data: st.DataObject)
         apart=data.draw(st.sampled_from(("", "device", "host", "zone"))),
         zones=data.draw(st.sampled_from(((), (cluster.hosts[0].zone,)))),
     )
-    found = plan_or_none(cluster, Wanted(load, limits))
+    found = plan_or_none(cluster, PlanGoal(load, limits))
     if found is None:
         return
     zones = {host.name: host.zone for host in cluster.hosts}
@@ -164,7 +164,7 @@ def test_constraints_hold(cluster: Cluster, load: Workload, data: st.DataObject)
 @SHARDS
 @given(needs_shards, loads())
 def test_shards_are_contiguous_and_complete(cluster: Cluster, load: Workload) -> None:
-    found = plan_or_none(cluster, Wanted(load, Constraints(shards=2, keep_free=0.0)))
+    found = plan_or_none(cluster, PlanGoal(load, Constraints(shards=2, keep_free=0.0)))
     if found is None:
         return
     for replica in found.replicas:
@@ -179,7 +179,7 @@ def test_shards_are_contiguous_and_complete(cluster: Cluster, load: Workload) ->
 @given(clusters(), loads())
 def test_a_useless_draft_is_not_used(cluster: Cluster, load: Workload) -> None:
     useless = tuple(replace(one, acceptance=(0.0,)) for one in load.drafters)
-    found = plan_or_none(cluster, Wanted(replace(load, drafters=useless)))
+    found = plan_or_none(cluster, PlanGoal(replace(load, drafters=useless)))
     if found is None:
         return
     for replica in found.replicas:
@@ -192,12 +192,12 @@ def test_a_useless_draft_is_not_used(cluster: Cluster, load: Workload) -> None:
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads(), st.integers(1, 3))
 def test_plans_survive_json_and_equal_themselves(cluster: Cluster, load: Workload, replicas: int) -> None:
-    wish = Wanted(load, Constraints(max_replicas=replicas))
+    wish = PlanGoal(load, Constraints(max_replicas=replicas))
     found = plan_or_none(cluster, wish)
     if found is None:
         return
     assert msgspec.json.decode(msgspec.json.encode(found), type=Plan) == found
-    assert msgspec.json.decode(msgspec.json.encode((cluster, wish)), type=tuple[Cluster, Wanted]) == (cluster, wish)
+    assert msgspec.json.decode(msgspec.json.encode((cluster, wish)), type=tuple[Cluster, PlanGoal]) == (cluster, wish)
     same = diff(found, found)
     assert same.changes == ()
     assert same.gain == 0.0
@@ -227,7 +227,7 @@ def test_more_replicas_serve_more_where_they_are_asked_for() -> None:
     options = tuple(replace(one, layer_bytes=one.layer_bytes / 10) for one in cluster.options)
     small_enough = replace(cluster, options=options)
     alone = plan(small_enough, replace(wish, workload=model))
-    several = plan(small_enough, Wanted(model, Constraints(max_replicas=4)))
+    several = plan(small_enough, PlanGoal(model, Constraints(max_replicas=4)))
     assert len(alone.replicas) == 1
     assert len(several.replicas) == 4
     assert several.goodput_tokens_per_s > alone.goodput_tokens_per_s
@@ -261,7 +261,7 @@ def test_draft_models_have_their_layers_in_one_place() -> None:
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads())
 def test_of_every_device_that_is_not_used_it_is_said_why(cluster: Cluster, load: Workload) -> None:
-    found = plan_or_none(cluster, Wanted(load))
+    found = plan_or_none(cluster, PlanGoal(load))
     if found is None:
         return
     said = "\n".join(f"{one.what}: {one.why}" for one in found.rejected)

@@ -12,11 +12,11 @@ from device_profiles.profile import FAST, DeviceProfile, Exactness, Precision
 from policies.models.quantization import (
     AS_FILE,
     AUTO,
-    Measured,
+    MeasuredWeights,
     ModelSizes,
     NoPrecision,
     PrecisionChoice,
-    Wishes,
+    PrecisionRequest,
     choose_precision,
     weights_bytes,
 )
@@ -60,10 +60,12 @@ models = st.builds(
 )
 names = st.sampled_from([AS_FILE, FAST, *(precision.value for precision in ALL)])
 figures = st.lists(
-    st.builds(Measured, names, st.floats(0.1, 100), st.floats(0, 1)), max_size=6, unique_by=lambda one: one.weights
+    st.builds(MeasuredWeights, names, st.floats(0.1, 100), st.floats(0, 1)),
+    max_size=6,
+    unique_by=lambda one: one.weights,
 )
 wishes = st.builds(
-    Wishes,
+    PrecisionRequest,
     weights=st.just(AUTO) | names,
     activations=st.sampled_from([AUTO, "fp32", "bf16", "fp16"]),
     kv_cache=st.sampled_from([AUTO, "16bit", "8bit"]),
@@ -121,7 +123,7 @@ def test_every_alternative_is_chosen_or_rejected_with_a_reason(at, model, measur
 @given(models, figures, st.floats(0, 1))
 def test_a_cpu_takes_what_was_measured_fastest_among_what_keeps_enough_choices(model, measured, floor):
     assume(any(one.weights == AS_FILE for one in measured))
-    choice = choose_precision(device(), model, measured, Wishes(least_agreement=floor))
+    choice = choose_precision(device(), model, measured, PrecisionRequest(least_agreement=floor))
     allowed = [one for one in measured if one.weights == AS_FILE or (one.weights != FAST and one.agreement >= floor)]
     assert choice.weights in {one.weights for one in allowed}
     found = next(one for one in allowed if one.weights == choice.weights)
@@ -134,7 +136,7 @@ def test_a_cpu_takes_the_file_as_it_is_until_something_was_measured():
     assert "nothing measured" in choice.reason
     assert {one.what for one in choice.rejected} == {*(precision.value for precision in ALL), "KV cache int8"}
     # A variant alone is no comparison.
-    assert choose_precision(device(), BF16_FILE, [Measured("int8", 1.0, 1.0)]).weights == AS_FILE
+    assert choose_precision(device(), BF16_FILE, [MeasuredWeights("int8", 1.0, 1.0)]).weights == AS_FILE
 
 
 def test_an_npu_gets_int8_and_a_gpu_16_bits_while_they_fit():
@@ -147,9 +149,12 @@ def test_an_npu_gets_int8_and_a_gpu_16_bits_while_they_fit():
 
 
 def test_fast_says_what_it_costs_measured_or_not_and_where_it_costs_nothing():
-    wish, offsets = Wishes(weights=FAST), ModelSizes(1_000_000, 600_000, "int8 (Q4_1's values)", 1_100_000, rounds=True)
+    wish, offsets = (
+        PrecisionRequest(weights=FAST),
+        ModelSizes(1_000_000, 600_000, "int8 (Q4_1's values)", 1_100_000, rounds=True),
+    )
     assert "perplexity x 1.15" in choose_precision(device(), offsets, wishes=wish).reason
-    told = choose_precision(device(), offsets, [Measured(FAST, 1.0, 0.75, 1.206)], wish)
+    told = choose_precision(device(), offsets, [MeasuredWeights(FAST, 1.0, 0.75, 1.206)], wish)
     assert "perplexity x 1.206 and 75.0% of the greedy choices, measured here" in told.reason
     assert told.weights == FAST
     assert weights_bytes(offsets, FAST) == 600_000
@@ -160,7 +165,8 @@ def test_what_a_file_takes_is_what_runtimes_hold_of_it():
     offsets = ModelSizes(1_000_000, 600_000, "int8 (Q4_1's values)", 1_100_000, rounds=True)
     assert weights_bytes(offsets, choose_precision(device(), offsets, free_bytes=1_100_000).weights) == 1_100_000
     assert (
-        choose_precision(device(weights=()), offsets, wishes=Wishes(weights=FAST), free_bytes=600_000).weights == FAST
+        choose_precision(device(weights=()), offsets, wishes=PrecisionRequest(weights=FAST), free_bytes=600_000).weights
+        == FAST
     )
     with pytest.raises(NoPrecision, match="as_file: needs"):
         choose_precision(device(weights=()), offsets, free_bytes=1_000_000)
@@ -168,14 +174,14 @@ def test_what_a_file_takes_is_what_runtimes_hold_of_it():
 
 def test_wishes_that_cannot_be_met_say_why_and_what_can():
     with pytest.raises(NoPrecision, match=r"int8: .* there are as_file, fast, fp32"):
-        choose_precision(device(weights=(Precision.FP32,)), BF16_FILE, wishes=Wishes(weights="int8"))
+        choose_precision(device(weights=(Precision.FP32,)), BF16_FILE, wishes=PrecisionRequest(weights="int8"))
     with pytest.raises(NoPrecision, match="exactness: kernel"):
-        choose_precision(device(), BF16_FILE, wishes=Wishes(kv_cache="8bit"))
+        choose_precision(device(), BF16_FILE, wishes=PrecisionRequest(kv_cache="8bit"))
     with pytest.raises(NoPrecision, match=r"16bit: .* is fp32"):
-        choose_precision(device(kv_cache=(Precision.FP32,)), BF16_FILE, wishes=Wishes(kv_cache="16bit"))
+        choose_precision(device(kv_cache=(Precision.FP32,)), BF16_FILE, wishes=PrecisionRequest(kv_cache="16bit"))
     with pytest.raises(NoPrecision, match="computes in bf16, fp32"):
-        choose_precision(device(), BF16_FILE, wishes=Wishes(activations="fp16"))
+        choose_precision(device(), BF16_FILE, wishes=PrecisionRequest(activations="fp16"))
     with pytest.raises(NoPrecision, match="needs"):
         choose_precision(device(), BF16_FILE, free_bytes=10)
-    wish = Wishes(kv_cache="8bit", exactness=Exactness.KERNEL)
+    wish = PrecisionRequest(kv_cache="8bit", exactness=Exactness.KERNEL)
     assert choose_precision(device(), BF16_FILE, wishes=wish).kv_cache is Precision.INT8

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.sampling import NotFinite, Proposal, Sampling, choose, distribution, noise, propose, verify_draft
+from policies.sampling import DraftDistribution, NotFinite, Sampling, choose, distribution, noise, propose, verify_draft
 from policies.sampling.accept import judge, residual
 
 VOCABULARY = 5
@@ -61,7 +61,7 @@ def at(**numbers: float):
     return lambda seed, position, purpose: numbers[purpose.name]
 
 
-def draws(row: np.ndarray, sampling: Sampling, width: int) -> list[tuple[int, float, Proposal | None]]:
+def draws(row: np.ndarray, sampling: Sampling, width: int) -> list[tuple[int, float, DraftDistribution | None]]:
     """Every draft that a row may give, its chance, and its proposal."""
     _, proposal = propose(row, sampling, 0, 0, width)
     chances = measure(lambda u: propose(row, sampling, 0, 0, width, uniform=at(DRAFT=u))[0])
@@ -69,7 +69,7 @@ def draws(row: np.ndarray, sampling: Sampling, width: int) -> list[tuple[int, fl
 
 
 def comes_out(
-    row: np.ndarray, draft: int, proposal: Proposal | None, sampling: Sampling
+    row: np.ndarray, draft: int, proposal: DraftDistribution | None, sampling: Sampling
 ) -> dict[tuple[bool, int], float]:
     """The chance of each (accepted, token), over the rule's own random numbers."""
     found: dict[tuple[bool, int], float] = {}
@@ -189,16 +189,16 @@ def shares(*values: float) -> np.ndarray:
 @pytest.mark.parametrize(
     "broken",
     [
-        Proposal(np.array([0, 1], np.uint32), shares(np.nan, 1.0)),
-        Proposal(np.array([0, 1], np.uint32), shares(np.inf, 1.0)),
-        Proposal(np.array([0, 1], np.uint32), shares(0.2, 0.2)),
-        Proposal(np.array([0, 1], np.uint32), shares(1.5, -0.5)),
-        Proposal(np.array([0, 0], np.uint32), shares(0.5, 0.5)),
-        Proposal(np.array([1, 2], np.uint32), shares(0.5, 0.5)),
-        Proposal(np.array([0, 1], np.uint32), shares(0.0, 1.0)),
-        Proposal(np.array([0, VOCABULARY], np.uint32), shares(0.5, 0.5)),
-        Proposal(np.array([0], np.uint32), shares(0.5, 0.5)),
-        Proposal(np.array([], np.uint32), shares()),
+        DraftDistribution(np.array([0, 1], np.uint32), shares(np.nan, 1.0)),
+        DraftDistribution(np.array([0, 1], np.uint32), shares(np.inf, 1.0)),
+        DraftDistribution(np.array([0, 1], np.uint32), shares(0.2, 0.2)),
+        DraftDistribution(np.array([0, 1], np.uint32), shares(1.5, -0.5)),
+        DraftDistribution(np.array([0, 0], np.uint32), shares(0.5, 0.5)),
+        DraftDistribution(np.array([1, 2], np.uint32), shares(0.5, 0.5)),
+        DraftDistribution(np.array([0, 1], np.uint32), shares(0.0, 1.0)),
+        DraftDistribution(np.array([0, VOCABULARY], np.uint32), shares(0.5, 0.5)),
+        DraftDistribution(np.array([0], np.uint32), shares(0.5, 0.5)),
+        DraftDistribution(np.array([], np.uint32), shares()),
     ],
 )
 @pytest.mark.parametrize("rule", ["rejection", "tolerance"])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.speculation.allocation import worth_taking
-from policies.speculation.shape_hysteresis import SameRows, decide_shape, more_ms, observe_shape
+from policies.speculation.shape_hysteresis import ShapeHysteresis, decide_shape, more_ms, observe_shape
 
 CHANCES = st.lists(st.floats(0.0, 1.0), max_size=8).map(lambda found: list(accumulate(found, lambda a, b: a * b)))
 ROUNDS = st.lists(st.tuples(CHANCES, st.integers(1, 4)), min_size=1, max_size=40)
@@ -19,7 +19,7 @@ def worth(offers, rows, value):
 
 @given(ROUNDS, st.floats(0.05, 2.0), st.floats(0.0, 5.0))
 def test_rows_change_when_as_much_was_given_up_as_that_takes(rounds, value, change_ms):
-    state = SameRows(changed_ms=change_ms)
+    state = ShapeHysteresis(changed_ms=change_ms)
     lost = 0.0  # since the last change
     for offers, before in rounds:
         best = worth_taking(offers, ADDED_MS, value)
@@ -41,17 +41,17 @@ def test_rows_change_when_as_much_was_given_up_as_that_takes(rounds, value, chan
 @given(CHANCES, st.integers(0, 12), st.floats(0.05, 2.0))
 def test_where_a_change_takes_no_time_the_best_is_taken(offers, last, value):
     best = worth_taking(offers, ADDED_MS, value)
-    assert decide_shape(SameRows(last), 1, offers, ADDED_MS, value, best)[:2] == (best, 0)
+    assert decide_shape(ShapeHysteresis(last), 1, offers, ADDED_MS, value, best)[:2] == (best, 0)
 
 
 def test_a_sure_long_draft_is_worth_a_change_at_once():
     offers = [0.95**place for place in range(1, 9)]
     best = worth_taking(offers, ADDED_MS, 0.2)
-    assert decide_shape(SameRows(2, changed_ms=5.0), 2, offers, ADDED_MS, 0.2, best).taken == best == 8
+    assert decide_shape(ShapeHysteresis(2, changed_ms=5.0), 2, offers, ADDED_MS, 0.2, best).taken == best == 8
 
 
 def test_rows_are_filled_up_for_a_round_that_drafts_nothing():
-    assert decide_shape(SameRows(5, changed_ms=5.0), 2, [], ADDED_MS, 0.1, 0)[:2] == (0, 3)
+    assert decide_shape(ShapeHysteresis(5, changed_ms=5.0), 2, [], ADDED_MS, 0.1, 0)[:2] == (0, 3)
 
 
 @given(
@@ -59,7 +59,7 @@ def test_rows_are_filled_up_for_a_round_that_drafts_nothing():
     st.floats(0.0, 5.0),
 )
 def test_what_a_change_takes_is_learned_beside_rounds_without_one(rounds, change_ms):
-    state, calm = SameRows(last=2, changed_ms=5.0), SameRows(last=2, changed_ms=5.0)
+    state, calm = ShapeHysteresis(last=2, changed_ms=5.0), ShapeHysteresis(last=2, changed_ms=5.0)
     for number, (changes, noise_ms) in enumerate(rounds):
         rows = 2 + number % 2 if changes else state.last
         took_ms = change_ms * (rows != state.last)
@@ -76,7 +76,7 @@ def test_what_a_change_takes_is_learned_beside_rounds_without_one(rounds, change
 
 
 def test_a_stretch_of_slow_rounds_does_not_make_changes_dear():
-    state = SameRows(last=2, changed_ms=1.0)
+    state = ShapeHysteresis(last=2, changed_ms=1.0)
     for number in range(100):
         state = observe_shape(state, 2, 2 + number // 2 % 2, 0.0, 30.0, 100.0)  # all take 30 ms longer
     assert abs(state.change_ms) <= 1.0
@@ -84,7 +84,7 @@ def test_a_stretch_of_slow_rounds_does_not_make_changes_dear():
 
 @given(st.integers(1, 40), st.integers(0, 12), st.integers(0, 12))
 def test_only_changes_that_drafts_make_are_charged_to_them(base, last_more, more):
-    state = SameRows(last=base + last_more, changed_ms=4.0, last_base=base)
+    state = ShapeHysteresis(last=base + last_more, changed_ms=4.0, last_base=base)
     assert more_ms(state, base, more) == 4.0 * (more != last_more)
     assert more_ms(state, base + 1, 0) == 4.0 * (last_more != 1) - 4.0  # plain decoding changes too
-    assert more_ms(SameRows(changed_ms=4.0), base, more) == 0.0  # behind a prefill everything changes
+    assert more_ms(ShapeHysteresis(changed_ms=4.0), base, more) == 0.0  # behind a prefill everything changes

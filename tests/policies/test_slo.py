@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from policies.serving.slo import (
     LEAST_GROUP,
-    Lever,
     Objective,
     Objectives,
-    Seen,
+    SloAction,
+    SloObservation,
     answer,
     at_rest,
     decide_slo_actions,
@@ -23,7 +23,7 @@ from policies.serving.slo import (
 MS = st.none() | st.floats(1.0, 5000.0)
 OBJECTIVES = st.builds(Objective, MS)
 SEEN = st.builds(
-    Seen,
+    SloObservation,
     *(MS, MS, st.integers(0, 50), st.integers(0, 32), st.floats(0.5, 3.0), st.floats(0.5, 3.0), st.floats(0.0, 1.0)),
 )
 COUNTS = st.integers(1, 32)
@@ -50,7 +50,7 @@ def test_late_tokens_ask_for_drafts_only_where_these_bring_them_sooner(seen, tpo
     late = seen._replace(ttft_ms=None, tpot_ms=2.0 * tpot_ms)
     found = answer(late, Objective(1000.0), Objective(tpot_ms), max_running=max_running)
     assert (found.row_price > 1.0) == (seen.sequence_gain <= 1.0)
-    assert (found.row_price < 1.0) == (Lever.DRAFTS_GAIN in found.levers)
+    assert (found.row_price < 1.0) == (SloAction.DRAFTS_GAIN in found.levers)
     assert (found.row_price < 1.0) == (seen.sequence_gain > 1.0 and 1.0 - seen.prefill_time < 1.0)
     assert found.running <= max(1, seen.running)
     assert found.prefill_share < 1.0  # TTFT has slack
@@ -62,15 +62,15 @@ def test_late_first_tokens_never_make_fewer_run(seen, ttft_ms, max_running):
     found = answer(late, Objective(ttft_ms), Objective(50.0), max_running=max_running)
     assert found.running == max_running
     full = seen.waiting > 0 and seen.running >= max_running
-    assert (Lever.DRAFTS_GAIN in found.levers) == (full and seen.gain > 1.0)
-    assert (found.row_price > 1.0) == (Lever.DRAFTS_GIVE_WAY in found.levers) == found.beside_prompts
+    assert (SloAction.DRAFTS_GAIN in found.levers) == (full and seen.gain > 1.0)
+    assert (found.row_price > 1.0) == (SloAction.DRAFTS_GIVE_WAY in found.levers) == found.beside_prompts
 
 
 @given(st.floats(1.0, 100.0), st.floats(1.0, 100.0))
 def test_both_late_says_that_nothing_more_helps(ttft_ms, tpot_ms):
-    seen = Seen(2 * ttft_ms, 2 * tpot_ms, 3, 8, gain=0.9)
+    seen = SloObservation(2 * ttft_ms, 2 * tpot_ms, 3, 8, gain=0.9)
     found = answer(seen, Objective(ttft_ms), Objective(tpot_ms), max_running=8)
-    assert found.levers == (Lever.DRAFTS_GIVE_WAY, Lever.NOTHING_HELPS)
+    assert found.levers == (SloAction.DRAFTS_GIVE_WAY, SloAction.NOTHING_HELPS)
 
 
 @given(MS, OBJECTIVES)
@@ -85,9 +85,9 @@ def test_steps_stay_possible_and_all_that_was_moved_comes_back(last, course, ttf
         before, found = found, decide_slo_actions(found, seen, objectives, max_running=max_running)
         assert 1 <= found.running <= max_running
         assert found.running >= before.running // 2
-        assert (Lever.ADMISSION_GIVES_WAY in found.levers) == (found.running < max_running)
-        assert (Lever.PREFILL_GAINS in found.levers) == (found.prefill_share > 1.0)
-        assert (Lever.PREFILL_GIVES_WAY in found.levers) == (found.prefill_share < 1.0)
+        assert (SloAction.ADMISSION_GIVES_WAY in found.levers) == (found.running < max_running)
+        assert (SloAction.PREFILL_GAINS in found.levers) == (found.prefill_share > 1.0)
+        assert (SloAction.PREFILL_GIVES_WAY in found.levers) == (found.prefill_share < 1.0)
         assert found.explained
     for _ in range(40):
         found = decide_slo_actions(
@@ -98,7 +98,7 @@ def test_steps_stay_possible_and_all_that_was_moved_comes_back(last, course, ttf
 
 def test_what_keeps_an_objective_is_not_given_up_as_soon_as_it_does():
     objectives = Objectives(tpot=Objective(100.0))
-    late = Seen(None, 150.0, 4, 12, sequence_gain=0.9)
+    late = SloObservation(None, 150.0, 4, 12, sequence_gain=0.9)
     found = decide_slo_actions(at_rest(16), late, objectives, max_running=16)
     assert found.running == 8
     assert found.row_price > 1.0
@@ -113,21 +113,21 @@ def test_what_keeps_an_objective_is_not_given_up_as_soon_as_it_does():
 
 
 def test_without_a_drafter_none_is_said_to_give_way():
-    late = Seen(150.0, 50.0, 4, 12)
+    late = SloObservation(150.0, 50.0, 4, 12)
     found = decide_slo_actions(
         at_rest(16), late, Objectives(Objective(100.0), Objective(100.0)), max_running=16, drafts=False
     )
-    assert (found.row_price, found.levers) == (1.0, (Lever.PREFILL_GAINS,))
+    assert (found.row_price, found.levers) == (1.0, (SloAction.PREFILL_GAINS,))
     found = decide_slo_actions(
         at_rest(16), late, Objectives(Objective(100.0), Objective(60.0)), max_running=16, drafts=False
     )
-    assert (found.row_price, found.levers) == (1.0, (Lever.NOTHING_HELPS,))
+    assert (found.row_price, found.levers) == (1.0, (SloAction.NOTHING_HELPS,))
 
 
 def test_fewer_run_no_longer_where_first_tokens_are_late_too():
     objectives = Objectives(Objective(100.0), Objective(100.0))
     fewer = at_rest(16)._replace(running=4)
-    found = decide_slo_actions(fewer, Seen(150.0, 150.0, 4, 4), objectives, max_running=16)
+    found = decide_slo_actions(fewer, SloObservation(150.0, 150.0, 4, 4), objectives, max_running=16)
     assert found.running == 5
 
 

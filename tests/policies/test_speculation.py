@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from device_profiles.cost import StepCost
 from policies.speculation import (
-    Place,
-    Proposal,
-    Round,
-    Speculation,
-    Times,
-    Verdict,
+    DraftComparison,
+    DraftSummary,
+    RoundContext,
+    RoundSequence,
+    RoundTimes,
+    SpeculationState,
     decide_depths,
     decide_draft_limits,
     end_request,
@@ -22,8 +22,8 @@ from policies.speculation import (
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.ask import REST_LOOKS, probe_interval
 from policies.speculation.cost_model import start_cost_model
-from policies.speculation.policy import Done
-from policies.speculation.shape_hysteresis import SameRows
+from policies.speculation.policy import RoundOutcome
+from policies.speculation.shape_hysteresis import ShapeHysteresis
 from policies.speculation.switching import active
 
 FIT = StepCost((1.0, 2.0, 8.0, 32.0, 128.0), (7.3, 7.7, 10.9, 27.0, 95.0), 0.25)
@@ -31,7 +31,7 @@ CONFIDENCES = st.lists(st.floats(0.0, 1.0), max_size=10).map(tuple)
 
 
 def start_state(count, most=12):
-    state = Speculation(start_cost_model(FIT))
+    state = SpeculationState(start_cost_model(FIT))
     for number in range(count):
         state = start_request(state, str(number), most)
     return state
@@ -42,13 +42,13 @@ def one_round(state, now, proposals, right):
     decision = decide_depths(state, now, proposals)
     accepted = [min(depth, good) for depth, good in zip(decision.depths, right, strict=True)]
     verdicts = [
-        Verdict(min(good, done + 1, draft.tokens), min(draft.tokens, done + 1))
+        DraftComparison(min(good, done + 1, draft.tokens), min(draft.tokens, done + 1))
         for good, done, draft in zip(right, accepted, proposals, strict=True)
     ]
     rows = now.base_rows + sum(
         max(0, depth - place.free) for depth, place in zip(decision.depths, now.places, strict=True)
     )
-    times = Times(FIT.ms(rows, len(now.places)))
+    times = RoundTimes(FIT.ms(rows, len(now.places)))
     tokens = len(now.places) + sum(accepted)
     return observe_round(state, now, proposals, decision, verdicts, times=times, tokens_made=tokens), decision.depths
 
@@ -61,9 +61,11 @@ def one_round(state, now, proposals, right):
 )
 def test_depths_keep_to_bounds_drafts_and_room(drafts, room, free, rounds):
     state = start_state(len(drafts))
-    places = [Place(str(index), most, free=free, fixed=fixed) for index, (_, _, most, fixed) in enumerate(drafts)]
-    now = Round(places, (1 + free) * len(places), room)
-    proposals = [Proposal(len(confidences), confidences) for confidences, _, _, _ in drafts]
+    places = [
+        RoundSequence(str(index), most, free=free, fixed=fixed) for index, (_, _, most, fixed) in enumerate(drafts)
+    ]
+    now = RoundContext(places, (1 + free) * len(places), room)
+    proposals = [DraftSummary(len(confidences), confidences) for confidences, _, _, _ in drafts]
     for _ in range(rounds):
         state, depths = one_round(state, now, proposals, [right for _, right, _, _ in drafts])
         for depth, place, draft in zip(depths, places, proposals, strict=True):
@@ -80,8 +82,10 @@ def test_depths_keep_to_bounds_drafts_and_room(drafts, room, free, rounds):
 )
 def test_dearer_rows_are_never_more(drafts, price, factor, filling):
     state = start_state(len(drafts))
-    now = Round([Place(str(index), 12) for index in range(len(drafts))], len(drafts), 200, filling_rows=filling)
-    proposals = [Proposal(len(confidences), confidences) for confidences in drafts]
+    now = RoundContext(
+        [RoundSequence(str(index), 12) for index in range(len(drafts))], len(drafts), 200, filling_rows=filling
+    )
+    proposals = [DraftSummary(len(confidences), confidences) for confidences in drafts]
     cheap = decide_depths(state, now._replace(row_price=price), proposals).depths
     dear = decide_depths(state, now._replace(row_price=price * factor), proposals).depths
     assert all(few <= many for few, many in zip(dear, cheap, strict=True))
@@ -90,9 +94,9 @@ def test_dearer_rows_are_never_more(drafts, price, factor, filling):
 @given(st.integers(1, 16), st.integers(0, 12))
 def test_a_fixed_depth_is_not_second_guessed(sequences, depth):
     state = start_state(sequences)
-    places = [Place(str(number), depth, fixed=True) for number in range(sequences)]
-    now = Round(places, sequences, 500)
-    proposals = [Proposal(12, (0.01,) * 12)] * sequences
+    places = [RoundSequence(str(number), depth, fixed=True) for number in range(sequences)]
+    now = RoundContext(places, sequences, 500)
+    proposals = [DraftSummary(12, (0.01,) * 12)] * sequences
     for _ in range(4):
         state, depths = one_round(state, now, proposals, [0] * sequences)
         assert depths == [depth] * sequences
@@ -102,8 +106,8 @@ def test_a_fixed_depth_is_not_second_guessed(sequences, depth):
 @given(st.integers(1, 16))
 def test_random_tokens_are_left_alone_however_sure_the_drafter_is(sequences):
     state = start_state(sequences)
-    now = Round([Place(str(number), 12) for number in range(sequences)], sequences, 200)
-    proposals = [Proposal(12, (0.95,) * 12)] * sequences
+    now = RoundContext([RoundSequence(str(number), 12) for number in range(sequences)], sequences, 200)
+    proposals = [DraftSummary(12, (0.95,) * 12)] * sequences
     for _ in range(60):
         state, depths = one_round(state, now, proposals, [0] * sequences)
     assert depths == [0] * sequences
@@ -117,10 +121,10 @@ def test_random_tokens_are_left_alone_however_sure_the_drafter_is(sequences):
 @given(st.integers(2, 16))
 def test_rows_go_to_those_whose_drafts_are_accepted(sequences):
     state = start_state(sequences)
-    now = Round([Place(str(number), 12) for number in range(sequences)], sequences, 200)
+    now = RoundContext([RoundSequence(str(number), 12) for number in range(sequences)], sequences, 200)
     right = [12 if number % 2 else 0 for number in range(sequences)]
     for _ in range(40):
-        state, depths = one_round(state, now, [Proposal(12, (0.7,) * 12)] * sequences, right)
+        state, depths = one_round(state, now, [DraftSummary(12, (0.7,) * 12)] * sequences, right)
     assert all(depth == 0 for depth in depths[::2])
     assert all(depth > 0 for depth in depths[1::2])
 
@@ -142,15 +146,15 @@ def test_a_request_that_goes_on_is_as_it_was_and_one_that_is_unknown_is_ignored(
 @given(st.integers(1, 8))
 def test_a_drafter_that_costs_more_than_it_saves_is_not_asked(sequences):
     state = start_state(sequences)
-    now = Round([Place(str(number), 8) for number in range(sequences)], sequences, 100)
+    now = RoundContext([RoundSequence(str(number), 8) for number in range(sequences)], sequences, 100)
     calls = 0
     for _ in range(300):
         limits = decide_draft_limits(state, now) if active(state.switch) else [0] * sequences
         calls += any(limits)
-        proposals = [Proposal(limit, (0.5,) * limit) for limit in limits]
+        proposals = [DraftSummary(limit, (0.5,) * limit) for limit in limits]
         decision = decide_depths(state, now, proposals)._replace(asks=sum(limit > 0 for limit in limits))
-        verdicts = [Verdict(0, min(1, limit)) for limit in limits]
-        times = Times(FIT.ms(sequences + sum(decision.depths), sequences), 5.0 if any(limits) else 0.0)
+        verdicts = [DraftComparison(0, min(1, limit)) for limit in limits]
+        times = RoundTimes(FIT.ms(sequences + sum(decision.depths), sequences), 5.0 if any(limits) else 0.0)
         state = observe_round(state, now, proposals, decision, verdicts, times=times, tokens_made=sequences)
     assert not state.switch.on
     assert calls < 30
@@ -159,34 +163,34 @@ def test_a_drafter_that_costs_more_than_it_saves_is_not_asked(sequences):
 @given(st.integers(1, 16), st.floats(0.0, 5.0))
 def test_a_drafter_may_stop_where_a_token_is_not_worth_its_row(sequences, step_ms):
     state = start_state(sequences)
-    now = Round([Place(str(number), 8) for number in range(sequences)], sequences, 100)
+    now = RoundContext([RoundSequence(str(number), 8) for number in range(sequences)], sequences, 100)
     least = least_chance(state, now)
     assert 0.0 < least < 1.0
-    taken = decide_depths(state, now, [Proposal(1, (min(0.97, least + 0.05),))] * sequences).depths
+    taken = decide_depths(state, now, [DraftSummary(1, (min(0.97, least + 0.05),))] * sequences).depths
     assert sum(taken) >= 1 or sequences * 2 > 32  # rows get dearer from 32 on
-    assert decide_depths(state, now, [Proposal(1, (least - 0.02,))] * sequences).depths == [0] * sequences
+    assert decide_depths(state, now, [DraftSummary(1, (least - 0.02,))] * sequences).depths == [0] * sequences
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=5, max_size=60))
 def test_time_is_worth_no_less_than_plain_decoding(noise):
     """However rounds go, a row is never bought for more time than plain decoding needs for its token."""
     state = start_state(1)
-    now = Round([Place("0", 8)], 1, 100)
+    now = RoundContext([RoundSequence("0", 8)], 1, 100)
     for factor in noise:
-        proposals = [Proposal(8, (0.6,) * 8)]
+        proposals = [DraftSummary(8, (0.6,) * 8)]
         decision = decide_depths(state, now, proposals)
-        times = Times(factor * FIT.ms(1 + decision.depths[0]))
-        state = observe_round(state, now, proposals, decision, [Verdict(0, 1)], times=times, tokens_made=1)
+        times = RoundTimes(factor * FIT.ms(1 + decision.depths[0]))
+        state = observe_round(state, now, proposals, decision, [DraftComparison(0, 1)], times=times, tokens_made=1)
         assert state.cost.ms(1) > 0.0
-    state = state._replace(same=SameRows())  # rows are kept for what a change takes, not for the token
+    state = state._replace(same=ShapeHysteresis())  # rows are kept for what a change takes, not for the token
     for confidence in (0.01, 0.02):
-        assert decide_depths(state, now, [Proposal(1, (confidence,))]).depths == [0]
+        assert decide_depths(state, now, [DraftSummary(1, (confidence,))]).depths == [0]
 
 
 def test_static_widths_are_filled():
     state = start_state(2)
-    now = Round([Place("0", 12, free=0), Place("1", 12, free=0)], 2, 100, widths=(1, 4, 8))
-    _, depths = one_round(state, now, [Proposal(12, (0.95,) * 12)] * 2, [12, 12])
+    now = RoundContext([RoundSequence("0", 12, free=0), RoundSequence("1", 12, free=0)], 2, 100, widths=(1, 4, 8))
+    _, depths = one_round(state, now, [DraftSummary(12, (0.95,) * 12)] * 2, [12, 12])
     assert all(1 + depth in (1, 4, 8) for depth in depths)
     assert max(depths) == pytest.approx(3, abs=0)  # a cold request begins with few
 
@@ -195,15 +199,15 @@ def test_the_last_tokens_of_a_request_do_not_teach_its_controller_to_be_shallow(
     """What is left to say bounds the depth of the round, not the controller."""
     state = start_state(1)
     for left in (12,) * 20 + (1,) * 10:
-        now = Round([Place("0", left)], 1, 100)
-        state, _ = one_round(state, now, [Proposal(left, (0.8,) * left)], [left])
+        now = RoundContext([RoundSequence("0", left)], 1, 100)
+        state, _ = one_round(state, now, [DraftSummary(left, (0.8,) * left)], [left])
     assert state.requests["0"].pid.integral > 6
 
 
 @given(st.sampled_from([1, 4, 16]))
 def test_drafters_whose_drafts_bring_nothing_are_asked_seldom_and_found_again(sequences):
-    policy, places = Adaptive(start_cost_model(FIT)), [Place(str(number), 12) for number in range(sequences)]
-    now = Round(places, sequences, 200)
+    policy, places = Adaptive(start_cost_model(FIT)), [RoundSequence(str(number), 12) for number in range(sequences)]
+    now = RoundContext(places, sequences, 200)
     for place in places:
         policy.begin(place.key, 12)
     rests = 0
@@ -217,15 +221,15 @@ def test_drafters_whose_drafts_bring_nothing_are_asked_seldom_and_found_again(se
                 continue
             limits = policy.decide_draft_limits(now).limits
             asks += any(limits)
-            proposals = [Proposal(limit, (0.95,) * limit) for limit in limits]
+            proposals = [DraftSummary(limit, (0.95,) * limit) for limit in limits]
             depths = policy.decide_depths(now, proposals)
             accepted = [min(depth, right) for depth in depths]
             verdicts = [
-                Verdict(min(right, done + 1, one.tokens), min(one.tokens, done + 1))
+                DraftComparison(min(right, done + 1, one.tokens), min(one.tokens, done + 1))
                 for done, one in zip(accepted, proposals, strict=True)
             ]
-            times = Times(FIT.ms(sequences + sum(depths), sequences), 0.3 if any(limits) else 0.0)
-            done = Done(proposals, depths, accepted, verdicts, times, sequences + sum(accepted))
+            times = RoundTimes(FIT.ms(sequences + sum(depths), sequences), 0.3 if any(limits) else 0.0)
+            done = RoundOutcome(proposals, depths, accepted, verdicts, times, sequences + sum(accepted))
             policy.observe_round(now, done)
             resting = policy.decide_pause()
             if resting:

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.serving.acceptance_alarm import LEAST_DRAFTED, THRESHOLD, Cause, Drafted, Sample, upper_rate, warning
-from policies.serving.overrides import Bounds, Scope, Wish, effective
+from policies.serving.acceptance_alarm import LEAST_DRAFTED, THRESHOLD, Cause, DraftCounts, Sample, upper_rate, warning
+from policies.serving.overrides import OperatorBounds, Override, Scope, effective
 
 SCOPES = st.sampled_from([Scope.REQUEST, Scope.SESSION, Scope.ENGINE])
 NUMBERS = st.none() | st.integers(0, 20)
-WISHES = st.lists(st.builds(Wish, SCOPES, st.none() | st.booleans(), NUMBERS, NUMBERS), max_size=3)
+WISHES = st.lists(st.builds(Override, SCOPES, st.none() | st.booleans(), NUMBERS, NUMBERS), max_size=3)
 BOUNDS = st.builds(
-    lambda enabled, ends: Bounds(enabled, max(ends), min(ends)),
+    lambda enabled, ends: OperatorBounds(enabled, max(ends), min(ends)),
     st.booleans(),
     st.tuples(st.integers(0, 12), st.integers(0, 12)),
 )
@@ -27,10 +27,10 @@ def test_nobody_goes_beyond_the_operator(wishes, bounds):
 
 @given(WISHES, st.booleans(), st.integers(0, 12))
 def test_the_request_wins_over_wider_scopes(wishes, enabled, depth):
-    bounds = Bounds(most=12)
+    bounds = OperatorBounds(most=12)
     others = [wish for wish in wishes if wish.scope != Scope.REQUEST]
-    found = effective([*others, Wish(Scope.REQUEST, enabled, depth)], bounds)
-    assert found == effective([Wish(Scope.REQUEST, enabled, depth)], bounds)
+    found = effective([*others, Override(Scope.REQUEST, enabled, depth)], bounds)
+    assert found == effective([Override(Scope.REQUEST, enabled, depth)], bounds)
     assert found.by == Scope.REQUEST
     assert found.most == (depth if enabled else 0)
 
@@ -42,21 +42,28 @@ def test_the_order_of_wishes_does_not_matter(wishes, bounds):
 
 
 def test_what_a_scope_leaves_open_is_taken_from_the_next():
-    session = Wish(Scope.SESSION, most=3)
-    assert effective([Wish(Scope.REQUEST), session], Bounds()) == effective([session], Bounds())
-    assert effective([session], Bounds(most=2)).cut
-    assert effective([Wish(Scope.SESSION, enabled=False), Wish(Scope.REQUEST, depth=4)], Bounds()).most == 4
-    assert effective([], Bounds(most=9)) == (9, False, Scope.DEFAULT, False)
-    assert effective([], Bounds(most=9, fixed=True)) == (9, True, Scope.DEFAULT, False)
-    assert effective([Wish(Scope.REQUEST, most=1)], Bounds(least=2)).most == 2
-    for off in (Wish(Scope.REQUEST, depth=0), Wish(Scope.REQUEST, most=0), Wish(Scope.REQUEST, enabled=False, most=3)):
-        assert effective([off], Bounds(least=2)) == (0, True, Scope.REQUEST, False)
+    session = Override(Scope.SESSION, most=3)
+    assert effective([Override(Scope.REQUEST), session], OperatorBounds()) == effective([session], OperatorBounds())
+    assert effective([session], OperatorBounds(most=2)).cut
+    assert (
+        effective([Override(Scope.SESSION, enabled=False), Override(Scope.REQUEST, depth=4)], OperatorBounds()).most
+        == 4
+    )
+    assert effective([], OperatorBounds(most=9)) == (9, False, Scope.DEFAULT, False)
+    assert effective([], OperatorBounds(most=9, fixed=True)) == (9, True, Scope.DEFAULT, False)
+    assert effective([Override(Scope.REQUEST, most=1)], OperatorBounds(least=2)).most == 2
+    for off in (
+        Override(Scope.REQUEST, depth=0),
+        Override(Scope.REQUEST, most=0),
+        Override(Scope.REQUEST, enabled=False, most=3),
+    ):
+        assert effective([off], OperatorBounds(least=2)) == (0, True, Scope.REQUEST, False)
 
 
 @given(st.integers(0, 5000), st.data())
 def test_there_is_no_warning_without_evidence(drafted, data):
     accepted = data.draw(st.integers(0, drafted))
-    due = warning(Sample(Drafted(drafted, accepted), 50.0))
+    due = warning(Sample(DraftCounts(drafted, accepted), 50.0))
     if drafted < LEAST_DRAFTED or accepted / drafted >= THRESHOLD:
         assert due is None
     if due is not None:
@@ -69,23 +76,26 @@ def test_there_is_no_warning_without_evidence(drafted, data):
 def test_more_evidence_narrows_the_interval(drafted, data):
     accepted = data.draw(st.integers(0, drafted))
     rate = accepted / drafted
-    assert rate <= upper_rate(Drafted(drafted, accepted)) + 1e-12 <= 1.0 + 1e-9
-    assert upper_rate(Drafted(10 * drafted, 10 * accepted)) <= upper_rate(Drafted(drafted, accepted)) + 1e-12
+    assert rate <= upper_rate(DraftCounts(drafted, accepted)) + 1e-12 <= 1.0 + 1e-9
+    assert upper_rate(DraftCounts(10 * drafted, 10 * accepted)) <= upper_rate(DraftCounts(drafted, accepted)) + 1e-12
 
 
 @pytest.mark.parametrize(
     ("sample", "cause"),
     [
-        (Sample(Drafted(1000, 0), 400.0), Cause.NOTHING_ACCEPTED),
-        (Sample(Drafted(1000, 60), 70.0, greedy=Drafted(50, 20), sampled=Drafted(950, 40)), Cause.SAMPLING),
-        (Sample(Drafted(1000, 60), 70.0, others=Drafted(1000, 500)), Cause.ONE_CLASS),
-        (Sample(Drafted(1000, 0), 400.0, others=Drafted(1000, 500)), Cause.ONE_CLASS),
-        (Sample(Drafted(300, 0), promised=2.0), Cause.HARD_TEXT),
-        (Sample(Drafted(1000, 0), 400.0, others=Drafted(1000, 100)), Cause.NOTHING_ACCEPTED),
-        (Sample(Drafted(1000, 60), 70.0, positions=(Drafted(200, 50), Drafted(50, 3))), Cause.TOO_DEEP),
-        (Sample(Drafted(1000, 10), 90.0, positions=(Drafted(200, 10), Drafted(10, 0))), Cause.OVERCONFIDENT),
-        (Sample(Drafted(1000, 60), promised=500.0), Cause.OVERCONFIDENT),
-        (Sample(Drafted(1000, 60), promised=70.0), Cause.HARD_TEXT),
+        (Sample(DraftCounts(1000, 0), 400.0), Cause.NOTHING_ACCEPTED),
+        (Sample(DraftCounts(1000, 60), 70.0, greedy=DraftCounts(50, 20), sampled=DraftCounts(950, 40)), Cause.SAMPLING),
+        (Sample(DraftCounts(1000, 60), 70.0, others=DraftCounts(1000, 500)), Cause.ONE_CLASS),
+        (Sample(DraftCounts(1000, 0), 400.0, others=DraftCounts(1000, 500)), Cause.ONE_CLASS),
+        (Sample(DraftCounts(300, 0), promised=2.0), Cause.HARD_TEXT),
+        (Sample(DraftCounts(1000, 0), 400.0, others=DraftCounts(1000, 100)), Cause.NOTHING_ACCEPTED),
+        (Sample(DraftCounts(1000, 60), 70.0, positions=(DraftCounts(200, 50), DraftCounts(50, 3))), Cause.TOO_DEEP),
+        (
+            Sample(DraftCounts(1000, 10), 90.0, positions=(DraftCounts(200, 10), DraftCounts(10, 0))),
+            Cause.OVERCONFIDENT,
+        ),
+        (Sample(DraftCounts(1000, 60), promised=500.0), Cause.OVERCONFIDENT),
+        (Sample(DraftCounts(1000, 60), promised=70.0), Cause.HARD_TEXT),
     ],
 )
 def test_the_likely_cause(sample, cause):

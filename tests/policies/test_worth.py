@@ -10,8 +10,8 @@ from policies.speculation.gate import (
     FIRST_ROUNDS,
     SHARE,
     TRIAL_ROUNDS,
-    Price,
-    Worth,
+    DraftCost,
+    GateState,
     decide_drafting,
     observe_drafted_round,
     reads,
@@ -21,12 +21,12 @@ TIMES_MS = st.floats(0.01, 1000.0)
 ROUNDS = 3000
 
 
-def live_through(accepted: float, price: Price, rounds: int, cost_ms: float | None = None) -> list[bool]:
+def live_through(accepted: float, price: DraftCost, rounds: int, cost_ms: float | None = None) -> list[bool]:
     """The decisions of so many rounds in which every draft goes alike; the text is read in a trial's first round, and
     what is missing of it grows by a token in every round without drafts."""
-    worth, asked, missing = Worth(), [], True
+    worth, asked, missing = GateState(), [], True
     for _ in range(rounds):
-        price_now = price if missing else Price(price.round_ms, price.step_ms)
+        price_now = price if missing else DraftCost(price.round_ms, price.step_ms)
         worth = decide_drafting(worth, price_now)
         asked.append(worth.asked)
         if worth.asked:
@@ -45,9 +45,9 @@ def live_through(accepted: float, price: Price, rounds: int, cost_ms: float | No
 )
 def test_it_never_loses_more_than_was_saved_and_one_round(rounds, step, reading):
     """Whatever outcomes and costs (in rounds) an adversary chooses."""
-    worth, won, dearest, goes = Worth(), 0.0, 0.0, 0
+    worth, won, dearest, goes = GateState(), 0.0, 0.0, 0
     for accepted, cost, fresh in rounds:
-        worth = decide_drafting(worth, Price(1.0, step, reading * fresh))
+        worth = decide_drafting(worth, DraftCost(1.0, step, reading * fresh))
         if worth.asked:
             goes += 1
             won += accepted - cost
@@ -58,7 +58,7 @@ def test_it_never_loses_more_than_was_saved_and_one_round(rounds, step, reading)
 
 @given(st.floats(0.5, 16.0), TIMES_MS, st.floats(0.01, 0.5), st.floats(0.0, 1.0))
 def test_what_pays_is_asked_from_the_first_round_on(accepted, round_ms, step, reading):
-    price = Price(round_ms, step * round_ms, reading * FIRST_ROUNDS / 2 * round_ms)
+    price = DraftCost(round_ms, step * round_ms, reading * FIRST_ROUNDS / 2 * round_ms)
     if step < 0.9 * accepted:
         assert all(live_through(accepted, price, 100))
 
@@ -66,19 +66,19 @@ def test_what_pays_is_asked_from_the_first_round_on(accepted, round_ms, step, re
 @given(st.floats(0.0, 2.0), TIMES_MS, st.floats(0.05, 1.5), st.floats(0.0, 30.0))
 def test_what_does_not_pay_takes_next_to_nothing(accepted, round_ms, step, reading):
     if step > 1.1 * accepted:
-        asked = live_through(accepted, Price(round_ms, step * round_ms, reading * round_ms), ROUNDS)
+        asked = live_through(accepted, DraftCost(round_ms, step * round_ms, reading * round_ms), ROUNDS)
         assert sum(asked) * (step - accepted) <= FIRST_ROUNDS + SHARE * ROUNDS + (TRIAL_ROUNDS + 1) * step
 
 
 @given(TIMES_MS, st.floats(0.81, 1.5))
 def test_a_step_of_nearly_a_round_is_not_tried_early(round_ms, step):
-    assert not any(live_through(1.0, Price(round_ms, step * round_ms, FIRST_ROUNDS / 2 * round_ms), 100))
+    assert not any(live_through(1.0, DraftCost(round_ms, step * round_ms, FIRST_ROUNDS / 2 * round_ms), 100))
 
 
 @given(TIMES_MS, st.floats(0.05, 0.5))
 def test_a_draft_that_becomes_good_is_found_again(round_ms, step):
-    price = Price(round_ms, step * round_ms)
-    worth = Worth(account=0.0)
+    price = DraftCost(round_ms, step * round_ms)
+    worth = GateState(account=0.0)
     waited = 0
     while not (worth := decide_drafting(worth, price)).asked:
         waited += 1
@@ -91,16 +91,16 @@ def test_a_draft_that_becomes_good_is_found_again(round_ms, step):
 
 @given(st.floats(0.0, 8.0), TIMES_MS, TIMES_MS, TIMES_MS, st.floats(0.0, 500.0))
 def test_a_text_is_read_for_what_it_can_win_and_what_was_saved(accepted, cost_ms, round_ms, reading_ms, left):
-    worth = Worth(account=100.0, asked=True, rounds=TRIAL_ROUNDS, accepted=accepted, cost_ms=cost_ms)
-    if reads(worth, Price(round_ms, cost_ms, reading_ms), left):
+    worth = GateState(account=100.0, asked=True, rounds=TRIAL_ROUNDS, accepted=accepted, cost_ms=cost_ms)
+    if reads(worth, DraftCost(round_ms, cost_ms, reading_ms), left):
         assert reading_ms <= 100.0 * round_ms
         assert reading_ms <= left * max(0.0, accepted * round_ms - cost_ms) + 1e-9
-        assert reads(worth, Price(round_ms, cost_ms, reading_ms / 2), left)
-        assert reads(worth, Price(round_ms, cost_ms, reading_ms), left + 1.0)
+        assert reads(worth, DraftCost(round_ms, cost_ms, reading_ms / 2), left)
+        assert reads(worth, DraftCost(round_ms, cost_ms, reading_ms), left + 1.0)
 
 
 def test_nothing_is_risked_while_a_round_is_not_measured():
-    assert not decide_drafting(Worth(), Price(0.0, 1.0)).asked
+    assert not decide_drafting(GateState(), DraftCost(0.0, 1.0)).asked
     assert token_price(3.0, 0.0) == 0.0
     assert token_price(3.0, 12.0) == 0.25
 

@@ -22,8 +22,8 @@ from orchestrator.measuring.quick import quick_cost
 from orchestrator.measuring.rounds import RoundSample, at_pace, fit_rounds
 from orchestrator.measuring.steps import measure_steps
 from orchestrator.profiling.link_work import THIS_HOST, name_of, paths, probe_spec
-from orchestrator.workers.draft_messages import Door
-from orchestrator.workers.messages import Event, Failed, Opened, Stop
+from orchestrator.workers.draft_messages import DraftEndpoint
+from orchestrator.workers.messages import EndpointOpened, Event, Failed, Stop
 
 PATTERN = tuple(range(20, 32))
 
@@ -167,12 +167,12 @@ def test_a_link_is_measured_through_its_door_again_and_again():
     worker = threading.Thread(target=echo.run, args=(emit,))
     worker.start()
     assert opened.wait(5.0)
-    assert isinstance(events[0], Opened)
+    assert isinstance(events[0], EndpointOpened)
     door = events[0].door
     kinds = [address.partition(":")[0] for address in door.addresses]
     assert kinds == ["unix", "tcp"]
     for address in door.addresses:
-        (link,) = measure_link(Door([address], door.key), "here", "there")
+        (link,) = measure_link(DraftEndpoint([address], door.key), "here", "there")
         assert (link.left, link.right, link.source) == ("here", "there", "measured")
         assert 0.001 < link.rtt_ms < 100.0
         assert link.bytes_per_s > 1e6
@@ -194,5 +194,5 @@ def test_every_two_nodes_have_a_path():
     assert paths([""]) == [("", "")]
     assert paths(["a", "b", "c"]) == [("a", "a"), ("b", "b"), ("c", "c"), ("a", "b"), ("a", "c"), ("b", "c")]
     assert name_of("") == THIS_HOST
-    spec = probe_spec(Door(["unix:@x"], b"key"), "a", "b")
+    spec = probe_spec(DraftEndpoint(["unix:@x"], b"key"), "a", "b")
     assert (spec.node, spec.options["left"], spec.options["right"]) == ("a", "a", "b")

@@ -8,18 +8,18 @@ from typing import Any
 
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
-from orchestrator.engine.variants import Arms, Way
-from orchestrator.engine.worker_engine import DecodeEngine, Loaded
+from orchestrator.engine.variants import SpeculationVariants, VariantDepth
+from orchestrator.engine.worker_engine import LoadedEngine, WorkerEngine
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Event, Ready
 from tests.support.drafters import FINGERPRINT, VOCABULARY
 from tests.support.loops import loop_over, toy
 
 
-def target(options: dict[str, Any]) -> DecodeEngine:
+def target(options: dict[str, Any]) -> WorkerEngine:
     """Return a target worker's engine: the toy model, drafted for by the draft worker "knowing"."""
 
-    def load(emit: Callable[[Event], None]) -> Loaded:
+    def load(emit: Callable[[Event], None]) -> LoadedEngine:
         model = toy(script=options["script"])
         drafter = RemoteDrafter(
             "knowing",
@@ -30,9 +30,15 @@ def target(options: dict[str, Any]) -> DecodeEngine:
             report=emit,
         )
         loop = loop_over(model, drafter)
-        return Loaded(loop, _ready(), drafter.close, lambda command: drafter.attach(command.door), Arms(Way(12), {}))
+        return LoadedEngine(
+            loop,
+            _ready(),
+            drafter.close,
+            lambda command: drafter.attach(command.door),
+            SpeculationVariants(VariantDepth(12), {}),
+        )
 
-    return DecodeEngine(load, SystemClock())
+    return WorkerEngine(load, SystemClock())
 
 
 def target_spec(*, script: str = "", **limits: float) -> WorkerSpec:

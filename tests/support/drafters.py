@@ -14,9 +14,9 @@ from adapters.tokenizer import byte_texts
 from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.port import NOTHING, Ask, Draft
-from orchestrator.drafting.server import DraftEngine, Hosted
+from orchestrator.drafting.server import DraftEngine, HostedDrafter
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.draft_messages import Door, DrafterState, DraftReady
+from orchestrator.workers.draft_messages import DraftEndpoint, DrafterState, DraftReady
 from orchestrator.workers.messages import Event, Sampling, Stop, Submit
 
 ENTRY = "tests.support.drafters:script_texts"
@@ -108,13 +108,13 @@ class KnowingDrafter:
             os._exit(7)
 
 
-def host_drafter(drafter: Any, **fields: Any) -> Hosted:
+def host_drafter(drafter: Any, **fields: Any) -> HostedDrafter:
     """Return a drafter as a draft worker hosts it."""
     known: dict[str, Any] = {
         "vocabulary_size": VOCABULARY,
         "vocabulary_fingerprint": FINGERPRINT,
     }
-    return Hosted(drafter, **(known | fields))
+    return HostedDrafter(drafter, **(known | fields))
 
 
 def script_texts(options: dict[str, Any]) -> DraftEngine:
@@ -122,7 +122,7 @@ def script_texts(options: dict[str, Any]) -> DraftEngine:
     KnowingDrafter's."""
     fields, refused = options.pop("fields", {}), options.pop("refused", "")
 
-    def load(emit: Callable[[Event], None]) -> Hosted:
+    def load(emit: Callable[[Event], None]) -> HostedDrafter:
         if refused:
             raise ModelRefused(refused)
         return host_drafter(KnowingDrafter(**options), **fields)
@@ -136,7 +136,7 @@ def spec(texts: Sequence[Sequence[int]], **options: Any) -> WorkerSpec:
 
 
 @contextmanager
-def in_a_thread(drafter: Any, **fields: Any) -> Iterator[Door]:
+def in_a_thread(drafter: Any, **fields: Any) -> Iterator[DraftEndpoint]:
     """Host a drafter in a thread of this process, over a real socket."""
     engine = DraftEngine(lambda emit: host_drafter(drafter, **fields), SystemClock())
     ready: list[DraftReady] = []

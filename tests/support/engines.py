@@ -32,7 +32,7 @@ from orchestrator.workers.messages import (
     Ready,
     Refused,
     RequestStats,
-    Round,
+    RoundReport,
     Stop,
     Submit,
 )
@@ -136,7 +136,7 @@ class ScriptedEngine:
                 else:
                     self._live.append(_Request(command, list(command.committed)))
 
-    def _round(self, emit: Callable[[Event], None]) -> Round:
+    def _round(self, emit: Callable[[Event], None]) -> RoundReport:
         time.sleep(self._step_s)
         deltas = []
         running = [self._live[index] for index in range(min(self._slots, len(self._live)))]
@@ -152,7 +152,7 @@ class ScriptedEngine:
             stats = RequestStats(len(submit.prompt), len(request.tokens), request.steps, 0, 0, 0.0, 0.0)
             deltas.append(Delta(submit.request_id, request.tokens[-1:], "length", stats))
         self._rounds += 1
-        return Round(deltas, len(running), 2 * len(running), len(running), len(running), 0, [0], 1.0, 0.5, 0.1)
+        return RoundReport(deltas, len(running), 2 * len(running), len(running), len(running), 0, [0], 1.0, 0.5, 0.1)
 
     def _gauges(self) -> Gauges:
         return Gauges(min(len(self._live), self._slots), 0, 1024, 1024, 0, 0, self._rounds, 0)

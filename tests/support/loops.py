@@ -15,7 +15,7 @@ from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.engine.grammar import Grammars
 from orchestrator.engine.loop import DecodeLoop
-from orchestrator.workers.messages import Round, Sampling, Submit
+from orchestrator.workers.messages import RoundReport, Sampling, Submit
 from policies.sampling import ToleranceGoal
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 from policies.speculation.adaptive import Adaptive
@@ -74,7 +74,7 @@ def loop_over(
     )
 
 
-def decode(loop: DecodeLoop, submits: Sequence[Submit]) -> tuple[dict[str, list[int]], list[Round]]:
+def decode(loop: DecodeLoop, submits: Sequence[Submit]) -> tuple[dict[str, list[int]], list[RoundReport]]:
     """Decode all requests to their ends."""
     out: dict[str, list[int]] = {submit.request_id: [] for submit in submits}
     rounds = []

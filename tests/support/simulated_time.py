@@ -11,7 +11,7 @@ from adapters.contract import ForwardResult, LoadOptions, Segment
 from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from orchestrator.engine.loop import DecodeLoop
-from orchestrator.workers.messages import Round, Submit
+from orchestrator.workers.messages import RoundReport, Submit
 from policies.speculation.cost_model import TYPICAL
 
 COST = TYPICAL.scale_by(10.0)
@@ -69,7 +69,7 @@ class Served:
     `waiting[i]` wait."""
 
     had: dict[str, Had] = field(default_factory=dict)
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[RoundReport] = field(default_factory=list)
     moved: list[set[str]] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
 

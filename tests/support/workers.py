@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from orchestrator.workers.contract import Cluster, Worker
-from orchestrator.workers.messages import Delta, Event, Ready, Round
+from orchestrator.workers.messages import Delta, Event, Ready, RoundReport
 from tests.support import engines
 
 
@@ -38,7 +38,7 @@ async def start_worker(cluster: Cluster, **options: Any) -> AsyncIterator[tuple[
 
 async def deltas(events: AsyncIterator[Event]) -> AsyncIterator[Delta]:
     async for event in events:
-        if isinstance(event, Round):
+        if isinstance(event, RoundReport):
             for delta in event.deltas:
                 yield delta
 

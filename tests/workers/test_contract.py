@@ -21,7 +21,7 @@ from orchestrator.profiling.link_work import echo_spec, name_of, paths, probe_sp
 from orchestrator.profiling.run import Watch, measure_path
 from orchestrator.workers.contract import Cluster, WorkerSpec
 from orchestrator.workers.local import LocalCluster
-from orchestrator.workers.messages import Cancel, Event, Failed, Ready, Refused, Round, Stop, Submit
+from orchestrator.workers.messages import Cancel, Event, Failed, Ready, Refused, RoundReport, Stop, Submit
 from orchestrator.workers.ray_runtime import RayCluster
 from tests.support import engines
 from tests.support.workers import collect, deltas, is_gone, rays_environment, start_worker, tokens_until
@@ -194,7 +194,7 @@ async def test_an_exception_becomes_failed_and_a_lost_worker(cluster: Cluster) -
         with pytest.raises(WorkerLost, match=r"exited with code 1$"):
             await collect(events, seen)
         assert seen[-1] == Failed("RuntimeError: the script says so", restartable=True)
-        got = [delta.tokens[0] for event in seen if isinstance(event, Round) for delta in event.deltas]
+        got = [delta.tokens[0] for event in seen if isinstance(event, RoundReport) for delta in event.deltas]
         assert got == engines.tokens([engines.RAISE, 3], 3)
         assert await is_gone(ready.pid)
 

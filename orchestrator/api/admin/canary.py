@@ -8,16 +8,16 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from orchestrator.control.canary import Trial
+from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.port import TrialView
 from orchestrator.errors import RequestError
 from policies.serving.canary import Figures, Interval, Moments
 
 
-def install(app: FastAPI, trial: Trial | None) -> None:
+def install(app: FastAPI, trial: CanaryTrial | None) -> None:
     """Add the routes; without a canary they say so."""
 
-    def here() -> Trial:
+    def here() -> CanaryTrial:
         if trial is None:
             message = "there is no canary: set canary.share and what is other in it in cluster.yaml, and start again"
             raise RequestError(message, status=404, code="no_canary")

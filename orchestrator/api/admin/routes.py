@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from orchestrator.api import errors
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin import canary, speculation
-from orchestrator.control.canary import Trial
+from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.port import AdminControl, DraftView, ReplicaView, Totals
 
 
@@ -23,7 +23,7 @@ def create_admin_app(
     bounds: AcceptanceBounds,
     running_plan: Callable[[], dict[str, Any] | None] = lambda: None,
     slo: Callable[[], dict[str, Any] | None] = lambda: None,
-    trial: Trial | None = None,
+    trial: CanaryTrial | None = None,
 ) -> FastAPI:
     """Return the app; `api_url` is where the public API listens, `bounds` the rules that its requests may ask for,
     `running_plan` the plan that runs, as plain data, `slo` how requests meet their objectives, `trial` the canary's."""

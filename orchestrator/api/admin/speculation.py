@@ -11,42 +11,42 @@ from pydantic_core import PydanticCustomError
 from orchestrator.api import errors
 from orchestrator.api.speculation import wish_of
 from orchestrator.api.wire import MAX_USER_TAG, Body, SpeculativeConfig
-from orchestrator.control.canary import Trial
-from orchestrator.control.overrides import Wished, format_override
+from orchestrator.control.canary import CanaryTrial
+from orchestrator.control.overrides import RecordedOverride, format_override
 from orchestrator.control.port import AdminControl, StateView
 from policies.serving.overrides import Scope
 
 
-class WishedConfig(SpeculativeConfig):
+class OverrideConfig(SpeculativeConfig):
     """What a session or an engine can wish: the rule of acceptance is the request's or the operator's."""
 
     method: Literal["auto", "off"] = "auto"
     acceptance: None = None
 
 
-class WishBody(Body):
+class OverrideBody(Body):
     """`POST /admin/speculation`: a wish for all requests with a user tag, or those of an engine; for all engines where
     neither is named. `speculative_config` null takes it back; where neither is named, everybody's."""
 
     user: str = Field(default="", max_length=MAX_USER_TAG)
     engine: int | None = Field(default=None, ge=0)
-    speculative_config: WishedConfig | None
+    speculative_config: OverrideConfig | None
     asked_by: str = Field(min_length=1, max_length=MAX_USER_TAG)
 
     @model_validator(mode="after")
-    def _one_scope(self) -> WishBody:
+    def _one_scope(self) -> OverrideBody:
         if self.user and self.engine is not None:
             text = "a wish is for a 'user' or for an '{field}', not for both"
             raise PydanticCustomError("invalid_combination", text, {"field": "engine"})
         return self
 
 
-def install(app: FastAPI, control: AdminControl, trial: Trial | None) -> None:
+def install(app: FastAPI, control: AdminControl, trial: CanaryTrial | None) -> None:
     """Add the route. `trial`: of a canary, where there is one."""
 
     @app.post("/admin/speculation")
     async def wish(request: Request) -> dict[str, Any]:
-        body: WishBody = errors.parse(WishBody, await request.body())
+        body: OverrideBody = errors.parse(OverrideBody, await request.body())
         config, wish = body.speculative_config, None
         if config is not None:  # it leaves nothing open: without a depth the policy chooses
             scope = Scope.SESSION if body.user else Scope.ENGINE
@@ -55,7 +55,7 @@ def install(app: FastAPI, control: AdminControl, trial: Trial | None) -> None:
         return describe_overrides(control.view(), trial)
 
 
-def describe_overrides(view: StateView, trial: Trial | None) -> dict[str, Any]:
+def describe_overrides(view: StateView, trial: CanaryTrial | None) -> dict[str, Any]:
     """Return the operator's bounds, of the canary's requests apart where one is tried, and the wishes that stand."""
     canary = view.canary_bounds if trial is not None else None
     return {
@@ -70,5 +70,5 @@ def describe_overrides(view: StateView, trial: Trial | None) -> dict[str, Any]:
     }
 
 
-def _describe_override(wished: Wished) -> dict[str, Any]:
+def _describe_override(wished: RecordedOverride) -> dict[str, Any]:
     return {"wish": format_override(wished.wish), "asked_by": wished.asked_by, "since_s": wished.since_s}

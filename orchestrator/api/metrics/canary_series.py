@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 
-from orchestrator.api.metrics.request_timing import Totalled
+from orchestrator.api.metrics.request_timing import RequestTotals
 from orchestrator.api.metrics.series import Engine, Registered
 from orchestrator.control.port import PROMOTED, ROLLED_BACK, TRIAL, TrialView
 
@@ -30,7 +30,7 @@ class TrialSeries:
         self._share = make.gauge("canary_share", "Share of the requests that the canary gets now.")
         self._phase = make.gauge("canary_phase", "1 for the phase that the canary is in.", "phase")
 
-    def count_request(self, of: Engine, arm: str, done: Totalled) -> None:
+    def count_request(self, of: Engine, arm: str, done: RequestTotals) -> None:
         """Count a request that came to its end."""
         self._requests.labels(*of, arm).inc()
         self._drafted.labels(*of, arm).inc(done.drafted)

@@ -10,14 +10,14 @@ from orchestrator.api.metrics.canary_series import LATENCY_S, TOKEN_S, TrialSeri
 from orchestrator.api.metrics.drafter_series import DrafterSeries
 from orchestrator.api.metrics.memory_series import MemoryMetrics
 from orchestrator.api.metrics.plan_series import PlanSeries
-from orchestrator.api.metrics.request_timing import Measured, Totalled
+from orchestrator.api.metrics.request_timing import RequestTotals, SequenceTiming
 from orchestrator.api.metrics.series import Engine, Registered
-from orchestrator.api.metrics.slo_series import Served, SloSeries
+from orchestrator.api.metrics.slo_series import ServedRequest, SloSeries
 from orchestrator.api.metrics.vllm_names import VllmNames
 from orchestrator.api.metrics.worker_series import TOKEN_COUNTS, RoundSeries, WorkerSeries
 from orchestrator.clock import Clock
 from orchestrator.control.port import Control, ReplicaView, TrialView
-from orchestrator.workers.messages import Round
+from orchestrator.workers.messages import RoundReport
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 
 
@@ -43,7 +43,7 @@ class _Requests:
     def gap(self, of: Engine, gap_s: float) -> None:
         self._itl.labels(*of).observe(gap_s)
 
-    def end(self, of: Engine, done: Measured, started_s: float) -> None:
+    def end(self, of: Engine, done: SequenceTiming, started_s: float) -> None:
         self._success.labels(*of, done.finish).inc()
         self._prompt.labels(*of).observe(done.prompt_tokens)
         self._generated.labels(*of).observe(done.tokens)
@@ -95,7 +95,7 @@ class Metrics:
         ready = self._control.view().ready
         return (ready.model if ready is not None else "", str(engine))
 
-    def observe_round(self, done: Round) -> None:
+    def observe_round(self, done: RoundReport) -> None:
         """Count a round of a worker."""
         view = self._control.view()
         if view.ready is None:
@@ -111,16 +111,16 @@ class Metrics:
         """A sequence got more tokens from this replica, so long after the last ones."""
         self._requests.gap(self._of(engine), gap_s)
 
-    def observe_end(self, done: Measured, started_s: float) -> None:
+    def observe_end(self, done: SequenceTiming, started_s: float) -> None:
         """A sequence of a request that came at `started_s` (seconds of the clock) has ended; it counts for the replica
         that had it last."""
         self._requests.end(self._of(done.engine), done, started_s)
 
-    def observe_request(self, served: Served, engine: int) -> None:
+    def observe_request(self, served: ServedRequest, engine: int) -> None:
         """A request has ended, all its sequences with it; it counts for the replica that had the last of them."""
         self.slo.observe(self._of(engine), served)
 
-    def observe_arm(self, arm: str, done: Totalled, engine: int = 0) -> None:
+    def observe_arm(self, arm: str, done: RequestTotals, engine: int = 0) -> None:
         """A request of this arm came to its end."""
         self._trial.count_request(self._of(engine), arm, done)
 

@@ -13,7 +13,7 @@ _BUCKET_S = 1.0
 
 
 @dataclass(slots=True)
-class Measured:
+class SequenceTiming:
     """One sequence of a request as it came out of the decode loop. Times are seconds of the clock.
 
     `first` is what the loop told with the first token (a worker that goes on after another one counts its own
@@ -36,7 +36,7 @@ class Measured:
         return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else None
 
 
-class Totalled(NamedTuple):
+class RequestTotals(NamedTuple):
     """A request, all its sequences together: `tpot_s` is their mean. None where there was no token, or one only."""
 
     ttft_s: float | None
@@ -45,7 +45,7 @@ class Totalled(NamedTuple):
     accepted: int
 
     @classmethod
-    def of(cls, sequences: Sequence[Measured], started_s: float) -> Totalled:
+    def of(cls, sequences: Sequence[SequenceTiming], started_s: float) -> RequestTotals:
         """Return what a request's sequences come to; it came at `started_s` (seconds of the clock)."""
         begun = [sequence for sequence in sequences if sequence.tokens]
         tpots = [sequence.tpot_s for sequence in begun if sequence.tpot_s is not None]

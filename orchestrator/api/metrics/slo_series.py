@@ -13,7 +13,7 @@ from orchestrator.api.metrics.request_timing import Recent
 from orchestrator.api.metrics.series import Engine, Registered
 from orchestrator.clock import Clock
 from orchestrator.control.port import ReplicaView
-from policies.serving.slo import Lever, Objective, Objectives
+from policies.serving.slo import Objective, Objectives, SloAction
 
 WINDOW_S = 30.0
 """The time that the goodput and the latencies look back."""
@@ -21,7 +21,7 @@ _MOST_REQUESTS = 1024
 ALL = "all"
 
 
-class Served(NamedTuple):
+class ServedRequest(NamedTuple):
     """A request as its client had it. `ttft_ms` None: no token came, after `latency_ms`. `tpot_ms` None: there was one
     token at most, and no TPOT to miss. Of several sequences the slowest counts. `failed`: by an error of the server.
     `left`: the client did not wait for the end."""
@@ -33,7 +33,7 @@ class Served(NamedTuple):
     left: bool = False
 
 
-def check_objectives(objectives: Objectives, served: Served) -> dict[str, bool]:
+def check_objectives(objectives: Objectives, served: ServedRequest) -> dict[str, bool]:
     """Return whether a request met each objective that there is, and `all` of them; {} where that cannot be told: its
     client left before."""
     if not served.failed and served.ttft_ms is None and not served.left:
@@ -58,7 +58,7 @@ class SloSeries:
         self._of = {
             name: one for name, one in (("ttft", objectives.ttft), ("tpot", objectives.tpot)) if one.ms is not None
         }
-        self._served: deque[tuple[float, Served]] = deque(maxlen=_MOST_REQUESTS)
+        self._served: deque[tuple[float, ServedRequest]] = deque(maxlen=_MOST_REQUESTS)
         self._goods: dict[Engine, Recent] = {}
         self._counts = [0, 0]
         self._met = make.counter("slo_requests_met", "Requests that met an objective.", "objective")
@@ -71,7 +71,7 @@ class SloSeries:
         self._share = make.gauge("slo_prefill_share", "Of the usual bound of prefill beside decoding.")
         self._running = make.gauge("slo_max_running", "Requests that may run at a time.")
 
-    def observe(self, of: Engine, served: Served) -> None:
+    def observe(self, of: Engine, served: ServedRequest) -> None:
         """A request that a replica had last has ended."""
         verdicts = check_objectives(self._objectives, served) if self._of else {}
         for name, good in verdicts.items():
@@ -93,8 +93,8 @@ class SloSeries:
             self._goodput.labels(*of).set(self._goods.setdefault(of, Recent(WINDOW_S)).rate(now_s, 0))
             slo = replica.gauges.slo if replica.gauges is not None else None
             if slo is not None:
-                for lever in Lever:
-                    if lever is not Lever.NOTHING:
+                for lever in SloAction:
+                    if lever is not SloAction.NOTHING:
                         self._lever.labels(*of, lever.value).set(lever.value in slo.levers)
                 self._price.labels(*of).set(slo.row_price)
                 self._share.labels(*of).set(slo.prefill_share)

@@ -9,7 +9,7 @@ from orchestrator.api.metrics.request_timing import Recent
 from orchestrator.api.metrics.series import Engine, PerWorker, Registered
 from orchestrator.clock import Clock
 from orchestrator.control.port import ReplicaView
-from orchestrator.workers.messages import Gauges, Round
+from orchestrator.workers.messages import Gauges, RoundReport
 
 WINDOW_S = 30.0
 """The time that `acceptance_rate` and `tokens_per_second` look back."""
@@ -42,7 +42,7 @@ class RoundSeries:
         self._rate = make.gauge("acceptance_rate", f"Accepted by drafted tokens, last {WINDOW_S:g} s.")
         self._speed = make.gauge("tokens_per_second", f"Tokens generated a second, last {WINDOW_S:g} s.")
 
-    def observe(self, of: Engine, done: Round) -> None:
+    def observe(self, of: Engine, done: RoundReport) -> None:
         """Count a round."""
         generated = sum(len(delta.tokens) for delta in done.deltas)
         # A request's first delta is the one that makes all that was ever generated; a resumed one has more behind it.

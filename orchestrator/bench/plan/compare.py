@@ -14,7 +14,7 @@ from rich.progress import track
 
 from orchestrator.bench.plan.figures import row_of
 from orchestrator.bench.plan.predicted import Planned, plan_load
-from orchestrator.bench.plan.runs import Configuration, Load, Measured, Runner, prompts, select_full_rounds
+from orchestrator.bench.plan.runs import Configuration, Load, RunMeasurement, Runner, prompts, select_full_rounds
 from orchestrator.bench.prompts import BenchError
 from orchestrator.config.model import ClusterConfig
 from orchestrator.loading.models import load_target
@@ -78,7 +78,7 @@ class Comparison:
 
     def _run_configurations(
         self, runners: Mapping[str, Runner]
-    ) -> tuple[dict[Configuration, Measured], dict[str, list[float]]]:
+    ) -> tuple[dict[Configuration, RunMeasurement], dict[str, list[float]]]:
         """Run everything in turns, each the same share of its work at a time: a machine that changes its pace changes
         it for all. Between, see what the pace is."""
         for runtime, runner in runners.items():  # let runtimes compile their shapes
@@ -95,7 +95,7 @@ class Comparison:
             for runtime, runner in runners.items():
                 control[runtime].append(runner.control_ms())
         rounds = {one: select_full_rounds(decoding.rounds, one.load, requests[one]) for one, decoding in begun.items()}
-        return {one: Measured(found) for one, found in rounds.items()}, control
+        return {one: RunMeasurement(found) for one, found in rounds.items()}, control
 
 
 def _runner(options: EngineOptions, work: Work, slots: int) -> Runner:
@@ -105,7 +105,7 @@ def _runner(options: EngineOptions, work: Work, slots: int) -> Runner:
         return Runner(here, load_target(here, lambda stage, fraction: None, slots=slots))
 
 
-def _load_row(plan: Planned, measured: Mapping[Configuration, Measured]) -> dict[str, Any]:
+def _load_row(plan: Planned, measured: Mapping[Configuration, RunMeasurement]) -> dict[str, Any]:
     """Return what was chosen for a load beside the best of what was run; a choice that was not run has no figure."""
     rates = {one: found.tokens_per_s for one, found in measured.items() if one.load == plan.load}
     best, chosen = max(rates, key=lambda one: rates[one]), plan.chosen

@@ -20,8 +20,8 @@ from orchestrator.bench.plan.program import Program
 from policies.planning.draft_yield import all_hit_rate, compute_draft_length_shares, depth_bound, tokens_per_round
 from policies.planning.placement.links import Links, links_of
 from policies.planning.placement.workers import room_bytes, sum_fixed_bytes
-from policies.planning.plan import Cluster, Device, Drafter, ModelFacts, Option, Role, Wanted
-from policies.planning.shard_cost import Part, context_tokens, kv_bytes, micro_batch_counts
+from policies.planning.plan import Cluster, Device, Drafter, ModelFacts, Option, PlanGoal, Role
+from policies.planning.shard_cost import ModelPart, context_tokens, kv_bytes, micro_batch_counts
 from policies.planning.throughput import DraftSide, draft_link_ms, draft_ms
 
 _MOST_MS = 1e7
@@ -35,7 +35,7 @@ class _Case:
     target: dict[str, Option]
     drafts: dict[str, Option]
     links: Links
-    wanted: Wanted
+    wanted: PlanGoal
     drafter: Drafter | None
     depth: int
     micro_batches: int
@@ -51,7 +51,7 @@ class _Case:
         return self.tokens / self.wanted.workload.output_tokens / self.micro_batches
 
 
-def best_in_shards(cluster: Cluster, wanted: Wanted) -> float:
+def best_in_shards(cluster: Cluster, wanted: PlanGoal) -> float:
     """Return the tokens per second of the best plan in two or more layer shards with all requests running at once, 0
     where there is none.
 
@@ -69,7 +69,7 @@ def best_in_shards(cluster: Cluster, wanted: Wanted) -> float:
     return best
 
 
-def _depths(wanted: Wanted) -> Iterator[tuple[Drafter | None, int]]:
+def _depths(wanted: PlanGoal) -> Iterator[tuple[Drafter | None, int]]:
     yield None, 0
     for drafter in wanted.workload.drafters:
         for depth in range(1, depth_bound(wanted.workload, drafter) + 1):
@@ -146,8 +146,8 @@ def _verification(program: Program, case: _Case, name: str, depth: int) -> int:
         option = case.target[device.profile]
         mine = sequences * max(depth + 1, option.paid_rows if load.exactness is Exactness.BIT else 1)
         rows = max(rows, mine)
-        whole = Part(option, 1.0, device.utilisation).ms(mine, sequences, context_tokens(load))
-        fixed = Part(option, 0.0, device.utilisation).ms(mine, sequences, context_tokens(load))
+        whole = ModelPart(option, 1.0, device.utilisation).ms(mine, sequences, context_tokens(load))
+        fixed = ModelPart(option, 0.0, device.utilisation).ms(mine, sequences, context_tokens(load))
         layers, used = program.column(("layers", device.id)), program.column(("used", device.id))
         by_layer = (whole - fixed) / load.target.layers
         entries += [(layers, -by_layer), (used, -fixed)]
@@ -170,8 +170,8 @@ def _prefill(program: Program, case: _Case) -> None:
     beside = load.concurrency > 1
     for device in case.devices:
         option = case.target[device.profile]
-        whole = Part(option, 1.0, device.utilisation).prefill_ms(load.prompt_tokens, beside=beside)
-        fixed = Part(option, 0.0, device.utilisation).prefill_ms(load.prompt_tokens, beside=beside)
+        whole = ModelPart(option, 1.0, device.utilisation).prefill_ms(load.prompt_tokens, beside=beside)
+        fixed = ModelPart(option, 0.0, device.utilisation).prefill_ms(load.prompt_tokens, beside=beside)
         program.cost(program.column(("layers", device.id)), case.prompts * (whole - fixed) / load.target.layers)
         program.cost(program.column(("used", device.id)), case.prompts * fixed)
     for column, ms in _hops(program, case, load.target.hidden_bytes * load.prompt_tokens):
@@ -192,7 +192,7 @@ def _drafting(
         fits = room_bytes(device, case.wanted.constraints) >= needed
         here = program.column(("draft", device.id), 1.0 if fits else 0.0)
         program.row([(here, 1.0), (program.column(("used", device.id)), 1.0)], 0.0, 1.0)
-        side = DraftSide(drafter, Part(option, 1.0, device.utilisation), True)
+        side = DraftSide(drafter, ModelPart(option, 1.0, device.utilisation), True)
         drafting.append((here, draft_ms(side, load, case.depth, load.concurrency)))
         program.cost(here, (1.0 - all_hit) * draft_ms(side, load, case.depth, missed))
         _asking(program, case, device, here)

@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from orchestrator.bench.plan.predicted import Predicted
-from orchestrator.bench.plan.runs import Configuration, Measured
+from orchestrator.bench.plan.runs import Configuration, RunMeasurement
 
 FORMULAS = {
     "tokens_per_s": "tokens of all sequences / seconds, while as many requests run as the configuration says; "
@@ -39,7 +39,7 @@ BARS = {
 }
 
 
-def row_of(one: Configuration, predicted: Predicted, measured: Measured, pace: float) -> dict[str, Any]:
+def row_of(one: Configuration, predicted: Predicted, measured: RunMeasurement, pace: float) -> dict[str, Any]:
     """Return what is told of a configuration. `pace`: of its runtime (see FORMULAS)."""
     rate, goodput = measured.tokens_per_s, predicted.whole.goodput_tokens_per_s
     parts, real = predicted.components, measured.components

@@ -19,8 +19,8 @@ from policies.planning.plan import (
     Host,
     ModelFacts,
     Option,
+    PlanGoal,
     Role,
-    Wanted,
     Workload,
 )
 
@@ -73,7 +73,7 @@ def fleet(devices: int, zones: int, seed: int, *, per_host: int = 8, busy: bool 
     return Cluster(tuple(hosts), tuple(found), options)
 
 
-def build_goal(concurrency: int = 8, **limits: object) -> Wanted:
+def build_goal(concurrency: int = 8, **limits: object) -> PlanGoal:
     """Return what is planned for: a target of 70e9 parameters in bf16 with a draft of 1e9, or drafts from the text."""
     models = {
         role: ModelFacts(role, _LAYERS[role], 16_384.0 if role == "target" else 0.0) for role in ("target", "draft")
@@ -83,10 +83,10 @@ def build_goal(concurrency: int = 8, **limits: object) -> Wanted:
         Drafter("text", (0.7, 0.75, 0.8), None, coverage=0.4),
     )
     load = Workload(models["target"], drafters, concurrency, prompt_tokens=512, output_tokens=256, depth_bound=8)
-    return Wanted(load, Constraints(**limits))  # type: ignore[arg-type]
+    return PlanGoal(load, Constraints(**limits))  # type: ignore[arg-type]
 
 
-def small(seed: int, *, devices: int = 6, layers: int = 12, measured_links: bool = False) -> tuple[Cluster, Wanted]:
+def small(seed: int, *, devices: int = 6, layers: int = 12, measured_links: bool = False) -> tuple[Cluster, PlanGoal]:
     """Return an instance that an exact solver can do: a few unlike devices on a few hosts in two zones, and a target
     that needs two to five of them."""
     draw = np.random.default_rng(seed)
@@ -117,7 +117,7 @@ def small(seed: int, *, devices: int = 6, layers: int = 12, measured_links: bool
         )
     drafters = (Drafter("draft", (0.8, 0.7, 0.6), draft), Drafter("text", (0.6,), None, coverage=0.5))
     load = Workload(target, drafters, int(draw.integers(1, 7)), 64, 64, depth_bound=3)
-    return Cluster(hosts, tuple(found), tuple(options), links), Wanted(load, Constraints(keep_free=0.0))
+    return Cluster(hosts, tuple(found), tuple(options), links), PlanGoal(load, Constraints(keep_free=0.0))
 
 
 def _device(name: str, host: str, kind: _Kind, utilisation: float) -> Device:

@@ -11,11 +11,11 @@ from device_profiles.store import ProfileStore
 from orchestrator.bench.plan.runs import CONTROL_BEHIND, CONTROL_ROWS, PLAIN, POLICY, Configuration, Load
 from orchestrator.bench.prompts import BenchError
 from orchestrator.planning.applied import whole_targets
-from orchestrator.planning.proposal import Asked, Proposal, propose_here
+from orchestrator.planning.proposal import PlanProposal, PlanRequest, propose_here
 from orchestrator.planning.wanted import SUFFIX, build_measured_drafter
 from policies.planning.draft_yield import compute_draft_length_shares
 from policies.planning.plan import Option, Prediction, Role
-from policies.planning.shard_cost import Part
+from policies.planning.shard_cost import ModelPart
 from policies.planning.throughput import DraftSide, TargetSide, predict
 
 Place = tuple[str, int]
@@ -48,7 +48,7 @@ class Predicted:
 class Planned:
     """What is planned for a load, of the runtimes that are measured."""
 
-    proposal: Proposal
+    proposal: PlanProposal
     load: Load
 
     @property
@@ -61,7 +61,7 @@ class Planned:
     def predict_configuration(self, configuration: Configuration) -> Predicted:
         """Return what is predicted of a configuration. Raises BenchError for one without a profile."""
         load = self.proposal.wanted.workload
-        side = TargetSide((Part(self._option(configuration.runtime)),), (), self.load.concurrency)
+        side = TargetSide((ModelPart(self._option(configuration.runtime)),), (), self.load.concurrency)
         if configuration.depth == PLAIN:
             return Predicted(predict(side, None, load, 0), 0.0, load.output_tokens)
         rule = "policy" if configuration.depth == POLICY else "fixed"
@@ -83,7 +83,7 @@ class Planned:
 
 
 def plan_load(
-    asked: Asked, store: ProfileStore, load: Load, tokens: tuple[int, int], places: Collection[Place]
+    asked: PlanRequest, store: ProfileStore, load: Load, tokens: tuple[int, int], places: Collection[Place]
 ) -> Planned:
     """Plan for a load of prompts and outputs of so many tokens, with nothing but the target's `places` to choose from.
 

@@ -65,7 +65,7 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RunMeasurement:
     """The rounds that count of a configuration."""
 
     rounds: Sequence[RoundSample]

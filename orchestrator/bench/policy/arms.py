@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from device_profiles.cost import StepCost
-from policies.speculation import Proposal, Round
+from policies.speculation import DraftSummary, RoundContext
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import start_cost_model
-from policies.speculation.policy import Asked, DepthPolicy, Done
+from policies.speculation.policy import DepthPolicy, DraftLimits, RoundOutcome
 from policies.speculation.replay.batch_table import BatchTable, table_of
 from policies.speculation.replay.fixed import FixedDepth
 from policies.speculation.replay.hill_climber import HillClimber
@@ -67,21 +67,21 @@ class Timed:
         """See the port."""
         self.policy.reset_gain()
 
-    def decide_draft_limits(self, now: Round) -> Asked:
+    def decide_draft_limits(self, now: RoundContext) -> DraftLimits:
         """See the port."""
         began_s = time.thread_time()
         found = self.policy.decide_draft_limits(now)
         self.spent_s += time.thread_time() - began_s
         return found
 
-    def decide_depths(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+    def decide_depths(self, now: RoundContext, proposals: Sequence[DraftSummary]) -> list[int]:
         """See the port."""
         began_s = time.thread_time()
         found = self.policy.decide_depths(now, proposals)
         self.spent_s += time.thread_time() - began_s
         return found
 
-    def observe_round(self, now: Round, done: Done) -> None:
+    def observe_round(self, now: RoundContext, done: RoundOutcome) -> None:
         """See the port."""
         began_s = time.thread_time()
         self.policy.observe_round(now, done)

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.bench.policy.arms import ADAPTIVE, CLIMBER, CONTROL, PLAIN, TABLE
 from orchestrator.bench.policy.replays import HINDSIGHT, STEPS, steady_rate
 from orchestrator.bench.policy.requests import MIX
-from orchestrator.bench.policy.session import KERNEL, Arm, Cell, Found, adaptive_cells
+from orchestrator.bench.policy.session import KERNEL, Cell, ComparisonResult, PolicyVariant, adaptive_cells
 from policies.speculation.replay.run import Replay
 
 Mixes = Mapping[tuple[int | str, str], Mapping[str, Replay]]
@@ -38,7 +38,7 @@ BARS = {
 }
 
 
-def cell_rows(found: Found, replayed: Mapping[tuple[str, int, str], float]) -> list[dict[str, Any]]:
+def cell_rows(found: ComparisonResult, replayed: Mapping[tuple[str, int, str], float]) -> list[dict[str, Any]]:
     """Return a row for each category, concurrency and kind of drafter."""
     return [
         {
@@ -52,7 +52,7 @@ def cell_rows(found: Found, replayed: Mapping[tuple[str, int, str], float]) -> l
     ]
 
 
-def _pair_values(found: Found, cell: Cell, arm: Arm) -> dict[str, Any]:
+def _pair_values(found: ComparisonResult, cell: Cell, arm: PolicyVariant) -> dict[str, Any]:
     """Return what a policy came to beside plain decoding; but for the ratio, the first time that it ran."""
     pairs = found.pairs[cell, arm]
     first = pairs[0]
@@ -66,12 +66,12 @@ def _pair_values(found: Found, cell: Cell, arm: Arm) -> dict[str, Any]:
     }
 
 
-def control_ratios(found: Found) -> list[float]:
+def control_ratios(found: ComparisonResult) -> list[float]:
     """Return plain over plain runs beside it: what the machine alone makes of the same work."""
     return [found.ratio(cell, arm) for cell, arm in found.pairs if arm.policy == CONTROL]
 
 
-def sample_rows(found: Found) -> list[dict[str, Any]]:
+def sample_rows(found: ComparisonResult) -> list[dict[str, Any]]:
     """Return the real runs over the mix: every policy that ran, beside plain."""
     return [
         {
@@ -84,11 +84,11 @@ def sample_rows(found: Found) -> list[dict[str, Any]]:
     ]
 
 
-def _by_load(place: tuple[Cell, Arm]) -> tuple[bool, int]:
+def _by_load(place: tuple[Cell, PolicyVariant]) -> tuple[bool, int]:
     return place[0].steps, place[0].concurrency
 
 
-def exactness_rows(found: Found) -> list[dict[str, Any]]:
+def exactness_rows(found: ComparisonResult) -> list[dict[str, Any]]:
     """Return what plain decoding costs in either exactness class."""
     firsts = [
         (cell, found.pairs[cell, arm][0]) for cell, arm in sorted(found.pairs, key=_by_load) if arm.policy == KERNEL
@@ -142,7 +142,7 @@ def load_rows(mixes: Mixes) -> list[dict[str, Any]]:
     ]
 
 
-def policy_us(found: Found) -> tuple[float | None, int]:
+def policy_us(found: ComparisonResult) -> tuple[float | None, int]:
     """Return what the policy takes in a round with the most sequences that were seen, and how many these are."""
     adaptive = [pair.own for (_, arm), pairs in found.pairs.items() if arm.policy == ADAPTIVE for pair in pairs]
     rounds = [one for visit in adaptive for one in visit.rounds]
@@ -156,7 +156,7 @@ def summary_of(
     cells: Iterable[Mapping[str, Any]],
     replayed: Mapping[tuple[str, int, str], float],
     mixes: Mixes,
-    found: Found | None,
+    found: ComparisonResult | None,
 ) -> dict[str, Any]:
     """Return the summary; what was not measured is None."""
     loads = load_rows(mixes)

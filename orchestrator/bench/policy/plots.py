@@ -14,7 +14,7 @@ from orchestrator.bench.policy.arms import ADAPTIVE, CLIMBER, PLAIN, TABLE
 from orchestrator.bench.policy.figures import Mixes
 from orchestrator.bench.policy.recovery import HIGH, LOW, Recovery
 from orchestrator.bench.policy.replays import HINDSIGHT, STEPS
-from orchestrator.bench.policy.session import Found
+from orchestrator.bench.policy.session import ComparisonResult
 from policies.speculation.replay.run import Replay
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Line:
     tokens: Sequence[int]
 
 
-def draw(directory: Path, mixes: Mixes, found: Found | None, recovered: Recovery) -> list[Path]:
+def draw(directory: Path, mixes: Mixes, found: ComparisonResult | None, recovered: Recovery) -> list[Path]:
     """Write all plots that there is something for; return the files. `directory` exists."""
     written = []
     for load, kind in _select_mixes(mixes):
@@ -72,7 +72,7 @@ def _build_line(name: str, found: Mapping[str, Replay]) -> Line:
     )
 
 
-def _real(found: Found) -> list[Line]:
+def _real(found: ComparisonResult) -> list[Line]:
     pairs = {arm.policy: pairs[0] for (cell, arm), pairs in found.pairs.items() if cell.steps}
     runs = {policy: pair.own for policy, pair in pairs.items()}
     if pairs:

@@ -17,7 +17,7 @@ from orchestrator.bench.policy.recorder import measure_replay_costs, record_draf
 from orchestrator.bench.policy.recording import Recording
 from orchestrator.bench.policy.requests import MIX, Requests, requests_of
 from orchestrator.bench.policy.runs import Runner
-from orchestrator.bench.policy.session import Arm, Found, Plan, Session
+from orchestrator.bench.policy.session import ComparisonResult, Plan, PolicyComparison, PolicyVariant
 from orchestrator.bench.prompts import PromptText
 from orchestrator.clock import SystemClock
 from orchestrator.loading.engine import first_cost
@@ -32,7 +32,7 @@ class Real:
     """What was run, and what was recorded of it."""
 
     plan: Plan
-    found: Found
+    found: ComparisonResult
     recording: Recording
 
 
@@ -52,7 +52,9 @@ def measure_real(options: EngineOptions, texts: Sequence[PromptText], plan: Plan
         )
         targets = [*_halves(target, options.max_running), *([kernel] if kernel is not None else [])]
         found = _run_visits(bar, plan, requests, targets, options, costs, known)
-        visits = [pair for (_, arm), pairs in found.pairs.items() if arm == Arm(ADAPTIVE, "good") for pair in pairs]
+        visits = [
+            pair for (_, arm), pairs in found.pairs.items() if arm == PolicyVariant(ADAPTIVE, "good") for pair in pairs
+        ]
         costs = with_rounds(costs, *([one for pair in visits for one in pair[side].rounds] for side in range(2)))
         return Real(plan, found, _record_drafts(bar, plan, requests, found, options, target, costs, known))
 
@@ -94,7 +96,7 @@ def _run_visits(
     options: EngineOptions,
     costs: Costs,
     known: StepCost,
-) -> Found:
+) -> ComparisonResult:
     """`targets`: two halves, and perhaps one of the other exactness class."""
     task = bar.add_task("running", total=1.0)
     done_weight, size, began_s = 0.0, 0.0, bar.get_time()
@@ -114,7 +116,9 @@ def _run_visits(
         bar.advance(task, size * tokens / expected_tokens)
 
     plain, runner, *kernel = (Runner(target, options, advance_bar) for target in targets)
-    session = Session(plan, requests, plain, runner, kernel[0] if kernel else None, options, costs, known, show_visit)
+    session = PolicyComparison(
+        plan, requests, plain, runner, kernel[0] if kernel else None, options, costs, known, show_visit
+    )
     bar.update(task, total=session.total)
     return session.run()
 
@@ -123,7 +127,7 @@ def _record_drafts(
     bar: Progress,
     plan: Plan,
     requests: Requests,
-    found: Found,
+    found: ComparisonResult,
     options: EngineOptions,
     target: Target,
     costs: Costs,

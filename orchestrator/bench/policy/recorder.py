@@ -11,7 +11,7 @@ from adapters.contract import LoadedModel
 from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
 from orchestrator.bench.policy.drafters import KINDS, Drafters
-from orchestrator.bench.policy.runs import RoundSeen
+from orchestrator.bench.policy.runs import RoundFigures
 from orchestrator.clock import Clock
 from orchestrator.drafting.port import Ask, Drafter
 from orchestrator.loading.models import Target
@@ -35,7 +35,7 @@ def measure_replay_costs(
     return Costs(steps.decode.cost, paid_rows=paid, widths=tuple(caps.static_widths), most_rows=caps.max_batch_rows)
 
 
-def with_rounds(costs: Costs, plain: Sequence[RoundSeen], drafting: Sequence[RoundSeen]) -> Costs:
+def with_rounds(costs: Costs, plain: Sequence[RoundFigures], drafting: Sequence[RoundFigures]) -> Costs:
     """Return costs that hold what real rounds take beside their forwards, and what drafting takes of a sequence.
     `plain`: rounds that drafted nothing, `drafting`: rounds with a drafter that costs microseconds."""
     samples = [
@@ -54,7 +54,7 @@ def with_rounds(costs: Costs, plain: Sequence[RoundSeen], drafting: Sequence[Rou
     )
 
 
-def _drafting_ms(rounds: Sequence[RoundSeen]) -> tuple[float, float]:
+def _drafting_ms(rounds: Sequence[RoundFigures]) -> tuple[float, float]:
     """Return what drafting takes in a round, and of each sequence: a line through the medians by sequences. A round
     that asked for nothing takes next to nothing, and is not among them."""
     by_sequences: dict[int, list[float]] = {}

@@ -13,13 +13,13 @@ from math import log
 from statistics import mean
 
 from device_profiles.cost import StepCost
-from policies.speculation import Round
+from policies.speculation import RoundContext
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.allocation import cap, curve
 from policies.speculation.calibration import Calibration, observe_draft_outcome
 from policies.speculation.calibration import chance as calibrated
 from policies.speculation.cost_model import start_cost_model
-from policies.speculation.policy import Done
+from policies.speculation.policy import RoundOutcome
 from policies.speculation.replay.recorded import Costs, RecordedDraft, RecordedRequest
 from policies.speculation.replay.run import replay
 
@@ -52,7 +52,7 @@ class _Watched(Adaptive):
         self.depths: list[int] = []
         self.places: list[int] = []
 
-    def observe_round(self, now: Round, done: Done) -> None:
+    def observe_round(self, now: RoundContext, done: RoundOutcome) -> None:
         """See the port."""
         super().observe_round(now, done)
         self.depths.append(done.depths[0])

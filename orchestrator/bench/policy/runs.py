@@ -29,14 +29,14 @@ from orchestrator.engine.loop import DecodeLoop
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import Target
 from orchestrator.loading.options import EngineOptions
-from orchestrator.workers.messages import Round, Submit
+from orchestrator.workers.messages import RoundReport, Submit
 
 _TURN_ROUNDS = 9
 Load = Sequence[tuple[int, int]]
 """From so many output tokens on, so many requests at once: ascending, from 0."""
 
 
-class RoundSeen(NamedTuple):
+class RoundFigures(NamedTuple):
     """A round that only decoded. `end_s`: the visit's own time until then; `rows` as they are charged for;
     `context_tokens` that its sequences held on average; of its `ms`, drafting and the policy took `draft_ms`, the
     policy alone, with its learning, `policy_us`. `changed`: the round before had another number of rows."""
@@ -59,7 +59,7 @@ class Visit:
     """What a visit came to."""
 
     outputs: dict[str, list[int]] = field(default_factory=dict)
-    rounds: list[RoundSeen] = field(default_factory=list)
+    rounds: list[RoundFigures] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -216,7 +216,7 @@ def side_by_side(both: Sequence[Visiting]) -> None:
         one.close()
 
 
-def _summarise_round(found: Visit, prompts: Mapping[str, int], done: Round) -> RoundSeen | None:
+def _summarise_round(found: Visit, prompts: Mapping[str, int], done: RoundReport) -> RoundFigures | None:
     """Return what counts of a round, its times left out; None where it did more than decode."""
     # A round without a prefill has tokens for each of its sequences, and none of them is a first one.
     keys = [delta.request_id for delta in done.deltas]
@@ -224,6 +224,6 @@ def _summarise_round(found: Visit, prompts: Mapping[str, int], done: Round) -> R
         return None
     held = sum(prompts[key] + len(found.outputs[key]) - 1 for key in keys)
     tokens = sum(len(delta.tokens) for delta in done.deltas)
-    return RoundSeen(
+    return RoundFigures(
         0.0, 0.0, done.draft_ms, len(keys), done.rows, held / len(keys), done.drafted, done.accepted, tokens, False
     )

@@ -34,7 +34,7 @@ class Cell(NamedTuple):
     steps: bool = False
 
 
-class Arm(NamedTuple):
+class PolicyVariant(NamedTuple):
     """A policy, and the kind of its drafter ("": none)."""
 
     policy: str
@@ -79,18 +79,18 @@ class Plan:
         some = max(1, most // 4)
         return [(1, 1), (some, some), (most, most + most // 4), (some, 2 * some), (1, 2)]
 
-    def cells(self) -> dict[Cell, list[Arm]]:
+    def cells(self) -> dict[Cell, list[PolicyVariant]]:
         """Return all cells with the arms that run beside plain decoding."""
-        adaptive = [Arm(ADAPTIVE, kind) for kind in KINDS]
+        adaptive = [PolicyVariant(ADAPTIVE, kind) for kind in KINDS]
         every = [Cell(category, count) for count in self.concurrencies for category in self.categories]
         found = {
-            cell: [*adaptive, *([Arm(CONTROL)] if number % _CONTROL_EVERY == 0 else [])]
+            cell: [*adaptive, *([PolicyVariant(CONTROL)] if number % _CONTROL_EVERY == 0 else [])]
             for number, cell in enumerate(every)
         }
-        all_policies = [Arm(name, "good") for name in (ADAPTIVE, *FIXED, CLIMBER, TABLE)]
+        all_policies = [PolicyVariant(name, "good") for name in (ADAPTIVE, *FIXED, CLIMBER, TABLE)]
         for count in self.concurrencies:
-            more = [Arm(CONTROL), *all_policies] if count in self.sampled else []
-            found[Cell(MIX, count)] = [Arm(KERNEL), *more]
+            more = [PolicyVariant(CONTROL), *all_policies] if count in self.sampled else []
+            found[Cell(MIX, count)] = [PolicyVariant(KERNEL), *more]
         found[Cell(MIX, max(self.concurrencies), steps=True)] = [*all_policies[:1], *all_policies[-2:]]
         return found
 
@@ -113,15 +113,15 @@ class Pair(NamedTuple):
 
 
 @dataclass(slots=True)
-class Found:
+class ComparisonResult:
     """What came of a session. `uncounted`: cells in which no round of some arm counts, since prompts are so long that
     there is always one being read. `mismatches`: outputs that differ from plain decoding's."""
 
-    pairs: dict[tuple[Cell, Arm], list[Pair]] = field(default_factory=dict)
+    pairs: dict[tuple[Cell, PolicyVariant], list[Pair]] = field(default_factory=dict)
     uncounted: list[Cell] = field(default_factory=list)
     compared: int = 0
     mismatches: list[str] = field(default_factory=list)
-    timed: dict[Arm, Timed] = field(default_factory=dict)
+    timed: dict[PolicyVariant, Timed] = field(default_factory=dict)
 
     def leave_out_uncounted(self) -> None:
         """Forget the visits to cells of which there is nothing to say."""
@@ -129,12 +129,12 @@ class Found:
         self.uncounted += dict.fromkeys(silent)
         self.pairs = {key: pairs for key, pairs in self.pairs.items() if key[0] not in self.uncounted}
 
-    def ratio(self, cell: Cell, arm: Arm) -> float:
+    def ratio(self, cell: Cell, arm: PolicyVariant) -> float:
         """Return tokens/s over plain decoding's beside it; of several visits the median."""
         return statistics.median(pair.ratio for pair in self.pairs[cell, arm])
 
 
-class Session:
+class PolicyComparison:
     """Runs a plan. `plain` and `runner`: of both halves of the target, the former for plain decoding beside what is
     compared with it. `kernel`: of the target in the other exactness class, None where there is none. `told` hears what
     is done next, how large it is beside all of `total`, and how many tokens it makes at most."""
@@ -159,15 +159,15 @@ class Session:
             cell: [arm for arm in arms if arm.policy != KERNEL or kernel is not None]
             for cell, arms in plan.cells().items()
         }
-        self._drafters: dict[Arm, Drafters] = {}
-        self.found = Found()
+        self._drafters: dict[PolicyVariant, Drafters] = {}
+        self.found = ComparisonResult()
 
     @property
     def total(self) -> float:
         """What the progress bar counts to; visits that are done again are not in it."""
         return sum(len(arms) * self._plan.weight(cell) for cell, arms in self._cells.items())
 
-    def run(self) -> Found:
+    def run(self) -> ComparisonResult:
         """Visit everything, then again what fell short of the bar."""
         cells = list(self._cells)
         self._random.shuffle(cells)
@@ -180,15 +180,15 @@ class Session:
             self.found.leave_out_uncounted()
         return self.found
 
-    def _doubtful(self) -> list[tuple[Cell, Arm]]:
+    def _doubtful(self) -> list[tuple[Cell, PolicyVariant]]:
         """Return the worst of those that fell short: noise is larger than what the bar allows for."""
         short = [(self.found.ratio(cell, arm), cell, arm) for cell, arm in adaptive_cells(self.found)]
         return [(cell, arm) for ratio, cell, arm in sorted(short)[:_DOUBTS] if ratio < BAR]
 
-    def _visit(self, cell: Cell, arms: Sequence[Arm]) -> None:
+    def _visit(self, cell: Cell, arms: Sequence[PolicyVariant]) -> None:
         submits = self._requests.of(cell.category, self._plan.count(cell))
         self._runner.read(submits)
-        if self._kernel is not None and Arm(KERNEL) in arms:
+        if self._kernel is not None and PolicyVariant(KERNEL) in arms:
             self._kernel.read(submits)
         for arm in self._random.sample(arms, len(arms)):
             self._told(_describe_visit(cell, arm), self._plan.weight(cell), 2 * self._plan.tokens * len(submits))
@@ -200,7 +200,7 @@ class Session:
             if arm.policy != KERNEL:  # another class may choose other tokens
                 self._compare(_describe_visit(cell, arm), pair)
 
-    def _begin_visit(self, arm: Arm, submits: Sequence[Submit], load: Load) -> Visiting:
+    def _begin_visit(self, arm: PolicyVariant, submits: Sequence[Submit], load: Load) -> Visiting:
         if not arm.kind:
             runner = self._kernel if arm.policy == KERNEL and self._kernel is not None else self._runner
             return runner.begin(submits, load)
@@ -224,13 +224,13 @@ def _agree(left: Sequence[int], right: Sequence[int]) -> bool:
     return left[:length] == right[:length]
 
 
-def adaptive_cells(found: Found) -> list[tuple[Cell, Arm]]:
+def adaptive_cells(found: ComparisonResult) -> list[tuple[Cell, PolicyVariant]]:
     """Return the cells of one category and one concurrency, with each adaptive arm."""
     return [
         (cell, arm) for cell, arm in found.pairs if arm.policy == ADAPTIVE and cell.category != MIX and not cell.steps
     ]
 
 
-def _describe_visit(cell: Cell, arm: Arm) -> str:
+def _describe_visit(cell: Cell, arm: PolicyVariant) -> str:
     load = f"1 to {cell.concurrency} and back" if cell.steps else f"{cell.concurrency} at once"
     return f"{cell.category}, {load}: {arm.policy}{', ' + arm.kind if arm.kind else ''}"

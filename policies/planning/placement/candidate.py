@@ -16,15 +16,15 @@ from policies.planning.plan import (
     DraftPlacement,
     Host,
     Option,
+    PlanGoal,
     Prediction,
     Replica,
     Score,
     Shard,
-    Wanted,
     Workload,
 )
 from policies.planning.score import placement_score
-from policies.planning.shard_cost import Part, TargetTimes, context_tokens, kv_bytes
+from policies.planning.shard_cost import ModelPart, TargetTimes, context_tokens, kv_bytes
 from policies.planning.throughput import DraftSide, TargetSide, best_depth
 
 
@@ -40,7 +40,7 @@ class Where(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedShard:
     """Layers `first` to `end` (not included) on a device."""
 
     device: Device
@@ -59,14 +59,14 @@ class Candidate:
     """A target (one part, or layer shards in order), how many sequences it runs at once, and its draft: `draft` is
     None where no model is run for it, `drafter` where nothing is drafted."""
 
-    target: tuple[Placed, ...]
+    target: tuple[PlacedShard, ...]
     sequences: int
     drafter: Drafter | None = None
-    draft: Placed | None = None
+    draft: PlacedShard | None = None
     where: Where = Where.NOWHERE
 
     @property
-    def placed(self) -> tuple[Placed, ...]:
+    def placed(self) -> tuple[PlacedShard, ...]:
         """Every worker's part."""
         return self.target if self.draft is None else (*self.target, self.draft)
 
@@ -95,7 +95,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Rated:
+class ScoredCandidate:
     """A candidate, what is predicted of it at its best depth, and its score."""
 
     candidate: Candidate
@@ -132,7 +132,9 @@ def hops(hosts: Sequence[str], links: Links) -> tuple[LinkProfile, ...]:
     return tuple(links.between(one, after) for one, after in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
 
 
-def rate_candidate(candidate: Candidate, links: Links, wanted: Wanted, times: TargetTimes | None = None) -> Rated:
+def rate_candidate(
+    candidate: Candidate, links: Links, wanted: PlanGoal, times: TargetTimes | None = None
+) -> ScoredCandidate:
     """Return its prediction and its score. `times`: as policies.planning.throughput.best_depth takes them."""
     load = wanted.workload
     target, draft = sides(candidate, links, load)
@@ -144,7 +146,7 @@ def rate_candidate(candidate: Candidate, links: Links, wanted: Wanted, times: Ta
         prediction = replace(prediction, joules_per_token=sum(watts) / prediction.goodput_tokens_per_s)
     used = sum_used_bytes(candidate, load)
     score = placement_score(target.parts, devices, [used[one.id] for one in devices], prediction, load, wanted.weights)
-    return Rated(candidate, prediction, score)
+    return ScoredCandidate(candidate, prediction, score)
 
 
 def sum_used_bytes(candidate: Candidate, load: Workload) -> dict[str, float]:
@@ -174,7 +176,7 @@ def problem(candidate: Candidate, cores: Mapping[str, float], load: Workload, li
     return ""
 
 
-def replica(best: Rated, taken_cores: dict[str, int], hosts: Mapping[str, Host], load: Workload) -> Replica:
+def replica(best: ScoredCandidate, taken_cores: dict[str, int], hosts: Mapping[str, Host], load: Workload) -> Replica:
     """Return it as a part of a plan; the cores that it takes are added to `taken_cores`."""
     candidate, prediction = best.candidate, best.prediction
     first = dict(taken_cores)
@@ -192,7 +194,7 @@ def replica(best: Rated, taken_cores: dict[str, int], hosts: Mapping[str, Host],
 
 
 def _shard(
-    one: Placed,
+    one: PlacedShard,
     candidate: Candidate,
     prediction: Prediction,
     hosts: Mapping[str, Host],
@@ -219,5 +221,5 @@ def _shard(
     )
 
 
-def _part(one: Placed, layers: int) -> Part:
-    return Part(one.option, one.layers / layers, one.device.utilisation)
+def _part(one: PlacedShard, layers: int) -> ModelPart:
+    return ModelPart(one.option, one.layers / layers, one.device.utilisation)

@@ -15,12 +15,12 @@ import numpy as np
 from device_profiles.profile import Exactness
 from policies.planning.draft_yield import changes_of, compute_draft_length_shares, tokens_per_round
 from policies.planning.placement import workers
-from policies.planning.placement.candidate import Placed
+from policies.planning.placement.candidate import PlacedShard
 from policies.planning.placement.narrow import narrow
 from policies.planning.placement.order import Traffic, number_layers
-from policies.planning.placement.rows import Floats, Index, Ints, Rows, draft_rows
-from policies.planning.placement.search import Ground
-from policies.planning.placement.shards import Hops, Items, Taken, cut_shards
+from policies.planning.placement.rows import Floats, Index, Ints, OptionRows, draft_rows
+from policies.planning.placement.search import SearchSpace
+from policies.planning.placement.shards import CutShard, Hops, Items, cut_shards
 from policies.planning.plan import Drafter, Option
 from policies.planning.shard_cost import PREFILL_CHUNK_ROWS, context_tokens, kv_bytes
 
@@ -31,21 +31,21 @@ _CLOSE = 1.02  # until it is known so closely
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class CutTask:
     """What shards are cut from: one item for each device and option that can hold a layer of `sequences` sequences."""
 
-    ground: Ground
+    ground: SearchSpace
     index: Index
     sequences: int
     options: tuple[Option, ...]
     option: Ints
     device: Ints
     most: Ints
-    drafts: Mapping[str, Rows]
+    drafts: Mapping[str, OptionRows]
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class CutGoal:
     """What shards are cut for."""
 
     drafter: Drafter | None
@@ -53,7 +53,7 @@ class Aim:
     micro_batches: int
 
 
-def task_of(ground: Ground, sequences: int) -> Task:
+def task_of(ground: SearchSpace, sequences: int) -> CutTask:
     """Return what shards that hold so many sequences are cut from."""
     load, index = ground.wanted.workload, ground.all_devices()
     layers, allowed = load.target.layers, {one.id for one in ground.left.target_devices}
@@ -78,10 +78,10 @@ def task_of(ground: Ground, sequences: int) -> Task:
         for drafter in load.drafters
         if drafter.model is not None
     }
-    return Task(ground, index, sequences, tuple(options), number, device, count, drafts)
+    return CutTask(ground, index, sequences, tuple(options), number, device, count, drafts)
 
 
-def shard_counts(task: Task) -> range:
+def shard_counts(task: CutTask) -> range:
     """Return how many shards there may be."""
     limits = task.ground.wanted.constraints
     layers = task.ground.wanted.workload.target.layers
@@ -90,7 +90,7 @@ def shard_counts(task: Task) -> range:
     return range(2, max(2, min(limits.max_shards, layers)) + 1)
 
 
-def shards_for(task: Task, aim: Aim, without: frozenset[int]) -> tuple[Placed, ...]:
+def shards_for(task: CutTask, aim: CutGoal, without: frozenset[int]) -> tuple[PlacedShard, ...]:
     """Return the shards with the shortest round, none where there are none."""
     items, hops, stage = _items(task, aim, without)
     layers = task.ground.wanted.workload.target.layers
@@ -119,7 +119,7 @@ def shards_for(task: Task, aim: Aim, without: frozenset[int]) -> tuple[Placed, .
     return _place_shards(task, items, best)
 
 
-def _times(taken: list[Taken], items: Items, stage: Floats, hops: Hops, count: int) -> tuple[float, float, float]:
+def _times(taken: list[CutShard], items: Items, stage: Floats, hops: Hops, count: int) -> tuple[float, float, float]:
     """Return what a round takes with `count` micro-batches, the sum of what the shards take of it, and the slowest."""
     rows = [one.item for one in taken]
     layers = np.array([one.layers for one in taken])
@@ -137,7 +137,7 @@ def _bound_items(items: Items, stage: Floats, most_ms: float) -> Items:
     return items.with_most(np.clip(most, 0, items.most).astype(np.int64))
 
 
-def _items(task: Task, aim: Aim, without: frozenset[int]) -> tuple[Items, Hops, Floats]:
+def _items(task: CutTask, aim: CutGoal, without: frozenset[int]) -> tuple[Items, Hops, Floats]:
     """Return what can take layers, with the round's share of prefill in it; what a hop costs; and what a shard takes of
     a round alone: `stage[item] = (fixed, by the layer)`."""
     load = task.ground.wanted.workload
@@ -160,7 +160,7 @@ def _items(task: Task, aim: Aim, without: frozenset[int]) -> tuple[Items, Hops, 
     return items, _hops(task, aim, prompts), stretch[:, None] * chosen[:, 2:]
 
 
-def _cost(option: Option, task: Task, aim: Aim, prompts: float) -> tuple[float, float, float, float]:
+def _cost(option: Option, task: CutTask, aim: CutGoal, prompts: float) -> tuple[float, float, float, float]:
     """Return (fixed, by the layer) of a round with its share of prefill, and the same of its verification alone."""
     load = task.ground.wanted.workload
     layers, sequences = load.target.layers, ceil(task.sequences / aim.micro_batches)
@@ -183,20 +183,20 @@ def _cost(option: Option, task: Task, aim: Aim, prompts: float) -> tuple[float, 
     )
 
 
-def traffic_of(task: Task, aim: Aim, prompts: float) -> Traffic:
+def traffic_of(task: CutTask, aim: CutGoal, prompts: float) -> Traffic:
     """Return what crosses from shard to shard in a round, with its share of prefill (`prompts` of them)."""
     load = task.ground.wanted.workload
     rows = ceil(task.sequences / aim.micro_batches) * (aim.depth + 1)
     return Traffic(1.0 + prompts, load.target.hidden_bytes * (rows + prompts * load.prompt_tokens))
 
 
-def _hops(task: Task, aim: Aim, prompts: float) -> Hops:
+def _hops(task: CutTask, aim: CutGoal, prompts: float) -> Hops:
     kinds, traffic = task.ground.links.typical(), traffic_of(task, aim, prompts)
     return Hops(*(traffic.forward_ms(one) for one in kinds), *(traffic.back_ms(one) for one in kinds))
 
 
-def _place_shards(task: Task, items: Items, taken: list[Taken]) -> tuple[Placed, ...]:
+def _place_shards(task: CutTask, items: Items, taken: list[CutShard]) -> tuple[PlacedShard, ...]:
     devices = [task.index.devices[int(items.device[one.item])] for one in taken]
     options = [task.options[int(items.option[one.item])] for one in taken]
     whole = zip(devices, options, taken, strict=True)
-    return number_layers([Placed(device, option, 0, one.layers) for device, option, one in whole])
+    return number_layers([PlacedShard(device, option, 0, one.layers) for device, option, one in whole])

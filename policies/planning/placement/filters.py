@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from device_profiles.profile import Exactness
-from policies.planning.plan import Cluster, Constraints, Device, Host, NoPlan, Option, RejectedCandidate, Role, Wanted
+from policies.planning.plan import Cluster, Constraints, Device, Host, NoPlan, Option, PlanGoal, RejectedCandidate, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Usable:
     rejected: tuple[RejectedCandidate, ...]
 
 
-def usable(cluster: Cluster, wanted: Wanted) -> Usable:
+def usable(cluster: Cluster, wanted: PlanGoal) -> Usable:
     """Return what may host what.
 
     Raises NoPlan where the cluster contradicts itself, or a constraint names what is not there.
@@ -110,7 +110,7 @@ def _filter_by_pins(
 
 
 def _options(
-    options: Iterable[Option], role: Role, models: set[str], wanted: Wanted, rejected: list[RejectedCandidate]
+    options: Iterable[Option], role: Role, models: set[str], wanted: PlanGoal, rejected: list[RejectedCandidate]
 ) -> dict[str, tuple[Option, ...]]:
     kept: dict[str, list[Option]] = {}
     mine = (one for one in options if one.role is role and one.model in models)
@@ -123,7 +123,7 @@ def _options(
     return {profile: tuple(found) for profile, found in kept.items()}
 
 
-def _unsuitable(option: Option, wanted: Wanted) -> str:
+def _unsuitable(option: Option, wanted: PlanGoal) -> str:
     if option.role is Role.TARGET and wanted.workload.exactness is Exactness.BIT and not option.row_invariant:
         return "its rows are not invariant, which exactness `bit` needs; exactness `kernel` would allow it"
     return ""

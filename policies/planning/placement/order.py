@@ -13,7 +13,7 @@ from itertools import permutations
 
 from device_profiles.link import LinkProfile
 from device_profiles.units import MS_PER_S
-from policies.planning.placement.candidate import Placed, hops
+from policies.planning.placement.candidate import PlacedShard, hops
 from policies.planning.placement.links import Links
 
 _TRIED = 6  # hosts, of which all orders are tried
@@ -35,9 +35,11 @@ class Traffic:
         return self.trips * link.rtt_ms / 2
 
 
-def order_shards(target: tuple[Placed, ...], draft_host: str, links: Links, traffic: Traffic) -> tuple[Placed, ...]:
+def order_shards(
+    target: tuple[PlacedShard, ...], draft_host: str, links: Links, traffic: Traffic
+) -> tuple[PlacedShard, ...]:
     """Return the shards in the order that costs least, where their draft is on that host ("": there is none)."""
-    by_host: dict[str, list[Placed]] = {}
+    by_host: dict[str, list[PlacedShard]] = {}
     for one in target:
         by_host.setdefault(one.device.host, []).append(one)
     if not links.any_measured(by_host):
@@ -52,7 +54,7 @@ def order_shards(target: tuple[Placed, ...], draft_host: str, links: Links, traf
     return number_layers([one for host in best for one in by_host[host]])
 
 
-def number_layers(target: Sequence[Placed]) -> tuple[Placed, ...]:
+def number_layers(target: Sequence[PlacedShard]) -> tuple[PlacedShard, ...]:
     """Return shards with their layers counted in this order."""
     found, first = [], 0
     for one in target:

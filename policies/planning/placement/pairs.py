@@ -22,7 +22,7 @@ from policies.planning.draft_yield import (
 )
 from policies.planning.placement.candidate import Where
 from policies.planning.placement.links import HostLinks
-from policies.planning.placement.rows import Bools, Floats, Index, Ints, Rows
+from policies.planning.placement.rows import Bools, Floats, Index, Ints, OptionRows
 from policies.planning.plan import Constraints, Drafter, Workload
 from policies.planning.throughput import DraftSide, compute_shared_read_ms, draft_link_ms, draft_ms, together_ms
 
@@ -43,8 +43,8 @@ class Pairs:
 
     drafter: Drafter | None
     layers: int
-    targets: Rows
-    drafts: Rows | None
+    targets: OptionRows
+    drafts: OptionRows | None
     target: Ints
     draft: Ints
     where: Ints
@@ -52,13 +52,13 @@ class Pairs:
     goodput: Floats
 
 
-def plain_pairs(targets: Rows, load: Workload) -> Pairs:
+def plain_pairs(targets: OptionRows, load: Workload) -> Pairs:
     """Return every target without drafts."""
     total = targets.ms[:, 0] + targets.sequences / load.output_tokens * targets.prefill_ms
     return _without_model(None, load, targets, targets.sequences / total * MS_PER_S, np.zeros(len(targets), np.int64))
 
 
-def text_pairs(targets: Rows, drafter: Drafter, load: Workload) -> Pairs:
+def text_pairs(targets: OptionRows, drafter: Drafter, load: Workload) -> Pairs:
     """Return every target with a drafter that runs no model."""
     depths = np.arange(1, depth_bound(load, drafter) + 1)
     if not len(depths) or not len(targets):
@@ -77,7 +77,13 @@ def text_pairs(targets: Rows, drafter: Drafter, load: Workload) -> Pairs:
 
 
 def model_pairs(
-    index: Index, targets: Rows, drafts: Rows, drafter: Drafter, links: HostLinks, load: Workload, limits: Constraints
+    index: Index,
+    targets: OptionRows,
+    drafts: OptionRows,
+    drafter: Drafter,
+    links: HostLinks,
+    load: Workload,
+    limits: Constraints,
 ) -> Pairs:
     """Return targets, which all run the same number of sequences, with the drafts that may be best for them."""
     found = [
@@ -98,7 +104,7 @@ def model_pairs(
     return Pairs(drafter, load.target.layers, targets, drafts, left, right, wheres, depth, goodput)
 
 
-def _without_model(drafter: Drafter | None, load: Workload, targets: Rows, goodput: Floats, depth: Ints) -> Pairs:
+def _without_model(drafter: Drafter | None, load: Workload, targets: OptionRows, goodput: Floats, depth: Ints) -> Pairs:
     count = len(targets)
     nowhere = np.full(count, int(Where.NOWHERE))
     return Pairs(
@@ -106,7 +112,7 @@ def _without_model(drafter: Drafter | None, load: Workload, targets: Rows, goodp
     )
 
 
-def _average_verify_ms(targets: Rows, drafter: Drafter, bound: int) -> Floats:
+def _average_verify_ms(targets: OptionRows, drafter: Drafter, bound: int) -> Floats:
     """Return the mean verification by depth from 1 to the bound, where not all rounds have as many drafts."""
     shares = np.zeros((targets.ms.shape[1], bound))
     for depth in range(1, bound + 1):
@@ -118,7 +124,9 @@ def _average_verify_ms(targets: Rows, drafter: Drafter, bound: int) -> Floats:
     return mean
 
 
-def _join_rows(index: Index, targets: Rows, drafts: Rows, links: HostLinks) -> Iterator[tuple[Where, Ints, Ints]]:
+def _join_rows(
+    index: Index, targets: OptionRows, drafts: OptionRows, links: HostLinks
+) -> Iterator[tuple[Where, Ints, Ints]]:
     """Yield (where, target rows, draft rows)."""
     if not len(targets) or not len(drafts):
         return
@@ -146,7 +154,7 @@ def _join_rows(index: Index, targets: Rows, drafts: Rows, links: HostLinks) -> I
         yield Where.ZONE if same else Where.FAR, left, of_host[right]
 
 
-def fastest(rows: Rows, among: Ints, group: Ints, index: Index, keep: int = _KEEP) -> Ints:
+def fastest(rows: OptionRows, among: Ints, group: Ints, index: Index, keep: int = _KEEP) -> Ints:
     """Return those of the rows `among` that are the fastest of their group at some depth: drafting ahead, and after."""
     bound = rows.ms.shape[1] - 1
     kept = []
@@ -176,7 +184,7 @@ def _equal(left: Ints, right: Ints) -> tuple[Ints, Ints]:
 
 
 def _filter_pairs(
-    index: Index, targets: Rows, drafts: Rows, where: Where, left: Ints, right: Ints
+    index: Index, targets: OptionRows, drafts: OptionRows, where: Where, left: Ints, right: Ints
 ) -> tuple[Ints, Ints]:
     """Return the pairs that are where they are said to be, and that memory and cores allow."""
     mine, other = targets.device[left], drafts.device[right]
@@ -201,8 +209,8 @@ def _filter_pairs(
 
 def _predict_pairs(
     index: Index,
-    targets: Rows,
-    drafts: Rows,
+    targets: OptionRows,
+    drafts: OptionRows,
     drafter: Drafter,
     links: HostLinks,
     load: Workload,
@@ -229,7 +237,9 @@ def _predict_pairs(
     return best + 1, goodput[np.arange(len(left)), best]
 
 
-def _floors(index: Index, targets: Rows, drafts: Rows, drafter: Drafter, load: Workload, pairs: _Joined) -> Floats:
+def _floors(
+    index: Index, targets: OptionRows, drafts: OptionRows, drafter: Drafter, load: Workload, pairs: _Joined
+) -> Floats:
     """Return the least that reading two models from one memory takes, by depth from 1."""
     draft_layers = drafter.model.layers if drafter.model else 0
     target_bytes = load.target.layers * np.array([one.layer_bytes for one in targets.options])

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from policies.planning.placement.candidate import Rated, replica
+from policies.planning.placement.candidate import ScoredCandidate, replica
 from policies.planning.placement.filters import Usable, usable
 from policies.planning.placement.links import Links, links_of
 from policies.planning.placement.reasons import alternatives, device_reasons, no_plan
-from policies.planning.placement.search import Found, Ground, best, search
+from policies.planning.placement.search import SearchResult, SearchSpace, best, search
 from policies.planning.placement.sharded import best_sharded
 from policies.planning.placement.standby import standby
-from policies.planning.plan import Cluster, Plan, Wanted
+from policies.planning.plan import Cluster, Plan, PlanGoal
 
 
-def plan(cluster: Cluster, wanted: Wanted) -> Plan:
+def plan(cluster: Cluster, wanted: PlanGoal) -> Plan:
     """Return the plan with the highest predicted goodput, whatever the order of what is given.
 
     Raises NoPlan, with the reasons and the way out, where nothing satisfies what was asked for.
     """
     left, links = usable(cluster, wanted), links_of(cluster)
-    looked = search(Ground(left, links, wanted, wanted.workload.concurrency))
+    looked = search(SearchSpace(left, links, wanted, wanted.workload.concurrency))
     chosen, reasons = _replicas(left, links, wanted, looked)
     if not chosen:
         raise no_plan(looked, left, wanted)
@@ -34,10 +34,12 @@ def plan(cluster: Cluster, wanted: Wanted) -> Plan:
     return Plan(wanted.workload.target.name, replicas, instead, rejected, (*reasons, *why_none))
 
 
-def _replicas(left: Usable, links: Links, wanted: Wanted, looked: Found) -> tuple[list[Rated], list[str]]:
+def _replicas(
+    left: Usable, links: Links, wanted: PlanGoal, looked: SearchResult
+) -> tuple[list[ScoredCandidate], list[str]]:
     """Return the replicas with the highest goodput in all, and why so many; fewer where that is as good."""
     limits = wanted.constraints
-    one, reasons = _one(Ground(left, links, wanted, wanted.workload.concurrency), looked)
+    one, reasons = _one(SearchSpace(left, links, wanted, wanted.workload.concurrency), looked)
     if one is None or limits.max_replicas <= 1:
         return ([one] if one else []), reasons
     found = [one]
@@ -53,17 +55,17 @@ def _replicas(left: Usable, links: Links, wanted: Wanted, looked: Found) -> tupl
     return found, reasons
 
 
-def _total(replicas: list[Rated]) -> float:
+def _total(replicas: list[ScoredCandidate]) -> float:
     return sum(one.prediction.goodput_tokens_per_s for one in replicas)
 
 
-def _several(left: Usable, links: Links, wanted: Wanted, count: int) -> list[Rated]:
+def _several(left: Usable, links: Links, wanted: PlanGoal, count: int) -> list[ScoredCandidate]:
     """Return up to `count` replicas that share the load and no device, the best first."""
-    found: list[Rated] = []
+    found: list[ScoredCandidate] = []
     taken: frozenset[str] = frozenset()
     cores: dict[str, int] = {}
     for _ in range(min(count, wanted.workload.concurrency)):
-        ground = Ground(left, links, wanted, -(-wanted.workload.concurrency // count), taken, cores)
+        ground = SearchSpace(left, links, wanted, -(-wanted.workload.concurrency // count), taken, cores)
         one, _ = _one(ground, search(ground))
         if one is None:
             break
@@ -73,7 +75,7 @@ def _several(left: Usable, links: Links, wanted: Wanted, count: int) -> list[Rat
     return found
 
 
-def _same(one: Rated, left: Usable, wanted: Wanted) -> frozenset[str]:
+def _same(one: ScoredCandidate, left: Usable, wanted: PlanGoal) -> frozenset[str]:
     """Return the devices that share with a replica what replicas may not share."""
     apart = wanted.constraints.replicas_apart
     if apart == "device":
@@ -87,7 +89,7 @@ def _same(one: Rated, left: Usable, wanted: Wanted) -> frozenset[str]:
     )
 
 
-def _one(ground: Ground, looked: Found) -> tuple[Rated | None, list[str]]:
+def _one(ground: SearchSpace, looked: SearchResult) -> tuple[ScoredCandidate | None, list[str]]:
     """Return the best single replica, whole or in shards, and what decided between the two."""
     limits = ground.wanted.constraints
     whole = best(looked, ground) if limits.shards in (0, 1) else None

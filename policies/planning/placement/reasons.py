@@ -7,19 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.planning.draft_yield import depth_bound
-from policies.planning.placement.candidate import Candidate, Placed, Rated, sides
+from policies.planning.placement.candidate import Candidate, PlacedShard, ScoredCandidate, sides
 from policies.planning.placement.filters import Usable
 from policies.planning.placement.links import Links
 from policies.planning.placement.rows import Index
-from policies.planning.placement.search import Found, candidate_of
-from policies.planning.plan import NoPlan, Option, RejectedCandidate, Role, Wanted
+from policies.planning.placement.search import SearchResult, candidate_of
+from policies.planning.plan import NoPlan, Option, PlanGoal, RejectedCandidate, Role
 from policies.planning.shard_cost import context_tokens
 from policies.planning.throughput import predict
 
 _MOST_TOLD = 4  # of what was rejected, where there is no plan
 
 
-def alternatives(chosen: Rated, found: Found, links: Links, wanted: Wanted) -> list[RejectedCandidate]:
+def alternatives(
+    chosen: ScoredCandidate, found: SearchResult, links: Links, wanted: PlanGoal
+) -> list[RejectedCandidate]:
     """Return the other depths of what was chosen, the best plan with every other drafter, and the other options on the
     same devices."""
     return [
@@ -38,7 +40,7 @@ def _explain_loss(rate: float, best: float) -> str:
     return f"{rate:.1f} tokens/s predicted, {share:.1%} less than the plan's {best:.1f}"
 
 
-def _depths(chosen: Rated, links: Links, wanted: Wanted) -> list[RejectedCandidate]:
+def _depths(chosen: ScoredCandidate, links: Links, wanted: PlanGoal) -> list[RejectedCandidate]:
     load, best = wanted.workload, chosen.prediction
     target, draft = sides(chosen.candidate, links, load)
     if draft is None:
@@ -52,7 +54,7 @@ def _depths(chosen: Rated, links: Links, wanted: Wanted) -> list[RejectedCandida
     return lost
 
 
-def _drafters(chosen: Rated, found: Found) -> list[RejectedCandidate]:
+def _drafters(chosen: ScoredCandidate, found: SearchResult) -> list[RejectedCandidate]:
     best = chosen.prediction.goodput_tokens_per_s
     mine = chosen.candidate.drafter.name if chosen.candidate.drafter else ""
     top: dict[str, tuple[float, Candidate]] = {}
@@ -69,7 +71,7 @@ def _drafters(chosen: Rated, found: Found) -> list[RejectedCandidate]:
     ]
 
 
-def _options(chosen: Rated, found: Found) -> list[RejectedCandidate]:
+def _options(chosen: ScoredCandidate, found: SearchResult) -> list[RejectedCandidate]:
     """Return the best that every other option on the target's device could do."""
     placed = chosen.candidate.target[0]
     top: dict[str, float] = {}
@@ -87,11 +89,13 @@ def _options(chosen: Rated, found: Found) -> list[RejectedCandidate]:
     ]
 
 
-def _number(found: Found, device: str) -> int:
+def _number(found: SearchResult, device: str) -> int:
     return next((number for number, one in enumerate(found.index.devices) if one.id == device), -1)
 
 
-def device_reasons(chosen: Sequence[Rated], found: Found, left: Usable, wanted: Wanted) -> list[RejectedCandidate]:
+def device_reasons(
+    chosen: Sequence[ScoredCandidate], found: SearchResult, left: Usable, wanted: PlanGoal
+) -> list[RejectedCandidate]:
     """Return why each usable device that is not in use is not."""
     in_use = {placed.device.id for one in chosen for placed in _get_used_shards(one)}
     best = chosen[0].prediction.goodput_tokens_per_s
@@ -115,7 +119,7 @@ def device_reasons(chosen: Sequence[Rated], found: Found, left: Usable, wanted: 
     return reasons
 
 
-def _layer_times(one: Rated, index: Index, left: Usable, wanted: Wanted) -> dict[int, str]:
+def _layer_times(one: ScoredCandidate, index: Index, left: Usable, wanted: PlanGoal) -> dict[int, str]:
     """Return, by device number, how a device's layers compare with the plan's shards."""
     load, rows = wanted.workload, one.candidate.sequences * (one.prediction.depth + 1)
 
@@ -137,7 +141,7 @@ def _layer_times(one: Rated, index: Index, left: Usable, wanted: Wanted) -> dict
     return found
 
 
-def _get_used_shards(one: Rated) -> tuple[Placed, ...]:
+def _get_used_shards(one: ScoredCandidate) -> tuple[PlacedShard, ...]:
     return one.candidate.placed if one.prediction.depth else one.candidate.target
 
 
@@ -147,7 +151,7 @@ def _why_nothing(profile: str, left: Usable) -> str:
     return "only drafts can run on it, and none is wanted there: others draft sooner, or nearer to the target"
 
 
-def _best_by_device(found: Found) -> tuple[np.ndarray, np.ndarray]:
+def _best_by_device(found: SearchResult) -> tuple[np.ndarray, np.ndarray]:
     as_target, as_draft = np.zeros(len(found.index.devices)), np.zeros(len(found.index.devices))
     for pairs in found.pairs:
         np.maximum.at(as_target, pairs.targets.device[pairs.target], pairs.goodput)
@@ -156,7 +160,7 @@ def _best_by_device(found: Found) -> tuple[np.ndarray, np.ndarray]:
     return as_target, as_draft
 
 
-def no_plan(found: Found, left: Usable, wanted: Wanted) -> NoPlan:
+def no_plan(found: SearchResult, left: Usable, wanted: PlanGoal) -> NoPlan:
     """Return the error that says why nothing can be done, and the way out."""
     model, limits = wanted.workload.target.name, wanted.constraints
     if not left.target_devices:

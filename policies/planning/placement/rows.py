@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from policies.planning.draft_yield import all_hit_rate, depth_bound
 from policies.planning.placement import workers
 from policies.planning.plan import Constraints, Device, Drafter, Host, Option, RejectedCandidate, Role, Workload
-from policies.planning.shard_cost import MOST_BUSY, Part, kv_bytes
+from policies.planning.shard_cost import MOST_BUSY, ModelPart, kv_bytes
 from policies.planning.throughput import DraftSide, TargetSide, draft_ms, verify_ms
 
 Floats = NDArray[np.float64]
@@ -78,7 +78,7 @@ def index_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class OptionRows:
     """Rows of one role: `device` and `option` (numbers of `Index.devices` and of `options`), `sequences` that run at
     once. `ms[row, depth]`: of a verification, or of drafting; `late_ms`: of a verification that runs another number of
     rows than the one before, or of drafting again what was not ahead. `prefill_ms`: of one prompt (targets: what it
@@ -98,9 +98,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.device)
 
-    def of(self, rows: Ints) -> Rows:
+    def of(self, rows: Ints) -> OptionRows:
         """Return some of them."""
-        return Rows(
+        return OptionRows(
             self.options,
             self.device[rows],
             self.option[rows],
@@ -116,7 +116,7 @@ class Rows:
 
 def target_rows(
     index: Index, targets: Mapping[str, tuple[Option, ...]], load: Workload, allowed: Bools, concurrency: int
-) -> tuple[Rows, list[RejectedCandidate]]:
+) -> tuple[OptionRows, list[RejectedCandidate]]:
     """Return where the whole target fits, with as many sequences of `concurrency` as fit, and why it does not
     elsewhere. `allowed`: devices that may host it."""
     made = _Builder(load.depth_bound)
@@ -127,7 +127,7 @@ def target_rows(
         made.refuse(index, devices[(fit == 0)], option, Role.TARGET, fixed + kv)
         made.refuse_threads(index, devices[(fit > 0) & ~enough], option, Role.TARGET)
         for sequences in np.unique(fit[(fit > 0) & enough]):
-            side = TargetSide((Part(option),), (), int(sequences))
+            side = TargetSide((ModelPart(option),), (), int(sequences))
             ms = [verify_ms(side, load, depth) for depth in range(load.depth_bound + 1)]
             changed = [verify_ms(side, load, depth, changes=1.0) for depth in range(load.depth_bound + 1)]
             there = devices[(fit == sequences) & enough]
@@ -143,7 +143,7 @@ def draft_rows(
     load: Workload,
     allowed: Bools,
     sequences: int,
-) -> tuple[Rows, list[RejectedCandidate]]:
+) -> tuple[OptionRows, list[RejectedCandidate]]:
     """Return where a draft model fits with the KV cache of so many sequences, and why it does not elsewhere."""
     bound = depth_bound(load, drafter)
     made, model = _Builder(bound), drafter.model
@@ -155,12 +155,12 @@ def draft_rows(
         enough = option.threads <= index.cores[devices]
         made.refuse(index, devices[~fits], option, Role.DRAFT, fixed + kv * sequences)
         made.refuse_threads(index, devices[fits & ~enough], option, Role.DRAFT)
-        side = DraftSide(drafter, Part(option))
+        side = DraftSide(drafter, ModelPart(option))
         depths = range(bound + 1)
         ms = [draft_ms(side, load, depth, sequences) for depth in depths]
         late = [draft_ms(side, load, depth, all_hit_rate(drafter, depth, sequences)[1]) for depth in depths]
         there = devices[fits & enough]
-        made.add(index, option, there, sequences, ms, late, Part(option).prefill_ms(load.prompt_tokens), fixed, kv)
+        made.add(index, option, there, sequences, ms, late, ModelPart(option).prefill_ms(load.prompt_tokens), fixed, kv)
     return made.rows(), made.rejected
 
 
@@ -230,11 +230,11 @@ class _Builder:
             why = workers.too_many_threads(option.threads, index.devices[number].host, index.cores[number])
             self.rejected.append(RejectedCandidate(index.devices[number].id, f"{option.label}: {why}", role))
 
-    def rows(self) -> Rows:
+    def rows(self) -> OptionRows:
         """Return all of them."""
         if not self._columns:
             none, flat = np.empty(0, np.int64), np.empty(0)
             table = np.empty((0, self._bound + 1))
-            return Rows((), none, none, none, none, table, table, flat, flat, flat)
+            return OptionRows((), none, none, none, none, table, table, flat, flat, flat)
         columns: list[Any] = [np.concatenate(column) for column in zip(*self._columns, strict=True)]
-        return Rows(tuple(self._options), *columns)
+        return OptionRows(tuple(self._options), *columns)

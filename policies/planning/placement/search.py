@@ -7,24 +7,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.planning.placement.candidate import Candidate, Placed, Rated, Where, rate_candidate
+from policies.planning.placement.candidate import Candidate, PlacedShard, ScoredCandidate, Where, rate_candidate
 from policies.planning.placement.filters import Usable
 from policies.planning.placement.links import HostLinks, Links
 from policies.planning.placement.pairs import Pairs, model_pairs, plain_pairs, text_pairs
-from policies.planning.placement.rows import Index, Ints, Rows, draft_rows, index_of, target_rows
-from policies.planning.plan import Drafter, ModelFacts, RejectedCandidate, Wanted
+from policies.planning.placement.rows import Index, Ints, OptionRows, draft_rows, index_of, target_rows
+from policies.planning.plan import Drafter, ModelFacts, PlanGoal, RejectedCandidate
 
 _ALIKE = 1e-9  # relative: predictions closer than this are equal
 _SCORED = 512  # candidates that are scored, of those that are predicted alike
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class SearchSpace:
     """What is still free to be chosen: without `taken` devices, and without cores that are spoken for."""
 
     left: Usable
     links: Links
-    wanted: Wanted
+    wanted: PlanGoal
     concurrency: int
     taken: frozenset[str] = frozenset()
     taken_cores: Mapping[str, int] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Ground:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What a search looked at: pairings by drafter, over the devices of one index."""
 
     index: Index
@@ -50,7 +50,7 @@ class Found:
         return max((float(one.goodput.max()) for one in self.pairs if len(one.goodput)), default=0.0)
 
 
-def search(ground: Ground) -> Found:
+def search(ground: SearchSpace) -> SearchResult:
     """Return every pairing that can be the best one with the whole target on one device."""
     load, limits = ground.wanted.workload, ground.wanted.constraints
     index, links = ground.all_devices(), HostLinks(ground.links)
@@ -68,10 +68,10 @@ def search(ground: Ground) -> Found:
             rejected += refused if sequences == counts[0] else []
             some = targets.of(np.flatnonzero(targets.sequences == sequences))
             pairs.append(model_pairs(index, some, drafts, drafter, links, load, limits))
-    return Found(index, tuple(pairs), tuple(rejected))
+    return SearchResult(index, tuple(pairs), tuple(rejected))
 
 
-def _find_served_rows(targets: Rows, drafter: Drafter) -> Ints:
+def _find_served_rows(targets: OptionRows, drafter: Drafter) -> Ints:
     """Return the rows of targets that may use a drafter."""
     serves = np.array([drafter.serves(option.runtime) for option in targets.options], np.bool_)
     return np.flatnonzero(serves[targets.option]) if len(targets) else np.empty(0, np.int64)
@@ -82,7 +82,7 @@ def _members(index: Index, names: Sequence[str]) -> np.ndarray[tuple[int], np.dt
     return np.array([one.id in known for one in index.devices], np.bool_)
 
 
-def best(found: Found, ground: Ground) -> Rated | None:
+def best(found: SearchResult, ground: SearchSpace) -> ScoredCandidate | None:
     """Return the candidate with the highest predicted goodput; among those that are predicted alike (or within the
     `indifference` that is allowed) the one with the best score, then the one that takes the fewest devices, then the
     first by name."""
@@ -99,7 +99,7 @@ class _Order:
 
     __slots__ = ("_one",)
 
-    def __init__(self, one: Rated) -> None:
+    def __init__(self, one: ScoredCandidate) -> None:
         self._one = one
 
     def __lt__(self, other: _Order) -> bool:
@@ -107,7 +107,7 @@ class _Order:
         return mine < others or (mine == others and self._one.candidate.key > other._one.candidate.key)
 
 
-def _top(found: Found, least: float) -> list[Candidate]:
+def _top(found: SearchResult, least: float) -> list[Candidate]:
     """Return the candidates that are predicted to reach that much; where there are many, those on the devices that
     come first (see rows.Index)."""
     columns = []
@@ -123,16 +123,16 @@ def _top(found: Found, least: float) -> list[Candidate]:
     return [candidate_of(found, found.pairs[numbers[one]], int(alike[one])) for one in order]
 
 
-def candidate_of(found: Found, pairs: Pairs, pair: int) -> Candidate:
+def candidate_of(found: SearchResult, pairs: Pairs, pair: int) -> Candidate:
     """Return one pairing, spelt out."""
     row = int(pairs.target[pair])
     device = found.index.devices[int(pairs.targets.device[row])]
-    target = Placed(device, pairs.targets.options[int(pairs.targets.option[row])], 0, pairs.layers)
+    target = PlacedShard(device, pairs.targets.options[int(pairs.targets.option[row])], 0, pairs.layers)
     sequences = int(pairs.targets.sequences[row])
     if pairs.drafts is None:
         return Candidate((target,), sequences, pairs.drafter)
     drafted = int(pairs.draft[pair])
-    draft = Placed(
+    draft = PlacedShard(
         found.index.devices[int(pairs.drafts.device[drafted])],
         pairs.drafts.options[int(pairs.drafts.option[drafted])],
         0,

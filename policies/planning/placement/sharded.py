@@ -13,15 +13,22 @@ from dataclasses import replace
 import numpy as np
 
 from policies.planning.placement import workers
-from policies.planning.placement.candidate import Candidate, Placed, Rated, Where, problem, rate_candidate
-from policies.planning.placement.cutting import FEW, Aim, Task, shard_counts, shards_for, task_of, traffic_of
+from policies.planning.placement.candidate import (
+    Candidate,
+    PlacedShard,
+    ScoredCandidate,
+    Where,
+    problem,
+    rate_candidate,
+)
+from policies.planning.placement.cutting import FEW, CutGoal, CutTask, shard_counts, shards_for, task_of, traffic_of
 from policies.planning.placement.links import Links
 from policies.planning.placement.order import order_shards
 from policies.planning.placement.pairs import APART, fastest
-from policies.planning.placement.rows import Ints, Rows
-from policies.planning.placement.search import Ground
+from policies.planning.placement.rows import Ints, OptionRows
+from policies.planning.placement.search import SearchSpace
 from policies.planning.plan import Device
-from policies.planning.shard_cost import Part, TargetTimes, context_tokens, micro_batch_counts
+from policies.planning.shard_cost import ModelPart, TargetTimes, context_tokens, micro_batch_counts
 
 _TURNS = 3  # how often shards are cut anew for the depth and the micro-batches that were best for the last ones
 _EXCHANGES = 2  # how often devices are exchanged, at most
@@ -31,14 +38,14 @@ _FEW_COUNTS = 8  # of micro-batches, all of which are looked at
 _BETTER = 1.0 + 1e-9
 
 
-def best_sharded(ground: Ground) -> Rated | None:
+def best_sharded(ground: SearchSpace) -> ScoredCandidate | None:
     """Return the best way to run the target in layer shards, None where there is none: with as many sequences at once
     as are asked for, or half as many as long as that is better (or the first that fits)."""
     best, task = None, task_of(ground, ground.concurrency)
     sequences = ground.concurrency
     while sequences:
         attempt = task_of(ground, sequences)
-        found = _best_for(attempt, Aim(None, 0, 1))
+        found = _best_for(attempt, CutGoal(None, 0, 1))
         if best is not None and not _is_better(found, best):
             break
         best, task = found, attempt
@@ -46,13 +53,13 @@ def best_sharded(ground: Ground) -> Rated | None:
     return None if best is None else _exchange_devices(task, _refine_cut(task, best))
 
 
-def _is_better(one: Rated | None, other: Rated | None) -> bool:
+def _is_better(one: ScoredCandidate | None, other: ScoredCandidate | None) -> bool:
     if one is None or other is None:
         return one is not None
     return one.prediction.goodput_tokens_per_s > other.prediction.goodput_tokens_per_s * _BETTER
 
 
-def _refine_cut(task: Task, first: Rated) -> Rated:
+def _refine_cut(task: CutTask, first: ScoredCandidate) -> ScoredCandidate:
     """Cut again for what was best for the shards so far, with other numbers of micro-batches too."""
     best, tried = first, {(0, 1, "")}
     for _ in range(_TURNS):
@@ -64,7 +71,7 @@ def _refine_cut(task: Task, first: Rated) -> Rated:
     return best
 
 
-def _exchange_devices(task: Task, best: Rated) -> Rated:
+def _exchange_devices(task: CutTask, best: ScoredCandidate) -> ScoredCandidate:
     """Where there are very few devices, look whether others do better: one more, one less, or one for another, as a
     shard that drafts better, or one whose link is not like the others."""
     if len(np.unique(task.device)) > _VERY_FEW:
@@ -86,7 +93,7 @@ def _exchange_devices(task: Task, best: Rated) -> Rated:
     return best
 
 
-def _aims(task: Task, best: Rated) -> Iterator[Aim]:
+def _aims(task: CutTask, best: ScoredCandidate) -> Iterator[CutGoal]:
     """Yield what to cut for next: the depth that was best, with as many micro-batches as were best, as there are
     shards, as there may be, and as there are sequences; with every number of them where there are few devices."""
     now = _aim_of(best)
@@ -99,11 +106,11 @@ def _aims(task: Task, best: Rated) -> Iterator[Aim]:
         yield replace(now, micro_batches=count)
 
 
-def _aim_of(one: Rated) -> Aim:
-    return Aim(one.candidate.drafter, one.prediction.depth, one.prediction.micro_batches)
+def _aim_of(one: ScoredCandidate) -> CutGoal:
+    return CutGoal(one.candidate.drafter, one.prediction.depth, one.prediction.micro_batches)
 
 
-def _best_for(task: Task, aim: Aim) -> Rated | None:
+def _best_for(task: CutTask, aim: CutGoal) -> ScoredCandidate | None:
     """Return the best that shards cut for this aim can do, where a device may be kept free of them to draft."""
     best = _best_with_drafts(task, shards_for(task, aim, frozenset()), aim)
     if best is None or not task.drafts:
@@ -114,7 +121,7 @@ def _best_for(task: Task, aim: Aim) -> Rated | None:
     return best
 
 
-def _find_draft_reserves(task: Task, best: Rated) -> list[int]:
+def _find_draft_reserves(task: CutTask, best: ScoredCandidate) -> list[int]:
     """Return the devices with a shard that draft faster than any without one; those that run a layer slowest come
     first, because the shards miss them least. Where there are many devices, the fastest drafter alone."""
     in_use = {one.device.id: _layer_ms(one, task) for one in best.candidate.target}
@@ -131,18 +138,18 @@ def _find_draft_reserves(task: Task, best: Rated) -> list[int]:
     return sorted(found, key=lambda number: (-in_use[task.index.devices[number].id], number))[:_KEPT]
 
 
-def _layer_ms(one: Placed, task: Task) -> float:
+def _layer_ms(one: PlacedShard, task: CutTask) -> float:
     rows = task.sequences
     return one.option.cost.ms(rows, rows, context_tokens(task.ground.wanted.workload)) / (1.0 - one.device.utilisation)
 
 
-def _best_with_drafts(task: Task, target: tuple[Placed, ...], aim: Aim) -> Rated | None:
+def _best_with_drafts(task: CutTask, target: tuple[PlacedShard, ...], aim: CutGoal) -> ScoredCandidate | None:
     """Return what these shards can do at most, with any drafter and in any order of their hosts."""
     if not target:
         return None
     ground, load = task.ground, task.ground.wanted.workload
     cores = {host.name: workers.cores_left(host, ground.taken_cores) for host in ground.left.hosts.values()}
-    parts = [Part(one.option, one.layers / load.target.layers, one.device.utilisation) for one in target]
+    parts = [ModelPart(one.option, one.layers / load.target.layers, one.device.utilisation) for one in target]
     times, best = TargetTimes(parts, task.sequences, load), None
     for candidate in _candidates(task, target, aim):
         if not problem(candidate, cores, load, ground.wanted.constraints):
@@ -151,7 +158,7 @@ def _best_with_drafts(task: Task, target: tuple[Placed, ...], aim: Aim) -> Rated
     return best
 
 
-def _candidates(task: Task, target: tuple[Placed, ...], aim: Aim) -> Iterator[Candidate]:
+def _candidates(task: CutTask, target: tuple[PlacedShard, ...], aim: CutGoal) -> Iterator[Candidate]:
     load, links = task.ground.wanted.workload, task.ground.links
     traffic = traffic_of(task, aim, task.sequences / load.output_tokens / aim.micro_batches)
     alone = order_shards(target, "", links, traffic)
@@ -167,7 +174,9 @@ def _candidates(task: Task, target: tuple[Placed, ...], aim: Aim) -> Iterator[Ca
             device, option = task.index.devices[int(rows.device[row])], rows.options[int(rows.option[row])]
             placed = order_shards(target, device.host, links, traffic)
             where = _where(device, placed[-1].device, links)
-            yield Candidate(placed, task.sequences, drafter, Placed(device, option, 0, drafter.model.layers), where)
+            yield Candidate(
+                placed, task.sequences, drafter, PlacedShard(device, option, 0, drafter.model.layers), where
+            )
 
 
 def _where(draft: Device, last: Device, links: Links) -> Where:
@@ -176,7 +185,7 @@ def _where(draft: Device, last: Device, links: Links) -> Where:
     return Where.ZONE if links.hosts[draft.host].zone == links.hosts[last.host].zone else Where.FAR
 
 
-def _near_drafts(task: Task, target: tuple[Placed, ...], rows: Rows) -> Ints:
+def _near_drafts(task: CutTask, target: tuple[PlacedShard, ...], rows: OptionRows) -> Ints:
     """Return the fastest drafts on each of the shards' hosts, in each of their zones, and elsewhere, all of them on
     devices without a shard."""
     index, names = task.index, {one.device.id for one in target}

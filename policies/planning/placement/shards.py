@@ -62,7 +62,7 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CutShard:
     """An item's number, and how many layers it takes."""
 
     item: int
@@ -81,7 +81,7 @@ class _Table:
     item: Ints | None = None
 
 
-def cut_shards(items: Items, layers: int, hops: Hops, shards: Sequence[int]) -> list[Taken] | None:
+def cut_shards(items: Items, layers: int, hops: Hops, shards: Sequence[int]) -> list[CutShard] | None:
     """Return the shards with the least sum, as many as one of `shards` (ascending), in an order in which hosts and
     zones stay together; None where it cannot be done."""
     most = shards[-1]
@@ -179,11 +179,11 @@ def _pair(left: _Table, right: _Table, most: int) -> _Table:
     return _Table(ms, (left, right), take)
 
 
-def _trace_shards(table: _Table, shards: int, layers: int) -> Iterator[Taken]:
+def _trace_shards(table: _Table, shards: int, layers: int) -> Iterator[CutShard]:
     """Yield the shards behind one entry of a table."""
     while table.parts is not None and table.take is not None:
         mine, count = (int(one) for one in table.take[shards, layers])
         yield from _trace_shards(table.parts[1], mine, count)
         table, shards, layers = table.parts[0], shards - mine, layers - count
     if shards and table.item is not None:
-        yield Taken(int(table.item[layers]), layers)
+        yield CutShard(int(table.item[layers]), layers)

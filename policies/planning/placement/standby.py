@@ -13,20 +13,20 @@ from typing import Literal
 import numpy as np
 
 from policies.planning.placement import workers
-from policies.planning.placement.candidate import Placed, Rated, Where, rate_candidate, replica
+from policies.planning.placement.candidate import PlacedShard, ScoredCandidate, Where, rate_candidate, replica
 from policies.planning.placement.filters import Usable
 from policies.planning.placement.links import Links
 from policies.planning.placement.rows import Floats, Index, Ints
-from policies.planning.placement.search import Found, candidate_of
-from policies.planning.plan import Option, Standby, Wanted
-from policies.planning.shard_cost import Part, context_tokens, kv_bytes
+from policies.planning.placement.search import SearchResult, candidate_of
+from policies.planning.plan import Option, PlanGoal, Standby
+from policies.planning.shard_cost import ModelPart, context_tokens, kv_bytes
 
 _WORTH = 0.8  # the standby that shares least is taken where it is this fast by the fastest one
 _APART: tuple[Literal["zone", "host", "device"], ...] = ("zone", "host", "device")
 
 
 def standby(
-    chosen: Sequence[Rated], found: Found, left: Usable, links: Links, wanted: Wanted
+    chosen: Sequence[ScoredCandidate], found: SearchResult, left: Usable, links: Links, wanted: PlanGoal
 ) -> tuple[Standby | None, list[str]]:
     """Return the standby of the first replica, or why there is none."""
     if not wanted.constraints.standby:
@@ -48,12 +48,14 @@ def standby(
 class _Picked:
     """Who takes over, for which part, and what is predicted then."""
 
-    place: Placed
-    instead: Rated
+    place: PlacedShard
+    instead: ScoredCandidate
     apart: Literal["device", "host", "zone"]
 
 
-def _elsewhere(one: Rated, found: Found, free: np.ndarray, links: Links, wanted: Wanted) -> _Picked | None:
+def _elsewhere(
+    one: ScoredCandidate, found: SearchResult, free: np.ndarray, links: Links, wanted: PlanGoal
+) -> _Picked | None:
     rate = np.zeros(len(found.index.devices))
     at: dict[int, tuple[int, int]] = {}
     for count, pairs in enumerate(found.pairs):
@@ -72,7 +74,7 @@ def _elsewhere(one: Rated, found: Found, free: np.ndarray, links: Links, wanted:
     return _Picked(candidate.target[0], rate_candidate(candidate, links, wanted), picked[1])
 
 
-def _furthest(rate: Floats, one: Rated, index: Index) -> tuple[int, Literal["device", "host", "zone"]] | None:
+def _furthest(rate: Floats, one: ScoredCandidate, index: Index) -> tuple[int, Literal["device", "host", "zone"]] | None:
     """Return the fastest device that shares least with the target, as long as it is fast enough, and what they do not
     share."""
     if not rate.any():
@@ -91,7 +93,9 @@ def _furthest(rate: Floats, one: Rated, index: Index) -> tuple[int, Literal["dev
     return None
 
 
-def _spare(one: Rated, index: Index, free: np.ndarray, left: Usable, links: Links, wanted: Wanted) -> _Picked | None:
+def _spare(
+    one: ScoredCandidate, index: Index, free: np.ndarray, left: Usable, links: Links, wanted: PlanGoal
+) -> _Picked | None:
     load = wanted.workload
     lost = max(one.candidate.target, key=lambda placed: (placed.layers, placed.first))
     rate, options = np.zeros(len(index.devices)), {}
@@ -102,7 +106,7 @@ def _spare(one: Rated, index: Index, free: np.ndarray, left: Usable, links: Link
             needed = (
                 workers.sum_fixed_bytes(option, lost.layers) + kv_bytes(option, load, share) * one.candidate.sequences
             )
-            ms = Part(option, share).ms(one.candidate.sequences, one.candidate.sequences, context_tokens(load))
+            ms = ModelPart(option, share).ms(one.candidate.sequences, one.candidate.sequences, context_tokens(load))
             numbers: Ints = index.profiles[profile]
             fits = free[numbers] & (index.room[numbers] >= needed) & (option.threads <= index.cores[numbers])
             for number in numbers[fits]:
@@ -113,13 +117,13 @@ def _spare(one: Rated, index: Index, free: np.ndarray, left: Usable, links: Link
     if picked is None:
         return None
     chosen: Option = options[picked[0]]
-    place = Placed(index.devices[picked[0]], chosen, lost.first, lost.end)
+    place = PlacedShard(index.devices[picked[0]], chosen, lost.first, lost.end)
     target = tuple(place if placed is lost else placed for placed in one.candidate.target)
     candidate = replace(one.candidate, target=target, drafter=None, draft=None, where=Where.NOWHERE)
     return _Picked(place, rate_candidate(candidate, links, wanted), picked[1])
 
 
-def _describe_standby(picked: _Picked, drafts: set[str], left: Usable, wanted: Wanted) -> Standby:
+def _describe_standby(picked: _Picked, drafts: set[str], left: Usable, wanted: PlanGoal) -> Standby:
     part = replica(picked.instead, {}, left.hosts, wanted.workload)
     shard = next(one for one in part.shards if one.device == picked.place.device.id)
     whole = len(part.shards) == 1

@@ -23,7 +23,7 @@ from policies.planning.plan.result import (
     Standby,
     Term,
 )
-from policies.planning.plan.wanted import Constraints, Drafter, ModelFacts, ScoreWeights, Wanted, Workload
+from policies.planning.plan.wanted import Constraints, Drafter, ModelFacts, PlanGoal, ScoreWeights, Workload
 
 __all__ = [
     "Cluster",
@@ -39,6 +39,7 @@ __all__ = [
     "Option",
     "Plan",
     "PlanDiff",
+    "PlanGoal",
     "Prediction",
     "RejectedCandidate",
     "Replica",
@@ -48,7 +49,6 @@ __all__ = [
     "Shard",
     "Standby",
     "Term",
-    "Wanted",
     "Workload",
     "diff",
 ]

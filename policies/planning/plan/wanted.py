@@ -103,7 +103,7 @@ class ScoreWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlanGoal:
     """All of it."""
 
     workload: Workload

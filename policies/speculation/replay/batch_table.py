@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.speculation import Place, Round
+from policies.speculation import RoundContext, RoundSequence
 from policies.speculation.allocation import cap, curve
 from policies.speculation.cost_model import start_cost_model
 from policies.speculation.replay.fixed import FixedDepth
@@ -45,7 +45,7 @@ class BatchTable(FixedDepth):
         super().__init__(0, name="batch-table")
         self._table = tuple(table)
 
-    def depth_of(self, now: Round, place: Place) -> int:
+    def depth_of(self, now: RoundContext, place: RoundSequence) -> int:
         """See FixedDepth."""
         depth = self._table[0][1]
         for size, found in self._table:

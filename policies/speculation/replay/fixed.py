@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.speculation import Place, Proposal, Round
-from policies.speculation.policy import Asked, Done
+from policies.speculation import DraftSummary, RoundContext, RoundSequence
+from policies.speculation.policy import DraftLimits, RoundOutcome
 
 
 class FixedDepth:
@@ -26,20 +26,20 @@ class FixedDepth:
     def reset_gain(self) -> None:
         """See the port."""
 
-    def decide_draft_limits(self, now: Round) -> Asked:
+    def decide_draft_limits(self, now: RoundContext) -> DraftLimits:
         """See the port."""
         self._limits = [min(self.depth_of(now, place), place.most) for place in now.places]
-        return Asked(self._limits)
+        return DraftLimits(self._limits)
 
-    def depth_of(self, now: Round, place: Place) -> int:
+    def depth_of(self, now: RoundContext, place: RoundSequence) -> int:
         """Return the depth of one request in this round."""
         return self._by_key.get(place.key, self._depth)
 
-    def decide_depths(self, now: Round, proposals: Sequence[Proposal]) -> list[int]:
+    def decide_depths(self, now: RoundContext, proposals: Sequence[DraftSummary]) -> list[int]:
         """See the port."""
         return [min(proposal.tokens, limit) for proposal, limit in zip(proposals, self._limits, strict=True)]
 
-    def observe_round(self, now: Round, done: Done) -> None:
+    def observe_round(self, now: RoundContext, done: RoundOutcome) -> None:
         """See the port."""
 
     def decide_pause(self) -> int:

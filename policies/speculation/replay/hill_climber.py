@@ -7,8 +7,8 @@ and keeps the new depth where the throughput is at least KEEP of what it was.
 
 from __future__ import annotations
 
-from policies.speculation import Round
-from policies.speculation.policy import Done
+from policies.speculation import RoundContext
+from policies.speculation.policy import RoundOutcome
 from policies.speculation.replay.fixed import FixedDepth
 
 LOW, HIGH, KEEP = 0.50, 0.75, 0.97
@@ -26,7 +26,7 @@ class HillClimber(FixedDepth):
         self._throughput = 0.0
         self._rounds = self._accepted = self._evaluated = 0
 
-    def observe_round(self, now: Round, done: Done) -> None:
+    def observe_round(self, now: RoundContext, done: RoundOutcome) -> None:
         """See the port."""
         if done.times is None:
             return

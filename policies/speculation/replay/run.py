@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from device_profiles.units import MS_PER_S
-from policies.speculation import Place, Proposal, Round, Times, Verdict
-from policies.speculation.policy import DepthPolicy, Done
+from policies.speculation import DraftComparison, DraftSummary, RoundContext, RoundSequence, RoundTimes
+from policies.speculation.policy import DepthPolicy, RoundOutcome
 from policies.speculation.replay.recorded import Costs, RecordedRequest
 
 
@@ -82,27 +82,27 @@ def replay(
 
 def _round(running: Sequence[_Running], policy: DepthPolicy, costs: Costs, most: int, outcome: Replay) -> None:
     base = costs.rows(0)
-    places = [Place(one.request.key, min(most, one.left - 1), free=base - 1) for one in running]
+    places = [RoundSequence(one.request.key, min(most, one.left - 1), free=base - 1) for one in running]
     base_rows = base * len(places)
     context = sum(one.request.prompt_tokens + one.done for one in running) / len(running)
-    now = Round(places, base_rows, max(0, costs.most_rows - base_rows), context, costs.widths)
+    now = RoundContext(places, base_rows, max(0, costs.most_rows - base_rows), context, costs.widths)
     limits, _, cheap_only = policy.decide_draft_limits(now)
     asked = [0] * len(limits) if cheap_only and costs.dear else limits
     drafts = [one.request.drafts[one.done] for one in running]
     proposals = [
-        Proposal(min(limit, draft.tokens), draft.confidences[:limit])
+        DraftSummary(min(limit, draft.tokens), draft.confidences[:limit])
         for limit, draft in zip(asked, drafts, strict=True)
     ]
     depths = policy.decide_depths(now, proposals)
     accepted = [min(depth, draft.accepted) for depth, draft in zip(depths, drafts, strict=True)]
     verdicts = [
-        Verdict(min(draft.accepted, right + 1, proposal.tokens), min(proposal.tokens, right + 1))
+        DraftComparison(min(draft.accepted, right + 1, proposal.tokens), min(proposal.tokens, right + 1))
         for draft, right, proposal in zip(drafts, accepted, proposals, strict=True)
     ]
     tokens = sum(accepted) + len(running)
-    times = Times(costs.forward_ms(depths, context, outcome.rows), costs.drafting_ms(asked))
+    times = RoundTimes(costs.forward_ms(depths, context, outcome.rows), costs.drafting_ms(asked))
     outcome.rows = sum(map(costs.rows, depths))
-    policy.observe_round(now, Done(proposals, depths, accepted, verdicts, times, tokens))
+    policy.observe_round(now, RoundOutcome(proposals, depths, accepted, verdicts, times, tokens))
     for one, right in zip(running, accepted, strict=True):
         one.done += right + 1
     round_ms = times.forward_ms + times.draft_ms
