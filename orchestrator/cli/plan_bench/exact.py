@@ -28,18 +28,6 @@ _MOST_MS = 1e7
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
-    """The best goodput in tokens per second (0: there is no plan), and how it is reached: layers by device."""
-
-    tokens_per_s: float
-    layers: tuple[tuple[str, int], ...] = ()
-    drafter: str = ""
-    draft: str = ""
-    depth: int = 0
-    micro_batches: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class _Case:
     """What one program is about."""
 
@@ -63,12 +51,13 @@ class _Case:
         return self.tokens / self.wanted.workload.output_tokens / self.micro_batches
 
 
-def best_in_shards(cluster: Cluster, wanted: Wanted) -> Exact:
-    """Return the best plan in two or more layer shards with all requests running at once.
+def best_in_shards(cluster: Cluster, wanted: Wanted) -> float:
+    """Return the tokens per second of the best plan in two or more layer shards; 0: there is none. All requests run at
+    once.
 
     Raises RuntimeError where the solver gives up.
     """
-    load, best = wanted.workload, Exact(0.0)
+    load, best = wanted.workload, 0.0
     devices = tuple(sorted(cluster.devices, key=lambda one: one.id))
     options = {role: {one.profile: one for one in cluster.options if one.role is role} for role in Role}
     for drafter, depth in _depths(wanted):
@@ -76,7 +65,7 @@ def best_in_shards(cluster: Cluster, wanted: Wanted) -> Exact:
             case = _Case(
                 devices, options[Role.TARGET], options[Role.DRAFT], links_of(cluster), wanted, drafter, depth, count
             )
-            best = _better(case, best)
+            best = max(best, _rate(case, best))
     return best
 
 
@@ -87,26 +76,16 @@ def _depths(wanted: Wanted) -> Iterator[tuple[Drafter | None, int]]:
             yield drafter, depth
 
 
-def _better(case: _Case, best: Exact) -> Exact:
-    """Return the best plan of one program, where it is better."""
+def _rate(case: _Case, best: float) -> float:
+    """Return the tokens per second of the best plan of one program; 0 where none is faster than `best`."""
     program = Program()
     _path(program, case)
     _memory(program, case)
     always_ms = _round(program, case)
-    if best.tokens_per_s:  # nothing slower is of interest, and to know it is quicker
-        program.below(case.tokens * MS_PER_S / best.tokens_per_s - always_ms)
-    found = program.solved()
-    if found is None:
-        return best
-    rate = case.tokens * MS_PER_S / (found[0] + always_ms)
-    if rate <= best.tokens_per_s:
-        return best
-    value = found[1]
-    layers = tuple(
-        (one.id, round(value[("layers", one.id)])) for one in case.devices if value[("layers", one.id)] > 0.5
-    )
-    draft = next((one.id for one in case.devices if value.get(("draft", one.id), 0.0) > 0.5), "")
-    return Exact(rate, layers, case.drafter.name if case.drafter else "", draft, case.depth, case.micro_batches)
+    if best:  # nothing slower is of interest, and to know it is quicker
+        program.below(case.tokens * MS_PER_S / best - always_ms)
+    least_ms = program.least_cost()
+    return 0.0 if least_ms is None else case.tokens * MS_PER_S / (least_ms + always_ms)
 
 
 def _path(program: Program, case: _Case) -> None:

@@ -50,15 +50,15 @@ def _gap(seed: int, *, measured_links: bool, tell: Callable[[str], object]) -> d
     started = time.perf_counter()
     exact = best_in_shards(cluster, wish)
     seconds = time.perf_counter() - started
-    rate = plan(cluster, wish).goodput_tokens_per_s if exact.tokens_per_s else 0.0
-    gap = max(0.0, 1.0 - rate / exact.tokens_per_s) if exact.tokens_per_s else 0.0
+    rate = plan(cluster, wish).goodput_tokens_per_s if exact else 0.0
+    gap = max(0.0, 1.0 - rate / exact) if exact else 0.0
     links = "measured links" if measured_links else "default links"
-    tell(f"small cluster {seed}, {links}: {rate:.2f} of {exact.tokens_per_s:.2f} tokens/s ({gap:.2%} below the best)")
+    tell(f"small cluster {seed}, {links}: {rate:.2f} of {exact:.2f} tokens/s ({gap:.2%} below the best)")
     return {
         "seed": seed,
         "measured_links": measured_links,
         "exact_seconds": seconds,
-        "exact_tokens_per_s": exact.tokens_per_s,
+        "exact_tokens_per_s": exact,
         "tokens_per_s": rate,
         "gap": gap,
     }

@@ -47,8 +47,8 @@ class Program:
         """Look for nothing that costs more."""
         self._rows.append((dict(self._cost), -inf, most))
 
-    def solved(self) -> tuple[float, dict[Hashable, float]] | None:
-        """Return the least cost and every column's value, None where there is no solution.
+    def least_cost(self) -> float | None:
+        """Return the least cost, None where there is no solution.
 
         Raises RuntimeError where the solver gives up.
         """
@@ -74,4 +74,4 @@ class Program:
             return None
         if found.x is None or not found.success:
             raise RuntimeError(f"the exact solver gave up: {found.message}")
-        return float(found.fun), {name: float(found.x[number]) for name, number in self._numbers.items()}
+        return float(found.fun)
