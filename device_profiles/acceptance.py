@@ -18,20 +18,10 @@ class DepthYield:
     rounds: int
     changes: float = 0.0
 
-    def changes_of(self, sequences: int) -> float:
-        """Return the share of rounds of so many sequences, each of which drafts for itself, that run another number of
-        rows than the one before: at most all whose part of some sequence changed."""
-        return 1.0 - (1.0 - self.changes) ** sequences
-
     @property
     def tokens(self) -> float:
         """Expected tokens of a round, the target's own included."""
         return 1.0 + sum(self.accepted)
-
-    @property
-    def rows(self) -> float:
-        """Expected rows that a round verifies, the one without a draft included."""
-        return 1.0 + sum(self.offered)
 
     @property
     def conditional(self) -> tuple[float, ...]:

@@ -151,9 +151,7 @@ def test_only_what_was_seen_is_marked_as_drifted(store):
 
 def test_a_yield_is_what_its_positions_say():
     assert YIELD.tokens == pytest.approx(1.9)
-    assert YIELD.rows == pytest.approx(2.3)
     assert expected_tokens(YIELD.conditional, 2) == pytest.approx(YIELD.tokens)
-    assert dataclasses.replace(YIELD, changes=0.5).changes_of(2) == pytest.approx(0.75)
     assert PAIR.at(1) is YIELD
     assert PAIR.at(3) is YIELD
     assert PAIR.at(99).depth == 4
