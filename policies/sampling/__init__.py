@@ -23,7 +23,7 @@ not judged.
 from policies.sampling.accept import Judged, judge, residual
 from policies.sampling.coupled import choose, greedy
 from policies.sampling.draft_distribution import PROPOSAL_WIDTH, Proposal, propose
-from policies.sampling.filters import distribution, filtered
+from policies.sampling.filters import distribution
 from policies.sampling.params import Acceptance, NotFinite, Row, Rule, Sampling, Shape
 from policies.sampling.tolerance import ToleranceGoal, ToleranceState, calibrated
 from policies.sampling.verify import Verdict, coupled_verdicts, verify_draft
@@ -45,7 +45,6 @@ __all__ = [
     "choose",
     "coupled_verdicts",
     "distribution",
-    "filtered",
     "greedy",
     "judge",
     "propose",

@@ -46,16 +46,9 @@ def distribution(row: Row, sampling: Sampling) -> tuple[NDArray[np.uint32], NDAr
     return ids, shares / shares.sum()
 
 
-def filtered(row: Row, sampling: Sampling) -> NDArray[np.uint32]:
-    """Return the ids that survive min-p, top-k and top-p, best first (the lower id first among equals).
-
-    The temperature must be above 0.
-    """
-    return survivors(row, sampling, float(row.max()))[0]
-
-
 def survivors(row: Row, sampling: Sampling, top: float) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
-    """Return what `filtered` does, and how far each of them is below `top`, the best logit, in nats."""
+    """Return the ids that survive min-p, top-k and top-p, best first (the lower id first among equals). With them, how
+    far each is below `top`, the best logit, in nats. The temperature must be above 0."""
     ids, nats, sure = contenders(row, sampling, top)
     count = sure if sure == len(ids) else nucleus_size(row, sampling, top, nats)
     return ids[:count], nats[:count]
