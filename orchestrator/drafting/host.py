@@ -232,7 +232,7 @@ def _apart(hosted: Hosted, hello: Hello) -> bool:
 
 def _ready(hosted: Hosted, door: OpenDoor) -> DraftReady:
     return DraftReady(
-        name=hosted.drafter.name,
+        name=hosted.state.name,
         door=door.door,
         drafter=hosted.state,
         vocabulary_size=hosted.vocabulary_size,

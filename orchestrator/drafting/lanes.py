@@ -15,8 +15,6 @@ class LaneDrafter:
     The drafters share nothing: what one learns, and whatever it remembers of outputs, is of its own requests.
     """
 
-    name = "lanes"
-
     def __init__(self, usual: Drafter | None, lanes: Mapping[str, Drafter]) -> None:
         self._usual = usual
         self._lanes = dict(lanes)

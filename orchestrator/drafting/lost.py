@@ -13,7 +13,6 @@ class LostDrafter:
     """Stands where a draft model's device failed while it was loaded; `state` says how."""
 
     def __init__(self, state: DrafterState) -> None:
-        self.name = state.name
         self._state = state
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:

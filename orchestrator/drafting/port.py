@@ -112,9 +112,6 @@ class Drafter(Protocol):
     decode loop calls it.
     """
 
-    @property
-    def name(self) -> str: ...
-
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
         """Learn of a sequence, what it holds (prompt and anything already committed) and how its tokens are chosen.
 

@@ -39,7 +39,6 @@ class TranslatingDrafter:
     """See the module. `inner` drafts in the tokens of the bridge's draft side."""
 
     def __init__(self, inner: Drafter, bridge: Bridge) -> None:
-        self.name = inner.name
         self._inner = inner
         self._bridge = bridge
         self._known: dict[str, _Known] = {}

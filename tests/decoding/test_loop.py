@@ -16,8 +16,6 @@ from tests.support.loops import END, alone, decode, loop_over, requests, suffix,
 class WildDrafter:
     """Proposes arbitrary tokens: from right to nonsense, at any length."""
 
-    name = "wild"
-
     def __init__(self, guesses):
         self._guesses = itertools.cycle(guesses or [()])
 

@@ -22,8 +22,6 @@ PROMPT = list(b"the sea is the sea is the sea")
 class Eager:
     """A drafter that always proposes, and remembers for whom it was asked."""
 
-    name = "eager"
-
     def __init__(self) -> None:
         self.asked: set[str] = set()
 
