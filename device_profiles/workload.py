@@ -43,7 +43,6 @@ class DecoderShape:
     head_dim: int
     mlp: int
     vocabulary: int
-    context_length: int
     tied_embeddings: bool = False
 
     @property

@@ -92,8 +92,6 @@ class Shape(Section):
     """`intermediate_size`"""
     vocabulary: int = Field(ge=1, le=10_000_000)
     """`vocab_size`"""
-    context_length: int = Field(ge=1, le=100_000_000)
-    """`max_position_embeddings`"""
     tied_embeddings: bool = False
     """`tie_word_embeddings`"""
 

@@ -15,7 +15,7 @@ from orchestrator.planning.digests import digest_at_hand
 from policies.models.quantization import AS_FILE, BITS_PER_WEIGHT
 from policies.planning.plan import ModelFacts
 
-_TOY = DecoderShape(1, 8, 1, 1, 8, 8, 272, 4096)  # nobody reads more of the simulated model than its layer
+_TOY = DecoderShape(1, 8, 1, 1, 8, 8, 272)  # nobody reads more of the simulated model than its layer
 HIDDEN_BYTES = 2  # of an element of what crosses from one layer shard to the next
 _FILE_BITS = 16.0  # of a weight of a model that is not there and is to be taken as its file has it
 
@@ -35,7 +35,7 @@ class PlannedModel:
     def facts(self) -> ModelFacts:
         """What the planner knows of it."""
         shape = self.shape
-        return ModelFacts(self.name, shape.layers, shape.context_length, float(HIDDEN_BYTES * shape.hidden))
+        return ModelFacts(self.name, shape.layers, float(HIDDEN_BYTES * shape.hidden))
 
     def bits(self, weights: str) -> float:
         """Return the bits of a weight in a format, scales included."""
@@ -63,7 +63,6 @@ def shape_of(shape: Shape) -> DecoderShape:
         head_dim=shape.head_dim,
         mlp=shape.mlp,
         vocabulary=shape.vocabulary,
-        context_length=shape.context_length,
         tied_embeddings=shape.tied_embeddings,
     )
 
@@ -88,7 +87,6 @@ def model_at_hand(source: str, name: str, base: Path, weights: str, store: Path)
         head_dim=spec.head_dim,
         mlp=spec.mlp,
         vocabulary=spec.outputs,
-        context_length=spec.context_length,
         tied_embeddings=spec.tied_embeddings,
     )
     size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))

@@ -11,9 +11,7 @@ from orchestrator.errors import ConfigError
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "cluster-sketch.yaml"
 HEAD = "hosts:\n  - name: a\n    memory: 64 GiB\n    devices: [{device: nvidia-l4}]\n"
-SHAPE = (
-    "{layers: 1, hidden: 8, heads: 1, kv_heads: 1, head_dim: 8, mlp: 8, vocabulary: 8, context_length: 8}"  # one line
-)
+SHAPE = "{layers: 1, hidden: 8, heads: 1, kv_heads: 1, head_dim: 8, mlp: 8, vocabulary: 8}"  # one line
 
 # (text, line, what the message must hold)
 WRONG = [
@@ -34,6 +32,11 @@ WRONG = [
     ),
     (HEAD + f"drafts:\n  - {{name: d, shape: {SHAPE}, acceptance: 0.5}}\n", 5, ["drafts: go with `target`"]),
     (HEAD + f"target:\n  name: t\n  shape: {SHAPE[:-1]}, experts: 8}}\n", 7, ["target.shape.experts: unknown key"]),
+    (
+        HEAD + f"target:\n  name: t\n  shape: {SHAPE[:-1]}, context_length: 8}}\n",
+        7,
+        ["target.shape.context_length: unknown key", "vocabulary"],
+    ),
     (HEAD + f"target:\n  name: t\n  shape: {SHAPE}\n  weights: [int3]\n", 8, ["target.weights", "'int3'"]),
     (HEAD + "placement:\n  pin_targt: [a]\n", 6, ["placement.pin_targt: unknown key", "did you mean 'pin_target'"]),
     (HEAD + "exactness: bits\n", 5, ["exactness", "'bits'"]),

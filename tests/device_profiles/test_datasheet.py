@@ -9,7 +9,7 @@ from device_profiles.known_devices import LIBRARY, DatasheetError, known_devices
 from device_profiles.profile import Precision
 from device_profiles.workload import DecoderShape
 
-EIGHT_BILLION = DecoderShape(32, 4096, 32, 8, 128, 14336, 128_256, 131_072)
+EIGHT_BILLION = DecoderShape(32, 4096, 32, 8, 128, 14336, 128_256)
 GOOD = """
 name: some-gpu
 full_name: Some GPU
@@ -97,7 +97,6 @@ shapes = st.builds(
     head_dim=st.sampled_from([32, 64, 128]),
     mlp=st.sampled_from([128, 1536, 14336]),
     vocabulary=st.integers(256, 260_000),
-    context_length=st.just(8192),
     tied_embeddings=st.booleans(),
 )
 

@@ -17,8 +17,8 @@ from policies.planning.shard_cost import Part, kv_bytes
 from policies.planning.throughput import DraftSide, TargetSide, best_depth
 
 MIB = 1 << 20
-TARGET = ModelFacts("target", 8, 4096, 4096.0)
-DRAFT = ModelFacts("draft", 4, 4096)
+TARGET = ModelFacts("target", 8, 4096.0)
+DRAFT = ModelFacts("draft", 4)
 ROOMY = 4000 * MIB
 
 times_ms = st.sampled_from((8.0, 5.0, 6.5, 10.0, 20.0)) | st.floats(0.5, 20.0, allow_nan=False)

@@ -15,7 +15,7 @@ from policies.planning.plan import Drafter, ModelFacts, Option, Role, Workload
 from policies.planning.shard_cost import Part
 from policies.planning.throughput import DraftSide, TargetSide, best_depth, predict, verify_ms
 
-MODEL = ModelFacts("m", 10, 4096, hidden_bytes=1000.0)
+MODEL = ModelFacts("m", 10, hidden_bytes=1000.0)
 FLAT = Option("p", Role.TARGET, "m", "runtime", "bf16", StepCost((1.0, 2.0), (10.0, 10.0)), 1e6, 0.0)
 DRAFT = replace(FLAT, role=Role.DRAFT, cost=StepCost((1.0, 2.0), (2.0, 2.0)))
 LOAD = Workload(MODEL, (), 1, 1, 1000, depth_bound=8)

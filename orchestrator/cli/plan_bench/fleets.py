@@ -76,8 +76,7 @@ def fleet(devices: int, zones: int, seed: int, *, per_host: int = 8, busy: bool 
 def wanted(concurrency: int = 8, **limits: object) -> Wanted:
     """Return what is planned for: a target of 70e9 parameters in bf16 with a draft of 1e9, or drafts from the text."""
     models = {
-        role: ModelFacts(role, _LAYERS[role], 8192, 16_384.0 if role == "target" else 0.0)
-        for role in ("target", "draft")
+        role: ModelFacts(role, _LAYERS[role], 16_384.0 if role == "target" else 0.0) for role in ("target", "draft")
     }
     drafters = (
         Drafter("draft", (0.8, 0.76, 0.72, 0.7), models["draft"]),
@@ -93,8 +92,8 @@ def small(seed: int, *, devices: int = 6, layers: int = 12, measured_links: bool
     draw = np.random.default_rng(seed)
     hosts = tuple(Host(f"host-{number}", f"zone-{number % 2}", 64) for number in range(max(2, devices // 2)))
     found, options = [], []
-    target = ModelFacts("target", layers, 8192, 8_192.0)
-    draft = ModelFacts("draft", 4, 8192)
+    target = ModelFacts("target", layers, 8_192.0)
+    draft = ModelFacts("draft", 4)
     for number in range(devices):
         host = hosts[int(draw.integers(len(hosts)))]
         name = f"{host.name}/{number}"

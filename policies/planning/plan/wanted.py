@@ -14,7 +14,6 @@ class ModelFacts:
 
     name: str
     layers: int
-    context_length: int
     hidden_bytes: float = 0.0
 
 
