@@ -48,7 +48,6 @@ class _Vocabulary:
     eos_ids: frozenset[int]
     bos_id: int | None
     add_bos: bool
-    fingerprint: str
 
 
 class Tokenizer:
@@ -94,7 +93,6 @@ class Tokenizer:
             eos_ids=frozenset(meta.eos_ids),
             bos_id=meta.bos_id,
             add_bos=meta.add_bos and meta.bos_id is not None,
-            fingerprint=meta.vocabulary_fingerprint,
         )
         if template is None:
             return cls(vocabulary, None)
@@ -117,7 +115,6 @@ class Tokenizer:
             eos_ids=frozenset({256}),
             bos_id=None,
             add_bos=False,
-            fingerprint=vocabulary_fingerprint(byte_texts()),
         )
         return cls(vocabulary, ChatTemplate(_BYTE_TEMPLATE, bos_token="", eos_token=_BYTE_CONTROLS[256]))
 
@@ -145,11 +142,6 @@ class Tokenizer:
     def vocabulary_size(self) -> int:
         """How many ids there are."""
         return len(self._vocabulary.pieces)
-
-    @property
-    def vocabulary_fingerprint(self) -> str:
-        """Equal for two tokenizers exactly when every id means the same text (16 hex digits)."""
-        return self._vocabulary.fingerprint
 
     @property
     def has_chat_template(self) -> bool:

@@ -61,6 +61,11 @@ def prepared(source: Path) -> Tokenizer:
     return Tokenizer.load(target)
 
 
+def fingerprint(source: Path) -> str:
+    meta = json.loads((source.with_name(f"{source.name}-prepared") / "tokenizer.meta.json").read_text())
+    return str(meta["vocabulary_fingerprint"])
+
+
 @pytest.mark.parametrize("style", ["gemma", "llama", "mistral"])
 @pytest.mark.parametrize(
     "text", ["hello", "<s>hello hello</s>", "a  hello\nü日", "<|eot|>hello<think>x", "<s>[hello]</s> hello<s>", " "]
@@ -110,7 +115,7 @@ def test_a_byte_level_vocabulary_is_that_of_its_gguf_file(tmp_path: Path) -> Non
     writer.write_kv_data_to_file()
     writer.close()
     theirs, ours = prepared(tmp_path / "m.gguf"), prepared(directory)
-    assert ours.vocabulary_fingerprint == theirs.vocabulary_fingerprint
+    assert fingerprint(directory) == fingerprint(tmp_path / "m.gguf")
     assert ours.bos_id == theirs.bos_id
     assert ours.eos_ids == theirs.eos_ids | {0}  # generation_config.json names one more
     for text in ["hello the hello", "<|im_start|>user\nhé<|im_end|>", "  1234\t日本語"]:

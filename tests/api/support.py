@@ -20,6 +20,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.cluster.port import Delta, Gauges, Ready, RequestStats, Submit
 from orchestrator.control.port import DraftView, ReplicaView, StateView, Totals
 from policies.serving.overrides import Effective, Wish
+from tests.support.drafters import FINGERPRINT
 
 CONTEXT_TOKENS = 64
 EOS = 256
@@ -27,7 +28,7 @@ TOKENIZER = Tokenizer.bytes_only()
 READY = Ready(
     model="toy",
     vocabulary_size=TOKENIZER.vocabulary_size,
-    vocabulary_fingerprint=TOKENIZER.vocabulary_fingerprint,
+    vocabulary_fingerprint=FINGERPRINT,
     context_tokens=CONTEXT_TOKENS,
     adapter="scripted",
     device="CPU",

@@ -108,4 +108,4 @@ def test_the_simulated_model_has_a_vocabulary_too():
     assert (len(texts), texts[65], texts[256]) == (272, "A", "<|end|>")
     from adapters.tokenizer import Tokenizer
 
-    assert Tokenizer.bytes_only().vocabulary_fingerprint == vocabulary_fingerprint(texts)
+    assert Tokenizer.bytes_only().vocabulary_size == len(texts)
