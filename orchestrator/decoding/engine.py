@@ -23,14 +23,14 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A loop that can run, and the effective state to announce. `attach` connects it to a draft worker, where it can
-    have any. `arms`: how requests are served that say nothing, and the other way where one is tried."""
+    """A loop that can run, and the effective state to announce. `attach` connects it to a draft worker. `arms`: how
+    requests are served that say nothing, and the other way where one is tried."""
 
     loop: DecodeLoop
     ready: Ready
     close: Callable[[], None]
-    attach: Callable[[AttachDraft], None] | None = None
-    arms: Arms | None = None
+    attach: Callable[[AttachDraft], None]
+    arms: Arms
 
 
 class DecodeEngine:
@@ -41,8 +41,6 @@ class DecodeEngine:
         self._clock = clock
         self._commands: queue.SimpleQueue[tuple[Command, float]] = queue.SimpleQueue()
         self._loop: DecodeLoop | None = None
-        self._attach: Callable[[AttachDraft], None] | None = None
-        self._arms: Arms | None = None
         self._process = psutil.Process()
         self._gauges_s = 0.0
 
@@ -57,10 +55,10 @@ class DecodeEngine:
         """See cluster.contract.Engine. What an adapter raises becomes a Failed event with one line."""
         try:
             loaded = self._load(emit)
-            self._loop, self._attach, self._arms = loaded.loop, loaded.attach, loaded.arms
+            self._loop = loaded.loop
             emit(loaded.ready)
             try:
-                self._decode(loaded.loop, emit)
+                self._decode(loaded, emit)
             finally:
                 loaded.close()
         except DeviceLost as error:
@@ -68,10 +66,11 @@ class DecodeEngine:
         except AdapterError as error:
             emit(Failed(str(error), restartable=False))
 
-    def _decode(self, loop: DecodeLoop, emit: Emit) -> None:
+    def _decode(self, loaded: Loaded, emit: Emit) -> None:
+        loop = loaded.loop
         emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
         while True:
-            if not self._obey(loop, emit):
+            if not self._obey(loaded, emit):
                 return
             if loop.idle:
                 continue
@@ -83,8 +82,9 @@ class DecodeEngine:
                 self._gauges_s = now
                 emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
 
-    def _obey(self, loop: DecodeLoop, emit: Emit) -> bool:
+    def _obey(self, loaded: Loaded, emit: Emit) -> bool:
         """Carry out queued commands, waiting for one when there is nothing to decode. False: stop."""
+        loop = loaded.loop
         wait = loop.idle
         while True:
             try:
@@ -99,13 +99,10 @@ class DecodeEngine:
                 if loop.idle:
                     emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
             elif isinstance(command, Submit):
-                self._take_in(loop, command, arrived_s, emit)
-            elif isinstance(command, AttachDraft) and self._attach is not None:
-                self._attach(command)
-
-    def _take_in(self, loop: DecodeLoop, request: Submit, arrived_s: float, emit: Emit) -> None:
-        refused = loop.submit(request if self._arms is None else self._arms.served(request), arrived_s)
-        if refused is not None:
-            emit(refused)
-        elif self._arms is not None:
-            self._arms.joined(request)
+                refused = loop.submit(loaded.arms.served(command), arrived_s)
+                if refused is not None:
+                    emit(refused)
+                else:
+                    loaded.arms.joined(command)
+            elif isinstance(command, AttachDraft):
+                loaded.attach(command)

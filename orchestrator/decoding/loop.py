@@ -49,7 +49,7 @@ class DecodeLoop:
         max_itl_ms: float,
         prefix_reuse: bool,
         tolerance: ToleranceGoal,
-        grammars: Grammars | None = None,
+        grammars: Grammars,
         low_acceptance_rate: float = THRESHOLD,
         objectives: Objectives = NO_OBJECTIVES,
     ) -> None:
@@ -86,7 +86,7 @@ class DecodeLoop:
 
     def prepare(self, request: Submit) -> None:
         """Do ahead of `submit` what takes time; from any thread."""
-        if request.grammar is not None and self._grammars is not None:
+        if request.grammar is not None:
             with suppress(GrammarFailed):  # `submit` says why
                 self._grammars.prepare(request.grammar)
 

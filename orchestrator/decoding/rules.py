@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adapters.contract import GrammarFailed
 from orchestrator.cluster.port import Submit
 from orchestrator.decoding.grammar import Grammars, GrammarState, fitted
 from orchestrator.drafting.port import Draft
@@ -30,17 +29,13 @@ class Rules:
         self._ahead = 0  # drafts of the row judged last that were followed already
 
     @classmethod
-    def of(cls, submit: Submit, grammars: Grammars | None) -> Rules | None:
+    def of(cls, submit: Submit, grammars: Grammars) -> Rules | None:
         """Return what a request asks for, behind what was committed; None where that is nothing.
 
         Raises GrammarFailed.
         """
         penalties = Penalties.of(submit.sampling, submit.prompt)
-        grammar = None
-        if submit.grammar is not None:
-            if grammars is None:
-                raise GrammarFailed("this model is served without grammars")
-            grammar = grammars.start(submit.grammar)
+        grammar = None if submit.grammar is None else grammars.start(submit.grammar)
         if penalties is None and grammar is None and not (submit.min_tokens and submit.stop_tokens):
             return None
         rules = cls(submit, penalties, grammar)

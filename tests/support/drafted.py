@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.clock import SystemClock
 from orchestrator.cluster.contract import WorkerSpec
 from orchestrator.cluster.port import Event, Ready
+from orchestrator.decoding.arms import Arms, Way
 from orchestrator.decoding.engine import DecodeEngine, Loaded
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from tests.support.drafters import FINGERPRINT, VOCABULARY
@@ -29,7 +30,7 @@ def target(options: dict[str, Any]) -> DecodeEngine:
             report=emit,
         )
         loop = loop_over(model, drafter)
-        return Loaded(loop, _ready(), drafter.close, lambda command: drafter.attach(command.door))
+        return Loaded(loop, _ready(), drafter.close, lambda command: drafter.attach(command.door), Arms(Way(12), {}))
 
     return DecodeEngine(load, SystemClock())
 

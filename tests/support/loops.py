@@ -69,7 +69,7 @@ def loop_over(
         max_itl_ms=max_itl_ms,
         prefix_reuse=prefix_reuse,
         tolerance=tolerance,
-        grammars=grammars,
+        grammars=grammars or GrammarCompiler(Tokenizer.bytes_only, model.spec.vocabulary_size),
         objectives=objectives,
     )
 
