@@ -59,8 +59,8 @@ class Decoding:
     def __init__(self, loop: DecodeLoop, model: WatchedModel, submits: Sequence[Submit], clock: Clock) -> None:
         """Submit all. Raises OutriderError for one that is refused."""
         self._loop, self._model, self._clock = loop, model, clock
-        self._submits = submits
-        self._wanted = sum(one.max_tokens for one in submits)
+        self._most = {one.request_id: one.max_tokens for one in submits}
+        self._wanted = sum(self._most.values())
         self._said = 0
         self.outputs: dict[str, list[int]] = {one.request_id: [] for one in submits}
         self.rounds: list[RoundSample] = []
@@ -80,11 +80,6 @@ class Decoding:
         while not self.done and (share >= 1.0 or self._said < share * self._wanted):
             self._round()
 
-    def cancel(self) -> None:
-        """Give up on what is not done."""
-        for one in self._submits:
-            self._loop.cancel(one.request_id)
-
     def _round(self) -> None:
         began = self._clock.monotonic_s()
         taken = self._loop.run_round()
@@ -94,8 +89,7 @@ class Decoding:
             self.outputs[delta.request_id] += delta.tokens
             self._said += len(delta.tokens)
             if delta.finish:
-                limit = next(one.max_tokens for one in self._submits if one.request_id == delta.request_id)
-                self._said += limit - len(self.outputs[delta.request_id])
+                self._said += self._most[delta.request_id] - len(self.outputs[delta.request_id])
         self.rounds.append(
             RoundSample(
                 of.sequences,
