@@ -143,15 +143,13 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     """What one request cost, counted since it was (re)submitted.
 
     `drafted`/`accepted`: draft tokens verified/accepted. `steps`: verification forwards of this request after
-    its prompt. `draft_steps`: those of them that carried at least one draft token. `reused`: tokens of the prompt whose
-    KV cache was there already. `tolerance_delta`: the tolerance (nats) that drafts were judged with last, below 0
-    where there was none.
+    its prompt. `reused`: tokens of the prompt whose KV cache was there already. `tolerance_delta`: the tolerance (nats)
+    that drafts were judged with last, below 0 where there was none.
     """
 
     prompt_tokens: int
     generated: int
     steps: int
-    draft_steps: int
     drafted: int
     accepted: int
     queue_ms: float

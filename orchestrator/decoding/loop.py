@@ -234,7 +234,6 @@ class DecodeLoop:
         if session.first_token_s == 0.0:
             session.first_token_s = self._clock.monotonic_s()
         session.steps += 1
-        session.draft_steps += drafted > 0
         session.drafted += drafted
         session.accepted += accepted
         tally.add(drafted, accepted, session.submit.sampling.rule)

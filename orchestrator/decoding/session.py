@@ -37,7 +37,6 @@ class Session:
     pace_tokens: int = 0
     turn: int = 0
     steps: int = 0
-    draft_steps: int = 0
     drafted: int = 0
     accepted: int = 0
     tolerance_delta: float = -1.0
@@ -123,7 +122,6 @@ class Session:
             prompt_tokens=len(self.submit.prompt),
             generated=self.generated,
             steps=self.steps,
-            draft_steps=self.draft_steps,
             drafted=self.drafted,
             accepted=self.accepted,
             queue_ms=(self.admitted_s - self.submitted_s) * 1000.0,

@@ -99,7 +99,7 @@ class ScriptedControl:
                 if index == self.hang_at:
                     await asyncio.Event().wait()
                 last = index == len(self.steps) - 1
-                counts = (len(submit.prompt), 5, 4, 2, 6, 3, 1.0, 2.0, self.reused, self.tolerance_delta)
+                counts = (len(submit.prompt), 5, 4, 6, 3, 1.0, 2.0, self.reused, self.tolerance_delta)
                 stats = RequestStats(*counts) if last else None
                 told = None if index else self.speculation
                 yield Delta(submit.request_id, tokens, self.finish if last else "", stats, speculation=told)

@@ -20,9 +20,7 @@ from policies.serving.acceptance_alarm import Cause
 from tests.api.support import READY, ScriptedControl, app_over, serving
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "four"}
-STATS = RequestStats(
-    prompt_tokens=7, generated=3, steps=1, draft_steps=1, drafted=4, accepted=2, queue_ms=1.0, prefill_ms=2.0
-)
+STATS = RequestStats(prompt_tokens=7, generated=3, steps=1, drafted=4, accepted=2, queue_ms=1.0, prefill_ms=2.0)
 ROUND = Round(
     deltas=[Delta("a", [1, 2, 3], "", STATS)],
     sequences=1,

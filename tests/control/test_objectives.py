@@ -33,7 +33,7 @@ def served(decode_s: float, prefill_ms: float, *, ends: int = 3) -> Streams:
     for number in range(ends):
         stream = streams.open(Submit(f"old{number}", [1], 2))
         streams.send(stream, "one")
-        stats = RequestStats(1, 1, 1, 0, 0, 0, 0.0, prefill_ms)
+        stats = RequestStats(1, 1, 1, 0, 0, 0.0, prefill_ms)
         streams.deliver(Delta(stream.key, [1], "", stats), now_s)
         now_s += decode_s
         streams.deliver(Delta(stream.key, [2], "length", stats), now_s)

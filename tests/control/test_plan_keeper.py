@@ -91,7 +91,7 @@ def keeper(directory, row_ms, clock, workers, making=None, replicas=1, pause_s=F
 
 
 def rounds(found: PlanKeeper, count: int, ms: float, engine: int = 0) -> None:
-    stats = RequestStats(20, 30, 5, 5, 5, 5, 0.0, 0.0)
+    stats = RequestStats(20, 30, 5, 5, 5, 0.0, 0.0)
     for _ in range(count):
         done = Round([Delta("r", [1, 2], "", stats)], 1, 4, 1, 3, 1, [1, 0, 0], ms + 0.5, ms, 0.5)
         found.observe(msgspec.structs.replace(done, engine=engine))

@@ -93,11 +93,11 @@ def test_a_stream_is_resumed_behind_what_was_delivered() -> None:
     streams.send(stream, "one")
     streams.deliver(Delta("a", [7, 8]), 0.0)
     assert stream.resumption() == Submit("a", [1], 10, committed=[5, 6, 7, 8])
-    streams.deliver(Delta("a", [9], "stop", RequestStats(6, 1, 1, 0, 0, 0, 0.0, 0.0)), 0.0)
+    streams.deliver(Delta("a", [9], "stop", RequestStats(6, 1, 1, 0, 0, 0.0, 0.0)), 0.0)
     assert len(streams) == 0
     items = [stream.items.get_nowait() for _ in range(2)]
     assert isinstance(items[1], Delta)
-    assert items[1].stats == RequestStats(1, 5, 1, 0, 0, 0, 0.0, 0.0)  # counted over all workers
+    assert items[1].stats == RequestStats(1, 5, 1, 0, 0, 0.0, 0.0)  # counted over all workers
 
 
 def test_what_nobody_waits_for_is_not_counted() -> None:

@@ -149,7 +149,7 @@ class ScriptedEngine:
                 deltas.append(Delta(submit.request_id, request.tokens[-1:]))
                 continue
             self._live.remove(request)
-            stats = RequestStats(len(submit.prompt), len(request.tokens), request.steps, 0, 0, 0, 0.0, 0.0)
+            stats = RequestStats(len(submit.prompt), len(request.tokens), request.steps, 0, 0, 0.0, 0.0)
             deltas.append(Delta(submit.request_id, request.tokens[-1:], "length", stats))
         self._rounds += 1
         return Round(deltas, len(running), 2 * len(running), len(running), len(running), 0, [0], 1.0, 0.5, 0.1)
