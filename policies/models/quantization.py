@@ -88,13 +88,12 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionChoice:
-    """`weights` is a precision's name, AS_FILE or FAST. `weights_bytes` is what they are expected to take.
-    `activations` and `kv_cache` None: those of the numerical class that is measured to be the best."""
+    """`weights` is a precision's name, AS_FILE or FAST. `activations` and `kv_cache` None: those of the numerical class
+    that is measured to be the best."""
 
     weights: str
     activations: Precision | None
     kv_cache: Precision | None
-    weights_bytes: int
     reason: str
     rejected: tuple[Rejected, ...]
 
@@ -130,7 +129,6 @@ def choose_precision(
         weights=weights,
         activations=activations,
         kv_cache=kv_cache,
-        weights_bytes=weights_bytes(model, weights),
         reason="; ".join(filter(None, (f"weights {weights}: {why}", about_activations, about_kv))),
         rejected=(*rejected, *_rejected_kv(device, kv_cache, wishes)),
     )
