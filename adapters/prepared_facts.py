@@ -51,8 +51,6 @@ def read_facts(directory: Path) -> dict[str, Any]:
 def model_spec(facts: Mapping[str, Any], bytes_per_token: int) -> ModelSpec:
     """Return the model's spec; `bytes_per_token` is what the loaded model's KV cache takes for a position."""
     return ModelSpec(
-        name="",
-        architecture=facts["architecture"],
         layers=facts["layers"],
         vocabulary_size=facts["vocabulary_size"],
         context_length=facts["context_length"],

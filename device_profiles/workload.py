@@ -17,8 +17,6 @@ class ModelSpec:
     it is empty, logit i is for token i.
     """
 
-    name: str
-    architecture: str
     layers: int
     vocabulary_size: int
     context_length: int

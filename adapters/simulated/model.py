@@ -65,8 +65,6 @@ class ToyModel(PooledModel):
         self._forwards = 0
         self._dead = False
         self.spec = ModelSpec(
-            name="toy",
-            architecture="toy",
             layers=1,
             vocabulary_size=VOCABULARY,
             context_length=CONTEXT_TOKENS,
