@@ -45,11 +45,6 @@ def load_config(path: Path, *, sources: bool = True) -> ClusterConfig:
     return config
 
 
-def parse_config(text: str, path: Path) -> ClusterConfig:
-    """Check a cluster.yaml's text against the schema only. Raises ConfigError naming `path`."""
-    return _parse(text, path)[0]
-
-
 def default_config_path() -> Path:
     """Return ./cluster.yaml or /etc/outrider/cluster.yaml. Raises ConfigError when neither is there."""
     for path in _USUAL_PLACES:

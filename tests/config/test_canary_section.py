@@ -8,8 +8,9 @@ import pytest
 
 from orchestrator.bootstrap import draft_specs, engine_options, worker_specs
 from orchestrator.config.canary_kept import differences, to_keep
-from orchestrator.config.load import load_config, parse_config
+from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
+from tests.support.config import parse_config
 
 HEAD = "model:\n  source: simulated:toy\n  adapter: simulated\ncluster: {runtime: local}\n"
 

@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 import yaml
 
-from orchestrator.config.load import parse_config
 from orchestrator.config.schema import json_schema
 from orchestrator.config.source_text import parse_text
 from orchestrator.errors import ConfigError
+from tests.support.config import parse_config
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(

@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.bootstrap import EngineOptions, draft_specs, engine_options, worker_specs
-from orchestrator.config.load import default_config_path, load_config, parse_config
+from orchestrator.config.load import default_config_path, load_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import ConfigError
 from policies.serving.slo import Objective, Objectives
+from tests.support.config import parse_config
 
 SHIPPED = Path(__file__).parents[2] / "cluster.yaml"
 HEAD = "model:\n  source: simulated:toy\n  adapter: simulated\n"

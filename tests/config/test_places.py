@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.load import admin_socket_path, parse_config, store_directory
+from orchestrator.config.load import admin_socket_path, store_directory
 from orchestrator.errors import ConfigError
+from tests.support.config import parse_config
 
 TOY = "model: {source: 'simulated:toy', adapter: simulated}\n"
 

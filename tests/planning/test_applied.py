@@ -8,7 +8,6 @@ import pytest
 
 from device_profiles.store import ProfileStore
 from orchestrator.config.drafts import ModelDraft
-from orchestrator.config.load import parse_config
 from orchestrator.config.sketch import load_sketch
 from orchestrator.planning.applied import allowed, applied, left_out, whole_targets
 from orchestrator.planning.basis import basis
@@ -21,6 +20,7 @@ from orchestrator.planning.proposal import (
     propose_here,
     propose_sketch,
 )
+from tests.support.config import parse_config
 from tests.support.profiles import simulated_profiles
 
 HEAD = "model: {{source: 'simulated:toy', name: toy, adapter: {adapter}, device: {device}}}\n"
