@@ -46,9 +46,6 @@ class Worker(Protocol):
     """A started worker process, seen from the daemon. All methods are for the event loop that started it."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
     def where(self) -> str:
         """Name the host and process for people ("local pid 123", "ray node 10.0.0.2 pid 123")."""
         ...

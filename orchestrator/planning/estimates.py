@@ -31,11 +31,6 @@ class Stated:
     sheet: Datasheet
 
     @property
-    def name(self) -> str:
-        """Return its name in the library."""
-        return self.sheet.name
-
-    @property
     def kind(self) -> str:
         """Return "cpu", "gpu" or "npu"."""
         return self.sheet.kind

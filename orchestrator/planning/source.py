@@ -17,9 +17,6 @@ class DeviceSource(Protocol):
     else 0; rates and power are 0 or empty where not known; `sheet`: what states them, None where they are measured."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
     def kind(self) -> str: ...
 
     @property

@@ -58,7 +58,6 @@ async def cluster(request: pytest.FixtureRequest, handler_seen: list[int]) -> As
 async def test_ready_tells_where_it_runs(cluster: Cluster) -> None:
     async with started(cluster) as (worker, _, ready):
         assert ready.pid != os.getpid()
-        assert worker.name == "scripted"
         assert worker.where.startswith(cluster.runtime)
         assert worker.where.endswith(f"pid {ready.pid}")
 
