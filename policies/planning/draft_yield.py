@@ -15,8 +15,6 @@ def depth_bound(workload: Workload, drafter: Drafter) -> int:
 
 def hit_rate(drafter: Drafter, depth: int) -> float:
     """Return the chance that drafts made ahead of a verification follow it: all `depth` and the guess behind them."""
-    if drafter.hit_rate is not None:
-        return drafter.hit_rate
     last = len(drafter.acceptance) - 1
     return prod(drafter.acceptance[min(index, last)] for index in range(depth + 1))
 

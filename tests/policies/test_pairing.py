@@ -36,9 +36,9 @@ def test_one_after_the_other_is_the_sum_and_beside_each_other_the_longer() -> No
 
 
 def test_drafts_made_ahead_count_as_far_as_they_follow_the_verification() -> None:
-    half = replace(SURE, hit_rate=0.5)
+    half = replace(SURE, acceptance=(1.0, 1.0, 1.0, 0.5))
     assert round_of(DraftSide(half, Part(DRAFT), True, LINK), 3) == pytest.approx(0.5 * 10.0 + 0.5 * 16.0 + 1.0)
-    never = replace(SURE, hit_rate=0.0)
+    never = replace(SURE, acceptance=(1.0, 1.0, 1.0, 0.0))
     assert round_of(DraftSide(never, Part(DRAFT), True, LINK), 3) == pytest.approx(16.0 + 1.0)
 
 

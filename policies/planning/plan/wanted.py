@@ -28,11 +28,8 @@ class Drafter:
     `by_policy`: these are figures of a policy that chooses depths itself, up to the deepest that is allowed; with a
     lower bound they would be others, so that it is looked at with that bound only.
     `runtime`: all this is so of targets in this runtime, whose costs decide which drafts are worth their rows; others
-    do not use it ("": of any).
-    `token_ms`: what drafting one token for one sequence takes where no
-    model is run. `max_depth`: the most it can propose, 0 where only the workload bounds it. `hit_rate`: the share of
-    drafts made ahead, beside a running verification, that turn out to follow it; None takes the chance that all drafts
-    and the guess behind them are right.
+    do not use it ("": of any). `token_ms`: what drafting one token for one sequence takes where no model is run.
+    `max_depth`: the most it can propose, 0 where only the workload bounds it.
     """
 
     name: str
@@ -43,7 +40,6 @@ class Drafter:
     changes: float = 0.0
     token_ms: float = 0.0
     max_depth: int = 0
-    hit_rate: float | None = None
     by_policy: bool = False
     runtime: str = ""
 
