@@ -139,7 +139,6 @@ def test_constraints_hold(cluster: Cluster, load: Workload, data: st.DataObject)
         exclude=data.draw(some),
         apart=data.draw(st.sampled_from(("", "device", "host", "zone"))),
         zones=data.draw(st.sampled_from(((), (cluster.hosts[0].zone,)))),
-        runtimes=data.draw(st.sampled_from(((), ("a",)))),
     )
     found = planned(cluster, Wanted(load, limits))
     if found is None:
@@ -149,7 +148,6 @@ def test_constraints_hold(cluster: Cluster, load: Workload, data: st.DataObject)
         assert shard.device not in limits.exclude
         assert shard.host not in limits.exclude
         assert not limits.zones or zones[shard.host] in limits.zones
-        assert not limits.runtimes or shard.runtime in limits.runtimes
     for replica in found.replicas:
         for shard in replica.shards:
             assert not limits.pin_target or {shard.device, shard.host} & set(limits.pin_target)
@@ -244,10 +242,11 @@ def test_what_cannot_be_done_is_refused_with_the_way_out() -> None:
         (Constraints(zones=("moon",)), "there is no zone 'moon'"),
         (Constraints(sharding="never"), "sharding: when_needed"),
         (Constraints(pin_target=("host-0",), exclude=("host-0",)), "change `pin_target`"),
-        (Constraints(runtimes=("none",)), "no device has an option"),
     ):
         with pytest.raises(NoPlan, match=told):
             plan(cluster, replace(wish, constraints=limits))
+    with pytest.raises(NoPlan, match="no device has an option"):
+        plan(replace(cluster, options=()), wish)
 
 
 def test_draft_models_have_their_layers_in_one_place() -> None:

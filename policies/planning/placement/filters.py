@@ -124,11 +124,6 @@ def _options(
 
 
 def _unsuitable(option: Option, wanted: Wanted) -> str:
-    constraints = wanted.constraints
-    if constraints.runtimes and option.runtime not in constraints.runtimes:
-        return f"`runtimes` allows {_some(constraints.runtimes)}"
-    if option.role is Role.TARGET and constraints.weights and option.weights not in constraints.weights:
-        return f"`weights` allows {_some(constraints.weights)}"
     if option.role is Role.TARGET and wanted.workload.exactness is Exactness.BIT and not option.row_invariant:
         return "its rows are not invariant, which exactness `bit` needs; exactness `kernel` would allow it"
     return ""

@@ -66,10 +66,10 @@ class Constraints:
     """What the operator demands. Device and host names may both stand where `pin`, `exclude` and `apart` name places.
 
     `pin_target`, `pin_draft`: only these may host that role. `exclude`: these host nothing. `apart`: draft and target
-    share no `device`, `host` or `zone`. `zones`: only these (empty: all). `runtimes`, `weights`: only these (empty:
-    all). `sharding`: `when_needed` cuts the target into layer shards only where no device can hold it. `shards`: so
-    many exactly, 0 leaves it to the plan, at most `max_shards`. `max_replicas`: how many targets may be placed; all
-    on the same terms. `standby`: name a standby for the target. `keep_free`: the share of memory that stays free.
+    share no `device`, `host` or `zone`. `zones`: only these (empty: all). `sharding`: `when_needed` cuts the target
+    into layer shards only where no device can hold it. `shards`: so many exactly, 0 leaves it to the plan, at most
+    `max_shards`. `max_replicas`: how many targets may be placed; all on the same terms. `standby`: name a standby for
+    the target. `keep_free`: the share of memory that stays free.
     """
 
     pin_target: tuple[str, ...] = ()
@@ -78,8 +78,6 @@ class Constraints:
     apart: Literal["", "device", "host", "zone"] = ""
     replicas_apart: Literal["device", "host", "zone"] = "device"
     zones: tuple[str, ...] = ()
-    runtimes: tuple[str, ...] = ()
-    weights: tuple[str, ...] = ()
     sharding: Literal["when_needed", "allowed", "never"] = "when_needed"
     shards: int = 0
     max_shards: int = 16
