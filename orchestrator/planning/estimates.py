@@ -111,7 +111,6 @@ def _option(sheet: Datasheet, model: PlannedModel, role: Role, weights: str, pre
         workspace_bytes=row_bytes,
         kv_bytes_per_token=shape.kv_elements * KV_BYTES,
         paid_rows=_PAID_ROWS,
-        activations=precision.value,
         source="datasheet",
     )
 

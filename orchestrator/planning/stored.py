@@ -134,7 +134,6 @@ def _option(one: MeasuredModel, role: Role, model: PlannedModel) -> Option:
         load_s=one.load_s,
         row_invariant=one.row_invariant,
         paid_rows=1,  # a measured cost pads by itself
-        activations=one.activations,
     )
 
 

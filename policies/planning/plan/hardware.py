@@ -82,7 +82,6 @@ class Option:
     load_s: float = 0.0
     row_invariant: bool = True
     paid_rows: int = 1
-    activations: str = ""
     source: Source = "measured"
 
     @property
