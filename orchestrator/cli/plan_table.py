@@ -171,8 +171,7 @@ def _print_rejected(console: Console, plan: Plan) -> None:
         table.add_column(column)
     ordered = sorted(plan.rejected, key=lambda one: (-one.goodput_tokens_per_s, one.what))
     for one in ordered[:_MOST_REJECTED]:
-        times = f" ({one.count} alike)" if one.count > 1 else ""
-        add_row(table, f"{one.what}{times}", str(one.role), one.why)
+        add_row(table, one.what, str(one.role), one.why)
     console.print(table)
     if len(ordered) > _MOST_REJECTED:
         console.print(f"and {len(ordered) - _MOST_REJECTED} more: --json has all of them", markup=False)

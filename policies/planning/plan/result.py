@@ -144,7 +144,6 @@ class RejectedCandidate:
     why: str
     role: str = ""
     goodput_tokens_per_s: float = 0.0
-    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
