@@ -57,9 +57,8 @@ class Sample(NamedTuple):
 
 
 class LowAcceptance(NamedTuple):
-    """A warning that is due: the rate, the most that it can be, the threshold, the likely cause."""
+    """A warning that is due: the most that the rate can be, the threshold, the likely cause."""
 
-    rate: float
     upper: float
     threshold: float
     cause: Cause
@@ -74,7 +73,7 @@ def warning(
     upper = upper_rate(sample.all)
     if upper >= threshold:
         return None
-    return LowAcceptance(sample.all.rate, upper, threshold, _cause(sample, threshold))
+    return LowAcceptance(upper, threshold, _cause(sample, threshold))
 
 
 def upper_rate(of: Drafted) -> float:

@@ -60,7 +60,7 @@ def test_there_is_no_warning_without_evidence(drafted, data):
     if drafted < LEAST_DRAFTED or accepted / drafted >= THRESHOLD:
         assert due is None
     if due is not None:
-        assert due.rate <= due.upper < THRESHOLD
+        assert accepted / drafted <= due.upper < THRESHOLD
     if drafted >= 1000 and accepted < 0.1 * drafted:
         assert due is not None
 
