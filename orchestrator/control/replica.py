@@ -42,7 +42,7 @@ class Replica:
         self.spec = spec
         self.name = name
         self.engine = engine
-        self.state = TargetState(name, upkeep.cluster.runtime)
+        self.state = TargetState(name)
         self.settled = asyncio.Event()  # it was ready once, or no worker follows
         self.heard_s = 0.0
         self.busy_s = 0.0  # when it got the first of its streams

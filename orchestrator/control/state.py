@@ -99,7 +99,6 @@ class TargetState:
     """The target's phase, and the last that its worker told. `ready` outlives a lost worker."""
 
     name: str
-    runtime: str
     phase: str = STARTING
     detail: str = "the worker is being started"
     where: str = ""
