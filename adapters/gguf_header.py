@@ -76,7 +76,6 @@ class GgufHeader:
     """What a GGUF file says about itself. `data_offset` is where tensor data begins, in bytes."""
 
     path: Path
-    version: int
     metadata: dict[str, Scalar | GgufArray]
     tensors: tuple[GgufTensor, ...]
     data_offset: int
@@ -230,7 +229,7 @@ class _Cursor:
 
 
 def _parse(path: Path, raw: bytes, file_bytes: int) -> GgufHeader:
-    version, tensor_count, pair_count = _parse_preamble(raw)
+    tensor_count, pair_count = _parse_preamble(raw)
     cursor = _Cursor(raw)
     cursor.skip(24)
     metadata = _parse_metadata(cursor, pair_count)
@@ -243,10 +242,10 @@ def _parse(path: Path, raw: bytes, file_bytes: int) -> GgufHeader:
     needed = max(ends, default=cursor.at)  # a file without tensors need not be padded up to where they would be
     if needed > file_bytes:
         raise _Damaged(f"it is truncated: {file_bytes} bytes of at least {needed}")
-    return GgufHeader(path, version, metadata, tensors, data_offset, raw)
+    return GgufHeader(path, metadata, tensors, data_offset, raw)
 
 
-def _parse_preamble(raw: bytes) -> tuple[int, int, int]:
+def _parse_preamble(raw: bytes) -> tuple[int, int]:
     if raw[:4] != b"GGUF":
         raise _Damaged("it is not a GGUF file (it does not begin with 'GGUF')")
     if len(raw) < 24:
@@ -256,7 +255,7 @@ def _parse_preamble(raw: bytes) -> tuple[int, int, int]:
         raise _Damaged("it is a big-endian GGUF file; only little-endian ones are supported")
     if version not in SUPPORTED_VERSIONS:
         raise _Damaged(f"it has GGUF version {version}; supported are {SUPPORTED_VERSIONS}")
-    return version, tensor_count, pair_count
+    return tensor_count, pair_count
 
 
 def _parse_metadata(cursor: _Cursor, count: int) -> dict[str, Scalar | GgufArray]:

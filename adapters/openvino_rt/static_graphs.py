@@ -53,7 +53,6 @@ class Body:
     def __init__(self, compiled: Any, width: int, cache: CacheShape) -> None:
         import openvino as ov
 
-        self.width = width
         self._request = compiled.create_infer_request()
         self._cache = cache
         self._slot = -1
@@ -85,18 +84,17 @@ class Body:
 
 
 class Head:
-    """The output layer, over `width` rows of any sequences."""
+    """The output layer, over so many rows of any sequences as it was compiled for."""
 
-    def __init__(self, compiled: Any, width: int) -> None:
+    def __init__(self, compiled: Any) -> None:
         import openvino as ov
 
-        self.width = width
         self._request = compiled.create_infer_request()
         self.rows = np.zeros(tuple(compiled.input("rows").get_shape()), np.float32)
         self._request.set_tensor("rows", ov.Tensor(self.rows, shared_memory=True))
 
     def run(self) -> NDArray[np.float32]:
-        """Return the logits of `rows`, (width, vocabulary), valid until the next run."""
+        """Return the logits of `rows`, (rows, vocabulary), valid until the next run."""
         self._request.infer()
         logits: NDArray[np.float32] = self._request.get_tensor("logits").data[0]
         return logits
@@ -153,7 +151,7 @@ class Compiler:
         """Return the output layer for `width` rows. Raises ModelRefused when the device cannot run it."""
         model = self._head.clone()
         self._fix(model, lambda name: [1, width, self.plan["hidden"]])
-        return Head(self._compile(model), width)
+        return Head(self._compile(model))
 
     @property
     def _kind(self) -> Any:
