@@ -19,12 +19,10 @@ def rates(runtime: Any, device: str, threads: int) -> DeviceRates:
     """Measure a device in float32, the format of our graphs' activations. Raises Unsupported."""
     choice = choose(device, runtime.get_available_providers())
     provider = (choice.provider, choice.options)
-    return measured_rates([Precision.FP32], lambda *shape: _product(runtime, provider, threads, *shape))
+    return measured_rates([Precision.FP32], lambda *shape: _product(runtime, provider, threads, *shape[:3]))
 
 
-def _product(
-    runtime: Any, provider: Any, threads: int, rows: int, inner: int, columns: int, precision: Precision
-) -> Product:
+def _product(runtime: Any, provider: Any, threads: int, rows: int, inner: int, columns: int) -> Product:
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(1)
