@@ -64,11 +64,9 @@ class LowAcceptance(NamedTuple):
     cause: Cause
 
 
-def warning(
-    sample: Sample, *, threshold: float = THRESHOLD, least_drafted: int = LEAST_DRAFTED
-) -> LowAcceptance | None:
+def warning(sample: Sample, *, threshold: float = THRESHOLD) -> LowAcceptance | None:
     """Return the warning that is due, or None."""
-    if sample.all.drafted < least_drafted:
+    if sample.all.drafted < LEAST_DRAFTED:
         return None
     upper = upper_rate(sample.all)
     if upper >= threshold:

@@ -197,25 +197,18 @@ def _both(seen: Seen, late_tpot: float, max_running: int) -> Answer:
     return Answer(1.0 + _PRICE_STEP * late_tpot, 1.0, max_running, (Lever.DRAFTS_GIVE_WAY, Lever.NOTHING_HELPS))
 
 
-def group_size(
-    round_ms: Callable[[int], float],
-    ready: int,
-    *,
-    bound_ms: float,
-    turns_ms: float = inf,
-    least: int = LEAST_GROUP,
-) -> int:
+def group_size(round_ms: Callable[[int], float], ready: int, *, bound_ms: float, turns_ms: float = inf) -> int:
     """Return how many of `ready` sequences share the next round: all of them where it keeps within `bound_ms`, else
-    the same number in each of as few turns as keep within it. Groups are never smaller than `least`, and where a turn
-    of all would take longer than `turns_ms`, there are none: every group reads the weights anew.
+    the same number in each of as few turns as keep within it. Groups are never smaller than LEAST_GROUP, and where a
+    turn of all would take longer than `turns_ms`, there are none: every group reads the weights anew.
 
     `round_ms(sequences)` is the time of such a round, never falling.
     """
-    if ready <= least or round_ms(ready) <= bound_ms:
+    if ready <= LEAST_GROUP or round_ms(ready) <= bound_ms:
         return ready
     fitting = bisect_right(range(1, ready + 1), bound_ms, key=round_ms)
-    turns = ceil_div(ready, max(fitting, least))
-    size = max(least, ceil_div(ready, turns))
+    turns = ceil_div(ready, max(fitting, LEAST_GROUP))
+    size = max(LEAST_GROUP, ceil_div(ready, turns))
     return size if turns * round_ms(size) <= turns_ms else ready
 
 

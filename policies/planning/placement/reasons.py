@@ -16,6 +16,8 @@ from policies.planning.plan import NoPlan, Option, RejectedCandidate, Role, Want
 from policies.planning.shard_cost import context_tokens
 from policies.planning.throughput import predict
 
+_MOST_TOLD = 4  # of what was rejected, where there is no plan
+
 
 def alternatives(chosen: Rated, found: Found, links: Links, wanted: Wanted) -> list[RejectedCandidate]:
     """Return the other depths of what was chosen, the best plan with every other drafter, and the other options on the
@@ -174,7 +176,7 @@ def no_plan(found: Found, left: Usable, wanted: Wanted) -> NoPlan:
     return NoPlan(f"{model} fits nowhere: {_first(found.rejected)}. What helps: {', '.join(ways)}")
 
 
-def _first(rejected: Sequence[RejectedCandidate], count: int = 4) -> str:
+def _first(rejected: Sequence[RejectedCandidate]) -> str:
     told = sorted({f"{one.what}: {one.why}" for one in rejected})
-    more = f"; and {len(told) - count} more" if len(told) > count else ""
-    return "; ".join(told[:count]) + more if told else "nothing was given"
+    more = f"; and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
+    return "; ".join(told[:_MOST_TOLD]) + more if told else "nothing was given"
