@@ -62,6 +62,10 @@ class Recipe(Protocol):
         ...
 
 
+def _unheard(stage: str, fraction: float) -> None:
+    """A Progress that nobody listens to."""
+
+
 def _disk_free_bytes(directory: Path) -> int:
     return shutil.disk_usage(directory).free
 
@@ -119,17 +123,17 @@ class ModelStore:
 
         Raises ModelRefused when the file cannot be read, and what the recipe raises.
         """
-        digest = self._digests.digest_of(file.content, lambda stage, fraction: None)
+        digest = self._digests.digest_of(file.content, _unheard)
         origin = Origin(file.source, digest, recipe.name, recipe.recipe())
         artefact = self._artefact(origin)
         return artefact if damage(artefact, origin) is None else None
 
-    def digest(self, file: ModelSource, progress: Progress = lambda _stage, _fraction: None) -> str:
+    def digest(self, file: ModelSource) -> str:
         """Return what tells a model's files from all others: the name of the directory of what is made from them.
 
         Raises what `whole` raises.
         """
-        return self._digests.digest_of(self.whole(file, progress).content, progress)[:16]
+        return self._digests.digest_of(self.whole(file, _unheard).content, _unheard)[:16]
 
     def all(self) -> list[tuple[Path, dict[str, Any]]]:
         """Return every artefact with its manifest, whatever made it, those of one model together."""

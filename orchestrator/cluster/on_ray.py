@@ -29,7 +29,7 @@ from orchestrator.cluster.ray_settings import NAMESPACE, init_options, probe, pu
 from orchestrator.cluster.worker import NODE_ADDRESS, EngineHost, one_line
 from orchestrator.errors import WorkerError, WorkerLost, WorkerStartFailed
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 60.0  # bounds the wait for a place and for the actor's process
 _CLOSE_GRACE_S = _KILL_TIMEOUT_S = 5.0
 _HANGS_AFTER_S = 1.0  # a process that Ray has told to end
 _NODE_SHARE = 0.001  # of a node's own resource: binds an actor to it, and leaves room for a thousand
@@ -38,16 +38,12 @@ _GROUPS = {"events": 1, "commands": 1}  # a thread each: commands are carried ou
 
 
 class RayCluster:
-    """Implements cluster.contract.Cluster. `address` "" starts a Ray of its own on this machine and ends it.
-
-    `start_timeout_s` bounds the wait for a place and for the actor's process.
-    """
+    """Implements cluster.contract.Cluster. `address` "" starts a Ray of its own on this machine and ends it."""
 
     runtime = "ray"
 
-    def __init__(self, address: str, *, start_timeout_s: float = _START_TIMEOUT_S) -> None:
+    def __init__(self, address: str) -> None:
         self._address = address
-        self._start_timeout_s = start_timeout_s
         self._connected: asyncio.Future[tuple[Any, ExitStack]] | None = None
         self._workers: set[RayWorker] = set()
         # Ray's processes are bound to the *thread* that starts them (PR_SET_PDEATHSIG): it must outlive them.
@@ -79,7 +75,7 @@ class RayCluster:
         worker = RayWorker(ray, spec, self._workers.discard)
         self._workers.add(worker)
         try:
-            await worker.appear(self._start_timeout_s)
+            await worker.appear(_START_TIMEOUT_S)
         except BaseException:
             await worker.stop(0.0)
             raise

@@ -112,7 +112,7 @@ def proposal(bridge: Bridge, text: DraftText, tokens: Sequence[int], confidences
     """Return the target's tokens for what a draft model proposes behind `text`: their bytes are the proposal's bytes,
     from the end of what is committed on. Fewer, or none, where the proposal does not go on so."""
     made = Proposal()
-    run = _Run(bytearray(), [])
+    run = _Run()
     pending = text.pending
     for token, confidence in zip(tokens, confidences, strict=True):
         if token in bridge.draft_controls:
@@ -123,7 +123,7 @@ def proposal(bridge: Bridge, text: DraftText, tokens: Sequence[int], confidences
             made.tokens.append(control)
             made.confidences.append(confidence)
             made.loose = len(made.tokens)
-            run, pending = _Run(bytearray(), []), b""
+            run, pending = _Run(), b""
         else:
             run.marks.append((len(run.blob), confidence))
             run.blob += bridge.draft.token_bytes(token)
@@ -135,8 +135,8 @@ def proposal(bridge: Bridge, text: DraftText, tokens: Sequence[int], confidences
 class _Run:
     """Proposed bytes between control tokens; `marks`: where each draft token begins, and its confidence."""
 
-    blob: bytearray
-    marks: list[tuple[int, float]]
+    blob: bytearray = field(default_factory=bytearray)
+    marks: list[tuple[int, float]] = field(default_factory=list)
 
     def append_to(self, made: Proposal, bridge: Bridge, pending: bytes) -> bool:
         """Append the target's tokens for these bytes behind the `pending` ones. False: not all of them."""
