@@ -48,7 +48,7 @@ class Rules:
         return self._grammar is not None and self._grammar.ended
 
     def shape(self, row: Row, taken: Sequence[int]) -> Row | None:
-        """Implements policies.sampling.Shape, for rows in order. Raises GrammarFailed."""
+        """Implements policies.sampling.params.Shape, for rows in order. Raises GrammarFailed."""
         self._follow(taken[self._ahead :])
         self._ahead = len(taken)
         if self.ended:

@@ -20,24 +20,21 @@ Every verdict holds at least one token: where nothing may follow the last commit
 not judged.
 """
 
-from policies.sampling.accept import Judged, judge, residual
-from policies.sampling.coupled import choose, greedy
+from policies.sampling.coupled import choose
 from policies.sampling.draft_distribution import PROPOSAL_WIDTH, Proposal, propose
 from policies.sampling.filters import distribution
-from policies.sampling.params import Acceptance, NotFinite, Row, Rule, Sampling, Shape
+from policies.sampling.params import Acceptance, NotFinite, Row, Rule, Sampling
 from policies.sampling.tolerance import ToleranceGoal, ToleranceState, calibrated
 from policies.sampling.verify import Verdict, coupled_verdicts, verify_draft
 
 __all__ = [
     "PROPOSAL_WIDTH",
     "Acceptance",
-    "Judged",
     "NotFinite",
     "Proposal",
     "Row",
     "Rule",
     "Sampling",
-    "Shape",
     "ToleranceGoal",
     "ToleranceState",
     "Verdict",
@@ -45,9 +42,6 @@ __all__ = [
     "choose",
     "coupled_verdicts",
     "distribution",
-    "greedy",
-    "judge",
     "propose",
-    "residual",
     "verify_draft",
 ]

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from policies.sampling import NotFinite, Sampling, choose, coupled_verdicts, greedy, noise, verify_draft
+from policies.sampling import NotFinite, Sampling, choose, coupled_verdicts, noise, verify_draft
+from policies.sampling.coupled import greedy
 from policies.sampling.filters import survivors
 
 VOCABULARY = 12

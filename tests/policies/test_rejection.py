@@ -8,18 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.sampling import (
-    NotFinite,
-    Proposal,
-    Sampling,
-    choose,
-    distribution,
-    judge,
-    noise,
-    propose,
-    residual,
-    verify_draft,
-)
+from policies.sampling import NotFinite, Proposal, Sampling, choose, distribution, noise, propose, verify_draft
+from policies.sampling.accept import judge, residual
 
 VOCABULARY = 5
 Output = tuple[int, ...]

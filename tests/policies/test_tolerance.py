@@ -13,11 +13,11 @@ from policies.sampling import (
     ToleranceState,
     calibrated,
     distribution,
-    judge,
     noise,
     propose,
     verify_draft,
 )
+from policies.sampling.accept import judge
 
 VOCABULARY = 6
 GOAL = ToleranceGoal(acceptance_rate=0.8, warmup_tokens=50, max_delta=3.0)

@@ -8,16 +8,8 @@ Glossary:
     standby    where a replica goes when its target is lost
 """
 
-from policies.planning.plan.diff import Change, PlanDiff, diff
-from policies.planning.plan.hardware import (
-    Cluster,
-    DefaultLinks,
-    Device,
-    Host,
-    Option,
-    Role,
-    Source,
-)
+from policies.planning.plan.diff import PlanDiff, diff
+from policies.planning.plan.hardware import Cluster, DefaultLinks, Device, Host, Option, Role
 from policies.planning.plan.result import (
     DraftPlacement,
     Memory,
@@ -34,7 +26,6 @@ from policies.planning.plan.result import (
 from policies.planning.plan.wanted import Constraints, Drafter, ModelFacts, ScoreWeights, Wanted, Workload
 
 __all__ = [
-    "Change",
     "Cluster",
     "Constraints",
     "DefaultLinks",
@@ -55,7 +46,6 @@ __all__ = [
     "Score",
     "ScoreWeights",
     "Shard",
-    "Source",
     "Standby",
     "Term",
     "Wanted",
