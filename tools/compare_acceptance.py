@@ -33,8 +33,8 @@ from rich.table import Table
 from adapters.contract import LoadedModel, Segment
 from adapters.gguf_header import GgufTensor, read_header
 from adapters.model_source import resolve
-from orchestrator.bootstrap import EngineOptions, build_loop, engine_options, load_model, load_target
-from orchestrator.bootstrap.models import Target, silent
+from orchestrator.bootstrap import EngineOptions, build_loop, engine_options, load_target
+from orchestrator.bootstrap.models import Target, load_model, silent
 from orchestrator.cli.bench_decode import read_prompts
 from orchestrator.cli.bench_record import Prompt
 from orchestrator.clock import SystemClock

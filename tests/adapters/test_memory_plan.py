@@ -17,7 +17,8 @@ WORK = """
 import json, sys
 from adapters.contract import Segment
 from adapters.model_store import ModelStore
-from orchestrator.bootstrap import EngineOptions, build_drafter, load_target, planned_bytes
+from orchestrator.bootstrap import EngineOptions, build_drafter, load_target
+from orchestrator.bootstrap.engine import planned_bytes
 from orchestrator.cluster.process_memory import peak_rss_bytes
 from pathlib import Path
 import msgspec

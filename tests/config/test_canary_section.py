@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bootstrap import draft_specs, engine_options, worker_specs
+from orchestrator.bootstrap import engine_options
+from orchestrator.bootstrap.options import draft_specs, worker_specs
 from orchestrator.config.canary_kept import differences, to_keep
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError

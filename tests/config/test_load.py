@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.bootstrap import EngineOptions, draft_specs, engine_options, worker_specs
+from orchestrator.bootstrap import EngineOptions, engine_options
+from orchestrator.bootstrap.options import draft_specs, worker_specs
 from orchestrator.config.load import default_config_path, load_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import ConfigError
