@@ -13,6 +13,7 @@ from device_profiles.acceptance import DepthYield, TargetTexts
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.cluster.port import Sampling
+from orchestrator.drafting.cache import common
 from orchestrator.drafting.port import Ask, Drafter
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -62,7 +63,7 @@ def replay(make: Callable[[], Drafter], texts: TargetTexts, *, paid_rows: int, c
                 began = clock.monotonic_s()
                 draft = drafter.propose([Ask(key, limit)])[0]
                 drafting_s, asked = drafting_s + clock.monotonic_s() - began, asked + 1
-                accepted = _common(draft.tokens, output[done:])
+                accepted = common(draft.tokens, output[done:])
                 counts.add(len(draft.tokens), accepted)
                 taken = output[done : done + accepted + 1]
                 drafter.extend(key, taken)
@@ -101,10 +102,3 @@ def _right_choices(model: LoadedModel, prompt: Sequence[int], output: Sequence[i
         chosen += [ids[row] if ids else int(row) for row in rows]
     model.release(0)
     return [chosen[len(prompt) - 1 + index] == token for index, token in enumerate(output)]
-
-
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    for index, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return index
-    return min(len(left), len(right))
