@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from adapters.contract import LoadedModel
 from adapters.energy import EnergyMeter
 from device_profiles.acceptance import DepthYield, TargetTexts
 from device_profiles.cost import StepCost
@@ -105,7 +104,7 @@ def chosen_depths(
     once: the real loop over texts that are known, on the costs that real decoding showed."""
     clock = Hours()
     known = KnownText(loaded.model, texts, real.cost, real.overhead, clock, bound)
-    target = _target(loaded, known)
+    target = replace(Target.of(loaded), model=known)
     engine = msgspec.structs.replace(engine, prefix_reuse=False, max_running=sequences, max_depth=bound)
     drafter = build_drafter(engine, target)
     loop = build_loop(target, engine, drafter, Adaptive(measured(real.cost)), clock)
@@ -118,11 +117,6 @@ def chosen_depths(
     return known.result(bound)
 
 
-def _target(loaded: Loaded, model: LoadedModel) -> Target:
-    fields = {name: getattr(loaded, name) for name in Loaded.__dataclass_fields__}
-    return Target(**{**fields, "model": model}, load_s=0.0)
-
-
 def _decoded(loaded: Loaded, engine: EngineOptions, loops: list[_Loop], cost: StepCost, clock: Clock) -> list[Decoding]:
     """Decode in turns where the KV cache has room for all of them, else one after another."""
     decodings, slot, blocks = [], 0, 0
@@ -130,7 +124,7 @@ def _decoded(loaded: Loaded, engine: EngineOptions, loops: list[_Loop], cost: St
     drafters = []
     for loop in loops:
         watched = WatchedModel(loaded.model, slot)
-        target = _target(loaded, watched)
+        target = replace(Target.of(loaded), model=watched)
         drafter = build_drafter(engine, target) if loop.drafts else None
         if drafter is not None:
             drafters.append(drafter)
