@@ -31,12 +31,13 @@ def _line(wished: dict[str, Any]) -> str:
 
 def warning_rows(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return the warnings of low acceptance that stand, and what can be done about each."""
-    return [
-        (f"LOW ACCEPTANCE of {one['drafter']}" + f" of {replica['name']}" * (len(replicas) > 1), _warning(one))
-        for replica in replicas
-        if replica["gauges"]
-        for one in replica["gauges"]["low_acceptance"]
-    ]
+    rows = ((whose, one) for whose, gauges in pair_gauges(replicas) for one in gauges["low_acceptance"])
+    return [(f"LOW ACCEPTANCE of {one['drafter']}{whose}", _warning(one)) for whose, one in rows]
+
+
+def pair_gauges(replicas: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the gauges of every replica that told some, and whose they are where there are several."""
+    return [(f" of {one['name']}" * (len(replicas) > 1), one["gauges"]) for one in replicas if one["gauges"]]
 
 
 def _warning(one: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from device_profiles.units import human_bytes
 from orchestrator.cli.daemon_socket import ask, socket_of
 from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
-from orchestrator.cli.speculation_rows import speculation_rows, warning_rows
+from orchestrator.cli.speculation_rows import pair_gauges, speculation_rows, warning_rows
 from orchestrator.workers.cores import spans
 
 
@@ -139,11 +139,7 @@ def goodput_line(slo: dict[str, Any]) -> str:
 
 def _levers(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return what each replica moves for the objectives, and why."""
-    return [
-        ("levers" + f" of {replica['name']}" * (len(replicas) > 1), replica["gauges"]["slo"]["why"])
-        for replica in replicas
-        if replica["gauges"] and replica["gauges"]["slo"]
-    ]
+    return [(f"levers{whose}", gauges["slo"]["why"]) for whose, gauges in pair_gauges(replicas) if gauges["slo"]]
 
 
 def canary_line(canary: dict[str, Any]) -> str:
@@ -243,9 +239,5 @@ def _format_planned(replicas: list[dict[str, Any]]) -> str:
 
 def _drafters(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return what each replica says of each of its drafters."""
-    return [
-        (f"drafter {drafter['name']}" + f" of {replica['name']}" * (len(replicas) > 1), drafter_line(drafter))
-        for replica in replicas
-        if replica["gauges"]
-        for drafter in replica["gauges"]["drafters"]
-    ]
+    rows = ((whose, one) for whose, gauges in pair_gauges(replicas) for one in gauges["drafters"])
+    return [(f"drafter {one['name']}{whose}", drafter_line(one)) for whose, one in rows]

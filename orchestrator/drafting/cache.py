@@ -48,7 +48,7 @@ class DraftSequence:
         if self.penalties is not None:
             for token in tokens:
                 self.counts[token] = self.counts.get(token, 0) + 1
-        right = common(self.guessed, tokens) if self.held == len(self.tokens) else 0
+        right = count_common_prefix(self.guessed, tokens) if self.held == len(self.tokens) else 0
         self.held += right
         self.guessed = self.guessed[right:] if right == len(tokens) else []
         self.tokens.extend(tokens)
@@ -158,7 +158,7 @@ class DraftCache:
         """A sequence is begun anew: let it have the slot of the one before, as far as both begin alike."""
         if before.slot == NO_SLOT:
             return
-        held = min(before.held, common(before.tokens, known.tokens))
+        held = min(before.held, count_common_prefix(before.tokens, known.tokens))
         if held < before.fixed:
             self.drop(before)
             return
@@ -253,7 +253,7 @@ class DraftCache:
         )
 
 
-def common(left: Sequence[int], right: Sequence[int]) -> int:
+def count_common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """Return how many leading tokens two sequences share."""
     count = 0
     for one, other in zip(left, right, strict=False):

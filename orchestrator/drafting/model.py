@@ -24,7 +24,7 @@ import numpy as np
 from adapters.contract import AdapterError, LoadedModel
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.drafting.cache import DraftCache, DraftSequence, common
+from orchestrator.drafting.cache import DraftCache, DraftSequence, count_common_prefix
 from orchestrator.drafting.draft_vocabulary import Outputs
 from orchestrator.drafting.gate import DraftGate
 from orchestrator.drafting.meter import Meter
@@ -281,7 +281,7 @@ class ModelDrafter:
             return
         learned = observe_draft_outcome(self._calibrations[rule], before.tokens, before.probabilities, committed)
         self._calibrations[rule] = learned
-        right = common(before.tokens, committed)
+        right = count_common_prefix(before.tokens, committed)
         self._guard.observe_accepted(rule, min(right, len(committed) - 1))  # one token is the target's own
         if right == len(committed) < len(before.tokens):
             self._proposed[key] = before.behind(right)
@@ -290,7 +290,7 @@ class ModelDrafter:
         """A sequence is begun anew, perhaps because its last tokens became others: its draft counts all the same."""
         if (made := self._proposed.get(before.key)) is not None:
             base = len(before.tokens)
-            right = common([*before.tokens, *made.tokens], tokens) - base
+            right = count_common_prefix([*before.tokens, *made.tokens], tokens) - base
             self._guard.observe_accepted(before.sampling.rule, max(0, min(right, len(tokens) - base - 1)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.drafting.cache import common
+from orchestrator.drafting.cache import count_common_prefix
 from orchestrator.drafting.port import NOTHING, Draft
 from policies.sampling import Sampling
 
@@ -33,7 +33,7 @@ class RemoteSequence:
 
     def verdict(self) -> int | None:
         """Return how many tokens of the guess the target chose too, once, when that is decided."""
-        right = common(self.guess.tokens, self.tokens[self.base :])
+        right = count_common_prefix(self.guess.tokens, self.tokens[self.base :])
         decided = right == len(self.guess.tokens) or right < len(self.tokens) - self.base
         if not self.open or not decided:
             return None

@@ -66,14 +66,18 @@ class Target(LoadedSource):
 
     load_s: float
 
+    @classmethod
+    def of(cls, loaded: LoadedSource, load_s: float = 0.0) -> Target:
+        """Return a loaded model as a target."""
+        return cls(**{name: getattr(loaded, name) for name in LoadedSource.__dataclass_fields__}, load_s=load_s)
+
 
 def load_target(options: EngineOptions, progress: OnProgress, *, slots: int = 0, refresh: bool = False) -> Target:
     """Prepare (once) and load the target model, for so many sequences (0: as many as may run at once); `refresh`: find
     its numerical class again. Raises what adapters raise."""
     started = time.perf_counter()
     loaded = load_model(options.model, slots or options.max_running, progress, serves=True, refresh=refresh)
-    fields = {name: getattr(loaded, name) for name in LoadedSource.__dataclass_fields__}
-    return Target(**fields, load_s=time.perf_counter() - started)
+    return Target.of(loaded, time.perf_counter() - started)
 
 
 def load_model(

@@ -12,6 +12,7 @@ from adapters.contract import LoadedModel, Segment
 from device_profiles.acceptance import DepthYield, TargetTexts
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
+from orchestrator.drafting.cache import count_common_prefix
 from orchestrator.drafting.port import Ask, Drafter
 from orchestrator.workers.messages import Sampling
 
@@ -62,7 +63,7 @@ def replay(make: Callable[[], Drafter], texts: TargetTexts, *, paid_rows: int, c
                 began = clock.monotonic_s()
                 draft = drafter.propose([Ask(key, limit)])[0]
                 drafting_s, asked = drafting_s + clock.monotonic_s() - began, asked + 1
-                accepted = _common(draft.tokens, output[done:])
+                accepted = count_common_prefix(draft.tokens, output[done:])
                 counts.add(len(draft.tokens), accepted)
                 taken = output[done : done + accepted + 1]
                 drafter.extend(key, taken)
@@ -101,10 +102,3 @@ def _right_choices(model: LoadedModel, prompt: Sequence[int], output: Sequence[i
         chosen += [ids[row] if ids else int(row) for row in rows]
     model.release(0)
     return [chosen[len(prompt) - 1 + index] == token for index, token in enumerate(output)]
-
-
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    for index, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return index
-    return min(len(left), len(right))

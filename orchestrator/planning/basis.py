@@ -55,12 +55,7 @@ def basis(proposal: PlanProposal) -> list[Basis]:
             )
             found[shard.device] = Basis(shard.device, "datasheet", efficiency.error, tuple(lines))
             continue
-        options = [
-            one
-            for one in proposal.cluster.options
-            if (one.profile, one.runtime, one.weights, one.threads)
-            == (shard.profile, shard.runtime, shard.weights, shard.threads)
-        ]
+        options = [one for one in proposal.cluster.options if key_of(one) == key_of(shard)]
         error = max((one.cost.error for one in options), default=0.0)
         behind = profiles_behind(proposal, key_of(shard))
         drifted = [f"drifted: {one.drifted}" for one in behind if one.drifted]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from adapters.contract import LoadedModel
 from adapters.energy import EnergyMeter
 from device_profiles.acceptance import DepthYield, TargetTexts
 from device_profiles.cost import StepCost
@@ -111,7 +110,7 @@ def measure_policy_yield(
     once: the real loop over texts that are known, on the costs that real decoding showed."""
     clock = Hours()
     known = KnownText(loaded.model, texts, real.cost, real.overhead, clock, bound)
-    target = _target(loaded, known)
+    target = replace(Target.of(loaded), model=known)
     engine = msgspec.structs.replace(engine, prefix_reuse=False, max_running=sequences, max_depth=bound)
     drafter = build_drafter(engine, target)
     loop = build_loop(target, engine, drafter, Adaptive(start_cost_model(real.cost)), clock)
@@ -124,11 +123,6 @@ def measure_policy_yield(
     return known.result(bound)
 
 
-def _target(loaded: LoadedSource, model: LoadedModel) -> Target:
-    fields = {name: getattr(loaded, name) for name in LoadedSource.__dataclass_fields__}
-    return Target(**{**fields, "model": model}, load_s=0.0)
-
-
 def _decode_loops(
     loaded: LoadedSource, engine: EngineOptions, loops: list[_Loop], cost: StepCost, clock: Clock
 ) -> list[Decoding]:
@@ -138,7 +132,7 @@ def _decode_loops(
     drafters = []
     for loop in loops:
         watched = WatchedModel(loaded.model, slot)
-        target = _target(loaded, watched)
+        target = replace(Target.of(loaded), model=watched)
         drafter = build_drafter(engine, target) if loop.drafts else None
         if drafter is not None:
             drafters.append(drafter)

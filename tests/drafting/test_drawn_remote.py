@@ -78,7 +78,7 @@ def remote() -> Iterator[InStep]:
 
 @pytest.mark.parametrize("rule", ["rejection", "tolerance"])
 def test_tokens_and_acceptance_are_those_of_a_draft_in_this_process(rule, monkeypatch):
-    monkeypatch.setattr(server, "AheadDrafter", AskedOnce)
+    monkeypatch.setattr(server, "LookaheadDrafter", AskedOnce)
     asked = submits(rule, 12, max_tokens=40, depth=4, top_k=0)
     here, rounds_here = decode(loop_over(toy(), draft_model()), asked)
     with remote() as drafter:
@@ -90,7 +90,7 @@ def test_tokens_and_acceptance_are_those_of_a_draft_in_this_process(rule, monkey
 
 
 def test_more_is_accepted_with_the_rows_than_without(monkeypatch):
-    monkeypatch.setattr(server, "AheadDrafter", AskedOnce)
+    monkeypatch.setattr(server, "LookaheadDrafter", AskedOnce)
     asked = submits("rejection", 60, max_tokens=20, depth=1, top_k=0)
     rates = []
     for rows in (False, True):
