@@ -62,7 +62,7 @@ class Recipe(Protocol):
         ...
 
 
-def _unheard(stage: str, fraction: float) -> None:
+def _ignore_progress(stage: str, fraction: float) -> None:
     """A Progress that nobody listens to."""
 
 
@@ -123,7 +123,7 @@ class ModelStore:
 
         Raises ModelRefused when the file cannot be read, and what the recipe raises.
         """
-        digest = self._digests.digest_of(file.content, _unheard)
+        digest = self._digests.digest_of(file.content, _ignore_progress)
         origin = Origin(file.source, digest, recipe.name, recipe.recipe())
         artefact = self._artefact(origin)
         return artefact if damage(artefact, origin) is None else None
@@ -133,7 +133,7 @@ class ModelStore:
 
         Raises what `whole` raises.
         """
-        return self._digests.digest_of(self.whole(file, _unheard).content, _unheard)[:16]
+        return self._digests.digest_of(self.whole(file, _ignore_progress).content, _ignore_progress)[:16]
 
     def all(self) -> list[tuple[Path, dict[str, Any]]]:
         """Return every artefact with its manifest, whatever made it, those of one model together."""

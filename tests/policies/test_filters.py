@@ -41,7 +41,7 @@ SAMPLINGS = st.builds(
 )
 
 
-def filtered(row: np.ndarray, sampling: Sampling) -> np.ndarray:
+def filter_row(row: np.ndarray, sampling: Sampling) -> np.ndarray:
     return survivors(row, sampling, float(row.max()))[0]
 
 
@@ -66,7 +66,7 @@ def by_definition(row: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
 @settings(max_examples=300, deadline=None)
 def test_filters_leave_what_their_definitions_leave(row, sampling):
     expected, apart = by_definition(row, sampling)
-    kept = filtered(row, sampling)
+    kept = filter_row(row, sampling)
     low = np.float32(float(row.max()) + np.log(sampling.min_p or 1e-300) * sampling.temperature)
     if sampling.min_p and (np.abs(row - low) <= np.spacing(np.abs(low))).any():
         return  # a token at the threshold of min-p itself: single precision decides
@@ -94,7 +94,7 @@ def test_a_nucleus_wider_than_the_first_candidates_is_found(table, top_p):
     row[7] = 9.0
     sampling = Sampling(0.5, top_p=top_p)
     expected, apart = by_definition(row, sampling)
-    assert abs(len(filtered(row, sampling)) - len(expected)) <= (apart < 1e-6).sum()
+    assert abs(len(filter_row(row, sampling)) - len(expected)) <= (apart < 1e-6).sum()
 
 
 TEMPERATURES = st.sampled_from([1e-6, 0.01, 0.3, 0.8, 1.0, 2.0, 1e6])
@@ -123,4 +123,4 @@ def test_a_nucleus_ends_where_the_mass_says_however_near_the_estimate_is(row, te
     last = int((steps >= top_p * mass).argmax()) if steps[-1] >= top_p * mass else None
     if last is None or steps[last] >= steps[-1] * (1.0 - 1e-5) or top - row[order[last]] > 15.9 * temperature:
         return  # at the very end, and far below the best, all ids are cut by another sum
-    assert filtered(row, sampling).tolist() == order[: last + 1].tolist()
+    assert filter_row(row, sampling).tolist() == order[: last + 1].tolist()
