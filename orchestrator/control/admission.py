@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.control.latency import MAX_RETRY_AFTER_S
 from orchestrator.control.port import ReplicaView, StateView
 from orchestrator.control.state import FAILED, effective_places
-from orchestrator.control.streams import MAX_RETRY_AFTER_S, Streams
+from orchestrator.control.streams import Streams
 from orchestrator.errors import RequestError
 from policies.serving.slo import ANY, Objective, retry_s
 
@@ -40,14 +41,16 @@ def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams) -> 
             code=f"model_{phase}",
             retry_after_s=_RETRY_AFTER_S[phase],
         )
-    expected_ms = streams.usual.ttft_ms(view.streams, max(1, sum(places_of(replica) for replica in view.replicas)))
+    expected_ms = streams.latency.times.ttft_ms(
+        view.streams, max(1, sum(places_of(replica) for replica in view.replicas))
+    )
     late_s = min(MAX_RETRY_AFTER_S, retry_s(expected_ms, limits.ttft))
     started = sum(replica.phase != FAILED for replica in view.replicas)
     if view.streams >= started * limits.max_running + limits.max_waiting:
         raise _busy(
             f"the queue is full: {view.streams} requests run or wait",
             "queue_full",
-            max(streams.retry_after_s(), late_s),
+            max(streams.latency.retry_after_s(), late_s),
         )
     if limits.refuse_late and late_s:
         raise _busy(

@@ -245,11 +245,11 @@ class TargetControl:
         """See control.replica.Owner: its streams go on elsewhere; a request that kills workers is ended here."""
         if replica not in self._replicas:
             return
-        guilty = self._router.recall_streams(replica)
-        if guilty is not None:
-            _log.error("request %s is ended: its worker died each time it ran; %s", guilty.key, cause)
+        culprit = self._router.recall_streams(replica)
+        if culprit is not None:
+            _log.error("request %s is ended: its worker died each time it ran; %s", culprit.key, cause)
             self._streams.fail(
-                guilty, _build_broken_error("the worker died each time it ran this request; it is not tried again")
+                culprit, _build_broken_error("the worker died each time it ran this request; it is not tried again")
             )
         if not self._replicas.closed:
             self._router.feed()

@@ -76,7 +76,7 @@ class Router:
         for stream in self._streams.due():
             prefix = self._prefix(stream)
             routed = self._choose_route(stream, prefix)
-            if routed.replica is None and (stream.suspect or stream.kind):
+            if routed.replica is None and (stream.crashes.suspect or stream.kind):
                 continue
             if routed.replica is None:
                 break
@@ -98,7 +98,9 @@ class Router:
         taken = 0
         for replica in serving if free else []:
             waiting = self._streams.at(replica.name)[_places(replica) :]
-            for stream in [stream for stream in waiting if not stream.progressed and not stream.suspect]:
+            for stream in [
+                stream for stream in waiting if not stream.crashes.progressed and not stream.crashes.suspect
+            ]:
                 routed = self._choose_route(stream, self._prefix(stream))
                 if taken < free and routed.replica not in (None, replica.name):
                     replica.send(Cancel(stream.sent_id))
@@ -150,19 +152,19 @@ def choose_route(
     A suspect is tried by one replica at a time, which then takes nothing new; the replica must be known to have
     outlived the last one that was lost (`is_alive`). `outs` says of some replicas why they do not take it.
     """
-    tried = streams.on_trial()
+    tried = streams.in_quarantine()
     states = []
     for replica in replicas:
         out = outs.get(replica.name, "") if replica.serving else replica.state.phase
-        if not out and stream.suspect and not is_alive(replica):
+        if not out and stream.crashes.suspect and not is_alive(replica):
             out = "may have been lost with the last one"
         if not out and tried is not None and tried.at == replica.name:
             out = "tries a suspect"
-        cached = 0 if stream.suspect else replica.prefixes.count_cached_tokens(prefix)
+        cached = 0 if stream.crashes.suspect else replica.prefixes.count_cached_tokens(prefix)
         states.append(_state(replica, out, streams.counts[replica.name], cached, replicas))
     tokens = len(stream.submit.prompt) + len(stream.committed)
     left = stream.submit.max_tokens - len(stream.committed)
-    return route(states, RoutedRequest(tokens, min(left, streams.usual_tokens)))
+    return route(states, RoutedRequest(tokens, min(left, streams.latency.output_tokens)))
 
 
 def format_route(route: Route) -> str:

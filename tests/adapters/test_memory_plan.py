@@ -41,7 +41,7 @@ for model in models:
     for slot in range(caps.slots):  # the longest prompts that the pool holds, in the longest chunks, all rows wanted
         for start in range(0, last + 1, rows):
             segment = Segment(slot, start, tokens[start : start + rows], (0, rows))
-            if model.blocks_needed([segment]) <= model.free_blocks():
+            if model.count_needed_blocks([segment]) <= model.free_blocks():
                 model.forward([segment])
     for slot in range(caps.slots):
         model.release(slot)

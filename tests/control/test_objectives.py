@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from orchestrator.control.admission import ControlLimits, refuse_or_pass
 from orchestrator.control.event_log import describe_slo_change
+from orchestrator.control.latency import TypicalTimes
 from orchestrator.control.port import StateView
 from orchestrator.control.state import TargetState, effective_places, whole
-from orchestrator.control.streams import Streams, TypicalTimes
+from orchestrator.control.streams import Streams
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Delta, Gauges, RequestStats, SloState, Submit
 from policies.serving.slo import Objective

@@ -19,7 +19,7 @@ def open_streams(count: int) -> tuple[Streams, list[Stream]]:
 def send_due(streams: Streams) -> list[str]:
     """Send what is due as control does with one replica, which a suspect has for itself."""
     due = streams.due()
-    alone = [stream for stream in due if stream.suspect] or ([] if streams.on_trial() else due)
+    alone = [stream for stream in due if stream.crashes.suspect] or ([] if streams.in_quarantine() else due)
     return [streams.send(stream, "one").request_id.partition("#")[0] for stream in alone]
 
 
@@ -50,14 +50,14 @@ def test_whoever_merely_waited_is_not_blamed() -> None:
     assert streams.recall_replica("one", 1) is None
     send_due(streams)
     assert streams.recall_replica("one", 1) is first
-    assert second.strikes == 0
+    assert second.crashes.crash_count == 0
 
 
 def test_a_death_before_anything_was_sent_blames_nobody() -> None:
     streams, (lone,) = open_streams(1)
     for _ in range(4):
         assert streams.recall_replica("one", 4) is None
-    assert lone.strikes == 0
+    assert lone.crashes.crash_count == 0
 
 
 def test_several_suspects_are_tried_one_by_one() -> None:
@@ -74,7 +74,7 @@ def test_several_suspects_are_tried_one_by_one() -> None:
     assert send_due(streams) == ["r2"]
     streams.deliver(Delta(find_sent_id(streams, "r2"), [1]), 0.0)
     assert send_due(streams) == ["r0", "r3"]
-    assert late.strikes == 0
+    assert late.crashes.crash_count == 0
 
 
 def test_a_trial_that_is_cancelled_lets_the_others_go_on() -> None:
@@ -121,7 +121,7 @@ def test_retry_after_follows_the_pace_at_which_streams_end(ends_s: list[float], 
     for stream, now_s in zip(opened_streams, ends_s, strict=True):
         streams.send(stream, "one")
         streams.deliver(Delta(stream.key, [1], "stop"), now_s)
-    assert streams.retry_after_s() == expected
+    assert streams.latency.retry_after_s() == expected
 
 
 def test_the_budget_backs_off_and_ends_within_its_window() -> None:
