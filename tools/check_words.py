@@ -104,7 +104,7 @@ def split_blocks(text: str, *, markdown: bool) -> Iterator[tuple[int, str]]:
             yield from ((number, cell) for cell in line.split("|") if cell.strip(" :-"))
         elif line.strip() and not is_code:
             start = start if lines else number
-            lines.append(_ITEM.sub("", line, count=1))
+            lines.append(line[item.end() :] if (item := _ITEM.match(line)) else line)
 
 
 def split_sentences(text: str, *, markdown: bool) -> Iterator[tuple[int, str]]:

@@ -14,9 +14,8 @@ class Pid(Section):
     """The controller of each request's depth (`method: auto`): it holds the acceptance rate at a set point. Deeper than
     that pays is never verified, whatever it says."""
 
-    set_point: float = Field(default=0.7, gt=0, lt=1)
-    """The wanted share of accepted draft tokens. Where drafts promise less than twice that, half of their promise is
-    wanted."""
+    set_point: float = Field(default=0.5, gt=0, lt=1)
+    """The wanted acceptance rate, as a share of the rate that drafts promise."""
     proportional: float = Field(default=1.5, ge=0, le=100)
     """Tokens of depth for each unit of error."""
     integral: float = Field(default=6.0, ge=0, le=100)

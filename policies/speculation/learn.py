@@ -19,7 +19,6 @@ from policies.speculation.types import (
 
 USUAL_DRAFT = 4.0
 """So many judged tokens are one dt of the controller."""
-_PROMISE_KEPT = 0.5  # a set point below the configured one is this share of what the drafts promise
 _NEWEST_VALUE = 0.05  # weight of the newest round in the mean worth of time
 _NEWEST_DRAFT = 0.2  # the same of what drafting takes
 _BETTER, _WORSE = 0.25, 0.15  # the same of what asking brings: where drafts begin to be right, they often go on so
@@ -73,9 +72,8 @@ def _step_controllers(
         gap -= alone
         variance += alone * (1.0 - alone)
         before = chance
-    kept = _PROMISE_KEPT * sum(chances) / tokens
-    set_point = kept if kept < settings.set_point else settings.set_point
-    controller, _ = pid.step_pid(controller, rate, tokens / USUAL_DRAFT, limits, settings, set_point)
+    promised = sum(chances) / tokens
+    controller, _ = pid.step_pid(controller, rate, tokens / USUAL_DRAFT, limits, settings, promised)
     return RequestState(limits, controller, odds.observe_acceptance_gap(learned, gap, variance))
 
 

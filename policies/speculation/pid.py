@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 
 class PidSettings(NamedTuple):
-    """`set_point`: the wanted acceptance rate. The gains are in tokens of depth: per unit of error, per unit of error
-    and dt, per unit of slope. The depth stays from `min_depth` to `max_depth` (0: as deep as a request may draft).
-    `filter_dt` is the time constant of the slope's filter, `settle_dt` that of a falling rate's: one draft that fails
-    early is no fall. `hold`: how much further than half way the output must be before the integer depth follows."""
+    """`set_point`: the wanted acceptance rate, as a share of the rate that drafts promise. The gains are in tokens of
+    depth: per unit of error, per unit of error and dt, per unit of slope. The depth stays from `min_depth` to
+    `max_depth` (0: as deep as a request may draft). `filter_dt` is the time constant of the slope's filter, `settle_dt`
+    that of a falling rate's: one draft that fails early is no fall. `hold`: how much further than half way the output
+    must be before the integer depth follows."""
 
-    set_point: float = 0.7
+    set_point: float = 0.5
     proportional: float = 1.5
     integral: float = 6.0
     derivative: float = 0.25
@@ -70,18 +71,18 @@ def step_pid(
     dt: float,
     limits: DepthLimits,
     settings: PidSettings = DEFAULTS,
-    set_point: float | None = None,
+    promised: float = 1.0,
 ) -> tuple[Pid, int]:
     """Take in an acceptance rate (0 to 1) that was observed over `dt` (> 0), and return the depth from now on.
 
-    `set_point` takes the place of the configured one.
+    `promised`: the rate that the drafts led to expect.
     """
     integral, before, slope, depth = state
     wanted, proportional, growth, derivative, filter_dt, hold, settle_dt, _, _ = settings
     least, most = limits
     if 0.0 <= rate < before:
         rate = before + (rate - before) * dt / (dt + settle_dt)
-    error = rate - (wanted if set_point is None else set_point)
+    error = rate - wanted * promised
     if before >= 0.0:
         slope += ((rate - before) / dt - slope) * dt / (dt + filter_dt)
     integral += growth * error * dt

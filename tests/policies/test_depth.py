@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.pid import DEFAULTS, DepthLimits, start_pid, step_pid
+from policies.speculation.pid import DEFAULTS, DepthLimits, PidSettings, start_pid, step_pid
 
 RATES = st.floats(0.0, 1.0)
 LIMITS = st.tuples(st.integers(0, 6), st.integers(0, 20)).map(lambda ends: DepthLimits(min(ends), max(ends)))
@@ -48,7 +48,7 @@ def test_it_leaves_a_limit_as_soon_as_the_error_turns(most, rounds):
         controller, depth = step_pid(controller, 1.0, 1.0, limits)
     assert depth == most
     before = controller.integral
-    controller, _ = step_pid(controller, 0.3, 1.0, limits)
+    controller, _ = step_pid(controller, 0.3, 1.0, limits, PidSettings(set_point=0.7))
     assert controller.integral < before
     for _ in range(3 * most):
         controller, depth = step_pid(controller, 0.0, 1.0, limits)
@@ -89,5 +89,5 @@ def test_a_better_verdict_never_makes_it_shallower(rate, other, rounds, limits):
 def test_a_new_set_point_does_not_kick_the_derivative(set_point, rate):
     controller = start_pid(4, DepthLimits(0, 12))
     controller, _ = step_pid(controller, rate, 1.0, DepthLimits(0, 12))
-    moved, _ = step_pid(controller, rate, 1.0, DepthLimits(0, 12), set_point=set_point)
+    moved, _ = step_pid(controller, rate, 1.0, DepthLimits(0, 12), promised=set_point)
     assert moved.slope == controller.slope == 0.0
