@@ -44,8 +44,11 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes that a worker process holds at its peak: what it holds before it loads, the model's weights with all that
-    the runtime makes of them, the whole KV pool, and the workspace of the largest forward."""
+    """Bytes that a worker process holds at its peak.
+
+    They are those that it holds before it loads, the model's weights with all that the runtime makes of them, the whole
+    KV pool, and the workspace of the largest forward.
+    """
 
     process: int
     weights: int

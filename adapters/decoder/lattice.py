@@ -42,8 +42,11 @@ def in_8_bits(values: Floats) -> Grouped:
 
 
 def with_whole_zeros(values: Floats) -> Grouped:
-    """Quantise (rows, columns) that lie on lattices of at most 16 values to 4 bits, each offset rounded to a whole
-    number of steps: half a step off at most where 0 lies within a group's values or a step beside them."""
+    """Quantise (rows, columns) that lie on lattices of at most 16 values to 4 bits.
+
+    Each offset is rounded to a whole number of steps. A value is half a step off at most where 0 lies within a group's
+    values or a step beside them.
+    """
     groups = values.reshape(len(values), -1, GROUP_SIZE)
     step, low, _ = _step(groups)
     one = step == 0  # a group of one value: 1 * value

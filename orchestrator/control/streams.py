@@ -92,8 +92,8 @@ class TypicalTimes:
         return replace(self, decode_ms=_mean(self.decode_ms, decode_ms))
 
     def ttft_ms(self, live: int, places: int) -> float:
-        """Return when the first token of a request can be expected that comes now, where `live` ones have `places`
-        (1 or more) to run in; 0 where that is not known."""
+        """Return when the first token of a request can be expected that comes now. `live` requests have `places` (1 or
+        more) to run in. It is 0 where that is not known."""
         if self.decode_ms is None or self.prefill_ms is None:
             return 0.0
         gap_ms = (self.prefill_ms + self.decode_ms) / places

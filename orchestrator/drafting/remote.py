@@ -1,8 +1,8 @@
 """A drafter in another process, seen from the target's worker.
 
-Nothing that happens to that process can do more than leave a round without drafts: no call waits longer than a draft is
-worth (`policies/speculation/draft_wait`), what comes back is checked, and what is remembered of running sequences is
-enough to tell them to a new process. History is the truth; the other side is a cache.
+Nothing that happens to that process can do more than leave a round without drafts. No call waits longer than a draft is
+worth (`policies/speculation/draft_wait`), and every answer is checked. The memory of running sequences is enough to
+tell them to a new process. History is the truth; the other side is a cache.
 """
 
 from __future__ import annotations

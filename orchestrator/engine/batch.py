@@ -93,8 +93,11 @@ def _computing_what_no_other_does(filling: Sequence[SequenceState]) -> list[Sequ
 
 
 def _share_prefill_rows(filling: Sequence[SequenceState], rows: int, paid_rows: int) -> list[tuple[SequenceState, int]]:
-    """Return (session, rows) of the prefills that get rows: half for the oldest, so that it always gets on, the
-    rest for the shortest, so that a long prompt does not hold up short ones; what they leave is the oldest's."""
+    """Return (session, rows) of the prefills that get rows.
+
+    Half of the rows are for the oldest, so that it always gets on. The rest is for the shortest, so that a long prompt
+    does not hold up short ones. Rows that they leave are the oldest's.
+    """
     if not filling or rows < paid_rows:
         return []
     oldest, others = filling[0], sorted(filling[1:], key=_count_wanted_rows)

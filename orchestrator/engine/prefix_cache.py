@@ -17,8 +17,11 @@ class PrefixCache:
         self.hits = 0
 
     def attach(self, session: SequenceState) -> None:
-        """Begin with what is remembered of the session's tokens: to be asked each round until its first row is
-        computed, because a request in front of it may compute more of that very prefix."""
+        """Begin with what is remembered of the session's tokens.
+
+        It is to be asked each round until the session's first row is computed, because a request in front of it may
+        compute more of that very prefix.
+        """
         # A remembered prefix brings no logits, and a prompt that is to be scored needs them.
         if self._enabled and not session.begun and not session.scores_prompt:
             self._target.release(session.slot)

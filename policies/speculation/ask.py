@@ -23,8 +23,8 @@ def decide_draft_limits(state: SpeculationState, now: RoundContext) -> list[int]
 
 
 def probe_interval(sequences: int) -> int:
-    """Return how many rounds there are to each in which drafters are asked whose drafts bring less than asking takes:
-    it takes more of a round of many, and more is learned of it."""
+    """Return how many rounds there are to each in which drafters are asked whose drafts bring less than asking takes.
+    Asking takes more of a round of many, and more is learned of it."""
     return SELDOM if sequences < MANY else SELDOM_OF_MANY
 
 
@@ -74,8 +74,10 @@ def _depth_of(state: SpeculationState, place: RoundSequence) -> int:
 
 
 def least_chance(state: SpeculationState, now: RoundContext) -> float:
-    """Return the chance, all before included, below which a drafter that takes time for each token may stop: such a
-    token would not be worth its row and its step of drafting, which all sequences of a round share."""
+    """Return the chance, all before included, below which a drafter that takes time for each token may stop.
+
+    Such a token would not be worth its row and its step of drafting, which all sequences of a round share.
+    """
     before = now.base_rows + now.filling_rows
     row_ms = state.cost.estimate_added_ms(before, 1, len(now.places), now.context_tokens)[0]
     return min(1.0, worth_per_ms(state, now) * (row_ms + state.step_ms / len(now.places)))
