@@ -46,8 +46,10 @@ class ModelShape:
 class MemoryPlan:
     """Bytes that a worker process holds at its peak.
 
-    They are those that it holds before it loads, the model's weights with all that the runtime makes of them, the whole
-    KV pool, and the workspace of the largest forward.
+    - Those that it holds before it loads.
+    - The model's weights with all that the runtime makes of them.
+    - The whole KV pool.
+    - The workspace of the largest forward.
     """
 
     process: int
