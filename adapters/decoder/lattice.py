@@ -30,7 +30,7 @@ def requantise(values: Floats) -> Grouped:
 def in_8_bits(values: Floats) -> Grouped:
     """Quantise (rows, columns) that lie on a lattice of their own in each group of 32, keeping the lattice.
 
-    A group for which that is no nearer (two lattices in one group, values far from 0) is quantised as `requantised`
+    A group for which that is no nearer (two lattices in one group, values far from 0) is quantised as `requantise`
     does: at most 1/254 of its largest magnitude off.
     """
     groups = values.reshape(len(values), -1, GROUP_SIZE)

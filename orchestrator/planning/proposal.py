@@ -129,7 +129,7 @@ def _no_profile(asked: PlanRequest, store: ProfileStore, found: Sequence[Measure
 def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> PlanRequest:
     """Return what a sketch asks for; a sketch without a target takes cluster.yaml's.
 
-    Raises PlanError, and what `asked_by_config` raises.
+    Raises PlanError, and what `build_request_from_config` raises.
     """
     if sketch.target is None:
         if config is None:

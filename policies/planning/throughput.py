@@ -1,7 +1,8 @@
 """What a target and a draft, each on its devices, are predicted to do together at a depth.
 
 A round verifies k drafts of each of C sequences and yields E(k) tokens of each, E from the acceptance of every position
-(device_profiles.cost.expected_tokens). With V the time of the verification, D that of drafting and L that of the link:
+(device_profiles.cost.estimate_round_tokens). With V the time of the verification, D that of drafting and L that of the
+link:
 
     one after the other        round = V + D + L
     at the same time           round = h max(V, D, B) + (1 - h) (V + D) + L

@@ -36,8 +36,8 @@ def calibrate_tolerance(
     """Return the state behind more judged drafts.
 
     With a tolerance d, drafts of a gap up to d are accepted, other drafts with the chance p(x) / q(x) = exp(-gap),
-    greedily with none. `delta` is 0 where that is enough for the wanted rate (nothing is lost then). Else it is the least
-    of the gaps with which the rate is reached, at most `max_delta`.
+    greedily with none. `delta` is 0 where that is enough for the wanted rate (nothing is lost then). Else it is the
+    least of the gaps with which the rate is reached, at most `max_delta`.
     """
     if state.delta is not None:
         return state

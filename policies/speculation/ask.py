@@ -7,7 +7,7 @@ from policies.speculation.state import SpeculationState, base_ms, worth_per_ms
 from policies.speculation.types import RoundContext, RoundSequence
 
 NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
-SELDOM, MANY, SELDOM_OF_MANY = 12, 8, 20  # rounds, sequences, rounds: see `seldom`
+SELDOM, MANY, SELDOM_OF_MANY = 12, 8, 20  # rounds, sequences, rounds: see `probe_interval`
 REST_LOOKS = 2  # of the rounds from one such ask to the next so many are looked at: they are all alike
 _LEARNING = 1.1  # of what asking takes, judging what came and learning from it take as much again
 _CHEAP = 0.1  # drafting that takes more than this share of a forward is the switch's to leave alone

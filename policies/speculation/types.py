@@ -47,8 +47,8 @@ class DraftSummary(NamedTuple):
 class DepthDecision(NamedTuple):
     """`depths[s]`: tokens of draft s to verify. Where it has fewer, the rest is filled up with any tokens, so that the
     forward has as many rows as the one before. `reaches[s]`: the chances of its tokens, all before included, as far as
-    they were looked at: its first one at least. `forced`: some request fixed its depth. `given_up`: see SameRows.
-    `asks`: places whose drafter was asked."""
+    they were looked at: its first one at least. `forced`: some request fixed its depth. `given_up`: see
+    ShapeHysteresis. `asks`: places whose drafter was asked."""
 
     depths: list[int]
     reaches: list[list[float]]

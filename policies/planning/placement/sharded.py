@@ -102,8 +102,8 @@ def _exchange_devices(task: CutTask, best: ScoredCandidate) -> ScoredCandidate:
 def _aims(task: CutTask, best: ScoredCandidate) -> Iterator[CutGoal]:
     """Yield what to cut for next: the depth that was best, with several numbers of micro-batches.
 
-    The numbers are the best one, that of the shards, the most shards that there may be, and that of the sequences. Where there
-    are few devices, it is every number of them.
+    The numbers are the best one, that of the shards, the most shards that there may be, and that of the sequences.
+    Where there are few devices, it is every number of them.
     """
     now = _aim_of(best)
     yield now
