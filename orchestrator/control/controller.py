@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 class TargetControl:
     """Implements control.port.Control over workers of `cluster`, which it opens and closes: one replica a spec. All
-    must serve the same model in the same way. Without specs it has nothing to start until `named` was called.
+    must serve the same model in the same way. Without specs it has nothing to start until `set_specs` was called.
 
     `drafts` are started beside them once one is ready, each as often as there are replicas; nothing waits for them.
     `plan_view` says what a plan predicts, where there is one. `on_round` and `on_progress` are called with each event,
@@ -89,7 +89,7 @@ class TargetControl:
         self._preparing = format_progress(progress)
 
     async def start(self) -> None:
-        """Begin to open the cluster and start the workers; returns at once (see `settled`)."""
+        """Begin to open the cluster and start the workers; returns at once (see `wait_settled`)."""
         if self._task is None:
             self._task = asyncio.create_task(self._open(), name="open the cluster")
 

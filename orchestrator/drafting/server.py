@@ -63,7 +63,7 @@ class _Bell:
 @dataclass(frozen=True, slots=True)
 class HostedDrafter:
     """A loaded drafter (one, no chain). `host` is the address that other machines reach this one at, "" where none is
-    to. `runs_ahead`: see cluster.draft_messages.DraftReady."""
+    to. `runs_ahead`: see workers.draft_messages.DraftReady."""
 
     drafter: Drafter
     vocabulary_size: int

@@ -1,6 +1,6 @@
 """Every round's depths: one PID controller for each request, under the guard of goodput, behind switches.
 
-    asked -> (the drafter drafts) -> decided -> (the target verifies) -> observed
+    decide_draft_limits -> (the drafter drafts) -> decide_depths -> (the target verifies) -> observe_round
 
 Each request's PID controller holds its acceptance rate at a set point. That is the configured one, or the rate that its
 drafts lead to expect where that is less. So it cuts drafts that keep less than they promise, and leaves alone those

@@ -136,7 +136,7 @@ def allocate_depths_in_widths(
 ) -> list[int]:
     """Return depths where rows come in fixed widths: each sequence takes steps from one width to a wider one, the step
     with the most expected tokens per row first. `known[s]`: rows of sequence s before its draft. The rest
-    as in `offered` and `worth_taking`."""
+    as in `rank_candidates` and `worth_taking`."""
     steps = [
         (gain / rows, gain, rows, place, depth)
         for place, chances in enumerate(reaches)

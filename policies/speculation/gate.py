@@ -28,8 +28,8 @@ _HORIZON = 0.5  # of what drafts promise to win in the rest of a text, reading i
 class GateState:
     """Running means over the rounds with drafts since the trial began.
 
-    They are the accepted drafts per sequence, beyond those that cheaper drafts would have brought (so below 0 at
-    times), and the time that drafting added to a round, in ms. `rounds` counts them. `account`: see the module.
+    They are the accepted drafts per sequence, beyond those of cheaper drafts (so below 0 at times), and the time that
+    drafting added to a round, in ms. `rounds` counts them. `account`: see the module.
     `asked`: drafts are made.
     """
 
