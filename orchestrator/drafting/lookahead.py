@@ -66,7 +66,8 @@ class _LookaheadSequence:
 @dataclass(slots=True)
 class LookaheadDrafter:
     """Drives one drafter for one target. Asked again for a longer draft of the same sequence, the drafter must go on
-    where it was. `runs_ahead` says whether `step` has anything to do. `hits` and `misses`: see drafting.protocol.DraftResponse.
+    where it was. `runs_ahead` says whether `step` has anything to do. `hits` and `misses`: see
+    drafting.protocol.DraftResponse.
     """
 
     drafter: Drafter
