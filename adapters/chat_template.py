@@ -1,8 +1,8 @@
 """Chat templates: the Jinja text that a model file carries, rendered in a sandbox.
 
-A template renders message texts and control tokens into one string. So that a message cannot smuggle in a
-control token, `guarded` marks what looks like one inside messages before rendering; the tokenizer splits the
-rendered text at the template's own control tokens and encodes the rest, marks removed, as plain text.
+A template renders message texts and control tokens into one string. A message must not smuggle in a control token. So
+`guard_messages` marks text that looks like one inside messages before rendering. The tokenizer splits the rendered text
+at the template's own control tokens. It encodes the rest, marks removed, as plain text.
 """
 
 from __future__ import annotations

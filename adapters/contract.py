@@ -70,10 +70,10 @@ class OutOfMemory(DeviceLost):
 class Segment:
     """Consecutive tokens of one sequence, written at `start`, and the rows of logits wanted from them.
 
-    `slot` names the sequence (0 <= slot < capabilities.slots). `start` is the position of the first token: at
-    most what the slot holds; less than that rolls the slot back to `start` first, but never into positions that it
-    shares. Row i predicts the token at position start + i + 1. `rows` is the half-open range of offsets into
-    `tokens` whose logits come back. `apart`: the numerical class of the rows (see Capabilities.apart_tokens).
+    `slot` names the sequence (0 <= slot < capabilities.slots). `start` is the position of the first token, at most what
+    the slot holds. A smaller `start` rolls the slot back to it first, but never into positions that the slot shares.
+    Row i predicts the token at position start + i + 1. `rows` is the half-open range of offsets into `tokens` whose
+    logits come back. `apart`: the numerical class of the rows (see Capabilities.apart_tokens).
     """
 
     slot: int
@@ -222,8 +222,11 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes that depend on fixed shapes: the KV cache as `load` will allocate it, and, summed over the graphs, the
-    weights that each is made from and the keys and values that each is given."""
+    """Bytes that depend on fixed shapes.
+
+    `kv_cache`: the KV cache as `load` will allocate it. The others are summed over the graphs: the weights that each is
+    made from, and the keys and values that each is given.
+    """
 
     kv_cache: int
     graph_weights: int

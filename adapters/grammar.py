@@ -1,8 +1,8 @@
 """Grammars over a model's own tokens, by llguidance: JSON schemas, regular expressions and Lark grammars.
 
-The library is imported when the first grammar is asked for. JSON is written as Python's json.dumps writes it (", "
-and ": ", no other whitespace): models know that style, it cannot go on for ever, and between two values it leaves
-one continuation, which costs no choice.
+The library is imported when the first grammar is asked for. JSON is written as Python's json.dumps writes it (", " and
+": ", no other whitespace). Models know that style, and it cannot go on for ever. Between two values it leaves one
+continuation, which costs no choice.
 """
 
 from __future__ import annotations

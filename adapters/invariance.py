@@ -54,8 +54,10 @@ def probe_text(model: LoadedModel, count: int) -> list[int]:
 
 
 def fingerprint_bits(model: LoadedModel) -> str:
-    """Return a digest of the bits of a fixed text's logits: SHA-1 of the float32 rows of one segment, shape
-    (PROBE_TOKENS, outputs), and behind a dash that of rows that stand apart. Slot 0 is free before and after.
+    """Return a digest of the bits of a fixed text's logits.
+
+    It is the SHA-1 of the float32 rows of one segment, shape (PROBE_TOKENS, outputs). Behind a dash follows that of
+    rows that stand apart. Slot 0 is free before and after.
 
     Models with one fingerprint are interchangeable to the bit. Raises what `LoadedModel.forward` raises.
     """

@@ -12,9 +12,9 @@ from device_profiles.units import ceil_div
 class BlockPool:
     """`blocks` blocks of `block_tokens` positions, shared by `slots` sequences. No I/O, no tensors.
 
-    `pad_to` is the number of rows that a segment is padded to; all are padded to a multiple of `multiple`, and those of
-    more than `even_behind` rows (0: none) to an even number. The padding is written behind the segment and is not
-    counted as held, so the next segment overwrites it. Several slots may hold one block of a common prefix: nobody
+    `pad_to` is the number of rows that a segment is padded to. All segments are padded to a multiple of `multiple`, and
+    those of more than `even_behind` rows (0: none) to an even number. The padding is written behind the segment and is
+    not counted as held, so the next segment overwrites it. Several slots may hold one block of a common prefix: nobody
     writes to it then.
     """
 

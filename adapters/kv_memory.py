@@ -1,7 +1,7 @@
 """A paged KV cache for runtimes that want every sequence's cache in one piece: the processor's own page tables.
 
 ONNX Runtime's attention takes one array for each sequence, and so do graphs of fixed shape. So every slot has address
-space for the whole context, and the blocks of a common pool are mapped into it where the slot needs them (the idea of
+space for the whole context. The blocks of a common pool are mapped into it where the slot needs them (the idea of
 vAttention, arXiv 2405.04437). Nothing is copied when a sequence grows, and slots that share a prefix read the same
 memory. Linux only.
 """
@@ -28,8 +28,11 @@ _MOST_PIECES = 32768
 
 
 def block_tokens(position_bytes: int, budget_bytes: int) -> int:
-    """Return how many positions make a block: whole pages of a head's cache, `position_bytes` a position, and so
-    many that a pool of `budget_bytes` cannot fall into more pieces than the system maps."""
+    """Return how many positions make a block.
+
+    A block is whole pages of a head's cache, `position_bytes` a position. It has so many positions that a pool of
+    `budget_bytes` cannot fall into more pieces than the system maps.
+    """
     pages = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, position_bytes)
     step = math.lcm(pages, _LEAST_BLOCK_TOKENS)
     return step * max(1, math.ceil(budget_bytes / (_MOST_PIECES * step * position_bytes)))

@@ -1,8 +1,10 @@
 """From what an operator writes in cluster.yaml to a model on disk, and the first look at it.
 
-A source is `package:NAME/FILE` (a file that an installed Python package carries, whole or in parts),
-`hf:ORG/NAME[/FILE.gguf][@REVISION]` (a model of the Hugging Face hub), or a path: a GGUF file, or a directory with
-config.json and safetensors.
+A source is one of these:
+
+- `package:NAME/FILE`: a file that an installed Python package carries, whole or in parts.
+- `hf:ORG/NAME[/FILE.gguf][@REVISION]`: a model of the Hugging Face hub.
+- A path: a GGUF file, or a directory with config.json and safetensors.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ _QUANTISATION = re.compile(r"[-._](?:i?q\d\w*|tq\d\w*|mxfp\d\w*|b?f16|f32|fp16|f
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that exists. `path` is a GGUF file or a Hugging Face directory, `name` its default name in the API,
-    `source` what the operator wrote (with the commit, for a model of the hub), and `files` what the model
-    consists of where that is more than `path` itself. `parts`: the file comes in parts, of which `path` is the first;
-    the model store joins them."""
+    """A model that exists. `path` is a GGUF file or a Hugging Face directory, and `name` its default name in the API.
+    `source` is as the operator wrote it (with the commit, for a model of the hub). `files` are the model's files where
+    these are more than `path` itself. `parts`: the file comes in parts, of which `path` is the first; the model store
+    joins them."""
 
     path: Path
     name: str
@@ -49,8 +51,8 @@ class ModelSource:
 def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fraction: None) -> ModelSource:
     """Find what `source` names, downloading a model of the hub; a relative path is relative to `base`.
 
-    Raises ModelRefused when there is no such package, file or model (the message names the way out), or when it
-    is damaged or of a kind that is not supported; DownloadFailed when the hub cannot be reached.
+    Raises ModelRefused when there is no such package, file or model (the message names the way out). Raises it too when
+    the model is damaged or of a kind that is not supported. Raises DownloadFailed when the hub cannot be reached.
     """
     if source.startswith(HUB_PREFIX):
         hub_id = parse_id(source)

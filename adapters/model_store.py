@@ -5,8 +5,8 @@
     root/<digest, 16 hex>/<recipe>-<hash, 8 hex>.lock who holds it may write that artefact
     root/<digest, 16 hex>/.<recipe>-<hash>.*          drafts; rubbish when their lock is free
 
-An artefact's directory is named by the model file's content and the recipe's text: another file or another
-version of a runtime is another directory, and nothing is ever changed in place.
+An artefact's directory is named by the model file's content and the recipe's text. Another file or another version of a
+runtime is another directory, and nothing is ever changed in place.
 """
 
 from __future__ import annotations

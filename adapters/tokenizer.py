@@ -35,10 +35,13 @@ _BYTE_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """`pieces`: the bytes of each token in id order (b"" for one that stands for nothing). `controls`: the
-    ids of control tokens by their text. `encode`: plain text to ids, knowing no control tokens; `encode_inner`: the
-    same for text that does not stand at the very beginning (some vocabularies put a space before a beginning);
-    `encode_behind`: the same for text that continues other text (some put a space before every text)."""
+    """`pieces`: the bytes of each token in id order (b"" for one that stands for nothing). `controls`: the ids of
+    control tokens by their text. The encoders turn plain text into ids and know no control tokens:
+
+    - `encode`: text at the very beginning.
+    - `encode_inner`: text that does not stand there (some vocabularies put a space before a beginning).
+    - `encode_behind`: text that continues other text (some put a space before every text).
+    """
 
     pieces: list[bytes]
     controls: dict[str, int]
@@ -101,8 +104,8 @@ class Tokenizer:
 
     @classmethod
     def bytes_only(cls) -> Tokenizer:
-        """Return the toy tokenizer, which needs no files: ids 0..255 are bytes, 256 is <|end|> (the eos), 257
-        is <|start|>, and the rest up to a vocabulary of 272 is unused."""
+        """Return the toy tokenizer, which needs no files. Ids 0..255 are bytes, 256 is <|end|> (the eos) and 257 is
+        <|start|>. The rest up to a vocabulary of 272 is unused."""
         blank = _BYTE_VOCABULARY_SIZE - 256 - len(_BYTE_CONTROLS)
         vocabulary = _Vocabulary(
             pieces=[bytes([value]) for value in range(256)]
@@ -188,8 +191,8 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Message] | None = None,
     ) -> list[int]:
-        """Return the ids of rendered messages, in which only the template's own control tokens are control
-        tokens: one written inside a message or a tool is plain text to the model. Raises TemplateError."""
+        """Return the ids of rendered messages, in which only the template's own control tokens are control tokens. One
+        written inside a message or a tool is plain text to the model. Raises TemplateError."""
         shielded, guard = guard_messages([*messages, *(tools or ())], self._controls)
         text = self.render_chat(
             shielded[: len(messages)], add_generation_prompt, None if tools is None else shielded[len(messages) :]

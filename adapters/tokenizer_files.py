@@ -48,8 +48,11 @@ class TokenizerMeta:
 
 
 def texts_by_id(ids: Mapping[str, int], size: int, spaced: Collection[int]) -> list[str]:
-    """Return token texts in id order, as GGUF files have them (llama.cpp's convert_hf_to_gguf.py): an id without a
-    token is called [PAD7], and the ids `spaced` (added plain tokens of a metaspace vocabulary) have real spaces."""
+    """Return token texts in id order, as GGUF files have them (llama.cpp's convert_hf_to_gguf.py).
+
+    An id without a token is called [PAD7]. The ids `spaced` (added plain tokens of a metaspace vocabulary) have real
+    spaces.
+    """
     texts = [f"[PAD{index}]" for index in range(size)]
     for text, index in ids.items():
         texts[index] = text.replace(METASPACE, " ") if index in spaced else text

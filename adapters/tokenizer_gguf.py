@@ -1,8 +1,8 @@
 """From the vocabulary inside a GGUF file to a tokenizer on disk.
 
-Byte-level BPE (`tokenizer.ggml.model` "gpt2") and SentencePiece's BPE ("llama"). How text is cut before the merges
-is a name in `tokenizer.ggml.pre` for the first; the patterns behind the names are llama.cpp's (`llama-vocab.cpp`),
-because they define what a GGUF file means. SentencePiece does not cut.
+Byte-level BPE (`tokenizer.ggml.model` "gpt2") and SentencePiece's BPE ("llama"). For the first, `tokenizer.ggml.pre`
+names how text is cut before the merges. The patterns behind the names are llama.cpp's (`llama-vocab.cpp`), because they
+define what a GGUF file means. SentencePiece does not cut.
 """
 
 from __future__ import annotations

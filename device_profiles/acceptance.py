@@ -25,7 +25,7 @@ class DepthYield:
 
     @property
     def conditional(self) -> tuple[float, ...]:
-        """The chance that draft i is accepted if all before it are, for `cost.expected_tokens`."""
+        """The chance that draft i is accepted if all before it are, for `cost.estimate_round_tokens`."""
         before = (1.0, *self.accepted)
         return tuple(now / last if last else 0.0 for last, now in zip(before, self.accepted, strict=False))
 
@@ -34,10 +34,10 @@ class DepthYield:
 class PairAcceptance:
     """One drafter on one target over the texts of one workload.
 
-    `rule`: who chose the depth: "policy" (by what rounds cost in the runtime `adapter`, and drafts are worth) or
-    "fixed" (all that there are, up to the depth; `adapter` is empty). `sequences`: so many shared a forward.
-    `by_depth`: in ascending order, at least one. `draft_ms`: what the drafter took for a sequence in a round, where it
-    is no model (a model's time follows from its own costs). `drafter_digest`: of a draft model's files.
+    `rule`: who chose the depth. `"policy"`: by the cost of rounds in the runtime `adapter` and by what drafts are
+    worth. `"fixed"`: all drafts that there are, up to the depth; `adapter` is empty. `sequences`: so many shared a
+    forward. `by_depth`: in ascending order, at least one. `draft_ms`: what the drafter took for a sequence in a round,
+    where it is no model (a model's time follows from its own costs). `drafter_digest`: of a draft model's files.
     """
 
     target: str

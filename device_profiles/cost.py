@@ -12,18 +12,21 @@ US_PER_MS = 1000.0
 class StepCost:
     """The time of a ragged forward, fitted or derived.
 
-    `row_ms[i]` is what a forward of `row_knots[i]` rows of one sequence takes with nothing before them; between the
-    knots (ascending, at least one) it is linear, beyond the last it goes on with the last slope. On top of it come
-    `sequence_ms` for each further sequence, `position_us` for each position that a sequence holds already (its KV cache
-    is read once), and `row_position_us` for each pair of a row and such a position. `error`: the median relative error
-    of the fit on samples that it did not see, 0 where it is not fitted.
+    `row_ms[i]` is what a forward of `row_knots[i]` rows of one sequence takes with nothing before them. Between the
+    knots (ascending, at least one) it is linear, and beyond the last it goes on with the last slope. On top of it come:
+
+    - `sequence_ms` for each further sequence.
+    - `position_us` for each position that a sequence holds already (its KV cache is read once).
+    - `row_position_us` for each pair of a row and such a position.
+
+    `error`: the median relative error of the fit on samples that it did not see, 0 where it is not fitted.
 
     `serial`: the runtime runs the sequences of a forward one after another, so that its rows cost what they cost each
     sequence alone. `least_rows`: each sequence is run with so many rows at least, `least_forward_rows`: a whole forward
-    (padding costs like rows that are used). `changing_ms`: what a forward takes longer that runs another number of
-    rows than the one before, for which the runtime prepares its buffers anew. `prefill`: what chunks of a prompt
-    cost, where that is other than what decoding costs: rows behind a prompt may take other kernels, and all of them are
-    wanted as logits. None: the same.
+    (padding costs like rows that are used). `changing_ms`: what a forward takes longer that runs another number of rows
+    than the one before, for which the runtime prepares its buffers anew. `prefill`: the cost of chunks of a prompt,
+    where it is not that of decoding. Rows behind a prompt may take other kernels, and all of them are wanted as logits.
+    None: the same.
     """
 
     row_knots: tuple[float, ...]

@@ -1,9 +1,9 @@
 """Fits what a forward costs to what was measured: no cost below zero, and relative errors, of which few may be large.
 
-A forward's time is linear in unknowns that are never negative (what the first knot costs, what each next knot adds,
-a sequence, a position): least squares under that constraint (Lawson and Hanson, Solving Least Squares Problems, 1974,
-chapter 23), each sample divided by its time, repeated with Huber's weights so that a sample that was disturbed does not
-bend the curve.
+A forward's time is linear in unknowns that are never negative: the first knot's cost, the cost that each next knot
+adds, a sequence, a position. They are found by least squares under that constraint (Lawson and Hanson, Solving Least
+Squares Problems, 1974, chapter 23). Each sample is divided by its time. The fit is repeated with Huber's weights, so
+that a sample that was disturbed does not bend the curve.
 """
 
 from __future__ import annotations

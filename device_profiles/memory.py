@@ -44,8 +44,13 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes that a worker process holds at its peak: what it holds before it loads, the model's weights with all that
-    the runtime makes of them, the whole KV pool, and the workspace of the largest forward."""
+    """Bytes that a worker process holds at its peak.
+
+    - Those that it holds before it loads.
+    - The model's weights with all that the runtime makes of them.
+    - The whole KV pool.
+    - The workspace of the largest forward.
+    """
 
     process: int
     weights: int

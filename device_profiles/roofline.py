@@ -1,7 +1,7 @@
 """What bounds a role on a device: its memory, from which every forward reads the weights, or its arithmetic.
 
 The roofline of Williams, Waterman and Patterson (Communications of the ACM 52, 2009): a forward of n rows takes
-max(bytes / bandwidth, n x operations / rate); a row takes 2 operations for each element of a matrix.
+max(bytes / bandwidth, n x operations / rate). A row takes 2 operations for each element of a matrix.
 """
 
 from __future__ import annotations

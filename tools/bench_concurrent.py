@@ -4,8 +4,8 @@
 
 The prompts go in waves of two times C to each engine in turn, so that a drift of the machine meets all of them. Each
 engine has C requests at the same time, the next one beginning when one ends, and decodes greedily. Nobody reuses
-prefixes: the waves are the same for all. openvino_genai is given its requests one by one, because its scheduler takes
-all that it is given into the batch, whatever `max_num_seqs` says.
+prefixes: the waves are the same for all. The engine openvino_genai is given its requests one by one. Its scheduler
+takes all that it is given into the batch, whatever `max_num_seqs` says.
 """
 
 from __future__ import annotations

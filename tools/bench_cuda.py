@@ -2,9 +2,13 @@
 
     python tools/bench_cuda.py [--device CUDA:0] [--layers 16] [--tokens 128] [--context 512] [--exactness bit]
 
-Prints, as JSON lines: plain decoding in tokens per second, ours and `generate` with a static cache (which transformers
-compiles), and their ratio; and the step time of 1 to 16 rows of one sequence, as a multiple of a single row's. The
-default shape is Llama 3.2 1B's. A larger ratio is better in the first, a smaller one in the second.
+Prints, as JSON lines:
+
+- Plain decoding in tokens per second, ours and `generate` with a static cache (which transformers compiles), and their
+  ratio.
+- The step time of 1 to 16 rows of one sequence, as a multiple of a single row's.
+
+The default shape is Llama 3.2 1B's. A larger ratio is better in the first, a smaller one in the second.
 """
 
 from __future__ import annotations

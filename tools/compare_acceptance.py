@@ -3,8 +3,8 @@
     python tools/compare_acceptance.py --prompts FILE [--limit N] [--max-tokens N] [--draft same|levels=8|skip=4]
                                        [--draft-adapter onnx_rt] [--temperature T] [--top-p P] [--depth K] [--json OUT]
 
-The target is what cluster.yaml names. The draft is the same file on another runtime, or a worse copy of it: `levels=L`
-rounds its 4-bit weights to L levels, `skip=N` leaves out every Nth layer (both for Q4_1 files). Two figures each:
+The target is what cluster.yaml names. The draft is the same file on another runtime, or a worse copy of it. `levels=L`
+rounds its 4-bit weights to L levels, and `skip=N` leaves out every Nth layer (both for Q4_1 files). Two figures each:
 
 exact    over the rows of both models at every position of the target's own answers, no drafting: the chance that a
          draft of the next token is accepted. Rejection: sum over x of min(p, q) with q cut to its likeliest tokens

@@ -2,10 +2,14 @@
 
     python -m tools.soak [--config cluster.yaml] [--requests 500] [--concurrency 12] [--seed S] [--json OUT]
 
-Bars: slots, KV blocks, memory and open files within 5 % of the start; no 5xx; bad requests refused with their own
-status; and every answer that was not cancelled is the text that the same request gave before, alone and without
-speculation. The start is measured after a warm-up with the same mixture, when memory is steady. Exits 1 when a bar
-fails.
+Bars:
+
+- Slots, KV blocks, memory and open files within 5 % of the start.
+- No 5xx.
+- Bad requests refused with their own status.
+- Every answer that was not cancelled is the text that the same request gave before, alone and without speculation.
+
+The start is measured after a warm-up with the same mixture, when memory is steady. Exits 1 when a bar fails.
 """
 
 from __future__ import annotations

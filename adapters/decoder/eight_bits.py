@@ -1,7 +1,7 @@
 """A model's weights with every matrix in 8 bits around a zero of 128: what devices of fixed shape compute with.
 
 4-bit groups keep their values exactly: (q - zero) is between -15 and 15, and the scale stays. Everything else is
-quantised by groups of 32 (lattice.requantised).
+quantised by groups of 32 (lattice.requantise).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads a GGUF file of a Llama, Qwen2, Qwen3 or Gemma 3 model as `Weights`. Formats: adapters/decoder/gguf_blocks.py.
 
-Llama files store query and key rows interleaved, for llama.cpp's rope; they are put back in rotate-half order. What
-Gemma 3 files do not say is fixed in llama.cpp (llama-model.cpp): every sixth layer looks at all tokens, the others
-have a rope of their own, unscaled; norms are stored as what is multiplied with.
+Llama files store query and key rows interleaved, for llama.cpp's rope; they are put back in rotate-half order. Gemma 3
+files leave some facts out; these are fixed in llama.cpp (llama-model.cpp). Every sixth layer looks at all tokens; the
+other layers have a rope of their own, unscaled. Norms are stored as the factor that is multiplied with.
 """
 
 from __future__ import annotations

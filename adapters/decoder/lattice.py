@@ -30,7 +30,7 @@ def requantise(values: Floats) -> Grouped:
 def in_8_bits(values: Floats) -> Grouped:
     """Quantise (rows, columns) that lie on a lattice of their own in each group of 32, keeping the lattice.
 
-    A group for which that is no nearer (two lattices in one group, values far from 0) is quantised as `requantised`
+    A group for which that is no nearer (two lattices in one group, values far from 0) is quantised as `requantise`
     does: at most 1/254 of its largest magnitude off.
     """
     groups = values.reshape(len(values), -1, GROUP_SIZE)
@@ -42,8 +42,11 @@ def in_8_bits(values: Floats) -> Grouped:
 
 
 def with_whole_zeros(values: Floats) -> Grouped:
-    """Quantise (rows, columns) that lie on lattices of at most 16 values to 4 bits, each offset rounded to a whole
-    number of steps: half a step off at most where 0 lies within a group's values or a step beside them."""
+    """Quantise (rows, columns) that lie on lattices of at most 16 values to 4 bits.
+
+    Each offset is rounded to a whole number of steps. A value is half a step off at most where 0 lies within a group's
+    values or a step beside them.
+    """
     groups = values.reshape(len(values), -1, GROUP_SIZE)
     step, low, _ = _step(groups)
     one = step == 0  # a group of one value: 1 * value

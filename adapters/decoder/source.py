@@ -22,8 +22,8 @@ def open_source(source: Path, precision: WeightsFormat | None = None) -> Weights
     """Open a GGUF file or a Hugging Face directory, with its own matrices or with matrices in another format.
 
     FAST is the file's own with whole zeros. Where `precision` is of 4 or 8 bits, matrices that the file holds in full
-    come in full: to quantise them is a library's work. Those that it holds quantised come in groups: with INT4 4-bit
-    formats in 4 bits with whole zeros, with INT8 all in 8 bits, the nearest to the file's exact values. Raises
+    come in full: to quantise them is a library's work. Those that it holds quantised come in groups, the nearest to the
+    file's exact values. With INT4 4-bit formats come in 4 bits with whole zeros. With INT8 all come in 8 bits. Raises
     ModelRefused when the source is damaged or not supported.
     """
     if source.is_dir():

@@ -1,9 +1,15 @@
 """Builds the ONNX graph of a decoder: its own shape, ONNX Runtime's fused operators.
 
-Inputs: `input_ids` (batch, sequence); `seqlens_k` (batch,), each sequence's length behind this forward less one;
-`total_sequence_length`, the longest of them; `wanted_rows`, which rows of batch * sequence get logits; and for each
-layer `past.L.key` and `past.L.value`, (batch, kv_heads, capacity, head_dim). Outputs: `logits` (wanted, vocabulary),
-`present.L.key` and `present.L.value`, to be bound to the same memory as the past: new positions are written in place.
+Inputs:
+
+- `input_ids`: (batch, sequence).
+- `seqlens_k`: (batch,), each sequence's length behind this forward less one.
+- `total_sequence_length`: the longest of them.
+- `wanted_rows`: the rows of batch * sequence that get logits.
+- `past.L.key` and `past.L.value` for each layer: (batch, kv_heads, capacity, head_dim).
+
+Outputs: `logits` (wanted, vocabulary), `present.L.key` and `present.L.value`, to be bound to the same memory as the
+past: new positions are written in place.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Exactness (measured, docs/adr/0008-onnx-runtime-beside-openvino.md): a row's logits are the same to the bit in every
 call of two rows or more. One-row calls take other kernels. So `bit` pads a one-row segment with a second row whose
 result nobody reads. The attention operator cuts long calls into blocks of rows, and a last block of one row is a
-one-row call again: an even number of rows leaves none, because blocks are even.
+one-row call again. An even number of rows leaves no such block, because blocks are even.
 """
 
 from __future__ import annotations

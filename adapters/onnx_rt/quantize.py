@@ -15,8 +15,10 @@ _OUTER = ("embedding", "head")
 
 
 class Quantized:
-    """`weights` with the matrices that it holds in full in groups of 4 or 8 bits; with 4 bits, embedding and output
-    layer get 8: they are what small models lose most by."""
+    """`weights` with the matrices that it holds in full in groups of 4 or 8 bits.
+
+    With 4 bits, embedding and output layer get 8, because small models lose most by these two.
+    """
 
     def __init__(self, weights: Weights, bits: Literal[4, 8]) -> None:
         """Raises AdapterUnavailable when a library is missing."""

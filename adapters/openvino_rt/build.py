@@ -1,9 +1,9 @@
 """Builds the stateful decoder graph that `graph.read_paged` turns into paged attention, from a spec and weights.
 
-The shapes of the subgraphs matter, not only what they compute: OpenVINO recognises rotary embeddings, RMS norms,
-the KV state (ReadValue, Gather by beam_idx, Concat) and the sliding window's mask by their pattern
-(sdpa_to_paged_attention/state_management_pattern.cpp in OpenVINO's sources), as optimum-intel's exports and the
-GGUF reader of openvino_genai write them.
+The shapes of the subgraphs matter, not only their results. OpenVINO recognises rotary embeddings, RMS norms, the KV
+state (ReadValue, Gather by beam_idx, Concat) and the sliding window's mask by their pattern. The patterns are in
+sdpa_to_paged_attention/state_management_pattern.cpp in OpenVINO's sources. optimum-intel's exports and the GGUF reader
+of openvino_genai write them so.
 
 Shapes in comments: B sequences, S new tokens, T tokens in all, H heads, K key-value heads, D head size.
 """

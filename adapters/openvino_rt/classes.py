@@ -1,10 +1,10 @@
 """The numerical classes of OpenVINO's paged-attention models, and what a compiled model really has.
 
 Measured (docs/adr/0040-numerical-classes.md): fp32 activations that are quantised in groups of 32 keep a row's bits on
-every processor that was tried, and have the same ones on all of them. bf16 does so without AMX. What attention adds: a
+every processor that was tried. They have the same ones on all of them. bf16 does so without AMX. What attention adds: a
 segment of one row is a class of its own, and so is a forward of fewer single rows than there are threads. Without VNNI
-OpenVINO does not quantise activations: an output layer over one row is a class of its own there, and without AVX-512
-so are long forwards.
+OpenVINO does not quantise activations: an output layer over one row is a class of its own there, and without AVX-512 so
+are long forwards.
 """
 
 from __future__ import annotations

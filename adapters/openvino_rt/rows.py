@@ -14,8 +14,8 @@ _FILLER = 0
 
 @dataclass(slots=True)
 class Rows:
-    """`tokens` and `positions` of each row; `pasts`, `begins`, `blocks` and `block_begins` of each sequence, where rows
-    that are apart are sequences of their own over the same blocks; `wanted`: the rows whose logits come back."""
+    """`tokens` and `positions` are of each row. `pasts`, `begins`, `blocks` and `block_begins` are of each sequence;
+    rows that are apart are sequences of their own over the same blocks. `wanted`: the rows whose logits come back."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)

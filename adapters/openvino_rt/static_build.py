@@ -1,15 +1,21 @@
 """Builds a decoder of fixed shapes: every size is a constant once the graph is loaded, as NPUs need it.
 
 Two graphs. The body turns W embedded tokens of one sequence into W rows for the output layer, beside a cache of C
-positions that lies outside; the head turns R of such rows into logits. Both are written once with W, C and R open, in
+positions that lies outside. The head turns R of such rows into logits. Both are written once with W, C and R open, in
 operations whose shapes follow from these numbers alone, and `static_graphs` fixes them at load: one file serves all
-widths. What depends on positions comes from outside as tables: a mask, rotary cosines and sines (sines of large angles
-have no meaning in 16 bits), and the place of each row in the cache.
+widths. What depends on positions comes from outside as tables: a mask, rotary cosines and sines, and the place of each
+row in the cache. Sines of large angles have no meaning in 16 bits.
 
-Body, inputs: hidden (1, W, hidden); places (W,), the position that each row is written to; bias.N (1, 1, W, C), 0
-where a row may look, for each kind of window; cos.N and sin.N (1, 1, W, D) for each kind of rope; past.L.key and
-past.L.value (1, K, C, D). Outputs: rows (1, W, hidden); present (2 * layers, K, W, D), the keys and values of the W
-rows, key and value of layer 0 first.
+Body, inputs:
+
+- hidden: (1, W, hidden).
+- places: (W,), the position that each row is written to.
+- bias.N: (1, 1, W, C), 0 where a row may look, for each kind of window.
+- cos.N and sin.N: (1, 1, W, D) for each kind of rope.
+- past.L.key and past.L.value: (1, K, C, D).
+
+Outputs: rows (1, W, hidden); present (2 * layers, K, W, D), the keys and values of the W rows, key and value of layer 0
+first.
 
 New rows are put at their places in the cache before attention sums over it. Standing behind it instead, a row's
 position in the sum, and with it the last bits, would depend on how its text was cut into forwards.

@@ -1,7 +1,7 @@
 """A decoder in graphs of fixed shape: one sequence a forward, cut into widths that there are graphs for.
 
-The caches lie in our own memory (adapters/kv_memory.py): a sequence is one piece there, blocks of one pool are mapped
-into it, and the rows that a graph returns are written in place. A rollback is a mask that ends earlier.
+The caches lie in our own memory (adapters/kv_memory.py). A sequence is one piece there, and blocks of one pool are
+mapped into it. The rows that a graph returns are written in place. A rollback is a mask that ends earlier.
 
 Exactness (docs/adr/0021-static-shapes.md): every forward of a width has the same shape, so what a row's bits could
 depend on is the width and the row's place in it. Both are measured when the model is loaded, and `bit` uses only the

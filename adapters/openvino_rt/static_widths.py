@@ -57,8 +57,8 @@ def agreeing(found: Mapping[int, Sequence[Bits]], prefill: int) -> tuple[int, ..
 
 
 def places(length: int, count: int, width: int) -> list[tuple[int, ...]]:
-    """Return where forwards of `width` may begin so that the last `count` rows of a text of `length` stand at other
-    places of them each time; the last forward ends with the text."""
+    """Return where forwards of `width` may begin. The last `count` rows of a text of `length` must stand at other
+    places of them each time. The last forward ends with the text."""
     begins = {length - count, max(0, length - width), max(0, length - max(count, width // 2))}
     cuts = [(begin, *range(begin + width, length, width)) for begin in sorted(begins) if begin <= length - count]
     for first in {max(1, width // 2), max(1, width - 1)} - {width}:

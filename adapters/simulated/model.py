@@ -1,8 +1,8 @@
 """A deterministic toy language model over bytes, with real KV bookkeeping.
 
-Each position's logits depend on *every* token before it through a hash that is kept per position in the blocks of
-a KV cache: a wrong rollback, a mixed-up slot or block, or a stale position changes the output. Most of the weight
-comes from the last two tokens, so that its text repeats itself and drafts can be right.
+Each position's logits depend on *every* token before it through a hash, kept per position in the blocks of a KV cache.
+A wrong rollback, a mixed-up slot or block, or a stale position changes the output. Most of the weight comes from the
+last two tokens, so that its text repeats itself and drafts can be right.
 """
 
 from __future__ import annotations

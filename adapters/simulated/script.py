@@ -21,11 +21,11 @@ FAULTS = ("", "abort", "segfault", "exit", "hang", "device_lost", "out_of_memory
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """`base_ms + row_ms * rows` is how long a forward takes, on devices behind the first `other_ms` longer, and on the
-    first device `drift_ms` longer from forward number `drift_at` on, where `drift_while` names a file only while that
-    exists. The fault strikes at forward number `at`, counted from 1 at the first forward that holds the token `arm`
-    (-1: since loading; what measures a model when it is loaded counts too). With `once`, it strikes only while that
-    file does not exist, and creates it.
+    """A forward takes `base_ms + row_ms * rows`, on devices behind the first `other_ms` longer. On the first device it
+    takes `drift_ms` longer from forward number `drift_at` on. Where `drift_while` names a file, that holds only while
+    the file exists. The fault strikes at forward number `at`. Forwards are counted from 1 at the first one that holds
+    the token `arm` (-1: since loading; what measures a model when it is loaded counts too). With `once`, it strikes
+    only while that file does not exist, and creates it.
     `shift`: it says the tokens that many ids behind the toy's, so it is another model.
     `kernel_rows`: a forward of so many rows or more has another kernel, with other last bits (0: none has).
     `unsteady`: with 1, every forward has last bits of its own."""

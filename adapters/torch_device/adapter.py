@@ -33,8 +33,11 @@ INSTALL = "pip install 'outrider[torch]'"
 _QUANTISED = (Precision.INT8, Precision.INT4)
 _FIXED_WIDTH = 16
 _SPINS = "1000"
-"""How often a thread of torch looks for work before it sleeps: one that spins for long takes the core from the one it
-waits for, as soon as anything else runs here (docs/adr/0015-torch.md). What the environment says goes first."""
+"""How often a thread of torch looks for work before it sleeps.
+
+A thread that spins for long takes the core from the one it waits for, as soon as anything else runs here
+(docs/adr/0015-torch.md). What the environment says goes first.
+"""
 
 
 def _torch() -> Any:

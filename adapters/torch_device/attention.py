@@ -1,10 +1,10 @@
 """Attention over our paged KV cache, registered with transformers as an attention implementation of its own.
 
-A model's class calls it in every layer with the rows of the whole ragged batch; it writes their keys and values into
+A model's class calls it in every layer with the rows of the whole ragged batch. It writes their keys and values into
 the pool and attends each sequence's rows over that sequence's blocks.
 
-Shapes in comments: N rows of the forward, H heads, K key-value heads, G = H / K, D head size, g tables, n tiles
-of T rows, L positions of a table.
+Shapes in comments: N rows of the forward, H heads, K key-value heads, G = H / K, D head size. There are g tables, n
+tiles of T rows and L positions of a table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """transformers' model class of a family, made empty from a spec and filled from our tensors.
 
-The class brings what a family computes (norms, activations, where attention stands); shape, weights, rotary
+The class brings what a family computes (norms, activations, where attention stands). Shape, weights, rotary
 frequencies, windows and scales come from the spec, so that all runtimes compute the same model.
 """
 

@@ -9,8 +9,11 @@ from torch import nn
 
 
 class PackedLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """A product by oneDNN, its weights packed once for the processor: the same bits for any number of rows but one,
-    on any number of threads, where the product that torch chooses itself has classes by rows and threads."""
+    """A product by oneDNN, its weights packed once for the processor.
+
+    It gives the same bits for any number of rows but one, on any number of threads. The product that torch chooses
+    itself has classes by rows and threads.
+    """
 
     def __init__(self, weight: Any, bias: Any) -> None:
         super().__init__()
@@ -23,8 +26,11 @@ class PackedLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
 
 class EightBitLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """A product over 8-bit weights, `values` (outputs, inputs) and `scales` (outputs, 1), in bfloat16: torch's own
-    kernel for the CPU, which gives a row the same bits however many there are, on any number of threads."""
+    """A product over 8-bit weights, `values` (outputs, inputs) and `scales` (outputs, 1), in bfloat16.
+
+    It is torch's own kernel for the CPU. A row gets the same bits however many rows there are, on any number of
+    threads.
+    """
 
     def __init__(self, values: Any, scales: Any, bias: Any) -> None:
         super().__init__()

@@ -45,8 +45,8 @@ _FREE = 1 << 20
 
 
 def shapes_for(device_type: str, exactness: Exactness, fixed_width: int = 0, heads_per_key: int = 1) -> Shapes:
-    """Return the shapes of forwards. On the CPU, products of two rows or more, and attention of four query rows or
-    more over whole blocks of 512 keys, are one numerical class; on CUDA a kernel is chosen by its shape.
+    """Return the shapes of forwards. On the CPU, products of two rows or more are one numerical class. So is attention
+    of four query rows or more over whole blocks of 512 keys. On CUDA a kernel is chosen by its shape.
 
     With `fixed_width` every product has that many rows, and every attention tile equally many. `heads_per_key`: how
     many query heads share a key head, and so are rows of one product.

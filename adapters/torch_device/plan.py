@@ -1,6 +1,6 @@
 """A ragged batch as arrays of fixed kinds: what each row writes, and which tiles of rows read which blocks. No torch.
 
-Rows of one sequence are attended in tiles of query rows over the sequence's blocks, both padded to shapes in which
+Rows of one sequence are attended in tiles of query rows over the sequence's blocks. Both are padded to shapes in which
 the kernel gives a row the same bits whatever else is in the batch (docs/adr/0015-torch.md).
 """
 
@@ -21,9 +21,11 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The shapes that a batch is brought to: a forward has a multiple of `rows`, at least `least_rows`; an attention
-    tile a multiple of `tile` rows, at most `most_tile`, over a multiple of `key_blocks` blocks. A product
-    takes `product_tile` rows at a time, 0: all of them."""
+    """The shapes that a batch is brought to.
+
+    A forward has a multiple of `rows`, at least `least_rows`. An attention tile has a multiple of `tile` rows, at most
+    `most_tile`, over a multiple of `key_blocks` blocks. A product takes `product_tile` rows at a time, 0: all of them.
+    """
 
     rows: int
     least_rows: int

@@ -47,7 +47,7 @@ class Products:
         return PlainLinear(weight, bias)
 
     def _narrow(self, weight: Affine, bias: Any) -> nn.Module | None:
-        """Return the product over quantised weights as they are; None where torch has none that is fit for use: in
+        """Return the product over quantised weights as they are, None where torch has none that is fit for use. In
         float32 its kernels take ten times as long as the product over float32 weights."""
         if self._device.type != "cpu" or self._activations is not Precision.BF16:
             return None

@@ -18,8 +18,10 @@ _OUTER = ("embedding", "head")
 
 
 class Quantized:
-    """`weights`, which hold every matrix in full, with matrices of 4 or 8 bits; with 4 bits, embedding and output
-    layer get 8: they are what small models lose most by."""
+    """`weights`, which hold every matrix in full, with matrices of 4 or 8 bits.
+
+    With 4 bits, embedding and output layer get 8, because small models lose most by these two.
+    """
 
     def __init__(self, weights: Weights, precision: Precision) -> None:
         """Raises AdapterUnavailable when a library is missing."""

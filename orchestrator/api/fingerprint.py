@@ -10,13 +10,14 @@ from policies.sampling import Rule
 
 
 def system_fingerprint(ready: Ready | None, rule: Rule = "coupled") -> str | None:
-    """Return "fp_" and 12 hex digits over the effective state of the worker: model file and vocabulary, weights,
-    activations and KV cache formats, runtime and device, exactness, and this program's version. None before the
-    first worker is ready.
+    """Return "fp_" and 12 hex digits over the effective state of the worker.
+
+    The state is model file and vocabulary, weights, activations and KV cache formats, runtime and device, exactness,
+    and this program's version. None before the first worker is ready.
 
     Drafters, depths and bounds are left out: they do not change the output. Under the rules "rejection" and "tolerance"
-    they do, and there the rule, the drafters and the depth count too; but the drafts themselves are not in it, and with
-    `exactness: kernel` neither is what else was in the batch.
+    they do, and there the rule, the drafters and the depth count too. But the drafts themselves are not in it. With
+    `exactness: kernel` the rest of the batch is not in it either.
     """
     if ready is None:
         return None

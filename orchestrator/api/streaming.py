@@ -20,11 +20,11 @@ from policies.serving.overrides import EffectiveBound
 class TextAssembler:
     """Pushes tokens through a decoder and cuts the text before the first stop string.
 
-    The first is the one that is complete first (the longest of those that end together): which one that is
-    does not depend on how the text was split into tokens. Text that could still become a stop string is held
-    back, so nothing that was given out is ever retracted. The text of the first `quiet_tokens` tokens is not
-    searched. `decoded` and `given` count characters: of all tokens so far, and of what was given out. `over` is shown
-    every text that is given out, and may say that the answer ends behind it.
+    The first is the one that is complete first (the longest of those that end together). The choice does not depend on
+    how the text was split into tokens. Text that could still become a stop string is held back, so nothing that was
+    given out is ever retracted. The text of the first `quiet_tokens` tokens is not searched. `decoded` and `given`
+    count characters: of all tokens so far, and of what was given out. `over` is shown every text that is given out, and
+    may say that the answer ends behind it.
     """
 
     def __init__(

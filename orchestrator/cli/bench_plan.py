@@ -121,8 +121,10 @@ def _works(loaded: ClusterConfig, path: Path, runtimes: list[str] | None) -> lis
 
 
 def _profile_missing(works: Sequence[Work], loaded: ClusterConfig, path: Path, *, refresh: bool) -> float:
-    """Measure what has no profile yet, or all of it; return the seconds that measuring all of it takes, by the clock
-    where it was done here, else as they are stored."""
+    """Measure what has no profile yet, or all of it.
+
+    Return the seconds that measuring all of it takes, by the clock where it was done here, else as they are stored.
+    """
     from orchestrator.cli.profile import profile
     from orchestrator.profiling.work import profile_store
 

@@ -60,10 +60,10 @@ class PlacementSection(Section):
     drift_tolerance: float = Field(default=0.2, gt=0, le=10)
     """By how much of the predicted tokens per second rounds may differ for long before the daemon plans again."""
     replan_pause_s: float = Field(default=30.0, ge=0, le=3600)
-    """How long the daemon keeps a plan that it made anew before it may make another one; each time twice as long, up to
-    an hour, so that two plans do not alternate."""
+    """How long the daemon keeps a plan that it made anew before it may make another one. Each time it is twice as long,
+    up to an hour, so that two plans do not alternate."""
     drift_after_s: float = Field(default=60.0, ge=0, le=86400)
-    """For how long rounds must differ so, in seconds of decoding, before the target's profile is marked as drifted: it
-    is measured again at the daemon's next start, and by `outrider profile`."""
+    """For how long rounds must differ so, in seconds of decoding, before the target's profile is marked as drifted. The
+    profile is then measured again at the daemon's next start, and by `outrider profile`."""
     score_weights: ScoreWeights = ScoreWeights()
     """What each term weighs where plans are predicted to be equally fast."""

@@ -24,8 +24,8 @@ class SloSection(Section):
     tpot_percentile: float = Field(default=95.0, ge=50, le=99.9)
     """So many of a hundred requests are to meet `slo.tpot_ms`."""
     max_round_ms: float = Field(default=0.0, ge=0, le=60_000)
-    """The latency budget of a round that verifies: drafts get the rows that are predicted to fit, and where not even
-    all sequences do, they take turns in groups of 8 or more, if these keep `slo.tpot_ms`. Turns cost throughput, since
+    """The latency budget of a round that verifies. Drafts get the rows that are predicted to fit. Where not even all
+    sequences fit, they take turns in groups of 8 or more, if these keep `slo.tpot_ms`. Turns cost throughput, since
     each reads the weights anew. 0 is no bound."""
     late: Literal["queue", "refuse"] = "queue"
     """What becomes of a request whose first token cannot be expected within `slo.ttft_ms`. `queue`: it is served, late.

@@ -67,9 +67,9 @@ class Target(StaticShapes):
     """The target model: what is served, and on which runtime it runs."""
 
     source: str = Field(min_length=1)
-    """Where the weights are: `package:NAME/FILE` (a file inside an installed Python package), the path of a GGUF
-    file or of a Hugging Face directory (relative to this configuration file), `hf:ORG/NAME`, `hf:ORG/NAME@REVISION`
-    or `hf:ORG/NAME/FILE.gguf` (a model of the Hugging Face hub), or `simulated:toy` (no weights)."""
+    """Where the weights are. `package:NAME/FILE` is a file inside an installed Python package. A path leads to a GGUF
+    file or to a Hugging Face directory (relative to this configuration file). `hf:ORG/NAME`, `hf:ORG/NAME@REVISION` or
+    `hf:ORG/NAME/FILE.gguf` is a model of the Hugging Face hub. `simulated:toy` has no weights."""
     name: str = Field(default="", max_length=128)
     """The model's name in the API. Empty: taken from the source."""
     adapter: AdapterName = "openvino_rt"

@@ -1,1 +1,1 @@
-"""Control: what the cluster is doing (state), and making it do what it should (reconcile)."""
+"""Control: what the cluster is doing (state), and making it do what it should (controller)."""

@@ -79,8 +79,9 @@ class CanaryTrial:
             _log.info("the canary is %s, as before: %s", _format_phase(self._state.phase), self._state.decision.reason)
 
     def assign_variant(self, submit: Submit) -> tuple[Submit, CanaryEntry]:
-        """Give a request its arm. One that says itself how it is drafted for, or whose output may depend on its drafts,
-        takes no part while nothing is decided; before each draft worker was ready once nothing counts."""
+        """Give a request its arm. A request that says itself how it is drafted for takes no part while nothing is
+        decided. Nor does one whose output may depend on its drafts. Before each draft worker was ready once nothing
+        counts."""
         state = self._state
         wishes = submit.policy_depth or submit.depth is not None or submit.most_depth is not None
         part = not wishes and submit.sampling.rule in _IDENTICAL_RULES

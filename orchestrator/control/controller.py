@@ -1,7 +1,7 @@
 """Keeps the target's replicas running and their streams alive: observe -> (one step of state) -> act.
 
-A replica that is lost costs its streams the way to another one, or a pause where there is none: whoever takes them gets
-every live stream with the tokens that were delivered, and goes on with the very next one.
+When a replica is lost, its streams go to another one, or pause where there is none. Whoever takes them gets every live
+stream with the tokens that were delivered, and goes on with the very next one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 class TargetControl:
     """Implements control.port.Control over workers of `cluster`, which it opens and closes: one replica a spec. All
-    must serve the same model in the same way. Without specs it has nothing to start until `named` was called.
+    must serve the same model in the same way. Without specs it has nothing to start until `set_specs` was called.
 
     `drafts` are started beside them once one is ready, each as often as there are replicas; nothing waits for them.
     `plan_view` says what a plan predicts, where there is one. `on_round` and `on_progress` are called with each event,
@@ -89,7 +89,7 @@ class TargetControl:
         self._preparing = format_progress(progress)
 
     async def start(self) -> None:
-        """Begin to open the cluster and start the workers; returns at once (see `settled`)."""
+        """Begin to open the cluster and start the workers; returns at once (see `wait_settled`)."""
         if self._task is None:
             self._task = asyncio.create_task(self._open(), name="open the cluster")
 
@@ -152,10 +152,10 @@ class TargetControl:
         """Let these be the replicas, with the draft workers of each, while streams go on; returns their numbers.
 
         What runs one of these specs stays, whatever it is called. New ones are started beside the old ones. When all
-        are ready, those that are left over give their streams to the others and are stopped; where their tokens could
-        differ (another runtime or precision) they keep the streams that have a token, and are stopped when the last has
-        ended; this returns then. Raises WorkerError where a new one does not become ready, or would say other tokens
-        than one that stays; then everything goes on as it was.
+        are ready, those that are left over give their streams to the other replicas and are stopped. Where their tokens
+        could differ (another runtime or precision), they keep the streams that have a token. They are then stopped when
+        the last has ended, and only then does this return. Raises WorkerError where a new one does not become ready, or
+        would say other tokens than one that stays; then everything goes on as it was.
         """
         return await self._exchange.change(specs, drafts)
 

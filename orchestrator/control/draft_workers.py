@@ -121,7 +121,7 @@ class DraftWorkers:
 
 
 class _DraftWorker:
-    """One draft worker after the other, from one spec. Implements control.keeping.Kept."""
+    """One draft worker after the other, from one spec. Implements control.supervisor.SupervisedWorker."""
 
     def __init__(
         self, upkeep: SupervisorSettings, spec: WorkerSpec, number: int, attach: Attach, changed: Callable[[], None]
@@ -175,11 +175,11 @@ class _DraftWorker:
             self._detail = link.reason
 
     def handle_start(self, where: str) -> None:
-        """See control.keeping.Kept."""
+        """See control.supervisor.SupervisedWorker."""
         self._where = where
 
     def handle_event(self, event: Event) -> None:
-        """See control.keeping.Kept."""
+        """See control.supervisor.SupervisedWorker."""
         match event:
             case DraftReady():
                 self._ready, self._serving = event, True
@@ -193,16 +193,16 @@ class _DraftWorker:
                 pass
 
     def handle_loss(self, cause: str) -> None:
-        """See control.keeping.Kept."""
+        """See control.supervisor.SupervisedWorker."""
         self._serving, self._detail = False, cause
 
     def handle_restart(self, detail: str) -> None:
-        """See control.keeping.Kept."""
+        """See control.supervisor.SupervisedWorker."""
         self._restarts += 1
         self._phase, self._detail = RESTARTING, detail
 
     def handle_failure(self, cause: str) -> None:
-        """See control.keeping.Kept."""
+        """See control.supervisor.SupervisedWorker."""
         self._phase, self._detail = FAILED, cause
         _log.error("draft worker %s failed, the target goes on without it: %s", self.name, cause)
         self._changed()

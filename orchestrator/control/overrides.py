@@ -68,7 +68,7 @@ def resolve_overrides(
 
 def bounds_of(ready: Ready | None, least: int, lane: str = "") -> OperatorBounds:
     """Return the operator's bounds, as they are effective in a worker for requests of a lane (see Submit): without a
-    drafter nobody gets drafts. `least`: see Bounds."""
+    drafter nobody gets drafts. `least`: see OperatorBounds."""
     if ready is None:
         return OperatorBounds(least=least)
     canary = lane == CanaryVariant.CANARY.value

@@ -41,7 +41,7 @@ class Planned(Protocol):
 
 
 class PlanExecutor(Protocol):
-    """What executes a plan's changes: control.reconcile.TargetControl."""
+    """What executes a plan's changes: control.controller.TargetControl."""
 
     async def change(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> list[int]: ...
 

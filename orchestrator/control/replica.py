@@ -35,7 +35,7 @@ class Owner(Protocol):
 class Replica:
     """One target worker after the other, from one spec. `engine` is its place among the replicas, from 0.
 
-    `name` is unique, also among replicas whose spec has the same. Implements control.keeping.Kept.
+    `name` is unique, also among replicas whose spec has the same. Implements control.supervisor.SupervisedWorker.
     """
 
     def __init__(self, upkeep: SupervisorSettings, spec: WorkerSpec, name: str, engine: int, owner: Owner) -> None:
@@ -77,11 +77,11 @@ class Replica:
             self.state.mark_worker_lost("the worker was stopped")
 
     def handle_start(self, where: str) -> None:
-        """See control.keeping.Kept."""
+        """See control.supervisor.SupervisedWorker."""
         self.state.where = where
 
     def handle_event(self, event: Event) -> None:
-        """See control.keeping.Kept."""
+        """See control.supervisor.SupervisedWorker."""
         self.heard_s = self._clock.monotonic_s()
         match event:
             case RoundReport():
@@ -95,16 +95,16 @@ class Replica:
             self.settled.set()
 
     def handle_loss(self, cause: str) -> None:
-        """See control.keeping.Kept."""
+        """See control.supervisor.SupervisedWorker."""
         self.state.mark_worker_lost(cause)
         self._owner.handle_replica_loss(self, cause)
 
     def handle_restart(self, detail: str) -> None:
-        """See control.keeping.Kept."""
+        """See control.supervisor.SupervisedWorker."""
         self.state.mark_restarting(detail)
 
     def handle_failure(self, cause: str) -> None:
-        """See control.keeping.Kept."""
+        """See control.supervisor.SupervisedWorker."""
         self.state.mark_failed(cause)
         self.settled.set()
         _log.error("worker %s failed: %s", self.name, cause)

@@ -30,7 +30,7 @@ class Rollout:
         self._changing = asyncio.Lock()
 
     async def change(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> list[int]:
-        """See reconcile.TargetControl.change."""
+        """See controller.TargetControl.change."""
         async with self._changing:
             serving = self._replicas.serving
             made = arrange_replicas(serving, specs)

@@ -1,7 +1,7 @@
 """Several drafters as one, in order of cost: a later one is asked where the earlier ones have little to propose.
 
-Drafters are compared by the tokens that can be expected of their drafts, so what each says of its own certainty is
-calibrated here by outcomes: of the text's repetitions, say, far fewer are right in sampled text than in greedy.
+Drafters are compared by the tokens that can be expected of their drafts, so the certainty that each states is
+calibrated here by outcomes. Of the text's repetitions, say, far fewer are right in sampled text than in greedy.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def _beyond(ask: Ask, best: Draft) -> Ask:
 
 
 def _promises_more(draft: Draft, best: Draft) -> bool:
-    """Return whether a draft is worth more. Of drawn ones only the first token's confidence may be looked at: others
-    depend on what was drawn before them, and draws that are chosen for what they are, are no draws any more."""
+    """Return whether a draft is worth more. Of drawn ones only the first token's confidence may be looked at. Later
+    tokens depend on those drawn before them. Draws that are chosen for what they are, are no draws any more."""
     if draft.is_drawn(0):
         return draft.confidences[0] > (best.confidences[0] if best.tokens else 0.0)
     return estimate_accepted_tokens(draft.confidences) > estimate_accepted_tokens(best.confidences)

@@ -1,9 +1,10 @@
 """Asks a draft model only where it pays: `policies/speculation/gate`, fed with what drafts took and brought.
 
 What is learned belongs to the drafter and not to a request, so a new request does not pay for it again; greedy, coupled
-and drawn drafts are judged apart. What counts is what drafts bring beyond those of cheaper drafters, and what they add
-to a round: where one sequence decodes the target's part is measured, so that whatever the two models take from each
-other (caches, threads) is in it; else it is taken from the rows, for others' drafts and a grown batch would be in it.
+and drawn drafts are judged apart. Two figures count: the tokens that drafts bring beyond those of cheaper drafters, and
+the time that they add to a round. Where one sequence decodes, the target's part is measured. So whatever the two models
+take from each other (caches, threads) is in it. Else it is taken from the rows, because other drafters' drafts and a
+grown batch would be in it.
 
 A text that the model has not read (it is not read while drafts do not pay) is read where that is worth it.
 """

@@ -66,7 +66,8 @@ class _LookaheadSequence:
 @dataclass(slots=True)
 class LookaheadDrafter:
     """Drives one drafter for one target. Asked again for a longer draft of the same sequence, the drafter must go on
-    where it was. `runs_ahead` says whether `step` has anything to do. `hits` and `misses`: see drafting.wire.Answer.
+    where it was. `runs_ahead` says whether `step` has anything to do. `hits` and `misses`: see
+    drafting.protocol.DraftResponse.
     """
 
     drafter: Drafter
@@ -100,7 +101,7 @@ class LookaheadDrafter:
     def answer(self, asks: Sequence[Ask], within_s: float, round_s: float = 0.0) -> list[Draft]:
         """Return one draft for each wish: at once where they are there already, else what there is in that time.
 
-        Where the target waits, `round_s` is what a round of it takes: a token that is accepted with chance p saves
+        Where the target waits, `round_s` is the time of one of its rounds. A token that is accepted with chance p saves
         p * round_s, and is drafted while that is more than drafting it takes. 0: nobody waits, and time is free.
         """
         wishes = [(self._lines[ask.key], ask) for ask in asks if ask.key in self._lines]

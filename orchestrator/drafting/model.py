@@ -1,10 +1,10 @@
 """The model drafter: a small model decodes ahead, and its KV cache follows every verdict of the target.
 
 A round drafts step by step, one ragged forward a step for all sequences. Each token is chosen as the target chooses,
-with the noise of the same seed and position on the draft's own logits, so that it tends to be the target's choice.
-Where the request's rule judges distributions, it is drawn from the draft's own, with random numbers of its own. How
-sure the model is decides, calibrated by outcomes, where drafting stops, and what drafting takes beside what it saves,
-whether there is any (`drafting/guard`).
+with the noise of the same seed and position on the draft's own logits. So it tends to be the target's choice. Where the
+request's rule judges distributions, it is drawn from the draft's own, with random numbers of its own. How sure the
+model is decides, calibrated by outcomes, where drafting stops, and what drafting takes beside what it saves, whether
+there is any (`drafting/gate`).
 
 A model that fails costs speed and nothing else: the drafter closes it, says why in its state, and proposes nothing from
 then on.

@@ -121,7 +121,7 @@ class ProtocolError(Exception):
 
 
 def check_guess(guess: WireDraft, limit: int, vocabulary: int, drafter: str) -> Draft:
-    """Return a guess as `drafter`'s draft. Raises Garbage where it cannot be one."""
+    """Return a guess as `drafter`'s draft. Raises ProtocolError where it cannot be one."""
     tokens = guess.tokens
     if len(tokens) > limit or len(tokens) != len(guess.confidences):
         raise ProtocolError(f"a draft has {len(tokens)} tokens; {limit} were asked for")
@@ -184,20 +184,20 @@ class Link:
             raise LinkLost(_describe_error(error)) from error
 
     def hello(self, timeout_s: float) -> Hello:
-        """Return the other side's first word. Raises LinkLost, Garbage."""
+        """Return the other side's first word. Raises LinkLost, ProtocolError."""
         return _decode_message(_hellos, self._receive_greeting(timeout_s))
 
     def welcome(self, timeout_s: float) -> Welcome:
-        """Return the other side's answer to a Hello. Raises LinkLost, Garbage."""
+        """Return the other side's answer to a Hello. Raises LinkLost, ProtocolError."""
         return _decode_message(_welcomes, self._receive_greeting(timeout_s))
 
     def turn(self) -> DraftRequest | None:
-        """Return the next turn that is there. Raises LinkLost, Garbage."""
+        """Return the next turn that is there. Raises LinkLost, ProtocolError."""
         frame = self._receive(0.0)
         return None if frame is None else _decode_message(_turns, frame)
 
     def answer(self, timeout_s: float) -> DraftResponse | None:
-        """Return the next answer; None when there is none within `timeout_s`. Raises LinkLost, Garbage."""
+        """Return the next answer; None when there is none within `timeout_s`. Raises LinkLost, ProtocolError."""
         frame = self._receive(timeout_s)
         return None if frame is None else _decode_message(_answers, frame)
 

@@ -1,8 +1,8 @@
 """A drafter in another process, seen from the target's worker.
 
-Nothing that happens to that process can do more than leave a round without drafts: no call waits longer than a draft is
-worth (`policies/speculation/draft_wait`), what comes back is checked, and what is remembered of running sequences is
-enough to tell them to a new process. History is the truth; the other side is a cache.
+Nothing that happens to that process can do more than leave a round without drafts. No call waits longer than a draft is
+worth (`policies/speculation/draft_wait`), and every answer is checked. The memory of running sequences is enough to
+tell them to a new process. History is the truth; the other side is a cache.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class RemoteDrafter:
         self._counts.wait_ms += (self._clock.monotonic_s() - now_s) * MS_PER_S
 
     def _take(self, link: Link, timeout_s: float) -> None:
-        """Take in an answer, waiting for it so long. Raises LinkLost, Garbage."""
+        """Take in an answer, waiting for it so long. Raises LinkLost, ProtocolError."""
         answer = link.answer(timeout_s)
         if answer is None:
             return
@@ -252,7 +252,7 @@ class RemoteDrafter:
         return min(took_ms, answer.took_ms + (self._way_ms if self._way_ms < math.inf else 0.0))
 
     def _drafts(self, wish: _PendingRequest, answer: DraftResponse) -> list[Draft]:
-        """Return what an answer brings. Raises Garbage where it cannot be one."""
+        """Return what an answer brings. Raises ProtocolError where it cannot be one."""
         if len(answer.drafts) != len(wish.asks):
             raise ProtocolError(f"{len(answer.drafts)} drafts came for {len(wish.asks)} sequences")
         return [

@@ -34,10 +34,10 @@ class DraftText:
     """A target's sequence in the draft's tokens, kept up as tokens are committed.
 
     `tokens`: of all characters that are whole. `pending`: committed bytes of a character that is not. `end`: the
-    control token that ended the last turn. Only the text behind the last place at which tokens are settled is
-    encoded again: a space between words, where the tokenizers at hand never join. In text without such places
-    the window is cut at `LONGEST_WINDOW_BYTES`, and the tokens around the cut may differ from those of the whole text:
-    that costs a guess, never a token.
+    control token that ended the last turn. Only the text behind the last place at which tokens are settled is encoded
+    again: a space between words, where the tokenizers at hand never join. In text without such places the window is cut
+    at `LONGEST_WINDOW_BYTES`. The tokens around the cut may differ from those of the whole text. That costs a guess,
+    never a token.
     """
 
     def __init__(self, bridge: Bridge) -> None:
@@ -190,8 +190,10 @@ def _cuts(text: bytes, at: int) -> bool:
 
 
 def _last_cut(text: bytes, pieces: Sequence[bytes]) -> tuple[int, int]:
-    """Return the last place between `pieces` (whose join ends `text`) where words are cut: how many pieces stand before
-    it, and its offset in `text`; (0, 0) where there is none."""
+    """Return the last place between `pieces` (whose join ends `text`) where words are cut.
+
+    The place is how many pieces stand before it, and its offset in `text`. It is (0, 0) where there is none.
+    """
     at = len(text)
     for index in range(len(pieces) - 1, -1, -1):
         start = at - len(pieces[index])

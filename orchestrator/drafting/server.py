@@ -63,7 +63,7 @@ class _Bell:
 @dataclass(frozen=True, slots=True)
 class HostedDrafter:
     """A loaded drafter (one, no chain). `host` is the address that other machines reach this one at, "" where none is
-    to. `runs_ahead`: see cluster.draft_messages.DraftReady."""
+    to. `runs_ahead`: see workers.draft_messages.DraftReady."""
 
     drafter: Drafter
     vocabulary_size: int
@@ -79,7 +79,7 @@ class HostedDrafter:
 
 
 class DraftEngine:
-    """Implements cluster.contract.Engine. `load` prepares and loads the drafter, reporting progress by `emit`."""
+    """Implements workers.contract.Engine. `load` prepares and loads the drafter, reporting progress by `emit`."""
 
     def __init__(self, load: Callable[[Emit], HostedDrafter], clock: Clock) -> None:
         self._load = load
@@ -90,13 +90,13 @@ class DraftEngine:
         self._knocked: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
 
     def submit(self, command: Command) -> None:
-        """See cluster.contract.Engine. A draft worker knows one command, Stop."""
+        """See workers.contract.Engine. A draft worker knows one command, Stop."""
         if isinstance(command, Stop):
             self._stopped = True
             self._bell.ring()
 
     def run(self, emit: Emit) -> None:
-        """See cluster.contract.Engine. What an adapter raises becomes a Failed event with one line."""
+        """See workers.contract.Engine. What an adapter raises becomes a Failed event with one line."""
         try:
             hosted = self._load(emit)
             try:
@@ -172,7 +172,7 @@ class DraftEngine:
                 self._bell.heard.recv(64)
 
     def _newest(self, link: Link | None, hosted: HostedDrafter, ahead: LookaheadDrafter) -> Link | None:
-        """Return the link to whoever knocked last. Raises LinkLost, Garbage."""
+        """Return the link to whoever knocked last. Raises LinkLost, ProtocolError."""
         while True:
             try:
                 admitted = self._knocked.get_nowait()
@@ -189,7 +189,7 @@ class DraftEngine:
                 link = None
 
     def _obey(self, link: Link, ahead: LookaheadDrafter) -> None:
-        """Carry out all turns that are there; the last that has wishes is answered. Raises LinkLost, Garbage."""
+        """Carry out all turns that are there; the last that has wishes is answered. Raises LinkLost, ProtocolError."""
         link.flush()
         wishes: DraftRequest | None = None
         came_s = time.perf_counter()

@@ -16,7 +16,7 @@ class NoDistribution(Exception):
 
 
 class SparseRow(msgspec.Struct, frozen=True, array_like=True):
-    """See policies.sampling.Proposal: ids (little-endian uint32) and their shares (little-endian float32)."""
+    """See policies.sampling.DraftDistribution: ids (little-endian uint32) and their shares (little-endian float32)."""
 
     tokens: bytes
     shares: bytes

@@ -1,9 +1,9 @@
 """The suffix drafter: continue as the text went on after its latest tokens, here or in an earlier output.
 
-After SuffixDecoding (Oliaro et al., arXiv 2411.04975): one index per request and a shared one over earlier
-outputs; the longer a match, and the more of its occurrences agree, the deeper the draft. An index keeps the
-positions of every token and of every pair of tokens; longer matches are found by comparing backwards from the
-most recent of them, so that it costs tens of bytes a token where a suffix tree costs hundreds.
+After SuffixDecoding (Oliaro et al., arXiv 2411.04975): one index per request and a shared one over earlier outputs. The
+longer a match, and the more of its occurrences agree, the deeper the draft. An index keeps the positions of every token
+and of every pair of tokens. Longer matches are found by comparing backwards from the most recent of them. So it costs
+tens of bytes a token where a suffix tree costs hundreds.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The decode loop: sessions, batches, rounds, and the engine that runs them in a worker process."""
+"""The decode loop: sequences, batches, rounds, and the engine that runs them in a worker process."""

@@ -1,7 +1,7 @@
 """Watches how many drafts are accepted, by drafter and class of requests, and says where that is too few.
 
-Drafts that were not verified count as far as they could be compared with what the target chose without them: else
-nobody would hear of a drafter that is always wrong, for the guard soon leaves its drafts alone.
+Drafts that were not verified count as far as they could be compared with the target's choices without them. Else nobody
+would hear of a drafter that is always wrong, because the guard soon leaves its drafts alone.
 
 An episode begins where a warning is due (policies.serving.acceptance_alarm), and ends where the rate is at the
 threshold again. What is old counts less: where a class has RECENT drafted tokens, all its counts are halved.

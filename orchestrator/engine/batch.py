@@ -15,7 +15,7 @@ SCORED_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """One session's share of a forward: `known` committed tokens, then its draft. `samples`: the last known
+    """One sequence's share of a forward: `known` committed tokens, then its draft. `samples`: the last known
     token is in it, so that its row (and the drafts' rows) choose tokens."""
 
     session: SequenceState
@@ -64,10 +64,10 @@ class ScheduledSequence:
 def plan(
     running: Sequence[SequenceState], *, max_rows: int, prefill_rows: int, paid_rows: int
 ) -> list[ScheduledSequence]:
-    """Share the rows of one forward: first every decoding session, then prefills.
+    """Share the rows of one forward: first every decoding sequence, then prefills.
 
-    Drafts are added later, into rows that are left; a session for which no row is left waits a round. Prefills
-    get `prefill_rows` beside decoding sessions, all rows where there are none.
+    Drafts are added later, into rows that are left; a sequence for which no row is left waits a round. Prefills
+    get `prefill_rows` beside decoding sequences, all rows where there are none.
     """
     parts: list[ScheduledSequence] = []
     left = max_rows
@@ -93,8 +93,11 @@ def _computing_what_no_other_does(filling: Sequence[SequenceState]) -> list[Sequ
 
 
 def _share_prefill_rows(filling: Sequence[SequenceState], rows: int, paid_rows: int) -> list[tuple[SequenceState, int]]:
-    """Return (session, rows) of the prefills that get rows: half for the oldest, so that it always gets on, the
-    rest for the shortest, so that a long prompt does not hold up short ones; what they leave is the oldest's."""
+    """Return (sequence, rows) of the prefills that get rows.
+
+    Half of the rows are for the oldest, so that it always gets on. The rest is for the shortest, so that a long prompt
+    does not hold up short ones. Rows that they leave are the oldest's.
+    """
     if not filling or rows < paid_rows:
         return []
     oldest, others = filling[0], sorted(filling[1:], key=_count_wanted_rows)

@@ -1,6 +1,6 @@
 """What shapes one request's rows beyond temperature and filters: bias, penalties, stops not yet allowed, a grammar.
 
-A request without any of these has no Rules, and its rows are judged as they are.
+A request without any of these has no RowConstraints, and its rows are judged as they are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the decode loop asks of a grammar, and drafts that keep to it.
 
-Speculation pays under a grammar because drafts are made to fit: a draft is cut at its first token that the grammar
-forbids, and where the grammar leaves one continuation (braces, key names, the rest of an enum's value) those tokens
-are drafts of certainty. They are verified like any other draft, by the target under the mask.
+Speculation pays under a grammar because drafts are made to fit. A draft is cut at its first token that the grammar
+forbids. Where the grammar leaves one continuation (braces, key names, the rest of an enum's value), those tokens are
+drafts of certainty. They are verified like any other draft, by the target under the mask.
 """
 
 from __future__ import annotations

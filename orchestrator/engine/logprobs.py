@@ -10,7 +10,8 @@ from policies.sampling.logprobs import TokenScore, score
 
 
 class LogprobCollector:
-    """Scores of chosen tokens, and of the prompt's while its forwards run. A request without has no Scores."""
+    """Scores of chosen tokens, and of the prompt's while its forwards run. A request without has no
+    LogprobCollector."""
 
     def __init__(self, top: int, prompt: Sequence[int], *, wants_prompt: bool) -> None:
         self._top = top

@@ -165,7 +165,7 @@ class DecodeLoop:
         return parts
 
     def _retire(self, session: SequenceState, *, keep: bool) -> None:
-        """The session ends. `keep`: its output may help later drafts."""
+        """The sequence ends. `keep`: its output may help later drafts."""
         if self._proposing is not None:
             self._proposing.end(session.key, keep=keep)
         self._schedule.leave(session)
@@ -272,7 +272,7 @@ def _rows_by_part(parts: Sequence[ScheduledSequence], result: ForwardResult) -> 
 
 
 def _delta(session: SequenceState, taken: list[int], finish: str, rows: Row) -> Delta:
-    """Return what a round did for a session; row i chose token i."""
+    """Return what a round did for a sequence; row i chose token i."""
     scores = session.scores
     if scores is None:
         return Delta(session.key, taken, finish, session.stats())

@@ -7,7 +7,7 @@ from orchestrator.engine.sequence import SequenceState
 
 
 class PrefixCache:
-    """Lets sessions begin with what the target remembers, and counts what it saved. Where not `enabled` it does
+    """Lets sequences begin with what the target remembers, and counts what it saved. Where not `enabled` it does
     nothing. `queries` and `hits` are tokens that were looked up and found."""
 
     def __init__(self, target: LoadedModel, *, enabled: bool) -> None:
@@ -17,15 +17,18 @@ class PrefixCache:
         self.hits = 0
 
     def attach(self, session: SequenceState) -> None:
-        """Begin with what is remembered of the session's tokens: to be asked each round until its first row is
-        computed, because a request in front of it may compute more of that very prefix."""
+        """Begin with what is remembered of the sequence's tokens.
+
+        It is to be asked each round until the sequence's first row is computed, because a request in front of it may
+        compute more of that very prefix.
+        """
         # A remembered prefix brings no logits, and a prompt that is to be scored needs them.
         if self._enabled and not session.begun and not session.scores_prompt:
             self._target.release(session.slot)
             session.cached = session.reused = self._target.attach(session.slot, session.tokens[: session.shared_limit])
 
     def count(self, session: SequenceState) -> None:
-        """The session's next row is being computed: count, once a stay, what its prefix was good for."""
+        """The sequence's next row is being computed: count, once a stay, what its prefix was good for."""
         if not session.begun:
             session.begun = True
             self.queries += len(session.tokens)

@@ -62,12 +62,12 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """How many sessions have a slot."""
+        """How many sequences have a slot."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """How many sessions wait for one."""
+        """How many sequences wait for one."""
         return len(self._waiting)
 
     @property
@@ -81,11 +81,11 @@ class Scheduler:
         return self._last_ms
 
     def add(self, session: SequenceState) -> None:
-        """Queue a session."""
+        """Queue a sequence."""
         self._waiting.append(session)
 
     def withdraw(self, key: str) -> SequenceState | None:
-        """Forget a waiting session; return one that runs, for the caller to end. Unknown keys are ignored."""
+        """Forget a waiting sequence; return one that runs, for the caller to end. Unknown keys are ignored."""
         for session in self._waiting:
             if session.key == key:
                 self._waiting.remove(session)
@@ -128,7 +128,7 @@ class Scheduler:
         )
 
     def parts(self) -> tuple[list[ScheduledSequence], list[SequenceState]]:
-        """Return the next forward's parts, without drafts, and the sessions that had to give way to them."""
+        """Return the next forward's parts, without drafts, and the sequences that had to give way to them."""
         caps = self._target.capabilities
         preempted: list[SequenceState] = []
         while True:
@@ -216,7 +216,7 @@ class Scheduler:
         return gone
 
     def leave(self, session: SequenceState) -> None:
-        """Take a running session's slot; what it computed is remembered while there is room."""
+        """Take a running sequence's slot; what it computed is remembered while there is room."""
         self._prefixes.remember(session)
         self._target.release(session.slot)
         self._running.remove(session)

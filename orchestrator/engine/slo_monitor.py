@@ -73,7 +73,7 @@ class SloMonitor:
         return self._objectives.max_round_ms > 0.0
 
     def observe_commit(self, session: SequenceState, *, ended: bool) -> None:
-        """A session got tokens."""
+        """A sequence got tokens."""
         if not self._watches:
             return
         now_s = self._clock.monotonic_s()

@@ -69,7 +69,7 @@ class Speculator:
         self._untold: dict[str, list[int]] = {}  # what was committed in them: the drafter hears of it in one piece
 
     def begin(self, session: SequenceState, *, drafts: bool) -> None:
-        """A session starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
+        """A sequence starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
         most = self._most(session)
         self._note_membership_change()
         if session.submit.depth is not None or session.rules is not None:
@@ -81,7 +81,7 @@ class Speculator:
             self._drafter.begin(session.key, session.tokens, session.submit.sampling)
 
     def end(self, key: str, *, keep: bool) -> None:
-        """A session ends. `keep`: its output may help later drafts."""
+        """A sequence ends. `keep`: its output may help later drafts."""
         self._note_membership_change()
         self._restless.discard(key)
         if (untold := self._untold.pop(key, None)) and keep:
@@ -128,7 +128,7 @@ class Speculator:
     ) -> None:
         """Give every sampling part its draft, within `room` rows and the blocks that are left, in a round that does not
         rest. `cost`: what rounds take without drafts; `last_ms`: what the target's part of the last round took (0: not
-        known). `row_price`: see policies.speculation.Round."""
+        known). `row_price`: see policies.speculation.RoundContext."""
         deciding = [part for part in parts if part.samples]
         if not deciding:
             self._drafter.propose([])  # it hears that a round begins
@@ -230,7 +230,7 @@ class Speculator:
         return self._target.count_needed_blocks([part.segment() for part in parts]) > self._target.free_blocks()
 
     def observe_verdict(self, session: SequenceState, accepted: int, taken: Sequence[int]) -> None:
-        """The verdict on a session's draft: so many of its tokens were accepted, and these were committed."""
+        """The verdict on a sequence's draft: so many of its tokens were accepted, and these were committed."""
         if self._rested:
             self._untold.setdefault(session.key, []).extend(taken)
             return

@@ -26,7 +26,7 @@ class Verifier:
         self._learned = {"greedy": ToleranceState(), "sampled": ToleranceState()}
 
     def verdicts(self, asked: Sequence[tuple[SequenceState, Row]]) -> list[VerifiedDraft | GrammarFailed]:
-        """Judge sessions' drafts by their rows (see policies.sampling.verify), each by itself: why it could not be
+        """Judge sequences' drafts by their rows (see policies.sampling.verify), each by itself: why it could not be
         done, where a grammar failed. Raises NotFinite."""
         found = [None if _side_by_side(session) else self._verdict(session, rows) for session, rows in asked]
         others = verify_coupled_drafts(
@@ -68,7 +68,7 @@ class Verifier:
 
 
 def _side_by_side(session: SequenceState) -> bool:
-    """True where a session may be judged together with others: by the coupled rule, as its rows are."""
+    """True where a sequence may be judged together with others: by the coupled rule, as its rows are."""
     return session.rules is None and session.submit.sampling.rule == "coupled"
 
 

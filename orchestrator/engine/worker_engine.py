@@ -34,7 +34,7 @@ class LoadedEngine:
 
 
 class WorkerEngine:
-    """Implements cluster.contract.Engine. `load` prepares and loads everything, reporting progress by `emit`."""
+    """Implements workers.contract.Engine. `load` prepares and loads everything, reporting progress by `emit`."""
 
     def __init__(self, load: Callable[[Emit], LoadedEngine], clock: Clock) -> None:
         self._load = load
@@ -45,14 +45,14 @@ class WorkerEngine:
         self._gauges_s = 0.0
 
     def submit(self, command: Command) -> None:
-        """See cluster.contract.Engine. What a request needs compiled is compiled here, while others decode."""
+        """See workers.contract.Engine. What a request needs compiled is compiled here, while others decode."""
         arrived_s = self._clock.monotonic_s()
         if isinstance(command, Submit) and self._loop is not None:
             self._loop.prepare(command)
         self._commands.put((command, arrived_s))
 
     def run(self, emit: Emit) -> None:
-        """See cluster.contract.Engine. What an adapter raises becomes a Failed event with one line."""
+        """See workers.contract.Engine. What an adapter raises becomes a Failed event with one line."""
         try:
             loaded = self._load(emit)
             self._loop = loaded.loop

@@ -35,8 +35,8 @@ def silent(stage: str, fraction: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSource:
-    """A loaded model. `source` is where it came from, with the commit for a model of the hub; `tokenizer_dir` is ""
-    for the simulated model's built-in tokenizer, and for a draft; `choice` and `plan` None for the simulated model.
+    """A loaded model. `source` is where it came from, with the commit for a model of the hub. `tokenizer_dir` is "" for
+    the simulated model's built-in tokenizer, and for a draft. `choice` and `plan` are None for the simulated model.
     `classes`: what was found of the numerical classes, None for a draft that takes the first."""
 
     model: LoadedModel

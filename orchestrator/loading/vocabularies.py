@@ -40,7 +40,7 @@ def remote_pair(draft: ModelDraftOptions, target: ModelOptions, loaded: Target) 
     """Compare the vocabularies of a target and a draft whose worker may be on another machine.
 
     Where the draft's files are not here and it is not to be translated, its worker has to say that its vocabulary is
-    the target's own. Raises as `compared`.
+    the target's own. Raises as `compare_vocabularies`.
     """
     if draft.translate:
         return compare_vocabularies(draft, target)

@@ -26,19 +26,19 @@ KINDS: dict[str, type] = {
 
 
 class MeasuringEngine:
-    """Implements cluster.contract.Engine. `work` yields what it finds; what it raises becomes a Failed event."""
+    """Implements workers.contract.Engine. `work` yields what it finds; what it raises becomes a Failed event."""
 
     def __init__(self, work: Callable[[OnProgress], Iterator[Found]]) -> None:
         self._work = work
         self._stopped = threading.Event()
 
     def submit(self, command: Command) -> None:
-        """See cluster.contract.Engine. Before its work is done, a Stop ends nothing: who sent it ends the process."""
+        """See workers.contract.Engine. Before its work is done, a Stop ends nothing: who sent it ends the process."""
         if isinstance(command, Stop):
             self._stopped.set()
 
     def run(self, emit: Callable[[Event], None]) -> None:
-        """See cluster.contract.Engine."""
+        """See workers.contract.Engine."""
         try:
             for found in self._work(lambda stage, fraction: emit(Progress(stage, fraction))):
                 emit(pack_finding(found))

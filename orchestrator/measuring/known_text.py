@@ -1,8 +1,10 @@
-"""A target that says what another one is known to say, in no time: what drafts are worth where a policy chooses depths
-can be tried in the real decode loop, at any number of requests at once, without the target.
+"""A target that says what another one is known to say, in no time.
 
-A forward moves a clock of its own by what it is predicted to take, so that a policy that learns from times learns what
-it would learn on the device.
+With it the worth of drafts where a policy chooses depths can be tried in the real decode loop. The loop runs any number
+of requests at once, without the target.
+
+A forward moves a clock of its own by its predicted time. So a policy that learns from times learns the same as on the
+device.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _POLL_S = 0.2
 
 
 class EchoEngine:
-    """Implements cluster.contract.Engine: a worker that opens a door and answers every turn with nothing, until
+    """Implements workers.contract.Engine: a worker that opens a door and answers every turn with nothing, until
     stopped. `host`: the address at which other machines reach it ("": it serves its own only)."""
 
     def __init__(self, host: str) -> None:
@@ -50,12 +50,12 @@ class EchoEngine:
         self._stopped = threading.Event()
 
     def submit(self, command: Command) -> None:
-        """See cluster.contract.Engine."""
+        """See workers.contract.Engine."""
         if isinstance(command, Stop):
             self._stopped.set()
 
     def run(self, emit: Callable[[Event], None]) -> None:
-        """See cluster.contract.Engine."""
+        """See workers.contract.Engine."""
         try:
             door = EndpointServer(self._host)
         except OSError as error:
@@ -89,7 +89,7 @@ class EchoEngine:
 
 
 def measure_link(door: DraftEndpoint, left: str, right: str) -> Iterator[LinkProfile]:
-    """Go through a door of `right` and measure the way there. Raises LinkLost, Garbage."""
+    """Go through a door of `right` and measure the way there. Raises LinkLost, ProtocolError."""
     link = Link(knock(door))
     try:
         link.send(Hello(VERSION, host_id(), ""))

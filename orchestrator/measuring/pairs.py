@@ -75,8 +75,11 @@ def replay(make: Callable[[], Drafter], texts: TargetTexts, *, paid_rows: int, c
 
 
 def compare_choices(model: LoadedModel, texts: TargetTexts) -> tuple[DepthYield, ...]:
-    """Return what a draft model's greedy choices yield by depth: one that drafts behind accepted tokens chooses what it
-    chooses along the text itself, so a single pass over each text tells all depths. Raises what forwards raise."""
+    """Return what a draft model's greedy choices yield by depth.
+
+    A draft model behind accepted tokens chooses as it chooses along the text itself. So a single pass over each text
+    tells all depths. Raises what forwards raise.
+    """
     counts = [_Counts(depth) for depth in DEPTHS]
     for prompt, output in zip(texts.prompts, texts.outputs, strict=True):
         right = _right_choices(model, prompt, output)

@@ -109,8 +109,8 @@ class Decoding:
 
 
 def in_turns(decodings: Sequence[Decoding], parts: int) -> Iterator[int]:
-    """Decode all to their ends, each the same share of its work at a time, in the opposite order every other time;
-    yield the number of each part when all have come so far. Raises DeviceLost."""
+    """Decode all to their ends, each the same share of its work at a time, in the opposite order every other time.
+    Yield the number of each part when all have come so far. Raises DeviceLost."""
     for part in range(1, parts + 1):
         for one in decodings if part % 2 else reversed(decodings):
             one.advance(part / parts)
@@ -118,8 +118,8 @@ def in_turns(decodings: Sequence[Decoding], parts: int) -> Iterator[int]:
 
 
 def fit_rounds(rounds: Sequence[RoundSample], cost: StepCost) -> tuple[RoundOverhead, StepCost]:
-    """Return what rounds take beside what their forwards are predicted to take, and the cost with what it takes that a
-    forward runs another number of rows than the one before.
+    """Return the time of rounds beside the predicted time of their forwards, and the cost with `changing_ms`. That is
+    the time a forward takes longer that runs another number of rows than the one before.
 
     Not beside what they took: behind sampling and emitting, a forward may take longer than one that follows another at
     once, as threads have gone to sleep. Medians of rounds of equal work, by least squares relative to the whole round,

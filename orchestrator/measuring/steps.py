@@ -1,8 +1,8 @@
 """Measures forwards of a loaded model through its contract, at few points that span what decoding does.
 
-Slots are filled once, to several lengths. A decode forward appends rows behind a slot's prompt and the next one rolls
-them back, so that every point can be measured again and again, in turn with all the others: what disturbs the
-machine for a second disturbs one visit of each, and is forgotten.
+Slots are filled once, to several lengths. A decode forward appends rows behind a slot's prompt, and the next one rolls
+them back. So every point can be measured again and again, in turn with all the others. What disturbs the machine for a
+second disturbs one visit of each, and is forgotten.
 """
 
 from __future__ import annotations

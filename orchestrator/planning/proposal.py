@@ -129,7 +129,7 @@ def _no_profile(asked: PlanRequest, store: ProfileStore, found: Sequence[Measure
 def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> PlanRequest:
     """Return what a sketch asks for; a sketch without a target takes cluster.yaml's.
 
-    Raises PlanError, and what `asked_by_config` raises.
+    Raises PlanError, and what `build_request_from_config` raises.
     """
     if sketch.target is None:
         if config is None:
@@ -188,7 +188,7 @@ def proposal(
 
 def _settle_plan(cluster: Cluster, asked: PlanRequest, pairs: Sequence[PairAcceptance]) -> tuple[PlanGoal, Plan]:
     """Return what is wanted, and its plan. How often drafts are accepted was measured at several depths and differs
-    between them (deep drafts leave the harder rounds), so the figures are those of the depth that the plan chooses."""
+    between them (deep drafts leave the harder rounds). So the figures are those of the depth that the plan chooses."""
     depth = _FIRST_DEPTH
     for _ in range(_MOST_PLANS):
         load = (asked.target.name, asked.placement.concurrency, depth)

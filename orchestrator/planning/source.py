@@ -13,8 +13,9 @@ from policies.planning.plan import Option
 
 
 class DeviceSource(Protocol):
-    """A kind of device. `memory_bytes` is its own, 0 where it works in the host's memory; `cores` those of a processor,
-    else 0; rates and power are 0 or empty where not known; `sheet`: what states them, None where they are measured."""
+    """A kind of device. `memory_bytes` is its own, 0 where it works in the host's memory. `cores` are those of a
+    processor, else 0. Rates and power are 0 or empty where not known. `sheet` states them; it is None where they are
+    measured."""
 
     @property
     def kind(self) -> str: ...

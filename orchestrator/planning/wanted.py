@@ -97,9 +97,11 @@ def build_measured_drafter(
     rule: str = "policy",
     runtime: str = "",
 ) -> Drafter:
-    """Return a drafter with what was measured of it on this target at about this depth, where that was: of several
-    measurements the one in which this rule chose the depth (that which serves, else), in this runtime, for about so
-    many sequences."""
+    """Return a drafter with what was measured of it on this target at about this depth, where that was.
+
+    Of several measurements it is the one in which this rule chose the depth (that which serves, else), in this runtime,
+    for about so many sequences.
+    """
     drafter = replace(drafter, runtime=runtime)
     mine = [one for one in pairs if (one.drafter, one.target) == (name, target) and one.adapter in ("", runtime)]
     if not mine:

@@ -107,7 +107,10 @@ def measure_policy_yield(
     loaded: LoadedSource, engine: EngineOptions, texts: TargetTexts, real: LiveLoopResult, sequences: int, bound: int
 ) -> DepthYield:
     """Return what the engine's drafts yield where the policy chooses depths up to a bound, with so many requests at
-    once: the real loop over texts that are known, on the costs that real decoding showed."""
+    once.
+
+    It runs the real loop over texts that are known, on the costs that real decoding showed.
+    """
     clock = Hours()
     known = KnownText(loaded.model, texts, real.cost, real.overhead, clock, bound)
     target = replace(Target.of(loaded), model=known)

@@ -26,8 +26,11 @@ class AttachDraft(msgspec.Struct, frozen=True, tag="attach"):
 
 
 class DraftLink(msgspec.Struct, frozen=True, tag="draft_link"):
-    """The target's worker says how its connection to the draft worker `name` is: "connected", "lost" (it tries
-    again), or given up as "hung", "garbage" or "refused" until it is attached anew. `reason` is one line."""
+    """The target's worker says how its connection to the draft worker `name` is.
+
+    It is "connected", "lost" (it tries again), or given up as "hung", "garbage" or "refused" until it is attached anew.
+    `reason` is one line.
+    """
 
     name: str
     state: Literal["connected", "lost", "hung", "garbage", "refused"]
@@ -66,8 +69,8 @@ class DrafterState(msgspec.Struct, frozen=True):
     output. All count since the worker started. What is not a model has no source, adapter, device or precisions.
     `static_widths` as in `Ready`.
     `vocabulary`: how a model's goes with the target's ("identical", "padded", "translated"). `planned_memory_bytes`:
-    what its model was announced to add to its process at the peak, or where it has one of its own, what that was
-    announced to hold (0: not known).
+    what its model was announced to add to its process at the peak (0: not known). Where the model has a process of its
+    own, it is what that process was announced to hold.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Commands and events as MessagePack frames, the same bytes over a socket (`local`) and over Ray (`on_ray`)."""
+"""Commands and events as MessagePack frames, the same bytes over a socket (`local`) and over Ray (`ray_runtime`)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _PACKAGES_ROOT = Path(__file__).resolve().parents[2]
 
 
 class LocalCluster:
-    """Implements cluster.contract.Cluster with subprocesses.
+    """Implements workers.contract.Cluster with subprocesses.
 
     Start workers from a thread that lives as long as they do: the kernel ends them with it.
     """
@@ -40,14 +40,14 @@ class LocalCluster:
         self._workers: set[LocalWorker] = set()
 
     async def open(self) -> None:
-        """See cluster.contract.Cluster. Needs nothing."""
+        """See workers.contract.Cluster. Needs nothing."""
 
     async def nodes(self) -> list[str]:
-        """See cluster.contract.Cluster."""
+        """See workers.contract.Cluster."""
         return [""]
 
     async def start(self, spec: WorkerSpec) -> LocalWorker:
-        """See cluster.contract.Cluster."""
+        """See workers.contract.Cluster."""
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_connection(sock=ours, limit=_READ_AHEAD_BYTES)
@@ -65,7 +65,7 @@ class LocalCluster:
         return worker
 
     async def close(self) -> None:
-        """See cluster.contract.Cluster."""
+        """See workers.contract.Cluster."""
         await asyncio.gather(*(worker.stop(_CLOSE_GRACE_S) for worker in tuple(self._workers)))
 
 
@@ -105,7 +105,7 @@ def _environment(spec: WorkerSpec) -> dict[str, str]:
 
 
 class LocalWorker:
-    """Implements cluster.contract.Worker over a socket pair."""
+    """Implements workers.contract.Worker over a socket pair."""
 
     def __init__(
         self,
@@ -126,13 +126,13 @@ class LocalWorker:
         self._stopping = False
 
     def send(self, command: Command) -> None:
-        """See cluster.contract.Worker."""
+        """See workers.contract.Worker."""
         self._stopping = self._stopping or isinstance(command, Stop)
         if not self._writer.is_closing():
             self._writer.write(with_header(encode([command])))
 
     async def events(self) -> AsyncIterator[Event]:
-        """See cluster.contract.Worker."""
+        """See workers.contract.Worker."""
         try:
             while (frame := await self._receive()) is not None:
                 for event in decode_events(frame):
@@ -145,7 +145,7 @@ class LocalWorker:
             raise WorkerLost(f"{self._describe_process()} {ended}")
 
     async def stop(self, grace_s: float) -> None:
-        """See cluster.contract.Worker."""
+        """See workers.contract.Worker."""
         self.send(Stop())
         await self._reap(grace_s)
 

@@ -214,9 +214,12 @@ class AcceptanceWarning(msgspec.Struct, frozen=True):
 
 
 class SloState(msgspec.Struct, frozen=True):
-    """What the decode loop's requests of late had at the percentiles of their objectives (None: too few, or no such
-    objective), and what is moved for that (policies.serving.slo): `row_price` of a draft's row, `prefill_share` of the
-    usual bound of prefills, `max_running` from now on. `levers` name what gives way or gains; `why` is one line."""
+    """How the decode loop's requests of late stood at the percentiles of their objectives, and what is moved for that.
+
+    A figure is None where there are too few requests, or no such objective. `policies.serving.slo` moves `row_price` of
+    a draft's row, `prefill_share` of the usual bound of prefills, and `max_running` from now on. `levers` name what
+    gives way or gains; `why` is one line.
+    """
 
     ttft_ms: float | None
     tpot_ms: float | None

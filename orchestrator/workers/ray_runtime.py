@@ -38,7 +38,7 @@ _GROUPS = {"events": 1, "commands": 1}  # a thread each: commands are carried ou
 
 
 class RayCluster:
-    """Implements cluster.contract.Cluster. `address` "" starts a Ray of its own on this machine and ends it."""
+    """Implements workers.contract.Cluster. `address` "" starts a Ray of its own on this machine and ends it."""
 
     runtime = "ray"
 
@@ -61,14 +61,14 @@ class RayCluster:
             _take_signals_back()
 
     async def nodes(self) -> list[str]:
-        """See cluster.contract.Cluster."""
+        """See workers.contract.Cluster."""
         if self._connected is None:
             return []
         ray, _ = await asyncio.shield(self._connected)
         return sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"])
 
     async def start(self, spec: WorkerSpec) -> RayWorker:
-        """See cluster.contract.Cluster."""
+        """See workers.contract.Cluster."""
         if self._connected is None:
             raise WorkerStartFailed(f"worker {spec.name} cannot be started: the Ray cluster is not open")
         ray, _ = await asyncio.shield(self._connected)
@@ -191,7 +191,7 @@ class HostActor:
 
 
 class RayWorker:
-    """Implements cluster.contract.Worker with one actor."""
+    """Implements workers.contract.Worker with one actor."""
 
     def __init__(self, ray: Any, spec: WorkerSpec, forget: Callable[[RayWorker], None]) -> None:
         self._ray = ray
@@ -232,14 +232,14 @@ class RayWorker:
         threading.Thread(target=self._pump, args=pump, name=f"events {self.name}", daemon=True).start()
 
     def send(self, command: Command) -> None:
-        """See cluster.contract.Worker."""
+        """See workers.contract.Worker."""
         self._stopping = self._stopping or isinstance(command, Stop)
         if not self._ended.is_set():
             with suppress(self._ray.exceptions.RayError):
                 self._submit.remote(encode([command]))
 
     async def events(self) -> AsyncIterator[Event]:
-        """See cluster.contract.Worker."""
+        """See workers.contract.Worker."""
         while isinstance(frame := await self._frames.get(), bytes):
             try:
                 events = decode_events(frame)
@@ -254,7 +254,7 @@ class RayWorker:
             raise WorkerLost(f"worker {self.name} ({self.where}) {ended}") from frame
 
     async def stop(self, grace_s: float) -> None:
-        """See cluster.contract.Worker."""
+        """See workers.contract.Worker."""
         self.send(Stop())
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s if self._pid else 0.0):

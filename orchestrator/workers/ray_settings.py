@@ -1,6 +1,6 @@
 """How we want Ray: its environment while it is connected, its options, and what is tried before it is asked.
 
-Nothing here imports ray; `on_ray` does.
+Nothing here imports ray; `ray_runtime` does.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _TOKEN_NAMES = frozenset({"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PAT
 def set_environment(address: str) -> dict[str, str | None]:
     """Set what ray reads while it is imported, and the processes that it starts read; what the operator set stays.
 
-    Returns what `put_back` needs. Left behind, these would be the settings of whatever else this process starts: a
-    node of Ray with our one try finds no head that is a second old.
+    Returns what `restore_environment` needs. Left behind, these would be the settings of whatever else this process
+    starts: a node of Ray with our one try finds no head that is a second old.
     """
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # leave CUDA_VISIBLE_DEVICES to adapters
-        # Ray prints a page to stdout for each actor that dies; `on_ray.reason` makes the line for our log.
+        # Ray prints a page to stdout for each actor that dies; `ray_runtime.reason` makes the line for our log.
         "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
     }
     if address:

@@ -1,9 +1,9 @@
 """In which number formats a model runs on a device: its weights, its activations, its KV cache, and why.
 
-NPUs get int8 weights, GPUs bf16 or fp16, CPUs what was measured fastest; nothing that does not fit into memory, and no
-converted weights that keep fewer of the exact values' greedy choices than `least_agreement`. A CPU takes the file as
-it is until something was measured to be faster. An 8-bit KV cache is taken only when asked for, and only where rows may
-depend on their batch (exactness `kernel`) or the runtime keeps them invariant.
+NPUs get int8 weights, GPUs bf16 or fp16, CPUs the format that was measured fastest. Nothing is chosen that does not fit
+into memory. Nor are converted weights that keep fewer of the exact values' greedy choices than `least_agreement`. A CPU
+takes the file as it is until something was measured to be faster. An 8-bit KV cache is taken only when asked for, and
+only where rows may depend on their batch (exactness `kernel`) or the runtime keeps them invariant.
 """
 
 from __future__ import annotations

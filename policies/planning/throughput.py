@@ -1,22 +1,23 @@
 """What a target and a draft, each on its devices, are predicted to do together at a depth.
 
 A round verifies k drafts of each of C sequences and yields E(k) tokens of each, E from the acceptance of every position
-(device_profiles.cost.expected_tokens). With V the time of the verification, D that of drafting and L that of the link:
+(device_profiles.cost.estimate_round_tokens). With V the time of the verification, D that of drafting and L that of the
+link:
 
     one after the other        round = V + D + L
     at the same time           round = h max(V, D, B) + (1 - h) (V + D) + L
 
-Where not all rounds have as many drafts (the rule that chooses them drops what is not worth a row), V is the mean over
-the lengths that occur; where lengths change, it is longer by what changing costs the runtime.
+Not all rounds may have as many drafts, where the rule that chooses them drops what is not worth a row. Then V is the
+mean over the lengths that occur. Where lengths change, V is longer by what changing costs the runtime.
 
 h is the chance that drafts made ahead turn out to follow the verification; for h = 1 it is the usual max(V, D). B is
 what both must read from a memory that they share, at its bandwidth. To each round belongs the prefill of the requests
 that start in it: C E(k) / output tokens of them. Goodput is C E(k) / (round + prefill).
 
-A target in layer shards works on m micro-batches (1 <= m <= C) that follow each other through the shards: a round of
-each takes the sum over shards and links, and every m times the slowest shard one round of all can end, so
-V = max(sum, m times the slowest). One stream (m = 1) waits for the sum; with enough of them in flight it is the max.
-Prefill goes through them the same way.
+A target in layer shards works on m micro-batches (1 <= m <= C) that follow each other through the shards. A round of
+each takes the sum over shards and links. Every m times the slowest shard one round of all can end, so V = max(sum, m
+times the slowest). One stream (m = 1) waits for the sum; with enough of them in flight it is the max. Prefill goes
+through them the same way.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ def together_ms(verify: Values, drafting: Values, late: Values, floor: Values, a
 
 def compute_shared_read_ms(target_bytes: Values, draft_bytes: Values, depth: Values, bytes_per_s: Values) -> Values:
     """Return what it takes to read the target's weights once and the draft's at every token from one memory of this
-    bandwidth (infinite where the two share none, or it is not known)."""
+    bandwidth. The bandwidth is infinite where the two share no memory, or it is not known."""
     return (target_bytes + depth * draft_bytes) / bytes_per_s * MS_PER_S
 
 

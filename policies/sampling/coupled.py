@@ -78,9 +78,9 @@ class _Contest(NamedTuple):
 def _choose_unfiltered(row: Row, top: float, sampling: Sampling, position: int) -> int:
     """Gumbel-max over the whole vocabulary, computing logarithms only where they can matter.
 
-    With `best` the score of a leading token, a token more than _SCREEN_NATS below the top can win only with
-    noise above best + _SCREEN_NATS, so with a uniform above exp(-exp(-(best + _SCREEN_NATS))): a comparison
-    of the hash's high bits leaves a handful of tokens.
+    With `best` the score of a leading token, a token more than _SCREEN_NATS below the top can win only with noise above
+    best + _SCREEN_NATS. That is a uniform above exp(-exp(-(best + _SCREEN_NATS))). So a comparison of the hash's high
+    bits leaves a handful of tokens.
     """
     leading = np.flatnonzero(row >= np.float32(top - _SCREEN_NATS * sampling.temperature)).astype(np.uint32)
     scores = scale_logits(row, top, leading, sampling) + noise.gumbel(sampling.seed, position, leading)

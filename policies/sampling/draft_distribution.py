@@ -1,10 +1,10 @@
 """The distribution that a drafter drew a token from, as far as anybody needs to know it: a few ids and their shares.
 
-The sparse row *is* the proposal: the drafter cuts its own distribution to the likeliest tokens first and draws from
-what is left, so that both sides use the same numbers and the rule stays exact at any width.
+The sparse row *is* the proposal. The drafter cuts its own distribution to the likeliest tokens first and draws from
+what is left. So both sides use the same numbers, and the rule stays exact at any width.
 
-What decides whether a drawn token is verified must not look at that token or at those behind it: what is kept for what
-it is, is no draw any more, and the output would lean. Its row, and the tokens before it, may be looked at.
+What decides whether a drawn token is verified must not look at that token or at those behind it. A token that is kept
+for what it is, is no draw any more, and the output would lean. Its row, and the tokens before it, may be looked at.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def propose(
     """Draw a token for `position` from a draft model's logits (float32, shape (vocabulary,)) under the request's own
     temperature and filters, cut to the `width` likeliest tokens.
 
-    The same row, seed, position and `behind` (tokens committed before the whole draft) give the same token; what was
-    drawn for a position in an earlier round, and thrown away, is independent of it. The temperature must be above 0.
-    Raises NotFinite.
+    The same row, seed, position and `behind` (tokens committed before the whole draft) give the same token. A token
+    that was drawn for a position in an earlier round, and thrown away, is independent of it. The temperature must be
+    above 0. Raises NotFinite.
     """
     ids, probabilities = distribution(row, sampling)
     if len(ids) > width:

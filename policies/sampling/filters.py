@@ -1,8 +1,8 @@
 """What min-p, top-k and top-p leave of a row.
 
-A row is as long as the vocabulary, and an array of that size that is made anew can cost more than what is computed in
-it (its memory comes from the system each time). So the mass of a row is taken by pieces, in place, and only candidates
-are gathered and sorted.
+A row is as long as the vocabulary. To make an array of that size anew can cost more than what is computed in it (its
+memory comes from the system each time). So the mass of a row is taken by pieces, in place, and only candidates are
+gathered and sorted.
 
 Where a nucleus ends is defined by `_mass`. What is taken of a row first is an estimate that costs half as much, and
 leaves it open whether a few tokens are in: `contenders`. Only where one of those would be chosen, `_mass` decides.
@@ -47,8 +47,8 @@ def distribution(row: Row, sampling: Sampling) -> tuple[NDArray[np.uint32], NDAr
 
 
 def survivors(row: Row, sampling: Sampling, top: float) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
-    """Return the ids that survive min-p, top-k and top-p, best first (the lower id first among equals), and how far
-    each of them is below `top`, the best logit, in nats. The temperature must be above 0."""
+    """Return the ids that survive min-p, top-k and top-p, best first (the lower id first among equals). With them comes
+    how far each of them is below `top`, the best logit, in nats. The temperature must be above 0."""
     ids, nats, sure = contenders(row, sampling, top)
     count = sure if sure == len(ids) else nucleus_size(row, sampling, top, nats)
     return ids[:count], nats[:count]

@@ -1,8 +1,8 @@
 """Log-probabilities of tokens: the log-softmax of the target's own logits.
 
 Of the logits as the model computed them: before bias, penalties, temperature, filters and grammar (vLLM's
-`raw_logprobs`). Each row is reduced alone and in float64, so that a row which is the same to the bit gives figures
-that are the same to the bit, whatever was drafted beside it.
+`raw_logprobs`). Each row is reduced alone and in float64. So a row which is the same to the bit gives figures that are
+the same to the bit, whatever was drafted beside it.
 """
 
 from __future__ import annotations

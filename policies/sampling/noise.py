@@ -1,8 +1,8 @@
 """Counter-based Gumbel noise: a pure function of (seed, position, token), with no state to lose or to share.
 
-Gumbel-max: argmax(log p + g) with g i.i.d. standard Gumbel is a sample from p (Gumbel 1954; Maddison et al.,
-"A* Sampling", 2014, section 2). Because the noise of a position does not depend on who asks, a draft that looks
-at the same position meets the same noise, and a replay after a failure draws the same token.
+Gumbel-max: argmax(log p + g) with g i.i.d. standard Gumbel is a sample from p (Gumbel 1954; Maddison et al., "A*
+Sampling", 2014, section 2). The noise of a position does not depend on who asks. So a draft that looks at the same
+position meets the same noise, and a replay after a failure draws the same token.
 
 The generator is a keyed integer hash (two rounds of the multiply-xorshift finaliser "lowbias32", C. Wellons)
 over the token id, keyed by a 64-bit mix ("splitmix64", Steele et al. 2014) of seed and position. Two 32-bit

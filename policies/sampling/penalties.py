@@ -1,11 +1,16 @@
 """What a request adds to the logits before a token is chosen: bias and penalties.
 
-In vLLM's order: `logit_bias` is added, then the repetition penalty divides positive and multiplies negative logits
-of every token of prompt and output (Keskar et al., "CTRL", 2019, section 4.1), then the frequency penalty is taken
-off once for each time that a token was generated, and the presence penalty once if it was generated at all
-(OpenAI's definitions: the prompt does not count).
+In vLLM's order:
 
-All of it is a function of the tokens before a position, so a row of a verified draft is judged with the counts that
+- `logit_bias` is added.
+- The repetition penalty divides positive and multiplies negative logits of every token of prompt and output (Keskar et
+  al., "CTRL", 2019, section 4.1).
+- The frequency penalty is taken off once for each time that a token was generated.
+- The presence penalty is taken off once if the token was generated at all.
+
+For the last two the prompt does not count (OpenAI's definitions).
+
+All of it is a function of the tokens before a position. So a row of a verified draft is judged with the counts that
 include the accepted drafts before it, and the result is the same at every depth.
 """
 

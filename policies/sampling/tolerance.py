@@ -35,9 +35,9 @@ def calibrate_tolerance(
 ) -> ToleranceState:
     """Return the state behind more judged drafts.
 
-    With a tolerance d, drafts of a gap up to d are accepted, others with the chance p(x) / q(x) = exp(-gap), greedily
-    with none. delta is 0 where that is enough for the wanted rate (nothing is lost then), else the least of the gaps
-    with which it is reached, at most `max_delta`.
+    With a tolerance d, drafts of a gap up to d are accepted, other drafts with the chance p(x) / q(x) = exp(-gap),
+    greedily with none. `delta` is 0 where that is enough for the wanted rate (nothing is lost then). Else it is the
+    least of the gaps with which the rate is reached, at most `max_delta`.
     """
     if state.delta is not None:
         return state

@@ -59,8 +59,8 @@ def verify_draft(
 
 
 def verify_coupled_drafts(asked: Sequence[tuple[Row, Sequence[int], Sampling, int]]) -> list[VerifiedDraft]:
-    """Return what `verdict` does for each (rows, draft, sampling, position), where all go by the coupled rule and none
-    has a shape: side by side, a position of each at a time. Raises NotFinite."""
+    """Return what `verify_draft` does for each (rows, draft, sampling, position), side by side, a position of each at a
+    time. All must go by the coupled rule, and none may have a shape. Raises NotFinite."""
     taken: list[list[int]] = [[] for _ in asked]
     going = list(range(len(asked)))
     while going:

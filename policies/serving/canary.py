@@ -1,9 +1,9 @@
 """A share of the requests is served another way (another drafter, depth policy, or none), and the two are compared.
 
-Which request goes where follows from its id alone, so that a request that is run again goes the same way, and a larger
-share takes in all that a smaller one did. Arms are compared by Welch's test of two means with unequal variances (Welch,
-"The generalization of Student's problem", 1947); running sums are kept (Welford, 1962), not samples. Since all arms
-make the same tokens, an arm can only be slower, never wrong.
+A request's arm follows from its id alone, so a request that is run again goes the same way. A larger share takes in all
+that a smaller one did. Arms are compared by Welch's test of two means with unequal variances (Welch, "The
+generalization of Student's problem", 1947); running sums are kept (Welford, 1962), not samples. Since all arms make the
+same tokens, an arm can only be slower, never wrong.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def difference(canary: Moments, control: Moments) -> Interval:
 
 
 class PromotionRule(NamedTuple):
-    """When to decide. Nothing before `least_requests` of the canary. It is promoted where its TPOT is surely lower by
-    `gain` (0.02: two percent of control's) and its TTFT not surely higher by `tolerance`; rolled back where either is
-    surely higher by that; and rolled back where after `most_requests` it is not surely better."""
+    """When to decide. Nothing before `least_requests` of the canary. The canary is promoted where its TPOT is surely
+    lower by `gain` (0.02: two percent of control's) and its TTFT not surely higher by `tolerance`. It is rolled back
+    where either is surely higher by that. It is rolled back too where after `most_requests` it is not surely better."""
 
     least_requests: int = 50
     most_requests: int = 2000
@@ -154,7 +154,7 @@ def decide_canary(arms: Mapping[CanaryVariant, Figures], rule: PromotionRule) ->
 def looks(requests: int, rule: PromotionRule) -> bool:
     """Return whether to look for a promotion, with so many requests in the arm that has fewer: at `least_requests`,
     twice, four times as many and so on. Whoever looks after every request finds a chance interval that says yes sooner
-    or later; to roll back for one costs nothing but the trial, so that is looked for always."""
+    or later. To roll back for one costs nothing but the trial, so that is looked for always."""
     times, rest = divmod(requests, rule.least_requests)
     return rest == 0 and times > 0 and times & (times - 1) == 0
 

@@ -1,9 +1,9 @@
 """Whether rounds take what the plan predicted, and whether another plan is worth a move.
 
 A round's ratio is measured / predicted time, for the rows and sequences that it had. The running mean is of its
-logarithm, so that twice as slow and twice as fast weigh alike, and a single stall does not count for more than a factor
-of ten. A drift is a mean beyond the tolerance for PATIENCE rounds on end. It passes where something else ran for
-a while; one that lasts tells that the profile does not hold any more.
+logarithm, so that twice as slow and twice as fast weigh alike. A single stall does not count for more than a factor of
+ten. A drift is a mean beyond the tolerance for PATIENCE rounds on end. It passes where something else ran for a while;
+one that lasts tells that the profile does not hold any more.
 """
 
 from __future__ import annotations
@@ -69,6 +69,9 @@ def worth_moving(current_tokens_per_s: float, proposed_tokens_per_s: float) -> b
 
 
 def pause_s(plans: int, first_s: float = FIRST_PAUSE_S) -> float:
-    """Return how long to keep a plan before it may be made anew, after so many were made already: `first_s`, and each
-    time twice as long, so that two plans do not alternate; but not longer than LONGEST_PAUSE_S."""
+    """Return how long to keep a plan before it may be made anew, after so many were made already.
+
+    The time is `first_s`, and each time twice as long, so that two plans do not alternate. It is never longer than
+    LONGEST_PAUSE_S.
+    """
     return float(min(LONGEST_PAUSE_S, first_s * 2.0 ** min(plans - 1, 32))) if plans else 0.0

@@ -1,7 +1,7 @@
 """How many rows of prefill a forward may carry beside sequences that decode, so that their tokens keep coming.
 
-A prefill makes every running stream wait for the whole forward. The wait is bounded by a time, not by a number of
-rows: what a row costs depends on the device, the model and the context, so it is measured as the loop runs.
+A prefill makes every running stream wait for the whole forward. The wait is bounded by a time, not by a number of rows.
+The cost of a row depends on the device, the model and the context, so it is measured as the loop runs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def rows_within(cost: PrefillCost, *, bound_ms: float, most: int, least: int, sh
     where nothing was measured.
 
     Where decoding alone takes more than half of the bound, prefill gets as much time as decoding, or `share` of that
-    where it is below 1: on a device too slow for the bound, prompts still get on and streams at most halve their pace.
+    where it is below 1. So on a device too slow for the bound, prompts still get on and streams at most halve their
+    pace.
     """
     if cost.row_ms is None:
         return least

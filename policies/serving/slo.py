@@ -1,9 +1,9 @@
 """What gives way when a service level objective is at risk, and how many sequences share a round (ADR 0031).
 
 TTFT is late where requests wait, or prefills get too few rows beside decoding. TPOT is late where rounds are long for
-the tokens that they bring each sequence: too many sequences, too much prefill in them, or drafts that bring fewer
-tokens than they take time; but where drafts bring more, speculating is what helps. So the answer is not "less
-speculation" but whatever moves the objective that is at risk, and the other one's slack pays for it.
+the tokens that they bring each sequence. There may be too many sequences, too much prefill in the rounds, or drafts
+that bring fewer tokens than they take time. But where drafts bring more, speculating is what helps. So the answer is
+not "less speculation" but whatever moves the objective that is at risk, and the other one's slack pays for it.
 
 What was moved comes back in steps, and only with slack: else a bound that keeps an objective is given up as soon as it
 does.
@@ -134,8 +134,11 @@ def answer(seen: SloObservation, ttft: Objective, tpot: Objective, *, max_runnin
 def decide_slo_actions(
     before: SloDecision, seen: SloObservation, objectives: Objectives, *, max_running: int, drafts: bool = True
 ) -> SloDecision:
-    """Return what is to be done after `before`: prices and shares follow the answer at once and stay until there is
-    some slack; how many may run is at most halved, and comes back by steps. `drafts` False: there is no drafter."""
+    """Return what is to be done after `before`.
+
+    Prices and shares follow the answer at once and stay until there is some slack. The number that may run is at most
+    halved, and comes back by steps. `drafts` False: there is no drafter.
+    """
     late_ttft, late_tpot = stress(seen.ttft_ms, objectives.ttft), stress(seen.tpot_ms, objectives.tpot)
     wanted = answer(seen, objectives.ttft, objectives.tpot, max_running=max_running)
     if wanted.levers == (SloAction.NOTHING,) and max(late_ttft, late_tpot) > _RELEASED:
@@ -206,9 +209,11 @@ def _both(seen: SloObservation, late_tpot: float, max_running: int) -> SloDecisi
 
 
 def group_size(round_ms: Callable[[int], float], ready: int, *, bound_ms: float, turns_ms: float = inf) -> int:
-    """Return how many of `ready` sequences share the next round: all of them where it keeps within `bound_ms`, else
-    the same number in each of as few turns as keep within it. Groups are never smaller than LEAST_GROUP, and where a
-    turn of all would take longer than `turns_ms`, there are none: every group reads the weights anew.
+    """Return how many of `ready` sequences share the next round.
+
+    All of them share it where it keeps within `bound_ms`. Else the same number shares each of as few turns as keep
+    within it. Groups are never smaller than LEAST_GROUP, and where a turn of all would take longer than `turns_ms`,
+    there are none: every group reads the weights anew.
 
     `round_ms(sequences)` is the time of such a round, never falling.
     """
@@ -246,6 +251,6 @@ def predict_ttft_ms(ahead: int, gap_ms: float, alone_ms: float) -> float:
 
 
 def retry_s(expected_ms: float, objective: Objective) -> int:
-    """Return after how many seconds a request can expect to meet its TTFT, as things are: when as much of the queue is
-    gone as is too much; 0 where it can now."""
+    """Return after how many seconds a request can expect to meet its TTFT, as things are. That is when the surplus of
+    the queue is gone, and 0 where the request can meet it now."""
     return max(0, ceil((expected_ms - objective.ms) / MS_PER_S)) if objective.ms is not None else 0

@@ -1,7 +1,7 @@
 """Which draft tokens are worth their rows: the guard that makes speculation never cost speed.
 
-A round of S sequences takes T(rows) and yields S + sum of the chances of the draft tokens in it, where a token's chance
-is that it *and all before it* are accepted. Over many rounds tokens per time are greatest when every round maximises
+A round of S sequences takes T(rows) and yields S + sum of the chances of the draft tokens in it. A token's chance is
+that it *and all before it* are accepted. Over many rounds tokens per time are greatest when every round maximises
 
     tokens - value * time,   value = the tokens per ms that decoding makes on the average
 
@@ -52,17 +52,19 @@ def curve(
 
 
 def cap(rates: Sequence[float], *, margin: float = 0.0) -> int:
-    """Return the depth beyond which the marginal token does not pay, by the rates of `curve`: the best of them; 0 where
-    none is better than plain decoding by more than `margin` (0.02: two percent)."""
+    """Return the depth beyond which the marginal token does not pay, by the rates of `curve`. It is the best of them,
+    or 0 where none is better than plain decoding by more than `margin` (0.02: two percent)."""
     best = max(range(len(rates)), key=lambda depth: rates[depth])
     return best if rates[best] > rates[0] * (1.0 + margin) else 0
 
 
 def reach(confidences: Sequence[float], factor: float, most: int, sure: int, floor: float) -> list[float]:
-    """Return the chances, all before included, of a draft's leading tokens that may be worth a row: at most `most`, the
-    first `sure` ones whatever their chance, then while it is above `floor`. `factor`: see policies.speculation.odds. A
-    drafter that is certain of a token is believed nearly as much (MOST_CERTAIN), so that outcomes can still correct
-    it."""
+    """Return the chances, all before included, of a draft's leading tokens that may be worth a row.
+
+    They are at most `most`: the first `sure` ones whatever their chance, then more while it is above `floor`. `factor`:
+    see policies.speculation.odds. A drafter that is certain of a token is believed nearly as much (MOST_CERTAIN), so
+    that outcomes can still correct it.
+    """
     found: list[float] = []
     chance, more = 1.0, factor - 1.0
     for confidence in confidences[:most]:
@@ -134,7 +136,7 @@ def allocate_depths_in_widths(
 ) -> list[int]:
     """Return depths where rows come in fixed widths: each sequence takes steps from one width to a wider one, the step
     with the most expected tokens per row first. `known[s]`: rows of sequence s before its draft. The rest
-    as in `offered` and `worth_taking`."""
+    as in `rank_candidates` and `worth_taking`."""
     steps = [
         (gain / rows, gain, rows, place, depth)
         for place, chances in enumerate(reaches)

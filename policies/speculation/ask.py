@@ -7,7 +7,7 @@ from policies.speculation.state import SpeculationState, base_ms, worth_per_ms
 from policies.speculation.types import RoundContext, RoundSequence
 
 NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
-SELDOM, MANY, SELDOM_OF_MANY = 12, 8, 20  # rounds, sequences, rounds: see `seldom`
+SELDOM, MANY, SELDOM_OF_MANY = 12, 8, 20  # rounds, sequences, rounds: see `probe_interval`
 REST_LOOKS = 2  # of the rounds from one such ask to the next so many are looked at: they are all alike
 _LEARNING = 1.1  # of what asking takes, judging what came and learning from it take as much again
 _CHEAP = 0.1  # drafting that takes more than this share of a forward is the switch's to leave alone
@@ -23,8 +23,8 @@ def decide_draft_limits(state: SpeculationState, now: RoundContext) -> list[int]
 
 
 def probe_interval(sequences: int) -> int:
-    """Return how many rounds there are to each in which drafters are asked whose drafts bring less than asking takes:
-    it takes more of a round of many, and more is learned of it."""
+    """Return how many rounds there are to each in which drafters are asked whose drafts bring less than asking takes.
+    Asking takes more of a round of many, and more is learned of it."""
     return SELDOM if sequences < MANY else SELDOM_OF_MANY
 
 
@@ -74,8 +74,10 @@ def _depth_of(state: SpeculationState, place: RoundSequence) -> int:
 
 
 def least_chance(state: SpeculationState, now: RoundContext) -> float:
-    """Return the chance, all before included, below which a drafter that takes time for each token may stop: such a
-    token would not be worth its row and its step of drafting, which all sequences of a round share."""
+    """Return the chance, all before included, below which a drafter that takes time for each token may stop.
+
+    Such a token would not be worth its row and its step of drafting, which all sequences of a round share.
+    """
     before = now.base_rows + now.filling_rows
     row_ms = state.cost.estimate_added_ms(before, 1, len(now.places), now.context_tokens)[0]
     return min(1.0, worth_per_ms(state, now) * (row_ms + state.step_ms / len(now.places)))

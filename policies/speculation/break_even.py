@@ -1,9 +1,10 @@
 """When drafting pays, whoever drafts, and the running mean that its figures are kept in.
 
-With T the time of a round without drafts, c what drafts add to it and a the mean number of accepted drafts per
-sequence, a round with drafts yields 1 + a tokens per sequence in T + c, and one without yields 1 in T. Drafts pay while
-(T + c) / (1 + a) < T, so while c < a T (the condition of Leviathan et al., arXiv 2211.17192, section 3.5, in measured
-times). Within a draft, one token more pays while the chance that it is accepted, times T, is above what it takes.
+Let T be the time of a round without drafts, c the time that drafts add to it and a the mean number of accepted drafts
+per sequence. A round with drafts then yields 1 + a tokens per sequence in T + c, and one without yields 1 in T. Drafts
+pay while (T + c) / (1 + a) < T, so while c < a T (the condition of Leviathan et al., arXiv 2211.17192, section 3.5, in
+measured times). Within a draft, one token more pays while the chance that it is accepted, times T, is above what it
+takes.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class RoundCost:
 
     @property
     def known_ms(self) -> float:
-        """`round_ms` once it can be relied on, else 0. Of the first rounds it is the shortest: the one behind a prompt
-        takes longer than those that follow, and a round that seems dear makes any draft seem worth it."""
+        """`round_ms` once it can be relied on, else 0. Of the first rounds it is the shortest, because the one behind a
+        prompt takes longer than those that follow. A round that seems dear makes any draft seem worth it."""
         return self.round_ms if self.plain_rounds >= KNOWN_ROUNDS else 0.0
 
 

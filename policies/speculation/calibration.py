@@ -1,9 +1,9 @@
 """What a drafter's own probability of a token says about the chance that the target accepts it.
 
-A drafter is surer than it should be, by how much depends on the pair and on the text. So outcomes are counted by
-bucket of the probability, older ones fading, and a bucket's rate takes the place of the probability as outcomes come
-in: chance = (accepted + PRIOR * probability) / (seen + PRIOR), the mean of a Beta posterior whose prior is the
-draft's own word, worth PRIOR outcomes.
+A drafter is surer than it should be, by how much depends on the pair and on the text. So outcomes are counted by bucket
+of the probability, older ones fading. A bucket's rate takes the place of the probability as outcomes come in: chance =
+(accepted + PRIOR * probability) / (seen + PRIOR). That is the mean of a Beta posterior whose prior is the draft's own
+word, worth PRIOR outcomes.
 """
 
 from __future__ import annotations

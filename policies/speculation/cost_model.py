@@ -1,12 +1,12 @@
 """What a forward costs, as measured, and corrected by what rounds really take.
 
 A fit made once (device_profiles.cost.StepCost) is off when the machine is busy, warm or another one. So three
-corrections of log time are learned from every round: one for all of them, one by number of rows (linear in log2
-of the rows between knots), and one for just this number of rows, for kernels take a step where a row more needs another
-pass. The latter two fade where they are not confirmed. A residual counts no more than CLIP, so that a round
-in which something else ran teaches little; a first one is believed, so that a fit of the right shape is enough. Where
-nearly all of the latest ones reach CLIP on the same side, the machine has turned (other programs came, or went), and
-their mean is believed at once.
+corrections of log time are learned from every round. One is for all of them, one by number of rows (linear in log2 of
+the rows between knots), and one for just this number of rows. The last is there because kernels take a step where a row
+more needs another pass. The latter two fade where they are not confirmed. A residual counts no more than CLIP, so that
+a round in which something else ran teaches little. A first one is believed, so that a fit of the right shape is enough.
+Where nearly all of the latest ones reach CLIP on the same side, the machine has turned (other programs came, or went),
+and their mean is believed at once.
 """
 
 from __future__ import annotations

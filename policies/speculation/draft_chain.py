@@ -1,8 +1,8 @@
 """When a costlier drafter is asked after a cheaper one, and whose draft is taken.
 
-A draft is worth the tokens that it saves: with c_i the chance that token i is accepted if all before it are, the
-expected number of accepted tokens is sum over k of prod_{i<=k} c_i (Leviathan et al., "Fast Inference from
-Transformers via Speculative Decoding", 2023, section 3.1, with a chance for each token).
+A draft is worth the tokens that it saves. With c_i the chance that token i is accepted if all before it are, the
+expected number of accepted tokens is sum over k of prod_{i<=k} c_i. This is Leviathan et al., "Fast Inference from
+Transformers via Speculative Decoding", 2023, section 3.1, with a chance for each token.
 """
 
 from __future__ import annotations

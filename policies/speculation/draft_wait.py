@@ -1,7 +1,7 @@
 """How long a round may wait for drafts that another process makes.
 
 A wait is worth what `policies/speculation/break_even` says of it: w ms while w < a T. A drafter that is slower than
-that is asked all the same, and not waited for: an answer that comes late may still fit behind what the target chose in
+that is asked all the same, and not waited for. An answer that comes late may still fit behind the target's choices in
 the meantime.
 """
 

@@ -2,8 +2,8 @@
 
 What drafting may lose is earned first. There is an account, in rounds without drafts: it begins with FIRST_ROUNDS,
 grows by SHARE in every round, and by what each round with drafts won or lost. A drafter that is not known to pay is
-tried when the account covers what that takes at worst, its reading of the text included, and left alone again when the
-trial says so, or the account is empty; then it begins from nothing. So all that drafting ever loses is at most
+tried when the account covers what that takes at worst, its reading of the text included. It is left alone again when
+the trial says so, or the account is empty; then it begins from nothing. So all that drafting ever loses is at most
 FIRST_ROUNDS, SHARE of the rounds, and what one round takes more than was expected of it. A drafter whose step takes
 nearly a round can win next to nothing whatever is accepted (see `policies/speculation/break_even`): it is tried later,
 in case that the step was measured wrong.
@@ -26,9 +26,12 @@ _HORIZON = 0.5  # of what drafts promise to win in the rest of a text, reading i
 
 @dataclass(frozen=True, slots=True)
 class GateState:
-    """Running means over the rounds with drafts since the trial began: accepted drafts per sequence, beyond those that
-    cheaper drafts would have brought (so below 0 at times), and what drafting added to a round, in ms. `rounds` counts
-    them. `account`: see the module. `asked`: drafts are made."""
+    """Running means over the rounds with drafts since the trial began.
+
+    They are the accepted drafts per sequence, beyond those of cheaper drafts (so below 0 at times), and the time that
+    drafting added to a round, in ms. `rounds` counts them. `account`: see the module.
+    `asked`: drafts are made.
+    """
 
     account: float = FIRST_ROUNDS
     asked: bool = False

@@ -1,13 +1,13 @@
 """How a request's drafts fare against the chances that were given for them, as one factor on the odds.
 
 A draft token's chance c (from its drafter, or usual at its position) becomes c w / (1 - c + c w), with log w learned
-from verdicts: a logistic regression with an offset and one coefficient, updated by its Laplace approximation
+from verdicts. It is a logistic regression with an offset and one coefficient, updated by its Laplace approximation
 
     log w += sum of (outcome - chance) / precision;   precision = fade * precision + sum of chance * (1 - chance)
 
 over the tokens that could be compared: all accepted ones and the first that was not (McCormick, Raftery and others,
-"Dynamic logistic regression", 2012, section 2). `fade` forgets slowly, for a steady text; surprises that add up to
-two and a quarter standard deviations make it forget at once, so that a text that turns is followed within a few rounds.
+"Dynamic logistic regression", 2012, section 2). `fade` forgets slowly, for a steady text. Surprises that add up to two
+and a quarter standard deviations make it forget at once, so that a text that turns is followed within a few rounds.
 """
 
 from __future__ import annotations

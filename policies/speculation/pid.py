@@ -3,8 +3,8 @@
     error = rate - set point          (too many accepted: go deeper)
     depth = I + Kp * error - Kd * slope of the rate, within limits;  I grows by Ki * error * dt
 
-The textbook positional form with its usual cures (Astrom and Hagglund, "PID Controllers", 1995, chapter 3): the
-derivative is of the measurement, not of the error, so that a new set point does not kick, and it is filtered; the
+It is the textbook positional form with its usual cures (Astrom and Hagglund, "PID Controllers", 1995, chapter 3). The
+derivative is of the measurement, not of the error, so that a new set point does not kick, and it is filtered. The
 integral stays within the limits of the output, so that it leaves a limit as soon as the error turns (anti-windup). A
 change of limits changes nothing but an output that lies outside the new ones (bumpless). The integer depth moves when
 the output is clearly nearer to another one, so that it does not flutter between two.

@@ -62,8 +62,8 @@ class DepthPolicy(Protocol):
         ...
 
     def decide_pause(self) -> int:
-        """Return how many of the next rounds the policy need not hear of, as long as no more sequences begin or end
-        than were in the last one: it would ask for nothing, and learn nothing."""
+        """Return how many of the next rounds the policy need not hear of, because it would ask for nothing and learn
+        nothing. It holds as long as no more sequences begin or end than were in the last one."""
         ...
 
     def observe_pause(self, rounds: int, rows: int) -> None:

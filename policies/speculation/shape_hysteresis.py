@@ -2,8 +2,8 @@
 
 To keep them may mean to leave out drafts that are worth a row, or to fill up with tokens that are worth none. Either
 way something is given up in each round, while a change is paid once. What will be drafted next is not known, so it is
-decided as in the ski rental problem (Karlin et al., "Competitive snoopy caching", 1988): rows change when what was
-given up since the last change has come to what changing takes. That is at most twice what the best choice with
+decided as in the ski rental problem (Karlin et al., "Competitive snoopy caching", 1988). Rows change when the loss
+given up since the last change has come to the cost of changing. That is at most twice what the best choice with
 hindsight would have lost. Rows that are added for drafts are to be left out again, so changing to more takes two
 changes.
 """

@@ -2,8 +2,8 @@
 
 What counts is the measured gain of a round: the tokens that it made, against those that plain decoding makes in its
 time. Speculation goes off when the mean gain of at least LEAST_ROUNDS is below 1 - OFF_MARGIN, and comes back when a
-trial shows 1 + ON_MARGIN. Trials are paid from a share of the time spent without speculation: what a trial may lose is
-saved up first, so that looking costs no more than PROBE_SHARE, whatever it costs.
+trial shows 1 + ON_MARGIN. Trials are paid from a share of the time spent without speculation. The loss that a trial may
+make is saved up first, so that looking costs no more than PROBE_SHARE, whatever it costs.
 """
 
 from __future__ import annotations

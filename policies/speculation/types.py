@@ -45,10 +45,10 @@ class DraftSummary(NamedTuple):
 
 
 class DepthDecision(NamedTuple):
-    """`depths[s]`: tokens of draft s to verify; where it has fewer, the rest is filled up with any tokens, so that the
-    forward has as many rows as the one before. `reaches[s]`: the chances of its tokens, all before included, as far
-    as they were looked at: its first one at least. `forced`: some request fixed its depth. `given_up`: see SameRows.
-    `asks`: places whose drafter was asked."""
+    """`depths[s]`: tokens of draft s to verify. Where it has fewer, the rest is filled up with any tokens, so that the
+    forward has as many rows as the one before. `reaches[s]`: the chances of its tokens, all before included, as far as
+    they were looked at: its first one at least. `forced`: some request fixed its depth. `given_up`: see
+    ShapeHysteresis. `asks`: places whose drafter was asked."""
 
     depths: list[int]
     reaches: list[list[float]]
@@ -58,8 +58,8 @@ class DepthDecision(NamedTuple):
 
 
 class DraftComparison(NamedTuple):
-    """Of the leading draft tokens, `compared` could be compared with what the target chose, `accepted` of them were
-    equal: those that were not verified are compared too, as far as the target went their way without them."""
+    """Of the leading draft tokens, `compared` could be compared with the target's choices, and `accepted` of them were
+    equal. Tokens that were not verified are compared too, as far as the target went their way without them."""
 
     accepted: int = 0
     compared: int = 0

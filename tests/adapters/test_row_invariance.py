@@ -115,7 +115,7 @@ def test_a_long_prefill_beside_a_decoding_sequence_changes_neither(model):
 
 @pytest.fixture
 def far(prepared: Prepared, model: LoadedModel, tmp_path: Path) -> Iterator[LoadedModel]:
-    """A model with a long context. On ONNX Runtime and torch the default model takes half a minute over its own; a
+    """A model with a long context. On ONNX Runtime and torch the default model takes half a minute over its own. A
     model of two layers has the same positions, blocks, head size and queries for a key."""
     context = model.capabilities.max_context_tokens
     if prepared.adapter.name not in _SLOW_OVER_LONG_CONTEXTS or context < 4096:

@@ -40,7 +40,7 @@ def share_out(reaches, free, added_ms, value):
 
 
 def worth(reaches, free, depths, added_ms, value):
-    """What shared_out maximises: expected tokens, less the worth of the time that the rows add."""
+    """What share_out maximises: expected tokens, less the worth of the time that the rows add."""
     rows = sum(max(0, depth - none) for depth, none in zip(depths, free, strict=True))
     if rows > len(added_ms):
         return None

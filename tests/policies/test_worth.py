@@ -22,8 +22,8 @@ ROUNDS = 3000
 
 
 def live_through(accepted: float, price: DraftCost, rounds: int, cost_ms: float | None = None) -> list[bool]:
-    """The decisions of so many rounds in which every draft goes alike; the text is read in a trial's first round, and
-    what is missing of it grows by a token in every round without drafts."""
+    """The decisions of so many rounds in which every draft goes alike. The text is read in a trial's first round, and
+    its missing part grows by a token in every round without drafts."""
     worth, asked, missing = GateState(), [], True
     for _ in range(rounds):
         price_now = price if missing else DraftCost(price.round_ms, price.step_ms)

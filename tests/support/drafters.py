@@ -118,7 +118,7 @@ def host_drafter(drafter: Any, **fields: Any) -> HostedDrafter:
 
 
 def script_texts(options: dict[str, Any]) -> DraftEngine:
-    """Return the draft worker: `fields` are Hosted's, `refused` says why it cannot be loaded, the rest is
+    """Return the draft worker: `fields` are HostedDrafter's, `refused` says why it cannot be loaded, the rest is
     KnowingDrafter's."""
     fields, refused = options.pop("fields", {}), options.pop("refused", "")
 

@@ -1,5 +1,8 @@
-"""What a draft is worth: the same prompts through the real loop without drafts, with suffix, with suffix and the draft
-behind it, and with the draft alone, in turn, in one process."""
+"""What a draft is worth, by the same prompts through the real loop.
+
+They run without drafts, with suffix, with suffix and the draft behind it, and with the draft alone, in turn, in one
+process.
+"""
 
 from __future__ import annotations
 

@@ -23,8 +23,12 @@ NOTHING = -1
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`tokens` (R, length) int32. Of position i, what comes behind it: `top_ids` (R, length, K) int32, indexes of the
-    draft's outputs, NOTHING where it cannot say that token or there is no label; `chances` (R, length, K) float16."""
+    """`tokens` (R, length) int32. Of position i, what comes behind it:
+
+    - `top_ids` (R, length, K) int32: indexes of the draft's outputs, NOTHING where it cannot say that token or there is
+      no label.
+    - `chances` (R, length, K) float16.
+    """
 
     tokens: NDArray[np.int32]
     top_ids: NDArray[np.int32]
@@ -49,8 +53,8 @@ def indexes_of(outputs: NDArray[np.int64], vocabulary_size: int) -> NDArray[np.i
 
 
 def rows_of(texts: Sequence[Text], indexes: NDArray[np.int32], length: int, order: NDArray[np.int64]) -> Rows:
-    """Lay the texts behind one another in `order` and cut the line into rows; a last short row is left out, unless
-    it is the only one, which is filled up with its own beginning, unlabelled."""
+    """Lay the texts behind one another in `order` and cut the line into rows. A last short row is left out, unless it
+    is the only one. Then it is filled up with its own beginning, unlabelled."""
     top = texts[0].top_ids.shape[1]
     tokens = np.concatenate([texts[index].tokens for index in order])
     ids = np.full((len(tokens), top), NOTHING, np.int32)

@@ -1,7 +1,10 @@
 """What the target is asked. A prompt follows from its number alone, so that a run can go on where it stopped.
 
-Three kinds, in turn: the target writes the question itself, behind the head of a user's turn (as in Magpie, arXiv
-2406.08464); a question composed of words that stand in `topics`; a task over a text that the target wrote before.
+Three kinds, in turn:
+
+- The target writes the question itself, behind the head of a user's turn (as in Magpie, arXiv 2406.08464).
+- A question composed of words that stand in `topics`.
+- A task over a text that the target wrote before.
 """
 
 from __future__ import annotations

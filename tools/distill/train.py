@@ -1,8 +1,8 @@
 """Training: the draft learns the target's likeliest tokens and their chances; stops and goes on at any step.
 
-The loss of a position is the cross entropy between the target's distribution and the draft's, both reduced to the
-target's likeliest tokens that the draft can say and one class for all others (KL up to a constant), with the target's
-sharpened towards its first choice, because that is what greedy decoding accepts.
+The loss of a position is the cross entropy between the target's distribution and the draft's. Both are reduced to the
+target's likeliest tokens that the draft can say and one class for all other tokens (KL up to a constant). The target's
+is sharpened towards its first choice, because that is what greedy decoding accepts.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def loss_of(draft: Draft, batch: Rows) -> torch.Tensor:
 
 
 def agreement(draft: Draft, texts: list[Text], outputs: NDArray[np.int64], row_tokens: int) -> float:
-    """Return the share of labelled positions at which the draft's first choice is the target's: what greedy decoding
-    would accept of one token drafted at each place of the target's own text."""
+    """Return the share of labelled positions at which the draft's first choice is the target's. Greedy decoding would
+    accept so many of one token drafted at each place of the target's own text."""
     indexes = indexes_of(outputs, draft.shape.vocabulary_size)
     rows = rows_of(texts, indexes, row_tokens, np.arange(len(texts)))
     right = asked = 0

@@ -25,8 +25,11 @@ def create_admin_app(
     slo: Callable[[], dict[str, Any] | None] = lambda: None,
     trial: CanaryTrial | None = None,
 ) -> FastAPI:
-    """Return the app; `api_url` is where the public API listens, `bounds` the rules that its requests may ask for,
-    `running_plan` the plan that runs, as plain data, `slo` how requests meet their objectives, `trial` the canary's."""
+    """Return the app.
+
+    `api_url` is where the public API listens, and `bounds` are the rules that its requests may ask for. `running_plan`
+    is the plan that runs, as plain data, `slo` how requests meet their objectives, `trial` the canary's.
+    """
     app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
     errors.install(app)
     speculation.install(app, control, trial)

@@ -16,8 +16,8 @@ _BUCKET_S = 1.0
 class SequenceTiming:
     """One sequence of a request as it came out of the decode loop. Times are seconds of the clock.
 
-    `first` is what the loop told with the first token (a worker that goes on after another one counts its own
-    queue and prefill from there), `stats` what it told last. `engine`: the replica that had it last.
+    `first` is the report of the loop with the first token, `stats` its last one. A worker that goes on after another
+    one counts its own queue and prefill from there. `engine`: the replica that had it last.
     """
 
     prompt_tokens: int

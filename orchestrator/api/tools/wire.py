@@ -105,8 +105,10 @@ class ToolCall(_Part):
 
 
 def render_tool_messages(messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return messages for a template that knows no tools: they are described in the system message, calls are written
-    in Hermes' form, and results come as messages of the user, between `<tool_response>` tags.
+    """Return messages for a template that knows no tools.
+
+    Tools are described in the system message, and calls are written in Hermes' form. Results come as messages of the
+    user, between `<tool_response>` tags.
     """
     found: list[dict[str, Any]] = []
     if tools:

@@ -40,8 +40,11 @@ class Comparison:
     output_tokens: int
 
     def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
-        """Return a row for each configuration, one for each load, and each runtime's pace: how many times as long the
-        control's forward took while all was run as it was predicted to. All is predicted before anything is run."""
+        """Return a row for each configuration, one for each load, and each runtime's pace.
+
+        The pace is how many times as long the control's forward took, while all was run, as was predicted. All is
+        predicted before anything is run.
+        """
         options = engine_options(self.config, self.base)
         runtimes = {one.runtime for one in self.configurations}
         works = [work for work in self.works if work.job.model.adapter in runtimes]

@@ -1,9 +1,14 @@
 """The best plan in layer shards, proven: a mixed-integer program for each drafter, depth and number of micro-batches.
 
-Columns: how many layers each device runs, which devices follow each other (a path through all that are used, and one
-arc from its end back to its start), which device drafts. The objective is the time of a round as
-policies/planning/throughput.py has it, which is linear once drafter, depth and micro-batches are fixed. For instances
-of up to some ten devices with one option for the target each; as in the planner, a device with a shard does not draft.
+Columns:
+
+- How many layers each device runs.
+- Which devices follow each other: a path through all that are used, and one arc from its end back to its start.
+- Which device drafts.
+
+The objective is the time of a round as policies/planning/throughput.py has it, which is linear once drafter, depth and
+micro-batches are fixed. For instances of up to some ten devices with one option for the target each; as in the planner,
+a device with a shard does not draft.
 """
 
 from __future__ import annotations

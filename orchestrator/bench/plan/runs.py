@@ -1,8 +1,8 @@
 """Runs configurations: the real decode loop over the same prompts, all configurations of a runtime in turns.
 
 Requests wait until one before them ends, as many running at once as a configuration says, so that a figure is of the
-steady state that is predicted. The first ones are given fewer tokens, each another number, so that they do not
-all end together; counting begins when the first of them has ended and ends when no more wait.
+steady state that is predicted. The first ones are given fewer tokens, each another number, so that they do not all end
+together. Counting begins when the first of them has ended, and ends when no more wait.
 """
 
 from __future__ import annotations
@@ -109,8 +109,11 @@ class RunMeasurement:
 
 
 def select_full_rounds(rounds: Sequence[RoundSample], load: Load, requests: int) -> list[RoundSample]:
-    """Return the rounds in which all places are taken: from the end of the first request (where they come one after
-    another: from the beginning) until no more of them wait."""
+    """Return the rounds in which all places are taken.
+
+    They are those from the end of the first request until no more of them wait. Where requests come one after another,
+    they are those from the beginning.
+    """
     if load.concurrency == 1:
         return list(rounds)
     found, ended = [], 0

@@ -124,9 +124,11 @@ def with_suffix_alone(options: EngineOptions) -> EngineOptions:
 
 
 class Drafters:
-    """Drafters of each kind, as a long-lived server has them: what a chain learned of its drafters stays, but no text
-    is remembered from one visit to the next (`of`), for benchmarks send the same prompts again. `options`: of
-    `with_suffix_alone`."""
+    """Drafters of each kind, as a long-lived server has them.
+
+    What a chain learned of its drafters stays. No text is remembered from one visit to the next (`of`), because
+    benchmarks send the same prompts again. `options`: of `with_suffix_alone`.
+    """
 
     def __init__(self, options: EngineOptions, target: Target, *, seed: int = 0) -> None:
         vocabulary = target.model.spec.vocabulary_size

@@ -1,10 +1,10 @@
 """Visits: requests decoded under one arm, counted round by round; two of them beside each other.
 
-Prompts are read before, by a pass that is not counted, so that every arm begins with them in the target's prefix cache;
-rounds that still compute prompt tokens are not counted either, neither their tokens nor their time. At a steady load
-requests take each other's places, and counted is what is decoded while all places are taken: where a batch runs dry,
-its slowest request decides how long it takes, whatever is gained by the others. The first requests get fewer tokens,
-each another number, so that they do not end together.
+Prompts are read before, by a pass that is not counted, so that every arm begins with them in the target's prefix cache.
+Rounds that still compute prompt tokens are not counted either, neither their tokens nor their time. At a steady load
+requests take each other's places, and only decoding while all places are taken is counted. Where a batch runs dry, its
+slowest request decides how long it takes, whatever is gained by the other requests. The first requests get fewer
+tokens, each another number, so that they do not end together.
 
 A machine's pace wanders by a tenth from one second to the next. So what is compared is decoded in turns of a few
 rounds, on the halves of one target: both see the same machine. The first round of each turn does not count: it comes
@@ -37,9 +37,9 @@ Load = Sequence[tuple[int, int]]
 
 
 class RoundFigures(NamedTuple):
-    """A round that only decoded. `end_s`: the visit's own time until then; `rows` as they are charged for;
-    `context_tokens` that its sequences held on average; of its `ms`, drafting and the policy took `draft_ms`, the
-    policy alone, with its learning, `policy_us`. `changed`: the round before had another number of rows."""
+    """A round that only decoded. `end_s`: the visit's own time until then. `rows` are as they are charged for, and
+    `context_tokens` are those that its sequences held on average. Of its `ms`, drafting and the policy took `draft_ms`.
+    The policy alone, with its learning, took `policy_us`. `changed`: the round before had another number of rows."""
 
     end_s: float
     ms: float
@@ -100,8 +100,8 @@ class Runner:
     def begin(
         self, submits: Sequence[Submit], load: Load, drafter: Drafter | None = None, policy: Timed | None = None
     ) -> Visiting:
-        """Return a visit that is still to be made, plain without a drafter: at a load that steps to the requests' ends,
-        at a steady one while all places are taken."""
+        """Return a visit that is still to be made, plain without a drafter. At a load that steps it goes to the
+        requests' ends, at a steady one it lasts while all places are taken."""
         if len(load) == 1:
             submits = _stagger_lengths(submits, load[0][1])
         loop = build_loop(self.target, self._options, drafter, policy)

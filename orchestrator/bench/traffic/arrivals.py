@@ -12,9 +12,10 @@ Arrival = Literal["poisson", "constant"]
 def arrival_times_s(count: int, rate: float, arrival: Arrival, burstiness: float, seed: int) -> list[float]:
     """Return `count` arrival times in seconds from the start; the last is at count / rate.
 
-    `poisson` draws the gaps from a gamma distribution of shape `burstiness` and mean 1 / rate, then scales them so
-    that the asked rate is met exactly, both as `vllm bench serve` does: 1 is a Poisson process, less than 1 more
-    bursty, more than 1 more even (coefficient of variation 1 / sqrt(burstiness)). `constant` has equal gaps.
+    `poisson` draws the gaps from a gamma distribution of shape `burstiness` and mean 1 / rate. It then scales them so
+    that the asked rate is met exactly. `vllm bench serve` does both so. A `burstiness` of 1 is a Poisson process, less
+    than 1 more bursty, more than 1 more even (coefficient of variation 1 / sqrt(burstiness)). `constant` has equal
+    gaps.
     """
     if arrival == "constant":
         gaps = np.full(count, 1.0)

@@ -56,8 +56,10 @@ class PlacedShard:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A target (one part, or layer shards in order), how many sequences it runs at once, and its draft: `draft` is
-    None where no model is run for it, `drafter` where nothing is drafted."""
+    """A target (one part, or layer shards in order), how many sequences it runs at once, and its draft.
+
+    `draft` is None where no model is run for it, `drafter` where nothing is drafted.
+    """
 
     target: tuple[PlacedShard, ...]
     sequences: int

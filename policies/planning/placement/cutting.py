@@ -1,7 +1,7 @@
 """A target cut into layer shards for one depth and one number of micro-batches: from what, and what the shards take.
 
-With several micro-batches a round takes the longer of the sum over the shards and of the slowest shard times their
-number, so the slowest is bounded, and the bound is moved until the two meet.
+With several micro-batches a round takes the longer of two times: the sum over the shards, and the time of the slowest
+shard times their number. So the slowest is bounded, and the bound is moved until the two meet.
 """
 
 from __future__ import annotations
@@ -138,8 +138,12 @@ def _bound_items(items: Items, stage: Floats, most_ms: float) -> Items:
 
 
 def _items(task: CutTask, aim: CutGoal, without: frozenset[int]) -> tuple[Items, Hops, Floats]:
-    """Return what can take layers, with the round's share of prefill in it; what a hop costs; and what a shard takes of
-    a round alone: `stage[item] = (fixed, by the layer)`."""
+    """Return three things.
+
+    - The devices that can take layers, with the round's share of prefill in them.
+    - The cost of a hop.
+    - The time that a shard takes of a round alone: `stage[item] = (fixed, by the layer)`.
+    """
     load = task.ground.wanted.workload
     tokens = tokens_per_round(aim.drafter, aim.depth)
     prompts = task.sequences * tokens / load.output_tokens / aim.micro_batches

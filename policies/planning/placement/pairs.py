@@ -2,7 +2,7 @@
 
 A draft's time counts by where it is: on the target's device, on another of its host, on another host of its zone, or
 anywhere else. Within each of these the links are alike, so only the few fastest drafts of each kind have to be paired
-with all targets; where links were measured, the fastest drafts of both hosts are paired besides.
+with all targets. Where links were measured, the fastest drafts of both hosts are paired besides.
 """
 
 from __future__ import annotations

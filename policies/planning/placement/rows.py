@@ -26,8 +26,8 @@ Bools = NDArray[np.bool_]
 @dataclass(frozen=True, slots=True)
 class Index:
     """Devices as arrays, in the order of their ids; hosts and zones as numbers, in the order of their names. `cores`
-    that are left on a device's host (infinite where not known), `room` that a plan may fill, `tie`: which of devices
-    that cost the same comes first: the less busy, larger, first by id."""
+    are left on a device's host (infinite where not known), and `room` is what a plan may fill. `tie` orders devices
+    that cost the same: the less busy first, then the larger, then by id."""
 
     devices: tuple[Device, ...]
     hosts: tuple[str, ...]

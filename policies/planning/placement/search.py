@@ -83,9 +83,11 @@ def _members(index: Index, names: Sequence[str]) -> np.ndarray[tuple[int], np.dt
 
 
 def best(found: SearchResult, ground: SearchSpace) -> ScoredCandidate | None:
-    """Return the candidate with the highest predicted goodput; among those that are predicted alike (or within the
-    `indifference` that is allowed) the one with the best score, then the one that takes the fewest devices, then the
-    first by name."""
+    """Return the candidate with the highest predicted goodput.
+
+    Several may be predicted alike, or within the `indifference` that is allowed. Among those the best score decides,
+    then the fewest devices, then the name.
+    """
     top = found.best_tokens_per_s
     if top <= 0.0:
         return None

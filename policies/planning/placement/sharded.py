@@ -1,8 +1,8 @@
 """A target in layer shards: which devices, which depth and micro-batches, and drafts for it.
 
-The shards are cut (see `cutting`) for one depth and one number of micro-batches at a time
-(policies/planning/throughput.py says what these are), beginning with none and one; what turns out best for the shards
-found is what they are cut for next, until nothing gets better.
+The shards are cut (see `cutting`) for one depth and one number of micro-batches at a time, beginning with none and one.
+policies/planning/throughput.py says what these are. The best depth and number for the shards found are what they are
+cut for next, until nothing gets better.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ _BETTER = 1.0 + 1e-9
 
 
 def best_sharded(ground: SearchSpace) -> ScoredCandidate | None:
-    """Return the best way to run the target in layer shards, None where there is none: with as many sequences at once
-    as are asked for, or half as many as long as that is better (or the first that fits)."""
+    """Return the best way to run the target in layer shards, None where there is none.
+
+    It runs as many sequences at once as are asked for, or half as many as long as that is better (or the first that
+    fits).
+    """
     best, task = None, task_of(ground, ground.concurrency)
     sequences = ground.concurrency
     while sequences:
@@ -72,8 +75,11 @@ def _refine_cut(task: CutTask, first: ScoredCandidate) -> ScoredCandidate:
 
 
 def _exchange_devices(task: CutTask, best: ScoredCandidate) -> ScoredCandidate:
-    """Where there are very few devices, look whether others do better: one more, one less, or one for another, as a
-    shard that drafts better, or one whose link is not like the others."""
+    """Where there are very few devices, look whether other devices do better.
+
+    Tried are one more, one less, or one for another, as a shard that drafts better, or one whose link is not like the
+    other links.
+    """
     if len(np.unique(task.device)) > _VERY_FEW:
         return best
     every = {int(one) for one in np.unique(task.device)}
@@ -94,8 +100,11 @@ def _exchange_devices(task: CutTask, best: ScoredCandidate) -> ScoredCandidate:
 
 
 def _aims(task: CutTask, best: ScoredCandidate) -> Iterator[CutGoal]:
-    """Yield what to cut for next: the depth that was best, with as many micro-batches as were best, as there are
-    shards, as there may be, and as there are sequences; with every number of them where there are few devices."""
+    """Yield what to cut for next: the depth that was best, with several numbers of micro-batches.
+
+    The numbers are the best one, that of the shards, the most shards that there may be, and that of the sequences.
+    Where there are few devices, it is every number of them.
+    """
     now = _aim_of(best)
     yield now
     counts = micro_batch_counts(task.sequences)

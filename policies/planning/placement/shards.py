@@ -2,7 +2,7 @@
 
 The time of a shard grows by the layer: a device runs l layers in a + b l ms, and can hold so many. Between two shards
 comes a hop, which costs least on one host, more within a zone and most between zones. The sum of all this is what one
-stream waits for; it is found by dynamic programming over (shards, layers), exactly for hops of that kind: devices are
+stream waits for. It is found by dynamic programming over (shards, layers), exactly for hops of that kind. Devices are
 joined to hosts, hosts to zones and zones to the whole, each a min-plus convolution of two tables
 
     joined[s, l] = min over (t, x) of left[s - t, l - x] + right[t, x] + hop

@@ -63,10 +63,10 @@ class Prediction:
 
     `goodput_tokens_per_s`: output tokens of all its streams per second, prefill included; `stream_tokens_per_s`: of
     each. `tpot_ms`: a round without prefill, per token. `tokens_per_round`: of each sequence, the target's own
-    included. A round takes `round_ms`, made of `verify_ms`, `draft_ms` and `link_ms` as far as they do not overlap, and
-    `prefill_ms`, the share of the prompts of the requests that start in it.
-    `sequences` run at once, in `micro_batches` that follow each other through the shards. `plain_tokens_per_s`:
-    goodput at depth 0, without drafting. `error`: the relative error of the cost fits behind it.
+    included. A round takes `round_ms`. It is made of `verify_ms`, `draft_ms` and `link_ms` as far as they do not
+    overlap, and of `prefill_ms`, the share of the prompts of the requests that start in it. `sequences` run at once, in
+    `micro_batches` that follow each other through the shards. `plain_tokens_per_s`: goodput at depth 0, without
+    drafting. `error`: the relative error of the cost fits behind it.
     """
 
     goodput_tokens_per_s: float

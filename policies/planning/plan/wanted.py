@@ -23,13 +23,13 @@ class Drafter:
 
     `acceptance[i]`: the chance that draft i is accepted if all before it are (the last goes on). `coverage`: the share
     of rounds in which it has a proposal at all. `offered[i]`: the share of all rounds that have a token at place i of
-    the draft, as a rule that drops what is not worth a row leaves it (the last goes on; empty: all places of a proposal
-    have one). `changes`: the share of one sequence's rounds that run another number of rows than the one before.
-    `by_policy`: these are figures of a policy that chooses depths itself, up to the deepest that is allowed; with a
-    lower bound they would be others, so that it is looked at with that bound only.
-    `runtime`: all this is so of targets in this runtime, whose costs decide which drafts are worth their rows; others
-    do not use it ("": of any). `token_ms`: what drafting one token for one sequence takes where no model is run.
-    `max_depth`: the most it can propose, 0 where only the workload bounds it.
+    the draft, as left by a rule that drops what is not worth a row. The last goes on; empty: all places of a proposal
+    have one. `changes`: the share of one sequence's rounds that run another number of rows than the one before.
+    `by_policy`: these are figures of a policy that chooses depths itself, up to the deepest that is allowed. With a
+    lower bound they would be others, so they are looked at with that bound only. `runtime`: all this is so of targets
+    in this runtime, whose costs decide which drafts are worth their rows; others do not use it ("": of any).
+    `token_ms`: what drafting one token for one sequence takes where no model is run. `max_depth`: the most it can
+    propose, 0 where only the workload bounds it.
     """
 
     name: str

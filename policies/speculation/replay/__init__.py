@@ -1,8 +1,8 @@
 """Depth policies side by side: the field's beside this one's, and a replay without noise.
 
-recorded   what was recorded: for each request, what its drafter proposes behind every token, and how much is right
-fixed      a fixed depth for all, and one for each request
-hill_climber, batch_table   as in onnxruntime-genai and in vLLM
-run        plays recorded requests under a policy, on costs that are a function
-hindsight  the best fixed depths, by trying all
+- `recorded`: for each request, the drafter's proposal behind every token, and how much of it is right.
+- `fixed`: a fixed depth for all, and one for each request.
+- `hill_climber`, `batch_table`: as in onnxruntime-genai and in vLLM.
+- `run`: plays recorded requests under a policy, on costs that are a function.
+- `hindsight`: the best fixed depths, by trying all.
 """

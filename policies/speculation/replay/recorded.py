@@ -1,8 +1,8 @@
 """What a replay is played from.
 
-The target's output does not depend on drafts, so one recording serves every policy: for each place in a request's
-output, what the drafter proposes there, and how many of its leading tokens the output goes on with. It can be recorded
-from outputs alone, by asking the drafter behind every token.
+The target's output does not depend on drafts, so one recording serves every policy. For each place in a request's
+output it has the drafter's proposal there, and how many of its leading tokens the output goes on with. It can be
+recorded from outputs alone, by asking the drafter behind every token.
 """
 
 from __future__ import annotations

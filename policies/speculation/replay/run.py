@@ -60,8 +60,11 @@ def replay(
     concurrency: int | Sequence[tuple[int, int]],
     most: int,
 ) -> Replay:
-    """Play all requests in order, `concurrency` at a time (or as many as are due from so many tokens on: (tokens,
-    concurrency) in ascending order, from 0), with at most `most` drafts a sequence."""
+    """Play all requests in order, with at most `most` drafts a sequence.
+
+    `concurrency` run at a time, or as many as are due from so many tokens on: (tokens, concurrency) in ascending order,
+    from 0.
+    """
     load = [(0, concurrency)] if isinstance(concurrency, int) else list(concurrency)
     waiting = deque(requests)
     running: list[_Running] = []
