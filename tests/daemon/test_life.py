@@ -210,6 +210,11 @@ def test_status_for_people_and_without_a_daemon(tmp_path, outrider):
     with running(configuration(tmp_path, script="base_ms=8", extra=objectives)) as daemon:
         late_tokens_are_followed(daemon)
         shown = outrider("status", "--socket", str(daemon.admin)).stdout
+        for _ in range(5):  # what was late is forgotten after some seconds, which a busy machine may take to ask
+            if "prefill gives way" in shown:
+                break
+            daemon.client.completions.create(model="toy", prompt="the sea", max_tokens=20)
+            shown = outrider("status", "--socket", str(daemon.admin)).stdout
         for word in (
             "ready",
             "simulated",
