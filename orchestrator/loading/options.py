@@ -101,8 +101,8 @@ class CanaryOptions(msgspec.Struct, frozen=True):
 
 
 class EngineOptions(msgspec.Struct, frozen=True):
-    """The target's worker: its model, its limits and its drafters, in order of cost. `starting_depth`: of requests of
-    which nothing is known. `fixed_depth`: requests that say nothing get `max_depth` drafts in every round."""
+    """The target's worker: its model, its limits and its drafters, in order of cost. `starting_depth`: of every
+    request. `fixed_depth`: requests that say nothing get `max_depth` drafts in every round."""
 
     model: ModelOptions
     max_running: int

@@ -36,7 +36,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     asks for the log-probability of each token and of as many likeliest; `prompt_logprobs` for the prompt's too. Output
     keeps to `grammar` and ends ("stop") where that lets nothing follow. `timeout_s` bounds the whole request, its
     waiting included; 0 is no bound. Control keeps it, workers do not look at it. `route` and `user` (the request's tag)
-    are the class of which its drafts are expected to be like others'. `policy_depth`: the policy is to choose, whatever
+    are the class in which its acceptance is watched. `policy_depth`: the policy is to choose, whatever
     the session or the engine wishes; control makes a depth or a bound of all wishes. `lane`: the arm of a trial that it
     is served by ("canary"; any other: as everybody).
     """
@@ -90,7 +90,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     most drafts that one of its requests gets in a round, `canary_fixed`: as `fixed_depth`, for these.
     `planned_memory_bytes`: what the worker was announced to hold at its peak before it loaded (0: its costs on this
     device are not known), `planned_memory` its parts. `costs_from`: what the depth policy knew of rounds before the
-    first; requests of which nothing is known begin at `starting_depth`. `numerical_class`: how rows are computed;
+    first; requests begin at `starting_depth`. `numerical_class`: how rows are computed;
     `class_fingerprint`: of its bits, the same where replicas are interchangeable; `class_reason` and
     `classes_rejected`: why that one, and why not the others."""
 

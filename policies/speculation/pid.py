@@ -60,7 +60,7 @@ DEFAULTS = PidSettings()
 
 
 def start_pid(depth: float, limits: DepthLimits) -> Pid:
-    """Return a controller that begins at a depth, as one that is usual for the request's class."""
+    """Return a controller that begins at a depth."""
     start = min(max(depth, limits.least), limits.most)
     return Pid(start, depth=round(start))
 
