@@ -18,7 +18,7 @@ import json, sys
 from adapters.contract import Segment
 from adapters.model_store import ModelStore
 from orchestrator.loading.drafters import build_drafter
-from orchestrator.loading.engine import planned_bytes
+from orchestrator.loading.engine import sum_planned_bytes
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.process_memory import peak_rss_bytes
@@ -48,7 +48,7 @@ for model in models:
     share = rows // caps.slots
     for _ in range(3):  # a full batch
         model.forward([Segment(slot, 0, tokens[:share], (0, share)) for slot in range(caps.slots)])
-print(json.dumps({"planned": planned_bytes(target, options, drafter), "peak": peak_rss_bytes()}))
+print(json.dumps({"planned": sum_planned_bytes(target, options, drafter), "peak": peak_rss_bytes()}))
 """
 
 
@@ -73,7 +73,8 @@ def model_options(adapter: str, source: Path, store: Path, kv_cache_mib: int) ->
 def peak(options: dict[str, object]) -> dict[str, int] | None:
     """Bytes at the peak, and those that were planned; None when the model had to be prepared."""
     command = [sys.executable, "-c", WORK, json.dumps(options)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
 
 
