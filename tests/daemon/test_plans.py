@@ -159,7 +159,7 @@ def probe_until_ready(admin: Path) -> list[tuple[dict[str, Any], httpx.Response]
         time.sleep(0.02)
     while not seen or seen[-1][1].status_code != httpx.codes.OK:
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.01)
         seen.append((httpx.get(f"{url}/health").json(), httpx.get(f"{url}/ready")))
     return seen
 
