@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from orchestrator.drafting.group import DrafterGroup
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
-from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
 from policies.speculation.draft_chain import OPTIMISM_TOKENS, asks_on, estimate_accepted_tokens, usual_after
@@ -42,14 +42,14 @@ class _DrafterStats:
         self.calibration = observe_draft_outcome(self.calibration, draft.tokens, draft.confidences, committed)
 
 
-class ChainDrafter:
+class ChainDrafter(DrafterGroup):
     """See the module. Of several drafts for a sequence the one that promises most is taken, the cheapest of equals;
     `Draft.drafter` says whose it is. Every drafter learns what was committed, whoever proposed it."""
 
     name = "chain"
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self._drafters = tuple(drafters)
+        super().__init__(drafters)
         self._greedy: dict[str, bool] = {}
         self._standings = {greedy: [_DrafterStats() for _ in self._drafters] for greedy in (True, False)}
 
@@ -101,19 +101,6 @@ class ChainDrafter:
         if (greedy := self._greedy.pop(key, None)) is not None:
             for standing in self._standings[greedy]:
                 standing.proposed.pop(key, None)
-
-    def memory_bytes(self) -> int:
-        """See the port."""
-        return sum(drafter.memory_bytes() for drafter in self._drafters)
-
-    def states(self) -> list[DrafterState]:
-        """See the port."""
-        return [state for drafter in self._drafters for state in drafter.states()]
-
-    def close(self) -> None:
-        """See the port. The one loaded last goes first: OpenVINO's models leave a signal stack behind otherwise."""
-        for drafter in reversed(self._drafters):
-            drafter.close()
 
 
 def _beyond(ask: Ask, best: Draft) -> Ask:

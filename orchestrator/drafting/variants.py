@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from orchestrator.drafting.group import DrafterGroup
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
-from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 
 
-class VariantDrafter:
+class VariantDrafter(DrafterGroup):
     """`lanes` are drafters by the lanes that have their own; whoever is in none of them gets `usual` (None: nothing).
 
     The drafters share nothing: what one learns, and whatever it remembers of outputs, is of its own requests.
     """
 
     def __init__(self, usual: Drafter | None, lanes: Mapping[str, Drafter]) -> None:
+        super().__init__([*([usual] if usual is not None else []), *lanes.values()])
         self._usual = usual
         self._lanes = dict(lanes)
-        self._drafters = [*([usual] if usual is not None else []), *self._lanes.values()]
         self._joined: dict[str, Drafter] = {}
 
     def join(self, key: str, lane: str) -> None:
@@ -54,16 +54,3 @@ class VariantDrafter:
         if (drafter := self._of(key)) is not None:
             drafter.end(key, keep=keep)
         self._joined.pop(key, None)
-
-    def memory_bytes(self) -> int:
-        """See the port."""
-        return sum(drafter.memory_bytes() for drafter in self._drafters)
-
-    def states(self) -> list[DrafterState]:
-        """See the port."""
-        return [state for drafter in self._drafters for state in drafter.states()]
-
-    def close(self) -> None:
-        """See the port. The one loaded last goes first, as in a chain."""
-        for drafter in reversed(self._drafters):
-            drafter.close()
