@@ -114,24 +114,27 @@ def _observe_times(
         same = shape_hysteresis.observe_shape(same, now.base_rows, rows, decision.given_up, over_ms, expected_ms)
     else:
         same = same._replace(last=rows, last_base=now.base_rows)
-    ask_ms, step_ms = _drafting(state, now, decision, proposals, times)
+    ask_ms, step_ms = _drafting(state, decision, proposals, times)
     switch = state.switch
     if not switching.active(switch):
         switch = switching.observe_plain_round(switch, spent_ms)
     elif not decision.forced and (switch.trial or times.draft_ms > NOTICED * times.forward_ms):
         switch = switching.observe_speculative_round(switch, gain, spent_ms)
-    return SpeculationState(
-        *(cost, state.settings, requests, state.first_depth, switch, mean, step_ms),
-        *(state.rounds + 1, same, ask_ms, brought),
+    return state._replace(
+        cost=cost,
+        requests=requests,
+        switch=switch,
+        gain=mean,
+        step_ms=step_ms,
+        rounds=state.rounds + 1,
+        same=same,
+        ask_ms=ask_ms,
+        brought=brought,
     )
 
 
 def _drafting(
-    state: SpeculationState,
-    now: RoundContext,
-    decision: DepthDecision,
-    proposals: Sequence[DraftSummary],
-    times: RoundTimes,
+    state: SpeculationState, decision: DepthDecision, proposals: Sequence[DraftSummary], times: RoundTimes
 ) -> tuple[float, float]:
     """Return `ask_ms` and `step_ms` after a round."""
     ask_ms, step_ms = state.ask_ms, state.step_ms
