@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from adapters import registry
 from adapters.contract import Unsupported
 from adapters.hardware import cores, hardware, kind_of, runtime_version
@@ -33,6 +35,12 @@ def device_of(adapter: str, device: str) -> DeviceProfile:
 def mark_of(device: DeviceProfile) -> str:
     """Return the fingerprint of a device as its runtime drives it."""
     return fingerprint(hardware(device), runtime_version(device.adapter))
+
+
+def class_mark_of(device: DeviceProfile) -> str:
+    """Return the fingerprint that numerical classes are kept by: the same for workers that may use other cores of one
+    processor, so that they find each other's class."""
+    return fingerprint(replace(hardware(device), physical_cores=0), runtime_version(device.adapter))
 
 
 def threads_on(device: DeviceProfile, threads: int) -> int:

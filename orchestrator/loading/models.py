@@ -16,7 +16,7 @@ from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.variant import Variant
 from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
-from orchestrator.loading.devices import device_of, effective_device, mark_of, threads_on
+from orchestrator.loading.devices import class_mark_of, device_of, effective_device, threads_on
 from orchestrator.loading.memory import predict_memory
 from orchestrator.loading.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.loading.options import EngineOptions, ModelOptions
@@ -127,7 +127,7 @@ def _question(
 ) -> ClassQuestion:
     try:
         device = device_of(options.adapter, options.device)
-        mark, threads = mark_of(device), threads_on(device, options.threads)
+        mark, threads = class_mark_of(device), threads_on(device, options.threads)
     except Unsupported:  # a name that the runtime takes and does not list
         mark, threads = "", options.threads
     return ClassQuestion(

@@ -54,9 +54,10 @@ def replicas(daemon: Daemon) -> list[dict[str, Any]]:
 
 
 def until_all_serve(daemon: Daemon) -> None:
-    deadline = time.monotonic() + 30.0
-    while not all(one["phase"] == "ready" for one in replicas(daemon)):
-        assert time.monotonic() < deadline
+    deadline = time.monotonic() + 90.0
+    while {"ready"} != (phases := {one["phase"] for one in replicas(daemon)}):
+        assert "failed" not in phases, daemon.log.read_text()
+        assert time.monotonic() < deadline, daemon.log.read_text()
         time.sleep(0.02)
 
 
@@ -185,7 +186,7 @@ def test_openvino_on_one_core_each_and_on_all_says_the_same(tmp_path: Path):
         until_all_serve(daemon)
         assert [one["ready"]["cores"] for one in replicas(daemon)] == [[cores[0]], [cores[-1]], cores]
         alone = text_of(daemon, 1)
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + 90.0
         with ThreadPoolExecutor(6) as pool:
             while not all(one["totals"]["generated"] >= TOKENS for one in replicas(daemon)):
                 assert set(pool.map(lambda _: text_of(daemon, 1), range(6))) == {alone}
