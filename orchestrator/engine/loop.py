@@ -125,7 +125,7 @@ class DecodeLoop:
         started = self._clock.monotonic_s()
         parts = self._schedule_parts()
         proposed = self._clock.monotonic_s()
-        if self._proposing is not None and not self._proposing.rests(parts):
+        if self._proposing is not None and not self._proposing.pauses(parts):
             room, row_price = self._schedule.room(parts), self._levels.row_price(prompts=any(p.fills for p in parts))
             cost, last_ms = self._schedule.round_cost, self._schedule.last_ms
             self._proposing.propose(parts, cost, last_ms, room=room, row_price=row_price)

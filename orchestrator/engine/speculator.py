@@ -11,6 +11,7 @@ from adapters.contract import LoadedModel
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from orchestrator.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.engine.batch import ScheduledSequence, count_min_rows, rows_of
+from orchestrator.engine.draft_pause import DraftPause
 from orchestrator.engine.sequence import SequenceState
 from orchestrator.workers.draft_messages import DrafterState
 from policies.speculation import DraftComparison, DraftSummary, RoundContext, RoundSequence, RoundTimes
@@ -62,30 +63,21 @@ class Speculator:
         self._watch = watch
         self._open: _Open | None = None
         self._rounds = self._usable = self._drafting_rounds = 0
-        self._resting = self._rested = 0  # rounds that the policy does without: still to come, and done
-        self._restless: set[str] = set()  # sequences that may draft where the policy would not
-        self._moves_left = 0  # so many sequences may begin or end meanwhile
-        self._last_parts: Sequence[ScheduledSequence] = ()  # of the last of those rounds
-        self._untold: dict[str, list[int]] = {}  # what was committed in them: the drafter hears of it in one piece
+        self._pause = DraftPause()
 
     def begin(self, session: SequenceState, *, drafts: bool) -> None:
         """A sequence starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
         most = self._most(session)
-        self._note_membership_change()
-        if session.submit.depth is not None or session.rules is not None:
-            self._restless.add(session.key)
-            self._resting = 0
+        fixed_or_ruled = session.submit.depth is not None or session.rules is not None
+        self._pause.begin_sequence(session.key, never_paused=fixed_or_ruled)
         self._policy.begin(session.key, most)
-        self._untold.pop(session.key, None)
         if drafts and most > 0 and session.depth_bound > 0:
             self._drafter.begin(session.key, session.tokens, session.submit.sampling)
 
     def end(self, key: str, *, keep: bool) -> None:
         """A sequence ends. `keep`: its output may help later drafts."""
-        self._note_membership_change()
-        self._restless.discard(key)
-        if (untold := self._untold.pop(key, None)) and keep:
-            self._drafter.extend(key, untold)
+        if (held := self._pause.end_sequence(key)) and keep:
+            self._drafter.extend(key, held)
         self._drafter.end(key, keep=keep)
         if self._open is not None:
             self._open.ended.append(key)  # what came of its last drafts is still to be learned
@@ -97,37 +89,28 @@ class Speculator:
         asked = submit.most_depth if submit.depth is None else submit.depth
         return self._max_depth if asked is None else min(asked, self._max_depth)
 
-    def _note_membership_change(self) -> None:
-        self._moves_left -= 1
-        if self._moves_left < 0:
-            self._resting = 0
-
-    def rests(self, parts: Sequence[ScheduledSequence]) -> bool:
+    def pauses(self, parts: Sequence[ScheduledSequence]) -> bool:
         """Begin a round. True: it is one that the policy does without, and nobody has a draft in it."""
         self._open = None
-        if self._resting:
-            self._resting -= 1
-            self._rested += 1
-            self._last_parts = parts
+        if self._pause.take_round(parts):
             self._drafter.propose([])  # it hears that a round begins
             for part in parts:
                 part.session.draft = NOTHING
             return True
-        if self._rested:
-            filled = any(part.fills for part in self._last_parts)
-            rows = 0 if filled else rows_of(self._last_parts, self._target.capabilities.paid_rows)
-            self._policy.observe_pause(self._rested, rows)
-            self._rested, self._last_parts = 0, ()
-            for key, tokens in self._untold.items():
+        paused = self._pause.finish()
+        if paused.rounds:
+            filled = any(part.fills for part in paused.last_parts)
+            rows = 0 if filled else rows_of(paused.last_parts, self._target.capabilities.paid_rows)
+            self._policy.observe_pause(paused.rounds, rows)
+            for key, tokens in paused.tokens.items():
                 self._drafter.extend(key, tokens)
-            self._untold.clear()
         return False
 
     def propose(
         self, parts: Sequence[ScheduledSequence], cost: RoundCost, last_ms: float, *, room: int, row_price: float = 1.0
     ) -> None:
-        """Give every sampling part its draft, within `room` rows and the blocks that are left, in a round that does not
-        rest. `cost`: what rounds take without drafts; `last_ms`: what the target's part of the last round took (0: not
+        """Give every sampling part its draft, within `room` rows and the blocks that are left, outside a
+        pause. `cost`: what rounds take without drafts; `last_ms`: what the target's part of the last round took (0: not
         known). `row_price`: see policies.speculation.RoundContext."""
         deciding = [part for part in parts if part.samples]
         if not deciding:
@@ -231,8 +214,7 @@ class Speculator:
 
     def observe_verdict(self, session: SequenceState, accepted: int, taken: Sequence[int]) -> None:
         """The verdict on a sequence's draft: so many of its tokens were accepted, and these were committed."""
-        if self._rested:
-            self._untold.setdefault(session.key, []).extend(taken)
+        if self._pause.hold_tokens(session.key, taken):
             return
         self._drafter.extend(session.key, taken)
         if self._open is not None:
@@ -270,8 +252,7 @@ class Speculator:
         )
         for key in done.ended:
             self._policy.end(key)
-        self._resting = 0 if self._restless else self._policy.decide_pause()
-        self._moves_left = len(done.index)
+        self._pause.start(self._policy.decide_pause(), len(done.index))
         self._rounds += 1
         if self._rounds % _LOOK_EVERY == 0:
             before, self._usable = self._usable, sum(state.state == "ok" for state in self._drafter.states())
