@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from adapters.contract import CapacityError, LoadedModel, Segment
 from policies.sampling import Row, Sampling
 from policies.sampling.penalties import Penalties
-from policies.serving.prefill_budget import PrefillCost, observe_prefill, rows_within
+from policies.serving.prefill_budget import observe_prefill, rows_within
+from policies.speculation.break_even import mean
 
 NO_SLOT = -1
 _LEAST_ROWS = 32
@@ -93,7 +94,8 @@ class DraftCache:
     def __init__(self, model: LoadedModel, *, prefill_ms: float) -> None:
         self._model = model
         self._prefill_ms = prefill_ms
-        self._cost = PrefillCost()
+        self._close_ms = 0.0  # a forward that reads nothing
+        self._row_ms: float | None = None
         self._free = list(range(model.capabilities.slots - 1, -1, -1))
         self._seated: list[DraftSequence] = []
         self._rounds = 0
@@ -101,7 +103,7 @@ class DraftCache:
     @property
     def row_ms(self) -> float:
         """What a row of a text that is read takes; 0 where none was."""
-        return self._cost.row_ms or 0.0
+        return self._row_ms or 0.0
 
     def catch_up(
         self, asked: Sequence[DraftSequence], beside: Sequence[DraftSequence] = ()
@@ -113,7 +115,8 @@ class DraftCache:
             known.asked = self._rounds
         going = [known for known in asked if self._seat(known)]
         most = self._model.capabilities.max_batch_rows
-        left = rows_within(self._cost, bound_ms=self._prefill_ms, most=most, least=min(_LEAST_ROWS, most))
+        least = min(_LEAST_ROWS, most)
+        left = rows_within(self._row_ms, decode_ms=self._close_ms, bound_ms=self._prefill_ms, most=most, least=least)
         found: dict[DraftSequence, Row] = {}
         while going:
             feeds: list[_Feed] = []
@@ -248,8 +251,14 @@ class DraftCache:
 
     def _observe(self, batch: Sequence[_Feed], forward_ms: float) -> None:
         prefill = [len(feed.tokens) for feed in batch if not feed.close]
-        self._cost = observe_prefill(
-            self._cost, prefill_rows=sum(prefill), decoding=len(prefill) < len(batch), forward_ms=forward_ms
+        if not prefill:
+            self._close_ms = mean(self._close_ms or forward_ms, forward_ms)
+            return
+        self._row_ms = observe_prefill(
+            self._row_ms,
+            prefill_rows=sum(prefill),
+            decode_ms=self._close_ms if len(prefill) < len(batch) else 0.0,
+            forward_ms=forward_ms,
         )
 
 

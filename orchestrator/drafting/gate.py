@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from orchestrator.drafting.cache import DraftSequence
 from orchestrator.drafting.port import Ask, Draft
 from policies.sampling import Rule
-from policies.speculation.allocation import reach
 from policies.speculation.break_even import mean
 from policies.speculation.gate import (
     FIRST_ROUNDS,
@@ -93,7 +92,8 @@ class DraftGate:
         kept: list[Ask] = []
         for reading_ms, ask, known in wishes:
             done = len(known.tokens) - known.prompt
-            if not reads(worth, DraftCost(round_ms, step_ms, reading_ms), max(self._usual_tokens - done, done)):
+            cost = DraftCost(round_ms, step_ms, reading_ms, sequences)
+            if not reads(worth, cost, max(self._usual_tokens - done, done)):
                 break
             worth = replace(worth, account=worth.account - reading_ms / round_ms)
             tried = worth.rounds < TRIAL_ROUNDS
@@ -117,9 +117,8 @@ class DraftGate:
         made = list(drafts)
         for rule, ask, draft in made:
             if ask.round_ms is not None and (found := self._open.get(rule)) is not None:
-                rows = len(reach(draft.confidences, 1.0, ask.limit, ask.free, ask.least))
                 found.cost_ms += took_ms / len(made)
-                found.rows_ms += ask.row_ms * max(0, rows - ask.free)
+                found.rows_ms += ask.row_ms * max(0, len(draft.tokens) - ask.free)
                 found.promised += ask.promised if draft.tokens else 0.0
                 found.reading = reading
 

@@ -78,6 +78,7 @@ class _LastProposal:
 
 
 class ModelDrafter:
+    calibrated = True
     """See the module. `state` says what was loaded, under which name; `vocabulary` is the target's, in tokens: the
     model's own may be padded to another size. A sequence with a token for which it has no row is not drafted for.
     `prefill_ms` bounds what a round spends on prompts that the draft model has not seen yet."""

@@ -106,8 +106,6 @@ class RemoteDrafter:
         self._wish: _PendingRequest | None = None
         self._number = 0
         self._pace = DraftWait()
-        self._running: frozenset[str] = frozenset()
-        self._went_on_s = 0.0
         self._way_ms = math.inf  # there and back, at best
         self._counts = _Counts()
 
@@ -145,8 +143,6 @@ class RemoteDrafter:
             self._drop("lost", str(error))
         except ProtocolError as error:
             self._drop("garbage", str(error))
-        self._went_on_s = self._clock.monotonic_s()
-        self._running = frozenset(self._lines)
         return [self._offer(ask) for ask in asks]
 
     def memory_bytes(self) -> int:
@@ -196,14 +192,12 @@ class RemoteDrafter:
                 link.send(DraftRequest(self._number, updates, []))
             link.flush()
             return
-        again = not self._running.isdisjoint(ask.key for ask in asks)
-        self._pace = draft_wait.count_draft_request(
-            self._pace, round_ms=(now_s - self._went_on_s) * MS_PER_S if again else None
-        )
+        self._pace = draft_wait.count_draft_request(self._pace)
+        round_ms = max(ask.round_ms or 0.0 for ask in asks)
         lines = [self._lines[ask.key] for ask in asks]
         reading = not all(line.met for line in lines)
         drafted = all(line.rest(1).tokens for line in lines)
-        wait_ms = 0.0 if reading or drafted else draft_wait.patience_ms(self._pace, self._limits.max_wait_ms)
+        wait_ms = 0.0 if reading or drafted else draft_wait.patience_ms(self._pace, round_ms, self._limits.max_wait_ms)
         if wait_ms == 0.0 and not (reading or self._apart):
             link.send(
                 DraftRequest(self._number, updates, [])
@@ -213,8 +207,8 @@ class RemoteDrafter:
         self._counts.asks += 1
         sent = tuple((line, len(line.tokens), ask.limit) for line, ask in zip(lines, asks, strict=True))
         self._wish = _PendingRequest(self._number, now_s, now_s + wait_ms / MS_PER_S, sent, usual=not reading)
-        price_ms = self._pace.round_ms if wait_ms else 0.0
-        link.send(DraftRequest(self._number, updates, asks, _IN_TIME * wait_ms or self._pace.round_ms, price_ms))
+        price_ms = round_ms if wait_ms else 0.0
+        link.send(DraftRequest(self._number, updates, asks, _IN_TIME * wait_ms or round_ms, price_ms))
         self._take(link, wait_ms / MS_PER_S)
         self._counts.wait_ms += (self._clock.monotonic_s() - now_s) * MS_PER_S
 

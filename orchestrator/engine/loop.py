@@ -8,6 +8,7 @@ from contextlib import suppress
 from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, LoadedModel
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
+from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.port import Drafter
 from orchestrator.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.engine.batch import ScheduledSequence, rows_of
@@ -56,33 +57,34 @@ class DecodeLoop:
         self._target = target
         self._grammars = grammars
         self._watch = AcceptanceMonitor(low_acceptance_rate)
-        self._proposing = (
-            None if drafter is None else Speculator(target, drafter, policy, max_depth=max_depth, watch=self._watch)
+        max_depth = 0 if drafter is None else max_depth
+        self._speculator = Speculator(
+            target, drafter or ChainDrafter(()), policy, max_depth=max_depth, watch=self._watch
         )
         self._clock = clock
         self._prefixes = PrefixCache(target, enabled=prefix_reuse)
-        self._schedule = Scheduler(
-            *(target, self._prefixes, clock),
+        self._scheduler = Scheduler(
+            *(target, self._prefixes, clock, lambda: policy.cost),
             max_running=max_running,
             max_itl_ms=max_itl_ms,
             objectives=objectives,
-            drafts=self._proposing is not None and max_depth > 0,
+            drafts=max_depth > 0,
         )
-        self._levels = self._schedule.levels
+        self._levels = self._scheduler.levels
         self._by_drafter = DrafterCounts()
-        self._judging = Verifier(tolerance)
+        self._verifier = Verifier(tolerance)
         self._failed: list[Refused] = []
         self._rounds = 0
 
     @property
     def max_running(self) -> int:
         """How many requests run at the same time, after every bound."""
-        return self._schedule.max_running
+        return self._scheduler.max_running
 
     @property
     def idle(self) -> bool:
         """True when no request runs or waits."""
-        return not self._schedule.running and not self._schedule.waiting
+        return not self._scheduler.running and not self._scheduler.waiting
 
     def prepare(self, request: Submit) -> None:
         """Do ahead of `submit` what takes time; from any thread."""
@@ -101,7 +103,7 @@ class DecodeLoop:
         except GrammarFailed as error:
             return Refused(request.request_id, f"the grammar cannot be used: {error}", "invalid")
         came_s = self._clock.monotonic_s() if arrived_s is None else arrived_s
-        self._schedule.add(SequenceState.open(request, came_s, self._target.capabilities, rules))
+        self._scheduler.add(SequenceState.open(request, came_s, self._target.capabilities, rules))
         return None
 
     def failures(self) -> list[Refused]:
@@ -111,11 +113,11 @@ class DecodeLoop:
 
     def cancel(self, request_id: str) -> None:
         """Forget a request, running or waiting; its slot is free at once. Unknown ids are ignored."""
-        session = self._schedule.withdraw(request_id)
+        session = self._scheduler.withdraw(request_id)
         if session is not None:
             self._retire(session, keep=False)
-        elif self._proposing is not None:  # one that gave way waits, and the drafter still knows it
-            self._proposing.end(request_id, keep=False)
+        else:  # one that gave way waits, and the drafter still knows it
+            self._speculator.end(request_id, keep=False)
 
     def run_round(self) -> RoundReport:
         """Run one round; there must be something to do. Raises DeviceLost: the target is gone.
@@ -125,21 +127,19 @@ class DecodeLoop:
         started = self._clock.monotonic_s()
         parts = self._schedule_parts()
         proposed = self._clock.monotonic_s()
-        if self._proposing is not None and not self._proposing.pauses(parts):
-            room, row_price = self._schedule.room(parts), self._levels.row_price(prompts=any(p.fills for p in parts))
-            cost, last_ms = self._schedule.round_cost, self._schedule.last_ms
-            self._proposing.propose(parts, cost, last_ms, room=room, row_price=row_price)
+        if not self._speculator.pauses(parts):
+            room, row_price = self._scheduler.room(parts), self._levels.row_price(prompts=any(p.fills for p in parts))
+            self._speculator.propose(parts, room=room, row_price=row_price)
         draft_ms = (self._clock.monotonic_s() - proposed) * MS_PER_S
         result = self._target.forward([part.segment() for part in parts])
-        self._schedule.observe(parts, result.device_ms, draft_ms)
+        self._scheduler.observe(parts, result.device_ms)
         rows = _rows_by_part(parts, result)
         verdicts = self._accept(parts, rows)
         deltas, tally = self._commit(parts, verdicts, rows)
         self._rounds += 1
         round_ms = (self._clock.monotonic_s() - started) * MS_PER_S
-        if self._proposing is not None:
-            self._proposing.settle(round_ms - draft_ms, draft_ms)
-        self._schedule.observe_round_time(parts, sum(len(delta.tokens) for delta in deltas), round_ms)
+        self._speculator.settle(round_ms - draft_ms, draft_ms)
+        self._scheduler.observe_round_time(parts, sum(len(delta.tokens) for delta in deltas), round_ms)
         return RoundReport(
             deltas=deltas,
             sequences=len(parts),
@@ -157,18 +157,16 @@ class DecodeLoop:
     def _schedule_parts(self) -> list[ScheduledSequence]:
         """Return who is in the next forward; the drafter hears of who starts. What it knows of those who give way is
         good until they start again."""
-        started = self._schedule.admit()
-        parts, preempted = self._schedule.parts()
-        if self._proposing is not None:
-            for session in started:
-                self._proposing.begin(session, drafts=session not in preempted)
+        started = self._scheduler.admit()
+        parts, preempted = self._scheduler.parts()
+        for session in started:
+            self._speculator.begin(session, drafts=session not in preempted)
         return parts
 
     def _retire(self, session: SequenceState, *, keep: bool) -> None:
         """The sequence ends. `keep`: its output may help later drafts."""
-        if self._proposing is not None:
-            self._proposing.end(session.key, keep=keep)
-        self._schedule.leave(session)
+        self._speculator.end(session.key, keep=keep)
+        self._scheduler.leave(session)
 
     def _accept(self, parts: Sequence[ScheduledSequence], rows: Sequence[Row]) -> list[VerifiedDraft | None]:
         asked: list[tuple[SequenceState, Row]] = []
@@ -179,7 +177,7 @@ class DecodeLoop:
             if part.samples:
                 asked.append((session, own[len(own) - len(session.draft.tokens) - 1 :]))
         try:
-            judged = iter(self._judging.verdicts(asked))
+            judged = iter(self._verifier.verdicts(asked))
         except NotFinite as error:
             device = self._target.capabilities.device
             raise DeviceLost(f"{device} computed garbage: {error}") from error
@@ -217,8 +215,7 @@ class DecodeLoop:
             if taken:
                 self._levels.observe_commit(session, ended=bool(finish))
             deltas.append(_delta(session, taken, finish, own[len(own) - len(session.draft.tokens) - 1 :]))
-            if self._proposing is not None:
-                self._proposing.observe_verdict(session, judged.accepted, taken)
+            self._speculator.observe_verdict(session, judged.accepted, taken)
             if finish:
                 self._retire(session, keep=True)
         return deltas, tally
@@ -242,21 +239,21 @@ class DecodeLoop:
     def gauges(self, rss_bytes: int, peak_rss_bytes: int = 0) -> Gauges:
         """Return the state between rounds."""
         return Gauges(
-            running=self._schedule.running,
-            waiting=self._schedule.waiting,
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
             free_blocks=self._target.free_blocks(),
             total_blocks=self._target.capabilities.total_blocks,
-            preemptions=self._schedule.preemptions,
-            drafter_bytes=self._proposing.memory_bytes() if self._proposing is not None else 0,
+            preemptions=self._scheduler.preemptions,
+            drafter_bytes=self._speculator.memory_bytes(),
             rounds=self._rounds,
             rss_bytes=rss_bytes,
             peak_rss_bytes=peak_rss_bytes,
             prefix_queries=self._prefixes.queries,
             prefix_hits=self._prefixes.hits,
-            tolerance_deltas=self._judging.deltas,
+            tolerance_deltas=self._verifier.deltas,
             low_acceptance=self._watch.standing(),
             slo=self._levels.state(),
-            drafters=self._by_drafter.states(self._proposing.states()) if self._proposing is not None else [],
+            drafters=self._by_drafter.states(self._speculator.states()),
         )
 
 

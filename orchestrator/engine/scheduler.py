@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from adapters.contract import LoadedModel
@@ -16,11 +16,9 @@ from orchestrator.engine.prefix_cache import PrefixCache
 from orchestrator.engine.sequence import NO_SLOT, SequenceState
 from orchestrator.engine.slo_monitor import SloMonitor
 from policies.serving.admission import count_admissible_requests, victims
-from policies.serving.prefill_budget import PrefillCost, observe_prefill, rows_within
+from policies.serving.prefill_budget import observe_prefill, rows_within
 from policies.serving.slo import LEAST_GROUP, NO_OBJECTIVES, Objectives, group_size, rows_that_fit
-from policies.speculation import cost_model
-from policies.speculation.break_even import RoundCost, observe_round_cost
-from policies.speculation.cost_model import TYPICAL, start_cost_model
+from policies.speculation.cost_model import CostModel
 
 _LEAST_PREFILL_ROWS = 16
 
@@ -29,7 +27,8 @@ class Scheduler:
     """First come, first admitted; the youngest gives way where KV blocks run out.
 
     `max_itl_ms` bounds a forward that decodes and prefills. `preemptions` counts since the beginning. `levels` says
-    what is moved for `objectives`: it has to be told what requests get. `drafts`: there is a drafter.
+    what is moved for `objectives`: it has to be told what requests get. `drafts`: there is a drafter. `cost` returns
+    what forwards cost, by what is known.
     """
 
     def __init__(
@@ -37,6 +36,7 @@ class Scheduler:
         target: LoadedModel,
         prefixes: PrefixCache,
         clock: Clock,
+        cost: Callable[[], CostModel],
         *,
         max_running: int,
         max_itl_ms: float,
@@ -47,15 +47,13 @@ class Scheduler:
         self.max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.paid_rows)
         self.preemptions = 0
         self.levels = SloMonitor(objectives, clock, max_running=self.max_running, drafts=drafts)
-        self._steps = start_cost_model(TYPICAL)
+        self._cost = cost
         self._turn = 0
         self._target = target
         self._prefixes = prefixes
         self._clock = clock
         self._max_itl_ms = max_itl_ms
-        self._cost = PrefillCost()
-        self._round_cost = RoundCost()
-        self._last_ms = 0.0
+        self._prefill_row_ms: float | None = None
         self._free_slots = list(range(caps.slots - 1, -1, -1))
         self._waiting: deque[SequenceState] = deque()
         self._running: list[SequenceState] = []
@@ -69,16 +67,6 @@ class Scheduler:
     def waiting(self) -> int:
         """How many sequences wait for one."""
         return len(self._waiting)
-
-    @property
-    def round_cost(self) -> RoundCost:
-        """What the target's part of a round takes without drafts, and what a row of a draft adds."""
-        return self._round_cost
-
-    @property
-    def last_ms(self) -> float:
-        """What the target's part of the last round took; 0 where it had prompts in it."""
-        return self._last_ms
 
     def add(self, session: SequenceState) -> None:
         """Queue a sequence."""
@@ -135,15 +123,11 @@ class Scheduler:
             for session in self._running:
                 session.draft = NOTHING
                 self._prefixes.attach(session)
-            prefill_rows = rows_within(
-                self._cost,
-                bound_ms=self._max_itl_ms,
-                most=caps.max_batch_rows,
-                least=_LEAST_PREFILL_ROWS,
-                share=self.levels.answer.prefill_share,
-            )
             parts = plan(
-                self._in_turn(), max_rows=caps.max_batch_rows, prefill_rows=prefill_rows, paid_rows=caps.paid_rows
+                self._in_turn(),
+                max_rows=caps.max_batch_rows,
+                prefill_rows=self._count_prefill_rows(),
+                paid_rows=caps.paid_rows,
             )
             free = self._target.free_blocks()
             if free >= most_blocks(parts, paid_rows=caps.paid_rows, block_tokens=caps.block_tokens):
@@ -152,6 +136,20 @@ class Scheduler:
             if missing <= 0:
                 return parts, preempted
             preempted += self._preempt(missing)
+
+    def _count_prefill_rows(self) -> int:
+        """Return the rows of prefill that a forward may have beside sequences that decode."""
+        decoding = [session for session in self._running if session.uncached == 1]
+        if len(decoding) == len(self._running):
+            return 0
+        return rows_within(
+            self._prefill_row_ms,
+            decode_ms=self._decode_ms(decoding),
+            bound_ms=self._max_itl_ms,
+            most=self._target.capabilities.max_batch_rows,
+            least=_LEAST_PREFILL_ROWS,
+            share=self.levels.answer.prefill_share,
+        )
 
     def _in_turn(self) -> list[SequenceState]:
         """Return who takes part in the next round: where not all who decode fit its latency budget, those of them who
@@ -165,7 +163,7 @@ class Scheduler:
 
         def round_ms(sequences: int) -> float:
             rows = sequences * self._target.capabilities.paid_rows
-            return self._steps.ms(rows, sequences, context_tokens)
+            return self._cost().ms(rows, sequences, context_tokens)
 
         bound_ms = self.levels.update_round_bound_ms(round_ms(len(ready)))
         size = group_size(round_ms, len(ready), bound_ms=bound_ms, turns_ms=self.levels.turns_ms)
@@ -181,18 +179,17 @@ class Scheduler:
         if not self.levels.follows or not deciding:
             return left
         rows, sequences, context_tokens = self._size(deciding)
-        bound_ms = self.levels.update_round_bound_ms(self._steps.ms(rows, sequences, context_tokens))
+        cost = self._cost()
+        bound_ms = self.levels.update_round_bound_ms(cost.ms(rows, sequences, context_tokens))
         if bound_ms == math.inf:
             return left
-        return rows_that_fit(
-            lambda more: self._steps.ms(more, sequences, context_tokens), rows, left, bound_ms=bound_ms
-        )
+        return rows_that_fit(lambda more: cost.ms(more, sequences, context_tokens), rows, left, bound_ms=bound_ms)
 
     def observe_round_time(self, parts: Sequence[ScheduledSequence], tokens: int, round_ms: float) -> None:
         """A round of these parts took so long, and made so many tokens."""
         if self.levels.follows:
             decoding = [part for part in parts if not part.fills]
-            plain_ms = self._steps.ms(*self._size(decoding)) if decoding else 0.0
+            plain_ms = self._cost().ms(*self._size(decoding)) if decoding else 0.0
             sequences, prompts = len(decoding), len(decoding) < len(parts)
             self.levels.observe_round_time(
                 sequences=sequences, tokens=tokens, round_ms=round_ms, plain_ms=plain_ms, prompts=prompts
@@ -225,32 +222,25 @@ class Scheduler:
         session.cached = session.reused = 0
         session.begun = False
 
-    def observe(self, parts: Sequence[ScheduledSequence], forward_ms: float, drafting_ms: float) -> None:
-        """Learn from a forward, after so much drafting, what prefill and drafts cost. To be called before its verdicts
-        are committed."""
-        filling = [part for part in parts if part.fills]
-        decodes = not filling
+    def observe(self, parts: Sequence[ScheduledSequence], forward_ms: float) -> None:
+        """Learn from a forward what prefill costs. To be called before its verdicts are committed."""
         self._turn += 1
         for part in parts:
             if part.samples:
                 part.session.turn = self._turn
-        if self.levels.follows and decodes and forward_ms > 0.0:
-            _, sequences, context_tokens = self._size(parts)
-            rows = rows_of(parts, self._target.capabilities.paid_rows)
-            self._steps = cost_model.observe_forward(
-                self._steps, forward_ms, rows=rows, sequences=sequences, context_tokens=context_tokens
+        prefill_rows = sum(part.known for part in parts if part.fills)
+        if prefill_rows:
+            self._prefill_row_ms = observe_prefill(
+                self._prefill_row_ms,
+                prefill_rows=prefill_rows,
+                decode_ms=self._decode_ms([part.session for part in parts if not part.fills]),
+                forward_ms=forward_ms,
             )
-        self._last_ms = forward_ms if decodes else 0.0
-        if decodes:
-            alone, paid_rows = len(parts) == 1, self._target.capabilities.paid_rows
-            drafted = [part for part in parts if part.session.draft.tokens]
-            draft_rows = sum(max(0, part.rows - count_min_rows(part, alone, paid_rows)) for part in drafted)
-            self._round_cost = observe_round_cost(
-                self._round_cost, draft_rows=draft_rows, forward_ms=forward_ms, drafting_ms=drafting_ms
-            )
-        self._cost = observe_prefill(
-            self._cost,
-            prefill_rows=sum(part.known for part in filling),
-            decoding=len(filling) < len(parts),
-            forward_ms=forward_ms,
-        )
+
+    def _decode_ms(self, sessions: Sequence[SequenceState]) -> float:
+        """Return what a forward takes in which these sequences decode; 0 where that is not known."""
+        cost, paid_rows = self._cost(), self._target.capabilities.paid_rows
+        if not sessions or not cost.seen:
+            return 0.0
+        rows = sum(1 if session.apart and len(sessions) > 1 else paid_rows for session in sessions)
+        return cost.ms(rows, len(sessions), sum(session.cached for session in sessions) / len(sessions))

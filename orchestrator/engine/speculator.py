@@ -15,7 +15,6 @@ from orchestrator.engine.draft_pause import DraftPause
 from orchestrator.engine.sequence import SequenceState
 from orchestrator.workers.draft_messages import DrafterState
 from policies.speculation import DraftComparison, DraftSummary, RoundContext, RoundSequence, RoundTimes
-from policies.speculation.break_even import RoundCost
 from policies.speculation.policy import DepthPolicy, DraftLimits, RoundOutcome
 
 _LOOK_EVERY = 16  # rounds, for drafters that came or came back
@@ -64,12 +63,13 @@ class Speculator:
         self._open: _Open | None = None
         self._rounds = self._usable = self._drafting_rounds = 0
         self._pause = DraftPause()
+        self._last_ms = 0.0  # what the target's part of the last round took, 0 where it had prompts in it
 
     def begin(self, session: SequenceState, *, drafts: bool) -> None:
         """A sequence starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
         most = self._most(session)
         fixed_or_ruled = session.submit.depth is not None or session.rules is not None
-        self._pause.begin_sequence(session.key, never_paused=fixed_or_ruled)
+        self._pause.begin_sequence(session.key, never_paused=most > 0 and fixed_or_ruled)
         self._policy.begin(session.key, most)
         if drafts and most > 0 and session.depth_bound > 0:
             self._drafter.begin(session.key, session.tokens, session.submit.sampling)
@@ -106,12 +106,9 @@ class Speculator:
                 self._drafter.extend(key, tokens)
         return False
 
-    def propose(
-        self, parts: Sequence[ScheduledSequence], cost: RoundCost, last_ms: float, *, room: int, row_price: float = 1.0
-    ) -> None:
-        """Give every sampling part its draft, within `room` rows and the blocks that are left, outside a
-        pause. `cost`: what rounds take without drafts; `last_ms`: what the target's part of the last round took (0: not
-        known). `row_price`: see policies.speculation.RoundContext."""
+    def propose(self, parts: Sequence[ScheduledSequence], *, room: int, row_price: float = 1.0) -> None:
+        """Give every sampling part its draft, within `room` rows and the blocks that are left, outside a pause.
+        `row_price`: see policies.speculation.RoundContext."""
         deciding = [part for part in parts if part.samples]
         if not deciding:
             self._drafter.propose([])  # it hears that a round begins
@@ -121,7 +118,7 @@ class Speculator:
         ruled = any(part.session.rules is not None for part in deciding)
         if ruled or any(asked.limits):
             self._drafting_rounds += 1
-            drafts = self._drafts(parts, deciding, now, self._asks(now, asked, cost, last_ms))
+            drafts = self._drafts(parts, deciding, now, self._asks(now, asked))
             proposals = [
                 DraftSummary(len(draft.tokens), draft.confidences, any(draft.proposals))
                 if draft.tokens
@@ -157,16 +154,16 @@ class Speculator:
         context_tokens = sum(part.session.cached for part in deciding) / len(deciding)
         return RoundContext(places, base_rows, room, context_tokens, caps.static_widths, filling_rows, row_price)
 
-    def _asks(self, now: RoundContext, asked: DraftLimits, cost: RoundCost, last_ms: float) -> list[Ask]:
+    def _asks(self, now: RoundContext, asked: DraftLimits) -> list[Ask]:
         return [
             Ask(
                 place.key,
                 min(limit, place.most),
                 0.0 if place.fixed else asked.least,
-                None if place.fixed else cost.known_ms,
-                cost.row_ms,
+                None if place.fixed else asked.round_ms,
+                asked.row_ms,
                 place.free,
-                last_ms=last_ms,
+                last_ms=self._last_ms,
                 cheap_only=asked.cheap_only and not place.fixed,
             )
             for place, limit in zip(now.places, asked.limits, strict=True)
@@ -235,6 +232,7 @@ class Speculator:
         done, self._open = self._open, None
         if done is None:
             return
+        self._last_ms = 0.0 if done.now.filling_rows else verify_ms
         outcomes = [_NO_OUTCOME] * len(done.depths)
         for key, outcome in done.outcomes.items():
             outcomes[done.index[key]] = outcome

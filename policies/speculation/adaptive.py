@@ -22,7 +22,7 @@ from policies.speculation.cost_model import CostModel
 from policies.speculation.pid import DEFAULTS, PidSettings
 from policies.speculation.policy import DraftLimits, RoundOutcome
 from policies.speculation.shape_hysteresis import ShapeHysteresis
-from policies.speculation.state import COLD_DEPTH
+from policies.speculation.state import COLD_DEPTH, base_ms
 from policies.speculation.switching import ON, active
 
 
@@ -40,6 +40,11 @@ class Adaptive:
         self._asks = 0
         self._last: RoundContext | None = None
 
+    @property
+    def cost(self) -> CostModel:
+        """See the port."""
+        return self.state.cost
+
     def begin(self, key: str, most: int) -> None:
         """See the port."""
         self.state = start_request(self.state, key, most)
@@ -56,8 +61,13 @@ class Adaptive:
         """See the port."""
         limits = decide_draft_limits(self.state, now)
         self._asks = sum([limit > 0 for limit in limits])
-        least = least_chance(self.state, now) if self._asks else 0.0
-        return DraftLimits(limits, least, not active(self.state.switch))
+        if not self._asks:
+            return DraftLimits(limits)
+        least, cheap_only = least_chance(self.state, now), not active(self.state.switch)
+        if not self.cost.known:
+            return DraftLimits(limits, least, cheap_only)
+        row_ms = self.cost.estimate_added_ms(now.base_rows, 1, len(now.places), now.context_tokens)[0]
+        return DraftLimits(limits, least, cheap_only, base_ms(self.state, now), row_ms)
 
     def decide_depths(self, now: RoundContext, proposals: Sequence[DraftSummary]) -> list[int]:
         """See the port."""

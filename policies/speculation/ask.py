@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from policies.speculation import switching
+from policies.speculation.cost_model import KNOWN_ROUNDS
 from policies.speculation.state import SpeculationState, base_ms, worth_per_ms
 from policies.speculation.types import RoundContext, RoundSequence
 
@@ -52,9 +53,15 @@ def decide_pause(state: SpeculationState, now: RoundContext) -> int:
     """Return how many rounds like `now`, the last one, need neither be asked about nor looked at from here on."""
     left = -state.rounds % compute_learn_interval(len(now.places))
     kept_up = 0 < state.same.last != now.base_rows  # rows are kept for what may be proposed next
-    if left == 0 or kept_up or any(place.fixed for place in now.places):
+    if (
+        left == 0
+        or kept_up
+        or state.cost.seen < KNOWN_ROUNDS
+        or any(place.fixed and place.most for place in now.places)
+    ):
         return 0
-    return left if is_unprofitable(state, now) else 0
+    nobody_may = not any(place.most for place in now.places)
+    return left if nobody_may or is_unprofitable(state, now) else 0
 
 
 def observe_pause(state: SpeculationState, now: RoundContext, rounds: int, rows: int) -> SpeculationState:

@@ -7,6 +7,9 @@ more needs another pass. The latter two fade where they are not confirmed. A res
 a round in which something else ran teaches little. A first one is believed, so that a fit of the right shape is enough.
 Where nearly all of the latest ones reach CLIP on the same side, the machine has turned (other programs came, or went),
 and their mean is believed at once.
+
+A draft model that ran on the target's processors slows the forward behind it: its threads still spin, and its weights
+lie in the caches. That slowdown is learned apart, so that a plain round is still known while every round is drafted.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ KNOTS = 10
 _SINGLE = 64
 """Forwards of fewer rows each have a correction of their own."""
 CLIP = 0.25
+KNOWN_ROUNDS = 4
+"""After so many rounds without drafts decisions may rest on what one takes."""
+_SLOWED = 0.05  # drafting that takes more than this share of a forward is a model's
 REBUILD_EVERY = 16
 """The table is built again after so many rounds; the correction for all rounds counts at once."""
 _LEAST_WEIGHT = 0.05  # of the newest round, for all rounds together
@@ -46,7 +52,8 @@ class CostModel(NamedTuple):
     row beyond r adds. `log_of_row[r]`: the correction for r rows, learned in `seen_of_row[r]` rounds, of which
     `built_of_row[r]` is in the table. `seen` rounds were taken in, the last `stale` of them after the table was
     built. `uneven`: what a row adds does not follow from the rows alone (StepCost.serial, or rows that are padded).
-    `clipped`, `latest`: means of the latest residuals, clipped and as they were. Arrays are not changed in place: they
+    `clipped`, `latest`: means of the latest residuals, clipped and as they were. `log_slowdown`: of forwards behind a
+    draft model. `plain` of the rounds had no drafts. Arrays are not changed in place: they
     are there since copies of tuples take much longer where a forward left little in the processor's caches."""
 
     fit: StepCost
@@ -64,6 +71,18 @@ class CostModel(NamedTuple):
     stale: int = 0
     clipped: float = 0.0
     latest: float = 0.0
+    log_slowdown: float = 0.0
+    plain: int = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether rounds without drafts have confirmed what one takes."""
+        return self.plain >= KNOWN_ROUNDS
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long a forward takes behind a draft model."""
+        return exp(self.log_slowdown)
 
     def ms(self, rows: float, sequences: int = 1, context_tokens: float = 0.0) -> float:
         """Return the time of a forward; see StepCost.ms."""
@@ -102,6 +121,11 @@ class CostModel(NamedTuple):
         return self.table_ms[whole] + (rows - whole) * self.row_ms[whole]
 
 
+def is_slowed(draft_ms: float, forward_ms: float) -> bool:
+    """Return whether so much drafting before a forward slows it."""
+    return draft_ms > _SLOWED * forward_ms
+
+
 def start_cost_model(fit: StepCost, *, most_rows: int = 256) -> CostModel:
     """Return what is known before any round: the fit. `most_rows`: how far the table goes (2 or more)."""
     table = _tables(fit, (0.0,) * KNOTS, (0.0,) * (_SINGLE + 1), most_rows)
@@ -110,15 +134,25 @@ def start_cost_model(fit: StepCost, *, most_rows: int = 256) -> CostModel:
 
 
 def observe_forward(
-    cost: CostModel, ms: float, *, rows: int, sequences: int, context_tokens: float, expected_ms: float = 0.0
+    cost: CostModel,
+    ms: float,
+    *,
+    rows: int,
+    sequences: int,
+    context_tokens: float,
+    expected_ms: float = 0.0,
+    slowed: bool = False,
+    plain: bool = False,
 ) -> CostModel:
-    """Take in that a forward took `ms` (> 0). `expected_ms`: what `cost.ms` says of it, where that is known already."""
+    """Take in that a forward took `ms` (> 0). `expected_ms`: what `cost.ms` says of it, where that is known already.
+    `slowed`: it ran behind a draft model; `plain`: it had no drafts."""
     each = rows / sequences if cost.fit.serial else rows
     single = min(int(each), _SINGLE)
     pending = cost.log_of_row[single] - cost.built_of_row[single]
     residual = log(ms / (expected_ms or cost.ms(rows, sequences, context_tokens))) - pending
+    residual -= cost.log_slowdown * slowed
     if cost.seen == 0:
-        return cost._replace(log_scale=residual, scale=exp(residual), seen=1)
+        return cost._replace(log_scale=residual, scale=exp(residual), seen=1, plain=int(plain))
     latest = cost.latest + _LATEST_WEIGHT * (residual - cost.latest)
     residual = min(max(residual, -CLIP), CLIP)
     clipped = cost.clipped + _LATEST_WEIGHT * (residual - cost.clipped)
@@ -126,9 +160,11 @@ def observe_forward(
         built = _rebuild_tables(cost)  # what was learned meanwhile is in it
         turn = latest * CLIP / abs(clipped)  # both means began at 0
         known = log(built.ms(rows, sequences, context_tokens) / cost.ms(rows, sequences, context_tokens))
-        log_scale = cost.log_scale + turn - known + pending
-        return built._replace(log_scale=log_scale, scale=exp(log_scale), seen=cost.seen + 1, clipped=0.0, latest=0.0)
-    log_scale = cost.log_scale + max(1.0 / (cost.seen + 1), _LEAST_WEIGHT) * residual
+        log_scale, log_slowdown = _correct_all(cost, turn - known + pending, slowed=slowed)
+        turned = built._replace(log_scale=log_scale, scale=exp(log_scale), log_slowdown=log_slowdown)
+        return turned._replace(seen=cost.seen + 1, clipped=0.0, latest=0.0, plain=cost.plain + plain)
+    weight = max(1.0 / (cost.seen + 1), _LEAST_WEIGHT)
+    log_scale, log_slowdown = _correct_all(cost, weight * residual, slowed=slowed)
     place = min(log2(max(each, 1)), KNOTS - 1.0)
     low = min(int(place), KNOTS - 2)
     log_of_knot, log_of_row, seen_of_row = cost.log_of_knot[:], cost.log_of_row, cost.seen_of_row
@@ -142,8 +178,18 @@ def observe_forward(
     fixed = (cost.fit, cost.table_ms, cost.row_ms, cost.least_ms, cost.uneven)
     by_rows = (log_of_knot, log_of_row, cost.built_of_row, seen_of_row)
     seen, stale = cost.seen + 1, cost.stale + 1
-    learned = CostModel(*fixed, *by_rows, log_scale, exp(log_scale), seen, stale, clipped, latest)
+    means = (clipped, latest, log_slowdown, cost.plain + plain)
+    learned = CostModel(*fixed, *by_rows, log_scale, exp(log_scale), seen, stale, *means)
     return _rebuild_tables(learned) if learned.stale >= REBUILD_EVERY else learned
+
+
+def _correct_all(cost: CostModel, change: float, *, slowed: bool) -> tuple[float, float]:
+    """Return `log_scale` and `log_slowdown` after a change for all numbers of rows. A forward behind a draft model
+    tells of plain ones only where it took less than they are thought to."""
+    if not slowed:
+        return cost.log_scale + change, cost.log_slowdown
+    log_slowdown = cost.log_slowdown + change
+    return cost.log_scale + min(0.0, log_slowdown), max(0.0, log_slowdown)
 
 
 def _rebuild_tables(cost: CostModel) -> CostModel:

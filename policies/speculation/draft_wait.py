@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from policies.speculation.break_even import MANY, mean, worth_ms
+from policies.speculation.break_even import mean, worth_ms
 
 RETRY_EVERY = 64
 """One wish in so many is waited for although the drafter seems too slow: it may be faster while the target waits."""
@@ -17,24 +17,22 @@ RETRY_EVERY = 64
 
 @dataclass(frozen=True, slots=True)
 class DraftWait:
-    """Running means: accepted drafts per answered sequence, a round's time without waiting, from a wish to its
-    answer. 0 ms: not measured yet. `asks` counts wishes. It begins hopeful, so that waiting is tried."""
+    """Running means: accepted drafts per answered sequence, and the time from a request to its answer (0 ms: not
+    measured yet). `asks` counts requests. It begins hopeful, so that waiting is tried."""
 
     accepted: float = 1.0
-    round_ms: float = 0.0
     answer_ms: float = 0.0
     asks: int = 0
 
 
-def count_draft_request(pace: DraftWait, *, round_ms: float | None) -> DraftWait:
-    """Count a wish. `round_ms`: from the end of the last wish's wait to this one, where a round lay between them."""
-    known_ms = pace.round_ms if round_ms is None else _average_ms(pace.round_ms, round_ms)
-    return replace(pace, round_ms=known_ms, asks=pace.asks + 1)
+def count_draft_request(pace: DraftWait) -> DraftWait:
+    """Count a request."""
+    return replace(pace, asks=pace.asks + 1)
 
 
 def observe_draft_answer(pace: DraftWait, answer_ms: float) -> DraftWait:
     """Take in how long an answer took."""
-    return replace(pace, answer_ms=_average_ms(pace.answer_ms, answer_ms))
+    return replace(pace, answer_ms=mean(pace.answer_ms or answer_ms, answer_ms))
 
 
 def observe_accepted_tokens(pace: DraftWait, accepted: int) -> DraftWait:
@@ -42,11 +40,8 @@ def observe_accepted_tokens(pace: DraftWait, accepted: int) -> DraftWait:
     return replace(pace, accepted=mean(pace.accepted, accepted))
 
 
-def patience_ms(pace: DraftWait, bound_ms: float) -> float:
-    """Return how long to wait for the answer to this wish, at most `bound_ms`."""
-    wait_ms = bound_ms if pace.round_ms == 0.0 else min(bound_ms, worth_ms(pace.accepted, pace.round_ms))
+def patience_ms(pace: DraftWait, round_ms: float, bound_ms: float) -> float:
+    """Return how long to wait for the answer to this request, at most `bound_ms`. `round_ms`: what a round takes
+    without drafts (0: not known)."""
+    wait_ms = bound_ms if round_ms == 0.0 else min(bound_ms, worth_ms(pace.accepted, round_ms))
     return wait_ms if pace.answer_ms <= wait_ms or pace.asks % RETRY_EVERY == 0 else 0.0
-
-
-def _average_ms(before_ms: float, newest_ms: float) -> float:
-    return mean(before_ms, newest_ms, MANY if before_ms else 0)

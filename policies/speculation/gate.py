@@ -42,12 +42,13 @@ class GateState:
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """What drafting is expected to take. `round_ms`: of a round without drafts. `step_ms`: of one step of the drafter.
-    `reading_ms`: of reading the text that it has to know for it. 0: not measured."""
+    """What drafting is expected to take. `round_ms`: of a round without drafts, of so many `sequences`. `step_ms`: of
+    one step of the drafter. `reading_ms`: of reading the text that it has to know for one of them. 0: not measured."""
 
     round_ms: float
     step_ms: float
     reading_ms: float = 0.0
+    sequences: int = 1
 
     @property
     def trial_rounds(self) -> float:
@@ -82,7 +83,7 @@ def reads(worth: GateState, price: DraftCost, tokens_left: float) -> bool:
         return False
     if worth.rounds < TRIAL_ROUNDS:
         return True  # it is what the trial is for
-    won_ms = worth_ms(worth.accepted, price.round_ms) - worth.cost_ms
+    won_ms = (worth_ms(worth.accepted, price.round_ms) - worth.cost_ms) / price.sequences
     return won_ms >= 0.0 and price.reading_ms <= _HORIZON * won_ms * tokens_left / (1.0 + max(0.0, worth.accepted))
 
 

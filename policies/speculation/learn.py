@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from policies.speculation import cost_model, odds, pid, shape_hysteresis, switching
 from policies.speculation.ask import NOTICED, compute_learn_interval
+from policies.speculation.cost_model import KNOWN_ROUNDS
 from policies.speculation.pid import PidSettings
 from policies.speculation.state import RequestState, SpeculationState, base_ms, worth_per_ms
 from policies.speculation.types import (
@@ -50,7 +51,7 @@ def observe_round(
         same = state.same._replace(last=0, last_base=0, given_up=0.0)
         return state._replace(requests=requests, rounds=state.rounds + 1, same=same)
     unasked = not decision.asks and state.rounds % compute_learn_interval(len(now.places))
-    if unasked and switching.active(state.switch):
+    if unasked and state.cost.seen >= KNOWN_ROUNDS and switching.active(state.switch):
         rows = now.base_rows + count_added_rows(now, decision.depths)
         same = state.same._replace(last=rows, last_base=now.base_rows, given_up=decision.given_up)
         return state._replace(requests=requests, rounds=state.rounds + 1, same=same)
@@ -91,11 +92,19 @@ def _observe_times(
     more = count_added_rows(now, decision.depths)
     rows = now.base_rows + more
     plain_ms = base_ms(state, now)
-    expected_ms = state.cost.ms(rows, sequences, context) if more else plain_ms
+    even_ms = state.cost.ms(rows, sequences, context) if more else plain_ms
+    slowed = cost_model.is_slowed(times.draft_ms, times.forward_ms)
+    expected_ms = even_ms * state.cost.slowdown if slowed else even_ms
     change_ms = max(0.0, same.change_ms) if state.cost.seen and rows != same.last else 0.0
     steady_ms = times.forward_ms * expected_ms / (expected_ms + change_ms)
     cost = cost_model.observe_forward(
-        state.cost, steady_ms, rows=rows, sequences=sequences, context_tokens=context, expected_ms=expected_ms
+        *(state.cost, steady_ms),
+        rows=rows,
+        sequences=sequences,
+        context_tokens=context,
+        expected_ms=even_ms,
+        slowed=slowed,
+        plain=more == 0 and not slowed,
     )
     spent_ms = times.forward_ms + times.draft_ms
     gain = tokens / sequences * cost.scale / state.cost.scale * plain_ms / spent_ms

@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from policies.speculation import DraftComparison, DraftSummary, RoundContext, RoundTimes
+from policies.speculation.cost_model import CostModel
 
 
 class DraftLimits(NamedTuple):
     """How many tokens the drafter is to propose for each place. `least`: the chance, all before included, below which
-    a drafter to which tokens cost time may stop. `cheap_only`: such drafters are left alone, fixed depths excepted."""
+    a drafter to which tokens cost time may stop. `cheap_only`: such drafters are left alone, fixed depths excepted.
+    `round_ms`: what this round takes without drafts, `row_ms`: what one row of a draft adds to it. 0: not known yet."""
 
     limits: list[int]
     least: float = 0.0
     cheap_only: bool = False
+    round_ms: float = 0.0
+    row_ms: float = 0.0
 
 
 class RoundOutcome(NamedTuple):
@@ -35,6 +39,11 @@ class DepthPolicy(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def cost(self) -> CostModel:
+        """What forwards cost, by what is known: the one model of a worker, which its scheduler and drafters read."""
+        ...
 
     def begin(self, key: str, most: int) -> None:
         """A request begins, or goes on after it gave way. It may have at most `most` drafts, ever."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_profiles.cost import StepCost
-from policies.speculation.cost_model import TYPICAL, observe_forward, start_cost_model
+from policies.speculation.cost_model import KNOWN_ROUNDS, TYPICAL, observe_forward, start_cost_model
 
 FIT = StepCost((1.0, 2.0, 8.0, 32.0, 128.0), (7.3, 7.7, 10.9, 27.0, 95.0), 0.25, 2.0, 0.05)
 SERIAL = replace(FIT, serial=True)
@@ -120,3 +120,28 @@ def test_rounds_that_others_disturb_are_no_turn(draw):
         ms = FIT.ms(4) * (2.0 if draw.random() < 0.33 else 1.0)
         cost = observe_forward(cost, ms, rows=4, sequences=1, context_tokens=0.0)
         assert FIT.ms(4) * 0.8 <= cost.ms(4) <= FIT.ms(4) * 2.3
+
+
+@given(st.floats(1.0, 1.6), st.lists(st.integers(1, 12), min_size=60, max_size=120))
+def test_a_draft_model_that_slows_forwards_does_not_make_plain_ones_seem_dear(factor, visited):
+    cost = start_cost_model(FIT)
+    for _ in range(KNOWN_ROUNDS):
+        assert not cost.known
+        cost = observe_forward(cost, FIT.ms(1), rows=1, sequences=1, context_tokens=0.0, plain=True)
+    assert cost.known
+    for rows in visited:
+        cost = observe_forward(cost, factor * FIT.ms(rows), rows=rows, sequences=1, context_tokens=0.0, slowed=True)
+    assert cost.slowdown == pytest.approx(factor, rel=0.12)
+    assert cost.ms(1) == pytest.approx(FIT.ms(1), rel=0.12)
+    faster = observe_forward(cost, FIT.ms(4) / 2, rows=4, sequences=1, context_tokens=0.0, slowed=True)
+    assert faster.slowdown <= cost.slowdown
+
+
+def test_where_even_drafted_rounds_take_less_plain_ones_do_too():
+    cost = start_cost_model(FIT)
+    for _ in range(KNOWN_ROUNDS):
+        cost = observe_forward(cost, FIT.ms(1), rows=1, sequences=1, context_tokens=0.0, plain=True)
+    for _ in range(60):  # the batch became smaller, or other programs went
+        cost = observe_forward(cost, FIT.ms(4) / 2, rows=4, sequences=1, context_tokens=0.0, slowed=True)
+    assert cost.slowdown == pytest.approx(1.0, abs=0.06)
+    assert cost.ms(1) == pytest.approx(FIT.ms(1) / 2, rel=0.1)

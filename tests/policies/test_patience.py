@@ -19,7 +19,7 @@ milliseconds = st.floats(0.01, 10_000.0)
 
 @given(st.floats(0.0, 20.0), milliseconds, milliseconds, st.integers(0, 1000), st.floats(0.0, 10_000.0))
 def test_it_waits_no_longer_than_bound_and_worth(accepted, round_ms, answer_ms, asks, bound_ms):
-    waited = patience_ms(DraftWait(accepted, round_ms, answer_ms, asks), bound_ms)
+    waited = patience_ms(DraftWait(accepted, answer_ms, asks), round_ms, bound_ms)
     assert 0.0 <= waited <= bound_ms
     # 1 + a tokens in T + w are no slower than 1 in T
     assert (round_ms + waited) / (1.0 + accepted) <= round_ms * (1.0 + 1e-9)
@@ -27,17 +27,17 @@ def test_it_waits_no_longer_than_bound_and_worth(accepted, round_ms, answer_ms, 
 
 @given(st.floats(0.1, 20.0), milliseconds)
 def test_what_comes_in_time_on_average_is_waited_for(accepted, round_ms):
-    pace = DraftWait(accepted, round_ms, 0.9 * accepted * round_ms, 1)
-    assert patience_ms(pace, 1e9) >= pace.answer_ms
+    pace = DraftWait(accepted, 0.9 * accepted * round_ms, 1)
+    assert patience_ms(pace, round_ms, 1e9) >= pace.answer_ms
 
 
 @given(st.floats(0.1, 5.0), st.floats(1.0, 100.0))
 def test_what_comes_too_late_is_waited_for_once_in_a_while(accepted, round_ms):
-    pace = DraftWait(accepted, round_ms, 1.1 * accepted * round_ms + 1.0)
+    pace = DraftWait(accepted, 1.1 * accepted * round_ms + 1.0)
     waits = []
     for _ in range(4 * RETRY_EVERY):
-        pace = count_draft_request(pace, round_ms=round_ms)
-        waits.append(patience_ms(pace, 1e9) > 0.0)
+        pace = count_draft_request(pace)
+        waits.append(patience_ms(pace, round_ms, 1e9) > 0.0)
     assert sum(waits) == 4
 
 

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.break_even import KNOWN_ROUNDS, RoundCost, mean, observe_round_cost, token_price, worth_ms
+from policies.speculation.break_even import mean, token_price, worth_ms
 from policies.speculation.gate import (
     FIRST_ROUNDS,
     SHARE,
@@ -115,29 +115,6 @@ def test_a_mean_is_of_all_while_they_are_few_and_among_them_later(values):
         assert math.isclose(found, sum(values) / len(values), abs_tol=1e-9)
 
 
-@given(TIMES_MS, st.floats(0.0, 10.0), st.lists(st.integers(0, 8), min_size=1, max_size=60))
-def test_what_a_row_of_a_draft_costs_is_found(round_ms, row_ms, widths):
-    cost = RoundCost()
-    for rows in [0, *widths]:
-        cost = observe_round_cost(cost, draft_rows=rows, forward_ms=round_ms + rows * row_ms)
-    assert math.isclose(cost.round_ms, round_ms)
-    assert cost.row_ms <= row_ms + 1e-6
-    faster = observe_round_cost(cost, draft_rows=4, forward_ms=round_ms / 2)  # the batch became smaller
-    assert faster.round_ms < cost.round_ms
-
-
 @given(st.floats(0.0, 8.0), TIMES_MS)
 def test_worth_is_where_tokens_a_second_stay_the_same(accepted, round_ms):
     assert math.isclose((round_ms + worth_ms(accepted, round_ms)) / (1.0 + accepted), round_ms)
-
-
-@given(TIMES_MS, st.lists(st.floats(1.0, 3.0), min_size=KNOWN_ROUNDS, max_size=KNOWN_ROUNDS))
-def test_a_round_is_known_after_a_few_and_is_none_that_a_draft_model_slowed(round_ms, slower):
-    cost = RoundCost()
-    for factor in slower:
-        assert cost.known_ms == 0.0
-        cost = observe_round_cost(cost, draft_rows=0, forward_ms=factor * round_ms)
-    assert cost.known_ms == min(slower) * round_ms
-    slowed = observe_round_cost(cost, draft_rows=0, forward_ms=4.0 * round_ms, drafting_ms=2.0 * round_ms)
-    assert slowed == cost
-    assert observe_round_cost(cost, draft_rows=0, forward_ms=4.0 * round_ms).known_ms > cost.known_ms

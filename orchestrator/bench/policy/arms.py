@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from device_profiles.cost import StepCost
 from policies.speculation import DraftSummary, RoundContext
 from policies.speculation.adaptive import Adaptive
-from policies.speculation.cost_model import start_cost_model
+from policies.speculation.cost_model import CostModel, start_cost_model
 from policies.speculation.policy import DepthPolicy, DraftLimits, RoundOutcome
 from policies.speculation.replay.batch_table import BatchTable, table_of
 from policies.speculation.replay.fixed import FixedDepth
@@ -54,6 +54,11 @@ class Timed:
     def name(self) -> str:
         """See the port."""
         return self.policy.name
+
+    @property
+    def cost(self) -> CostModel:
+        """See the port."""
+        return self.policy.cost
 
     def begin(self, key: str, most: int) -> None:
         """See the port."""

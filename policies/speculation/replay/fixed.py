@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from policies.speculation import DraftSummary, RoundContext, RoundSequence
+from policies.speculation.cost_model import TYPICAL, start_cost_model
 from policies.speculation.policy import DraftLimits, RoundOutcome
 
 
@@ -13,6 +14,7 @@ class FixedDepth:
 
     def __init__(self, depth: int, by_key: Mapping[str, int] | None = None, name: str = "") -> None:
         self.name = name or f"fixed-{depth}"
+        self.cost = start_cost_model(TYPICAL)
         self._depth = depth
         self._by_key = dict(by_key or {})
         self._limits: list[int] = []

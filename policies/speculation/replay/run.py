@@ -89,8 +89,8 @@ def _round(running: Sequence[_Running], policy: DepthPolicy, costs: Costs, most:
     base_rows = base * len(places)
     context = sum(one.request.prompt_tokens + one.done for one in running) / len(running)
     now = RoundContext(places, base_rows, max(0, costs.most_rows - base_rows), context, costs.widths)
-    limits, _, cheap_only = policy.decide_draft_limits(now)
-    asked = [0] * len(limits) if cheap_only and costs.dear else limits
+    found = policy.decide_draft_limits(now)
+    asked = [0] * len(found.limits) if found.cheap_only and costs.dear else found.limits
     drafts = [one.request.drafts[one.done] for one in running]
     proposals = [
         DraftSummary(min(limit, draft.tokens), draft.confidences[:limit])
