@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +57,7 @@ def draw(directory: Path, runs: Sequence[tuple[str, Run]]) -> list[Path]:
 def _split_labels(runs: Sequence[tuple[str, Run]]) -> tuple[str, list[tuple[str, Run]]]:
     """Return the first words that all labels share, as a title, and the runs under the words that tell them apart."""
     words = [label.split(" ") for label, _ in runs]
-    shared = len(os.path.commonprefix(words))
+    shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False)))
     legend = [" ".join(one[shared:]) or "as configured" for one in words]
     return " ".join(words[0][:shared]), [(label, run) for label, (_, run) in zip(legend, runs, strict=True)]
 
