@@ -36,7 +36,7 @@ class OverrideBody(Body):
     @model_validator(mode="after")
     def _one_scope(self) -> OverrideBody:
         if self.user and self.engine is not None:
-            text = "a wish is for a 'user' or for an '{field}', not for both"
+            text = "an override is for a 'user' or for an '{field}', not for both"
             raise PydanticCustomError("invalid_combination", text, {"field": "engine"})
         return self
 
