@@ -59,7 +59,8 @@ def _split_labels(runs: Sequence[tuple[str, Run]]) -> tuple[str, list[tuple[str,
     words = [label.split(" ") for label, _ in runs]
     shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False)))
     legend = [" ".join(one[shared:]) or "as configured" for one in words]
-    return " ".join(words[0][:shared]), [(label, run) for label, (_, run) in zip(legend, runs, strict=True)]
+    title = " ".join(words[0][:shared]).removesuffix(" at")
+    return title, [(label, run) for label, (_, run) in zip(legend, runs, strict=True)]
 
 
 def _draw_load(path: Path, title: str, runs: Sequence[tuple[str, Run]]) -> Path:
