@@ -73,7 +73,7 @@ class Segment:
     `slot` names the sequence (0 <= slot < capabilities.slots). `start` is the position of the first token, at most what
     the slot holds. A smaller `start` rolls the slot back to it first, but never into positions that the slot shares.
     Row i predicts the token at position start + i + 1. `rows` is the half-open range of offsets into `tokens` whose
-    logits come back. `apart`: the numerical class of the rows (see Capabilities.apart_tokens).
+    logits come back. `apart`: the rows use the single-row kernel (see Capabilities.apart_tokens).
     """
 
     slot: int
@@ -97,14 +97,13 @@ class Capabilities:
     """What a loaded model can do.
 
     `numerical_class`: how rows are computed, as the compiled model has it. `row_invariant`: a row's logits are expected
-    to be the same to the bit whatever else is in the batch (adapters/invariance.py measures it). `paid_rows`: the rows
-    that every segment is charged for at least (2 where exactness needs a second row: then the first draft token is
-    free).
+    to be the same to the bit whatever else is in the batch (adapters/invariance.py measures it). `paid_rows`: minimum
+    rows that every segment is charged for (2 where exactness needs a second row: then the first draft token is free).
 
     `apart_tokens`: a runtime may compute a row faster alone than as one of several of its segment, with other last
-    bits. The class of a row must then follow from the request alone: rows behind a prompt of at most `apart_tokens`
-    tokens are run with `Segment.apart`, all others without. Apart rows are charged one by one, but a forward of a
-    single row is charged `paid_rows`.
+    bits. The kernel of a row must then follow from the request alone. Rows behind a prompt of at most `apart_tokens`
+    tokens use this single-row kernel (`Segment.apart`), other rows do not. Such rows are charged one by one, but a
+    forward of a single row is charged `paid_rows`.
 
     `static_widths`: where shapes are static, the numbers of rows that there are graphs for, in ascending order. Each
     sequence is run in forwards of these widths, and a row that is left over costs like one that is used.

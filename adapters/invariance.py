@@ -34,8 +34,9 @@ def find_variance(model: LoadedModel) -> str:
     """Return where a row's bits first depend on how many rows are run with it, as in "5 rows at a time"; "" where they
     never do.
 
-    One text is run whole and in several groupings, rows behind a prompt apart, and ragged sequences beside one another.
-    Uses the first slots, free before and after, and some 90 forwards. Raises what `LoadedModel.forward` raises.
+    One text is run whole and in several groupings, rows behind a prompt by the single-row kernel. Ragged sequences are
+    run together. Uses the first slots, free before and after, and some 90 forwards. Raises what `LoadedModel.forward`
+    raises.
     """
     caps = model.capabilities
     room = min(caps.max_batch_rows, caps.max_context_tokens, caps.total_blocks * caps.block_tokens) - 2
@@ -57,7 +58,7 @@ def fingerprint_bits(model: LoadedModel) -> str:
     """Return a digest of the bits of a fixed text's logits.
 
     It is the SHA-1 of the float32 rows of one segment, shape (PROBE_TOKENS, outputs). Behind a dash follows that of
-    rows that stand apart. Slot 0 is free before and after.
+    rows of the single-row kernel. Slot 0 is free before and after.
 
     Models with one fingerprint are interchangeable to the bit. Raises what `LoadedModel.forward` raises.
     """
@@ -145,7 +146,7 @@ def _fit_length(grouping: tuple[int, ...], length: int) -> tuple[int, ...]:
 
 
 def _run(model: LoadedModel, text: list[int], grouping: Sequence[int], *, prompt: int) -> Logits:
-    """Return all rows of a text, fed in groups; those behind the prompt apart."""
+    """Return all rows of a text, fed in groups; those behind the prompt by the single-row kernel."""
     rows = []
     for start, end in pairwise((0, *accumulate(grouping))):
         segment = Segment(0, start, text[start:end], (0, end - start), apart=start >= prompt)
@@ -193,7 +194,7 @@ def _iterate_ragged(model: LoadedModel, texts: list[list[int]], prompts: Sequenc
 
 
 def _ends_apart(model: LoadedModel, prompt: int) -> int:
-    """Return where rows begin to stand apart: nowhere, for a model of one class."""
+    """Return where rows of the single-row kernel begin: nowhere, for a model of one class."""
     return prompt if model.capabilities.apart_tokens else _COMPANY_TOKENS
 
 

@@ -22,9 +22,9 @@ class NumericalClass:
 
     `quantization_group`: activations are quantised to 8 bits in groups of so many in front of each product, 0: not.
     `segment_rows`, `forward_rows` and `output_rows`: a segment, a forward and its output layer have at least so many
-    rows. `most_rows`: a forward has at most so many, 0: any number. `apart`: rows behind a prompt are sequences of
-    their own (adapters.contract.Segment.apart). `fixed_width`: every forward, and its output layer, has exactly so
-    many rows, 0: as many as come.
+    rows. `most_rows`: a forward has at most so many, 0: any number. `apart`: rows behind a prompt use the
+    single-row kernel (adapters.contract.Segment.apart). `fixed_width`: every forward, and its output layer, has
+    exactly so many rows, 0: as many as come.
     """
 
     activations: Precision
@@ -88,8 +88,8 @@ class ClassFinding:
 @dataclass(frozen=True, slots=True)
 class MeasuredClasses:
     """The classes that were tried with a model on a device, in this order. `chosen`: the place of the one that was
-    taken, -1 where none passed. `fingerprint` is of hardware and runtime, `asked` what the operator's wishes left to
-    choose from, `weights` the recipe of the prepared weights."""
+    taken, -1 where none passed. `fingerprint` is of hardware and runtime, `asked` the operator's options,
+    `weights` the recipe of the prepared weights."""
 
     fingerprint: str
     adapter: str

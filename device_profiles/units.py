@@ -1,4 +1,4 @@
-"""Units shared by every room: names carry them (`rtt_ms`, `bytes_per_token`), these functions convert them."""
+"""Units shared by every package: names carry them (`rtt_ms`, `bytes_per_token`), these functions convert them."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
                                 [--contexts 64,512] [--seconds S] [--config FILE]
 
 Loads the model that cluster.yaml names, `exactness: bit`, in each way: ADAPTER[:ACTIVATIONS][@WEIGHTS]. A forward
-continues a sequence that holds so many positions, all its rows are wanted, and they stand apart where the decode loop's
-do. Medians; behind them the lower quartile, which what disturbs the machine hardly moves.
+continues a sequence that holds so many positions, all its rows are wanted. They use the single-row kernel where
+those of the decode loop do. Medians; behind them the lower quartile, which disturbances hardly move.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Layers(Nodes, ABC):
         return ops.matmul(flat, self.weight(f"{layer}.output"), False, True)
 
     def _project_qkv(self, hidden: Any, layer: int) -> list[Any]:
-        """Query, key and value as one product: it is dispatched once (measured in fuse.py)."""
+        """Query, key and value as one product: it is dispatched once."""
         ops, spec = self.ops, self.spec
         joined = ops.matmul(hidden, self.weight(*(f"{layer}.{role}" for role in _PROJECTIONS)), False, True)
         if spec.qkv_bias:

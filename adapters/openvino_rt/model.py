@@ -1,9 +1,9 @@
 """A paged-attention model on an OpenVINO device.
 
 Exactness was measured (docs/adr/0040-numerical-classes.md). A row's logits are the same to the bit in every forward in
-which its segment has two rows or more. They are again in every forward of enough rows in which it stands apart, as a
-sequence of its own. So `bit` pads a prompt's last single row with a second one, and a forward of too few rows with
-rows of a scratch sequence. Nobody reads their results.
+which its segment has two rows or more. They are the same to the bit again where each row is a
+sequence of its own (the single-row kernel), in every forward of enough rows. So `bit` pads a prompt's last single row
+with a second one, and a forward of too few rows with rows of a scratch sequence. Nobody reads their results.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ _FILLER = 0
 @dataclass(slots=True)
 class Rows:
     """`tokens` and `positions` are of each row. `pasts`, `begins`, `blocks` and `block_begins` are of each sequence;
-    rows that are apart are sequences of their own over the same blocks. `wanted`: the rows whose logits come back."""
+    rows of the single-row kernel are sequences of their own over the same blocks. `wanted`: the rows whose logits
+    come back."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Rows:
         self.longest = max(self.longest, start + count)
 
     def split_rows(self, width: int) -> Iterator[Rows]:
-        """Yield the rows in parts of `width`; all of them are apart, and there is a multiple of `width`."""
+        """Yield the rows in parts of `width`. All use the single-row kernel, and there is a multiple of `width`."""
         for first in range(0, len(self.tokens), width):
             part, stop = Rows(), first + width
             part.tokens, part.positions = self.tokens[first:stop], self.positions[first:stop]

@@ -122,7 +122,7 @@ class ToyModel(PooledModel):
         out = np.empty((end - first, VOCABULARY), np.float32)
         for index, token in enumerate(segment.tokens):
             position = segment.start + index
-            # Apart rows are a numerical class of their own, as on real runtimes: mixing them up shows.
+            # Rows of the single-row kernel are a numerical class of their own, as on real runtimes: mixing shows.
             before = ((before ^ (token + 1 + VOCABULARY * segment.apart)) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) & _MASK
             self._cache[table[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = before, token
             if first <= index < end:

@@ -189,7 +189,7 @@ class Api:
         return json_response(envelope.whole(found, cost), envelope.headers(cost))
 
     def _enter_trial(self, submit: Submit) -> tuple[Submit, VariantReport | None]:
-        """Give a request its arm, where a canary is tried; all its choices have one."""
+        """Give a request its variant, where a canary is tried; all its choices share it."""
         if self._trial is None:
             return submit, None
         trial = self._trial

@@ -27,7 +27,7 @@ _log = get_logger(__name__)
 
 
 class VariantReport(NamedTuple):
-    """The arm that a request is served by, and who is told what came of it."""
+    """The variant that serves a request, and the trial that counts its figures."""
 
     name: str
     ended: Callable[[RequestTotals], None]
@@ -35,7 +35,7 @@ class VariantReport(NamedTuple):
 
 class RequestRecord:
     """One request that is known to be well formed; it came at `arrived_s` (seconds of the clock). `keep_words`: its
-    lines have the text of request and answer, and a bug's the exception's message. `arm`: of a canary's trial, where
+    lines have the text of request and answer, and a bug's the exception's message. `arm`: the canary's variant, where
     there is one and the request takes part."""
 
     def __init__(
@@ -153,7 +153,7 @@ class RequestRecord:
         self._metrics.observe_request(served, self._sequences[-1].engine if self._sequences else 0)
 
     def _count_arm(self, arm: VariantReport) -> None:
-        """Tell the trial of a request that came to its own end; what was cut off says nothing of its arm."""
+        """Tell the trial of a request that came to its own end; what was cut off says nothing of its variant."""
         done = RequestTotals.of(self._sequences, self._started_s)
         self._metrics.observe_arm(arm.name, done, self._sequences[0].engine)
         arm.ended(done)

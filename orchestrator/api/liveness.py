@@ -16,8 +16,8 @@ Verdict = Literal["ok", "idle", "stalled"]
 class Liveness:
     """Watches the rounds of the decode loop.
 
-    "idle": no request is live. "stalled": requests are live and no round was finished for `stalled_after_s`, whatever
-    the reason (a worker that hangs, or one that is being restarted for too long). It is "stalled" too where one of
+    "idle": no request is live. "stalled": requests are live and no round was finished for `stalled_after_s`. The reason
+    may be a worker that hangs, or one that is being restarted for too long. It is "stalled" too where one of
     several replicas has had requests for so long and said nothing. Else "ok". Long prefills are rounds too, so a busy
     server is not taken for a stalled one.
     """

@@ -1,4 +1,4 @@
-"""What is wished of speculation, and what holds by that, in the words of `speculative_config`."""
+"""Overrides of speculation, and the bound that holds by them, in the words of `speculative_config`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ HEADER = "X-Outrider-Speculation"
 
 
 def wish_of(config: SpeculativeConfig | None, scope: Scope) -> Override:
-    """Return the wish that a `speculative_config` is. One that does not name its method leaves open what it does not
-    say."""
+    """Return the override that a `speculative_config` asks for. Without a method, fields that it lacks stay open."""
     if config is None:
         return Override(scope)
     if config.method == "off":

@@ -65,9 +65,9 @@ class StreamOptions(Body):
 
 
 class SpeculativeConfig(Body):
-    """Speculation of one request: `method` "off" is plain decoding, "auto" leaves the depth to the policy,
-    `num_speculative_tokens` fixes it, `max_speculative_tokens` bounds what the policy chooses, `acceptance` is the rule
-    by which drafts become output."""
+    """Speculation of one request. `method`: "off" is plain decoding, "auto" leaves the depth to the policy.
+    `num_speculative_tokens` fixes the depth, and `max_speculative_tokens` bounds the policy's choice. `acceptance` is
+    the rule by which drafts become output."""
 
     method: Literal["auto", "off"] = "auto"
     num_speculative_tokens: int | None = Field(default=None, ge=0, le=64)

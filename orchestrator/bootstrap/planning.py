@@ -108,7 +108,7 @@ def make_plan(config: ClusterConfig, base: Path) -> StartPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanMaking:
-    """Implements control.plan_keeper.Making for one configuration."""
+    """Implements control.plan_keeper.Planner for one configuration."""
 
     config: ClusterConfig
     base: Path
@@ -120,7 +120,7 @@ class PlanMaking:
         return replace(found, targets=tuple(_as_it_runs(one, running) for one in found.targets))
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
-        """See control.plan_keeper.Making: it is noted in the store. Raises OSError."""
+        """See control.plan_keeper.Planner: it is noted in the store. Raises OSError."""
         store, today = profile_store(self.config), datetime.now(UTC).date().isoformat()
         how = f"rounds took {ratio:.2f} times what it predicts, {today}"
         for one in profiles_behind(first, key):

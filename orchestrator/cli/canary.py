@@ -1,4 +1,4 @@
-"""`outrider canary`: how the share of requests that is served another way does, and the operator's word on it."""
+"""`outrider canary`: how the canary's share of requests does, and the operator's decision on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from orchestrator.cli.daemon_socket import ask, socket_of
 from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
 
-app = typer.Typer(help="Compare a share of requests that is drafted for in another way with the rest.")
+app = typer.Typer(help="Compare a share of requests that is drafted for by another variant with the control.")
 
 
 _FIGURES = {"ttft_ms": ("TTFT", "ms", 1), "tpot_ms": ("TPOT", "ms", 2), "acceptance": ("acceptance rate", "", 3)}
@@ -22,7 +22,7 @@ _FIGURES = {"ttft_ms": ("TTFT", "ms", 1), "tpot_ms": ("TPOT", "ms", 2), "accepta
 def status(
     config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
 ) -> None:
-    """Show both arms' figures with their 95 % intervals, and what was decided on which of them."""
+    """Show both variants' figures with their 95 % intervals, and what was decided on which of them."""
     _show(ask(socket or socket_of(config, port), "/admin/canary"), as_json=as_json)
 
 
@@ -72,7 +72,7 @@ def _show(answer: dict[str, Any], *, as_json: bool) -> None:
 
 
 def rows(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return the table's rows: the mean of each arm, and the 95 % interval of the difference."""
+    """Return the table's rows: the mean of each variant, and the 95 % interval of the difference."""
     arms = [answer["arms"][arm] for arm in ("control", "canary")]
     counted = [str(arm["ttft_ms"]["requests"]) for arm in arms]
     found = [("requests", counted[0], counted[1], "")]

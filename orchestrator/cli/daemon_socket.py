@@ -39,7 +39,7 @@ def ask(path: Path, route: str = "/admin/status", body: dict[str, Any] | None = 
 
 
 def socket_of(config: Path | None, port: int | None) -> Path:
-    """Return the admin socket of the daemon of a cluster.yaml (None: in the usual places), on another port where one is
+    """Return the admin socket of the daemon of a cluster.yaml (None: the default places), on another port where one is
     given. Raises ConfigError."""
     from orchestrator.config.load import admin_socket_path, default_config_path, load_config
 

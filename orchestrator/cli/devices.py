@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def devices(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    config: Annotated[Path | None, typer.Option(help="cluster.yaml, to find the store; else the usual places.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="cluster.yaml, to find the store; else the default places.")
+    ] = None,
 ) -> None:
     """List devices by runtime: hardware, driver, versions, number formats, and their profiles."""
     from orchestrator.config.load import default_config_path, load_config

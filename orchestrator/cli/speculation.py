@@ -1,6 +1,6 @@
 """`outrider speculation`: switch, fix or bound speculation for a session or an engine while the daemon serves.
 
-What is wished holds for requests that start from then on, until it is taken back or the daemon ends. A request's own
+An override holds for requests that start from then on, until it is taken back or the daemon ends. A request's own
 `speculative_config` wins over it, and nothing goes beyond the bounds of cluster.yaml.
 """
 
@@ -37,7 +37,7 @@ def status(
     port: DaemonPort = None,
     socket: AdminSocket = None,
 ) -> None:
-    """Show the operator's bounds, and which wishes stand, who asked for them and when."""
+    """Show the operator's bounds, and which overrides stand, who asked for them and when."""
     found = ask(socket or socket_of(config, port))["speculation"]
     if as_json:
         print(json.dumps(found, indent=1))
@@ -72,11 +72,11 @@ def _command_of_tokens(name: str, field: str, what: str) -> None:
 
 _command("off", {"method": "off"}, "Decode plainly: every drafter is left alone.")
 _command(
-    "auto", {"method": "auto"}, "Leave the depth to the policy; for a session this wins over what its engine wishes."
+    "auto", {"method": "auto"}, "Leave the depth to the policy; for a session this wins over its engine's override."
 )
 _command_of_tokens("depth", "num_speculative_tokens", "Fix the depth: so many tokens are drafted in every round.")
 _command_of_tokens("at-most", "max_speculative_tokens", "Bound the depth: the policy chooses, up to so many tokens.")
-_command("reset", None, "Take back the wish of a session or an engine; without either, all there are.")
+_command("reset", None, "Take back the override of a session or an engine; without either, all there are.")
 
 
 def _wish(config: dict[str, Any] | None, user: str, engine: int | None, socket: Path) -> None:

@@ -1,4 +1,4 @@
-"""Wishes on speculation, and warnings of it, as rows for people."""
+"""Overrides of speculation, and warnings of it, as rows for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def speculation_rows(speculation: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the operator's bounds, and the wishes of engines and sessions that stand."""
+    """Return the operator's bounds, and the overrides of engines and sessions that stand."""
     rows = [("speculation", bounds_line(speculation["bounds"]))]
     if speculation["canary_bounds"]:
         rows.append(("speculation of the canary", bounds_line(speculation["canary_bounds"])))
@@ -16,7 +16,7 @@ def speculation_rows(speculation: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def bounds_line(bounds: dict[str, Any] | None) -> str:
-    """Return what nobody's wish goes beyond."""
+    """Return the bounds that no override passes."""
     if bounds is None:
         return "the model is not ready yet"
     if not bounds["enabled"]:

@@ -64,7 +64,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
             ("why this class", ready["class_reason"] or "nothing was measured"),
             *(("class not taken", rejected) for rejected in ready["classes_rejected"]),
             ("drafters", f"{', '.join(ready['drafters']) or 'none'}; {_depth(ready)}"),
-            ("depth", f"begins at {ready['starting_depth']:g}; costs of rounds begin with {ready['costs_from']}"),
+            ("depth", f"starts at {ready['starting_depth']:g}; first costs of rounds: {ready['costs_from']}"),
         ]
     if ready and len(answer["replicas"]) == 1:
         rows.append(("cores", _cores(ready["cores"])))
@@ -139,7 +139,7 @@ def goodput_line(slo: dict[str, Any]) -> str:
 
 def _levers(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return what each replica moves for the objectives, and why."""
-    return [(f"levers{whose}", gauges["slo"]["why"]) for whose, gauges in pair_gauges(replicas) if gauges["slo"]]
+    return [(f"SLO actions{whose}", gauges["slo"]["why"]) for whose, gauges in pair_gauges(replicas) if gauges["slo"]]
 
 
 def canary_line(canary: dict[str, Any]) -> str:

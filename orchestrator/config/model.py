@@ -109,7 +109,7 @@ class ClusterConfig(Section):
     speculation: Speculation = Speculation()
     """How speculation runs when a request does not say otherwise."""
     canary: Canary = Canary()
-    """A share of the requests that is drafted for in another way."""
+    """A share of the requests that another variant drafts for."""
     devices: Devices = Devices()
     """What the worker may use of this machine."""
     placement: PlacementSection = PlacementSection()

@@ -1,4 +1,4 @@
-"""The sections `speculation` and `canary`: how drafts are made and judged; another way, tried by some requests."""
+"""The sections `speculation` and `canary`: how drafts are made and judged; another variant, tried by some requests."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Speculation(Section):
     """`auto`: the depth follows what pays. `fixed`: every round drafts `num_speculative_tokens`, whatever it costs.
     `off` switches every drafter off: plain decoding in the same loop."""
     num_speculative_tokens: int = Field(default=12, ge=0, le=64)
-    """The most tokens drafted for one sequence in one round (depth); 0 is plain decoding. Nobody's wish goes beyond."""
+    """The most tokens drafted for one sequence in one round (depth); 0 is plain decoding. No override goes beyond."""
     min_speculative_tokens: int = Field(default=0, ge=0, le=64)
-    """The least depth that a request, or a wish for a session or an engine, can ask for where it does not switch
+    """The least depth that a request, or an override of a session or an engine, can ask for where it does not switch
     speculation off; at most `num_speculative_tokens`."""
     pid: Pid = Pid()
     """The controller of each request's depth."""
@@ -53,7 +53,7 @@ class Speculation(Section):
     """The share of judged drafts (those with all before them accepted) that `tolerance` is to accept."""
     tolerance_warmup_tokens: int = Field(default=512, ge=16, le=100_000)
     """Judged drafts that `tolerance` learns from before it applies; until then the rule is `rejection`. Greedy and
-    sampled requests learn apart, and a new worker learns anew."""
+    sampled requests learn separately, and a new worker learns anew."""
     tolerance_max_delta: float = Field(default=2.0, gt=0, le=20)
     """The most by which a draft may be less likely to the target than to the drafter, in nats: 2 is 7.4 times."""
 
@@ -68,7 +68,7 @@ class CanarySpeculation(Section):
 
 
 class Canary(Section):
-    """A share of the requests is drafted for in another way, and compared with the rest until that is decided on."""
+    """A share of the requests is drafted for by another variant, and compared with the control until one is chosen."""
 
     share: float = Field(default=0.0, ge=0, le=0.5)
     """The share of requests that are served by the canary; 0: there is none."""
@@ -80,10 +80,10 @@ class Canary(Section):
     """Who promotes it or rolls it back: the rule of the keys below, or `outrider canary promote` and `abort` alone. The
     operator's word counts in both cases."""
     least_requests: int = Field(default=50, ge=2, le=1_000_000)
-    """Requests of each arm before anything is decided."""
+    """Requests of each variant before anything is decided."""
     most_requests: int = Field(default=2000, ge=2, le=10_000_000)
     """Requests of the canary after which it is rolled back if it is not surely better."""
     min_gain: float = Field(default=0.02, ge=0, lt=1)
-    """It is promoted where its TPOT is surely (95 %) lower by more than this share of the others'."""
+    """It is promoted where its TPOT is surely (95 %) lower by more than this share of the control's."""
     tolerance: float = Field(default=0.05, ge=0, le=1)
-    """It is rolled back where its TTFT or TPOT is surely (95 %) higher by more than this share of the others'."""
+    """It is rolled back where its TTFT or TPOT is surely (95 %) higher by more than this share of the control's."""

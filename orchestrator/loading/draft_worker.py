@@ -1,4 +1,4 @@
-"""Builds the engine of a draft worker: one draft model, behind a door."""
+"""Builds the engine of a draft worker: one draft model, behind an endpoint."""
 
 from __future__ import annotations
 

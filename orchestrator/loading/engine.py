@@ -81,7 +81,7 @@ def first_cost(target: Target, options: EngineOptions, *, drafts: bool = True) -
     found = quick_cost(target.model, SystemClock(), budget_s=_MEASURING_S)
     if found is not None:
         return FirstCost(found, "a few forwards: no stored profile")
-    return FirstCost(TYPICAL, "a usual model's shape: no stored profile, and no room for forwards")
+    return FirstCost(TYPICAL, "a typical model's shape: no stored profile, and no KV blocks for forwards")
 
 
 def adaptive(first: FirstCost, options: EngineOptions) -> Adaptive:

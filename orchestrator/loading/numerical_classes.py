@@ -33,8 +33,8 @@ _MOST_ELEMENTS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ClassQuestion:
-    """Which class a prepared model is to run in. `asked` has the operator's wishes; the other fields say what the
-    answer is known by (see MeasuredClasses). `file`: the model's own, None for a simulated one."""
+    """Which class a prepared model is to run in. `asked` has the operator's options; the other fields are the key
+    of the answer (see MeasuredClasses). `file`: the model's own, None for a simulated one."""
 
     adapter: Adapter
     prepared: Path
@@ -49,7 +49,7 @@ class ClassQuestion:
 
     @property
     def wishes(self) -> str:
-        """What the operator's wishes leave to choose from, in words."""
+        """The choice that the operator's options leave open, in words."""
         formats = f"{self.asked.activations or 'auto'} {self.asked.kv_cache or 'auto'} {self.asked.exactness}"
         return f"{formats} {self.adapter.__class__.__name__}"
 

@@ -37,7 +37,7 @@ class PreparedChoice:
 def choose(options: ModelOptions, adapter: Adapter, store: ModelStore, file: ModelSource) -> PreparedChoice | None:
     """Return how to run a model; None where the runtime knows no such device, which its `load` explains.
 
-    Raises ModelRefused when a wish cannot be met or nothing fits.
+    Raises ModelRefused when a requested format cannot be met or nothing fits.
     """
     device = next((found for found in adapter.devices() if found.name == options.device), None)
     if device is None:

@@ -1,8 +1,7 @@
-"""Measures the path between two workers: the transport that drafts use, from a door that one opens to which the other
-comes.
+"""Measures the path between two workers: the transport that drafts use, to an endpoint that one of them opens.
 
-The round trip is that of a turn with one wish and its answer, less what the other side says it took. Bandwidth is that
-of one large turn, one way.
+The round trip is that of a draft request with one ask and its answer, less what the other side says it took. Bandwidth
+is that of one large request, one way.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ _POLL_S = 0.2
 
 
 class EchoEngine:
-    """Implements workers.contract.Engine: a worker that opens a door and answers every turn with nothing, until
-    stopped. `host`: the address at which other machines reach it ("": it serves its own only)."""
+    """Implements workers.contract.Engine: a worker that opens an endpoint and answers every request with nothing,
+    until stopped. `host`: the address at which other machines reach it ("": it serves its own only)."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -59,7 +58,7 @@ class EchoEngine:
         try:
             door = EndpointServer(self._host)
         except OSError as error:
-            emit(Failed(f"no door can be opened at {self._host}: {error.strerror or error}", restartable=False))
+            emit(Failed(f"no endpoint can be opened at {self._host}: {error.strerror or error}", restartable=False))
             return
         emit(EndpointOpened(door.door))
         try:
@@ -89,7 +88,7 @@ class EchoEngine:
 
 
 def measure_link(door: DraftEndpoint, left: str, right: str) -> Iterator[LinkProfile]:
-    """Go through a door of `right` and measure the way there. Raises LinkLost, ProtocolError."""
+    """Connect to an endpoint of `right` and measure the path. Raises LinkLost, ProtocolError."""
     link = Link(knock(door))
     try:
         link.send(Hello(VERSION, host_id(), ""))

@@ -129,7 +129,7 @@ def _take_lower_quartile(times: Sequence[float]) -> float:
 
 
 def _lengths(model: LoadedModel) -> list[int]:
-    """Return the positions that each slot is to hold: what is wished for, in four fifths of the room that there is."""
+    """Return the positions that each slot is to hold: the wanted ones, as far as four fifths of all blocks do."""
     caps = model.capabilities
     room = caps.total_blocks * 4 // 5
     found: list[int] = []

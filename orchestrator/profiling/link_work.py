@@ -22,7 +22,7 @@ THIS_HOST = "this host"
 
 
 class ProbeOptions(msgspec.Struct, frozen=True):
-    """Whose door is where, and the names of both ends."""
+    """An endpoint, and the names of both ends."""
 
     door: DraftEndpoint
     left: str
@@ -35,7 +35,7 @@ def paths(nodes: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def echo_spec(node: str, *, across: bool) -> WorkerSpec:
-    """Return the worker that opens a door, for other hosts too where the path goes `across`."""
+    """Return the worker that opens an endpoint, for other hosts too where the path goes `across`."""
     entry = "orchestrator.profiling.link_work:build_echo"
     return WorkerSpec(name=f"echo {name_of(node)}", entry=entry, options={"across": across}, node=node)
 

@@ -42,14 +42,14 @@ async def measure(cluster: Cluster, spec: WorkerSpec, watch: Watch) -> None:
 async def measure_path(
     cluster: Cluster, echo: WorkerSpec, probe: Callable[[DraftEndpoint], WorkerSpec], watch: Watch
 ) -> None:
-    """Let the worker of `echo` open a door, and that of `probe` go there. Raises WorkerError."""
+    """Let the worker of `echo` open an endpoint, and that of `probe` connect to it. Raises WorkerError."""
     worker = await cluster.start(echo)
     try:
         async for event in _events(worker):
             if isinstance(event, EndpointOpened):
                 await measure(cluster, probe(event.door), watch)
                 return
-        raise WorkerLost(f"worker {echo.name} opened no door")
+        raise WorkerLost(f"worker {echo.name} opened no endpoint")
     finally:
         await worker.stop(_GRACE_S)
 

@@ -19,7 +19,7 @@ class DraftEndpoint(msgspec.Struct, frozen=True):
 
 
 class AttachDraft(msgspec.Struct, frozen=True, tag="attach"):
-    """The draft worker `name` is ready behind this door; one that it had before is gone."""
+    """The draft worker `name` is ready at this endpoint; one that it had before is gone."""
 
     name: str
     door: DraftEndpoint
@@ -41,11 +41,11 @@ class RemoteState(msgspec.Struct, frozen=True):
     """What the target's worker knows of a drafter in another process. All but `runs_ahead` and `answer_ms` count since
     the target's worker started.
 
-    `asks`: rounds that wished for drafts; `in_time`: those answered while the round waited; `late`: those answered
-    after it had gone on. `wait_ms`: what rounds waited, all together. `answer_ms`: a running mean from a wish to its
-    answer.
-    `connections`: how often it was connected. `runs_ahead`: it drafts while the target verifies; `ahead_hits` are
-    sequences whose draft was there before it was asked for, `ahead_misses` those whose draft was not.
+    `asks`: rounds that asked for drafts; `in_time`: those answered while the round waited; `late`: those answered
+    after it had gone on. `wait_ms`: what rounds waited, all together. `answer_ms`: a running mean from a
+    draft request to its answer. `connections`: how often it was connected.
+    `runs_ahead`: it drafts while the target verifies; `ahead_hits` are sequences whose
+    draft was there before it was asked for, `ahead_misses` those whose draft was not.
     `peak_rss_bytes`: the most that its process held so far (0: not known).
     """
 
@@ -96,8 +96,8 @@ class DrafterState(msgspec.Struct, frozen=True):
 
 
 class DraftReady(msgspec.Struct, frozen=True, tag="draft_ready"):
-    """The draft worker `name` serves behind `door`. All fields are effective state. `runs_ahead`: whether it drafts
-    while the target verifies ("auto": unless they share a device)."""
+    """The draft worker `name` serves at the endpoint `door`. All fields are effective state.
+    `runs_ahead`: whether it drafts while the target verifies ("auto": unless they share a device)."""
 
     name: str
     door: DraftEndpoint

@@ -37,8 +37,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     keeps to `grammar` and ends ("stop") where that lets nothing follow. `timeout_s` bounds the whole request, its
     waiting included; 0 is no bound. Control keeps it, workers do not look at it. `route` and `user` (the request's tag)
     are the class in which its acceptance is watched. `policy_depth`: the policy is to choose, whatever
-    the session or the engine wishes; control makes a depth or a bound of all wishes. `lane`: the arm of a trial that it
-    is served by ("canary"; any other: as everybody).
+    the overrides of session and engine; control makes a depth or a bound of all overrides. `lane`: the canary's variant
+    that serves it ("canary"; any other: the control).
     """
 
     request_id: str
@@ -163,8 +163,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     "deadline" from control where the request's time was over.
     `stats` counts up to and with this delta. `logprobs` has a score for each token, where they were asked for;
     `prompt_logprobs`, with the first delta, one for each token of the prompt but the first. `engine`: the replica that
-    committed them, `speculation`: what holds of wishes on that for the request, told when it is new. Control fills them
-    in."""
+    committed them, `speculation`: the bound that its overrides come to, sent when it is new. Control fills in both."""
 
     request_id: str
     tokens: list[int]
@@ -199,7 +198,7 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
 
 
 class AcceptanceWarning(msgspec.Struct, frozen=True):
-    """A drafter's drafts are accepted too seldom in one class of requests (`route`, and the `user` tag where they have
+    """A drafter's drafts are accepted too rarely in one class of requests (`route`, and the `user` tag where they have
     one). `rate`: accepted / drafted tokens, of the last `drafted`; `upper`: the upper end of its 95 % interval when it
     was below the `threshold` last. `cause`: the likely one, of policies.serving.acceptance_alarm."""
 
@@ -217,8 +216,8 @@ class SloState(msgspec.Struct, frozen=True):
     """How the decode loop's requests of late stood at the percentiles of their objectives, and what is moved for that.
 
     A figure is None where there are too few requests, or no such objective. `policies.serving.slo` moves `row_price` of
-    a draft's row, `prefill_share` of the usual bound of prefills, and `max_running` from now on. `levers` name what
-    gives way or gains; `why` is one line.
+    a draft's row, `prefill_share` of the default bound of prefills, and `max_running` from now on. `levers` name the
+    SLO actions; `why` is one line.
     """
 
     ttft_ms: float | None
@@ -280,7 +279,7 @@ class MeasuredValue(msgspec.Struct, frozen=True, tag="measured"):
 
 
 class EndpointOpened(msgspec.Struct, frozen=True, tag="opened"):
-    """A measuring worker answers behind this door."""
+    """A measuring worker answers at this endpoint."""
 
     door: DraftEndpoint
 

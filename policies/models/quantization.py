@@ -119,7 +119,7 @@ def choose_precision(
     """Choose number formats. `free_bytes` is the device's free memory (None: not known), `other_bytes` what KV cache
     and workspace take of it.
 
-    Raises NoPrecision when a wish cannot be met or nothing fits; the message says why.
+    Raises NoPrecision when a requested format cannot be met or nothing fits; the message says why.
     """
     activations, about_activations = _activations(device, wishes)
     kv_cache, about_kv = _kv_cache(device, wishes)
@@ -165,7 +165,7 @@ def _weights(
 
 
 def _explain_request(model: ModelSizes, weights: str, measured: MeasuredWeights | None) -> str:
-    """Return why a wish is met; where it is FAST, with its cost."""
+    """Return why a request is met; where it is FAST, with its cost."""
     if weights != FAST:
         return "asked for"
     if not model.rounds:

@@ -1,9 +1,9 @@
 """A share of the requests is served another way (another drafter, depth policy, or none), and the two are compared.
 
-A request's arm follows from its id alone, so a request that is run again goes the same way. A larger share takes in all
-that a smaller one did. Arms are compared by Welch's test of two means with unequal variances (Welch, "The
-generalization of Student's problem", 1947); running sums are kept (Welford, 1962), not samples. Since all arms make the
-same tokens, an arm can only be slower, never wrong.
+A request's variant follows from its id alone, so a request that is run again goes the same way. A larger share takes in
+all that a smaller one did. Variants are compared by Welch's test of two means with unequal variances (Welch, "The
+generalization of Student's problem", 1947); running sums are kept (Welford, 1962), not samples. Since all variants make
+the same tokens, a variant can only be slower, never wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CanaryVariant(StrEnum):
 
 
 def arm_of(request_id: str, *, share: float, salt: str = "") -> CanaryVariant:
-    """Return a request's arm; `share` (0 to 1) of all ids are the canary's. Another `salt` draws anew."""
+    """Return a request's variant; `share` (0 to 1) of all ids are the canary's. Another `salt` draws anew."""
     digest = blake2b(request_id.encode(), digest_size=_HASH_BYTES, key=salt.encode()[:64]).digest()
     return CanaryVariant.CANARY if int.from_bytes(digest, "big") < share * _HASH_RANGE else CanaryVariant.CONTROL
 
@@ -74,7 +74,7 @@ class Moments(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What is known of one arm. Acceptance is accepted / drafted tokens, a figure of each request that had drafts."""
+    """Figures of one variant. Acceptance is accepted / drafted tokens, a figure of each request that had drafts."""
 
     ttft_ms: Moments = Moments()
     tpot_ms: Moments = Moments()
@@ -133,7 +133,7 @@ class Decision(NamedTuple):
 
 
 def decide_canary(arms: Mapping[CanaryVariant, Figures], rule: PromotionRule) -> Decision:
-    """Return what to do with the canary by what is known of both arms."""
+    """Return what to do with the canary by what is known of both variants."""
     canary, control = arms.get(CanaryVariant.CANARY, Figures()), arms.get(CanaryVariant.CONTROL, Figures())
     tpot = difference(canary.tpot_ms, control.tpot_ms)
     ttft = difference(canary.ttft_ms, control.ttft_ms)
@@ -152,7 +152,7 @@ def decide_canary(arms: Mapping[CanaryVariant, Figures], rule: PromotionRule) ->
 
 
 def looks(requests: int, rule: PromotionRule) -> bool:
-    """Return whether to look for a promotion, with so many requests in the arm that has fewer: at `least_requests`,
+    """Return whether to look for a promotion, with so many requests in the variant that has fewer: at `least_requests`,
     twice, four times as many and so on. Whoever looks after every request finds a chance interval that says yes sooner
     or later. To roll back for one costs nothing but the trial, so that is looked for always."""
     times, rest = divmod(requests, rule.least_requests)

@@ -1,7 +1,7 @@
-"""Whose word counts on speculation: the request's over its session's over the engine's, within the operator's bounds.
+"""Precedence of overrides of speculation: request, then session, then engine, within the operator's bounds.
 
-A session is all requests with one user tag. A wish may switch speculation off, fix the depth, or bound it; whatever is
-left open is taken from the next wider scope. The operator's bounds are no wish: nothing goes beyond them.
+A session is all requests with one user tag. An override may switch speculation off, fix the depth, or bound it.
+A field that is left open is taken from the next wider scope. No override passes the operator's bounds.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Override(NamedTuple):
 
 class OperatorBounds(NamedTuple):
     """The operator's. `enabled` False: nobody gets drafts. `most` (>= 0) drafts a sequence; `least`: the lowest bound
-    that a wish can set where it does not switch speculation off. `fixed`: who wishes nothing gets `most` in every
-    round."""
+    that an override can set where it does not switch speculation off. `fixed`: a request without an override gets
+    `most` in every round."""
 
     enabled: bool = True
     most: int = 12
@@ -43,7 +43,7 @@ class OperatorBounds(NamedTuple):
 
 class EffectiveBound(NamedTuple):
     """What holds. `most`: the most drafts, 0 where speculation is off. `fixed`: no policy chooses within that. `by`:
-    whose word it was, `cut`: the operator's bounds changed it."""
+    whose override it was, `cut`: the operator's bounds changed it."""
 
     most: int
     fixed: bool
@@ -52,7 +52,7 @@ class EffectiveBound(NamedTuple):
 
 
 def effective(wishes: Sequence[Override], bounds: OperatorBounds) -> EffectiveBound:
-    """Return what holds for a request, of all wishes that concern it (in any order)."""
+    """Return what holds for a request, of all overrides that concern it (in any order)."""
     if not bounds.enabled:
         return EffectiveBound(0, True, Scope.OPERATOR, any(_wants(wish) for wish in wishes))
     order = list(Scope)

@@ -70,7 +70,7 @@ class SloObservation(NamedTuple):
 
 
 class SloAction(StrEnum):
-    """What gives way, or gains."""
+    """Which load gives way, or gains."""
 
     NOTHING = "nothing"
     DRAFTS_GIVE_WAY = "drafts_give_way"  # their rows and time go to prefill, or rounds get shorter
@@ -82,8 +82,8 @@ class SloAction(StrEnum):
 
 
 class SloDecision(NamedTuple):
-    """`row_price`: the guard's price of a draft row, times that. `prefill_share`: of the usual bound of prefill rows
-    beside decoding. `running`: how many may run from now on. `levers`: what was moved, most important first.
+    """`row_price`: the guard's price of a draft row, times that. `prefill_share`: of the default bound of prefill rows
+    beside decoding. `running`: how many may run from now on. `levers`: the actions, most important first.
     `beside_prompts`: the price is for rounds with a prefill, for whose sake it is raised."""
 
     row_price: float
@@ -108,12 +108,12 @@ class SloDecision(NamedTuple):
 
 
 def at_rest(max_running: int) -> SloDecision:
-    """Return the answer where no objective is at risk."""
+    """Return the decision where no objective is at risk."""
     return SloDecision(1.0, 1.0, max_running, (SloAction.NOTHING,))
 
 
 def stress(seen_ms: float | None, objective: Objective) -> float:
-    """Return what is seen over what is wanted, at most 2; 0 where there is no objective or nothing seen."""
+    """Return the observed latency over the objective, at most 2; 0 where either is missing."""
     if objective.ms is None or seen_ms is None:
         return 0.0
     return min(seen_ms / objective.ms, _MOST_STRESS)
@@ -136,7 +136,7 @@ def decide_slo_actions(
 ) -> SloDecision:
     """Return what is to be done after `before`.
 
-    Prices and shares follow the answer at once and stay until there is some slack. The number that may run is at most
+    Prices and shares follow the decision at once and stay until there is some slack. The number that may run is at most
     halved, and comes back by steps. `drafts` False: there is no drafter.
     """
     late_ttft, late_tpot = stress(seen.ttft_ms, objectives.ttft), stress(seen.tpot_ms, objectives.tpot)

@@ -33,7 +33,7 @@ def evaluate(
     ] = None,
     adapter: Annotated[str, typer.Option(help="The draft's runtime.")] = "onnx_rt",
     exactness: Annotated[Exactness, typer.Option(help="Of the target.")] = Exactness.BIT,
-    config: Annotated[Path | None, typer.Option(help="cluster.yaml with the target; else the usual places.")] = None,
+    config: Annotated[Path | None, typer.Option(help="cluster.yaml with the target; else the default places.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Decode prompts plainly, with suffix, with suffix and the draft, and with the draft alone; compare them."""

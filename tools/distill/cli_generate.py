@@ -30,7 +30,7 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=2, help="The longest answer.")] = 192,
     top: Annotated[int, typer.Option(min=1, help="Likeliest tokens to note at each position.")] = 8,
     seed: Annotated[int, typer.Option(help="Another seed gives other prompts.")] = 0,
-    config: Annotated[Path | None, typer.Option(help="cluster.yaml with the target; else the usual places.")] = None,
+    config: Annotated[Path | None, typer.Option(help="cluster.yaml with the target; else the default places.")] = None,
 ) -> None:
     """Let the target answer many prompts and write down its likeliest tokens at each position."""
     console = Console(stderr=True)

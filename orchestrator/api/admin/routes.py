@@ -74,7 +74,7 @@ def replica_of(replica: ReplicaView) -> dict[str, Any]:
 
 
 def draft_of(draft: DraftView) -> dict[str, Any]:
-    """Return a draft worker's state; the key to its door stays in."""
+    """Return a draft worker's state; the key to its endpoint is left out."""
     shown = {**dataclasses.asdict(dataclasses.replace(draft, ready=None))}
     if draft.ready is not None:
         told = msgspec.to_builtins(draft.ready)

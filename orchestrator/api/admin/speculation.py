@@ -1,4 +1,4 @@
-"""The admin route that takes wishes on speculation, and what the status says of those that stand."""
+"""The admin route that takes overrides of speculation, and the status of those that stand."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from policies.serving.overrides import Scope
 
 
 class OverrideConfig(SpeculativeConfig):
-    """What a session or an engine can wish: the rule of acceptance is the request's or the operator's."""
+    """The override of a session or an engine: the rule of acceptance is the request's or the operator's."""
 
     method: Literal["auto", "off"] = "auto"
     acceptance: None = None
 
 
 class OverrideBody(Body):
-    """`POST /admin/speculation`: a wish for all requests with a user tag, or those of an engine; for all engines where
-    neither is named. `speculative_config` null takes it back; where neither is named, everybody's."""
+    """`POST /admin/speculation`: an override for all requests with a user tag, or those of an engine. Where neither is
+    named it is for all engines. `speculative_config` null takes it back; where neither is named, all of them."""
 
     user: str = Field(default="", max_length=MAX_USER_TAG)
     engine: int | None = Field(default=None, ge=0)
@@ -36,7 +36,7 @@ class OverrideBody(Body):
     @model_validator(mode="after")
     def _one_scope(self) -> OverrideBody:
         if self.user and self.engine is not None:
-            text = "a wish is for a 'user' or for an '{field}', not for both"
+            text = "an override is for a 'user' or for an '{field}', not for both"
             raise PydanticCustomError("invalid_combination", text, {"field": "engine"})
         return self
 
@@ -56,7 +56,7 @@ def install(app: FastAPI, control: AdminControl, trial: CanaryTrial | None) -> N
 
 
 def describe_overrides(view: StateView, trial: CanaryTrial | None) -> dict[str, Any]:
-    """Return the operator's bounds, of the canary's requests apart where one is tried, and the wishes that stand."""
+    """Return the operator's bounds, those of the canary's requests where one is tried, and the overrides that stand."""
     canary = view.canary_bounds if trial is not None else None
     return {
         "bounds": view.bounds._asdict() if view.bounds is not None else None,

@@ -1,4 +1,4 @@
-"""What the two arms of a canary's trial come to, as metrics."""
+"""Figures of the canary's two variants, as metrics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class TrialSeries:
     """No series where there is no canary."""
 
     def __init__(self, make: Registered) -> None:
-        self._requests = make.counter("arm_requests", "Requests that ended, by arm.", "arm")
-        self._drafted = make.counter("arm_draft_tokens", "Draft tokens verified, by arm.", "arm")
-        self._accepted = make.counter("arm_accepted_tokens", "Draft tokens accepted, by arm.", "arm")
-        self._ttft = make.histogram("arm_time_to_first_token_seconds", "TTFT, by arm.", LATENCY_S, "arm")
-        self._tpot = make.histogram("arm_request_time_per_output_token_seconds", "TPOT, by arm.", TOKEN_S, "arm")
+        self._requests = make.counter("arm_requests", "Requests that ended, by variant.", "arm")
+        self._drafted = make.counter("arm_draft_tokens", "Draft tokens verified, by variant.", "arm")
+        self._accepted = make.counter("arm_accepted_tokens", "Draft tokens accepted, by variant.", "arm")
+        self._ttft = make.histogram("arm_time_to_first_token_seconds", "TTFT, by variant.", LATENCY_S, "arm")
+        self._tpot = make.histogram("arm_request_time_per_output_token_seconds", "TPOT, by variant.", TOKEN_S, "arm")
         bounds = ("arm", "at")
         self._means = {
             "ttft_ms": make.gauge("arm_ttft_ms", "Mean TTFT of the trial, and its 95 % interval.", *bounds),

@@ -121,7 +121,7 @@ class Metrics:
         self.slo.observe(self._of(engine), served)
 
     def observe_arm(self, arm: str, done: RequestTotals, engine: int = 0) -> None:
-        """A request of this arm came to its end."""
+        """A request of this variant came to its end."""
         self._trial.count_request(self._of(engine), arm, done)
 
     def render(self) -> bytes:

@@ -66,9 +66,9 @@ class SloSeries:
         self._goodput = make.gauge("goodput_requests_per_second", f"Requests that met all, last {WINDOW_S:g} s.")
         self._wanted = make.gauge("slo_objective_seconds", "The objective.", "objective")
         self._seen = make.gauge("slo_latency_seconds", f"Its percentile, last {WINDOW_S:g} s.", "objective")
-        self._lever = make.gauge("slo_lever", "1 while a lever is moved for an objective.", "lever")
+        self._lever = make.gauge("slo_lever", "1 while an action is taken for an objective.", "lever")
         self._price = make.gauge("slo_row_price", "By how much a draft's row is priced higher.")
-        self._share = make.gauge("slo_prefill_share", "Of the usual bound of prefill beside decoding.")
+        self._share = make.gauge("slo_prefill_share", "Share of the default bound of prefill.")
         self._running = make.gauge("slo_max_running", "Requests that may run at a time.")
 
     def observe(self, of: Engine, served: ServedRequest) -> None:

@@ -93,7 +93,7 @@ class WorkerSeries:
         self._queries = PerWorker(make.counter("prefix_cache_queries", "Tokens looked up in the prefix cache."))
         self._hits = PerWorker(make.counter("prefix_cache_hits", "Tokens found in the prefix cache."))
         self._low = make.gauge(
-            "low_acceptance", "Classes of requests whose drafts are accepted too seldom.", "drafter", "cause"
+            "low_acceptance", "Classes of requests whose drafts are accepted too rarely.", "drafter", "cause"
         )
         self._delta = make.gauge("tolerance_delta", "Nats that tolerance allows, once it is known.", "sampling")
         self._restarts = make.counter("worker_restarts", "Restarts of the worker since the daemon started.")

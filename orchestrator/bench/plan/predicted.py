@@ -33,7 +33,7 @@ class Predicted:
 
     @property
     def components(self) -> dict[str, float]:
-        """What it is made of, as `Measured.components`."""
+        """Its parts, as `RunMeasurement.components`."""
         one = self.whole
         return {
             "tokens_per_round": one.tokens_per_round,

@@ -4,7 +4,7 @@
 - `requests`: the requests of each category, greedy and seeded.
 - `drafters`: a good drafter, a bad one, and one that turns every 50 tokens.
 - `arms`: the compared policies: plain, adaptive, fixed depths, the hill-climber, the table; and a policy that is timed.
-- `runs`: visits: requests under one arm in the decode loop, counted round by round; two of them in turns.
+- `runs`: visits: requests under one variant in the decode loop, counted round by round; two of them in turns.
 - `session`: all visits in random order, each beside plain decoding, and doubtful ones again.
 - `recorder`: drafts behind every token of real outputs, and the costs of rounds: the source of replays.
 - `recording`: that, as a file.

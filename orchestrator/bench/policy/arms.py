@@ -23,7 +23,7 @@ _FIRST_DEPTH = 4  # where the hill-climber begins
 
 
 def name_fixed_depth(depth: int) -> str:
-    """Return the name of a fixed depth's arm."""
+    """Return the name of a fixed depth's variant."""
     return f"fixed-{depth}"
 
 

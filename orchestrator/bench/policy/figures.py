@@ -26,7 +26,7 @@ FORMULAS = {
     "vs_batch_table": "the same for the table of depths by batch size, made of the true costs at acceptance 0.7",
     "policy_us_per_round": "mean processor time of asked + decided + observed over the rounds of the real loop, at the "
     "most sequences; 0 in rounds that the policy does without",
-    "identical": "all outputs of all arms are plain decoding's, token for token, greedy and seeded",
+    "identical": "all outputs of all variants are plain decoding's, token for token, greedy and seeded",
 }
 BARS = {
     "worst_vs_plain": ">= 0.97",

@@ -46,11 +46,11 @@ def draw(directory: Path, mixes: Mixes, found: ComparisonResult | None, recovere
     for load, kind in _select_mixes(mixes):
         lines = [_build_line(name, mixes[load, kind]) for name in _SHOWN]
         name = "load-steps" if load == STEPS else f"{load}-at-once"
-        title = f"replayed, {kind} drafts, " + ("load steps" if load == STEPS else f"{load} at once")
+        title = f"replayed, {kind} drafts, " + ("load in steps" if load == STEPS else f"{load} request at once")
         written.append(_course(directory / f"replayed-{name}-{kind}.png", title, lines))
     real = _real(found) if found is not None else []
     if real:
-        written.append(_course(directory / "real-load-steps-good.png", "real loop, good drafts, load steps", real))
+        written.append(_course(directory / "real-load-steps-good.png", "real loop, good drafts, load in steps", real))
     return [*written, _recovery(directory / "recovery.png", recovered)]
 
 
@@ -114,10 +114,10 @@ def _course(path: Path, title: str, lines: Sequence[Line]) -> Path:
         axes[2].plot(middle, _ratio(sums["tokens"], sums["seconds"]), linewidth=width, label=line.label)
         axes[3].plot(middle, _ratio(sums["sequences"], sums["rounds"]), linewidth=width, label=line.label)
     for one, name in zip(
-        axes, ("drafts of a sequence\nand round", "accepted /\ndrafted", "tokens/s", "at once"), strict=True
+        axes, ("depth,\ndraft tokens", "acceptance rate", "output tokens/s", "requests at once"), strict=True
     ):
         one.set(ylabel=name, ylim=(0.0, None))
-    axes[-1].set(xlabel="s")
+    axes[-1].set(xlabel="time since the start, s")
     return _save(figure, axes, path)
 
 
@@ -126,7 +126,7 @@ def _recovery(path: Path, found: Recovery) -> Path:
     axes.step(range(len(found.depths)), found.depths, where="post", label="depth")
     axes.axhline(found.best, linestyle="--", linewidth=0.9, color="gray", label=f"best at {HIGH}")
     axes.axvspan(found.turned, found.turned + 10, alpha=0.15, label="10 rounds")
-    axes.set(xlabel="round", ylabel="depth", ylim=(0.0, None))
+    axes.set(xlabel="round", ylabel="depth, draft tokens", ylim=(0.0, None))
     return _save(figure, [axes], path)
 
 

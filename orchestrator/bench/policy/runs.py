@@ -1,6 +1,6 @@
-"""Visits: requests decoded under one arm, counted round by round; two of them beside each other.
+"""Visits: requests decoded under one variant, counted round by round; two of them beside each other.
 
-Prompts are read before, by a pass that is not counted, so that every arm begins with them in the target's prefix cache.
+Prompts are read before, by a pass that is not counted. So every variant begins with them in the target's prefix cache.
 Rounds that still compute prompt tokens are not counted either, neither their tokens nor their time. At a steady load
 requests take each other's places, and only decoding while all places are taken is counted. Where a batch runs dry, its
 slowest request decides how long it takes, whatever is gained by the other requests. The first requests get fewer

@@ -80,7 +80,7 @@ class Plan:
         return [(1, 1), (some, some), (most, most + most // 4), (some, 2 * some), (1, 2)]
 
     def cells(self) -> dict[Cell, list[PolicyVariant]]:
-        """Return all cells with the arms that run beside plain decoding."""
+        """Return all cells with the variants that run beside plain decoding."""
         adaptive = [PolicyVariant(ADAPTIVE, kind) for kind in KINDS]
         every = [Cell(category, count) for count in self.concurrencies for category in self.categories]
         found = {
@@ -101,7 +101,7 @@ class Plan:
 
 
 class Pair(NamedTuple):
-    """A visit under some arm, and plain decoding beside it."""
+    """A visit under one variant, and plain decoding beside it."""
 
     plain: Visit
     own: Visit
@@ -114,7 +114,7 @@ class Pair(NamedTuple):
 
 @dataclass(slots=True)
 class ComparisonResult:
-    """What came of a session. `uncounted`: cells in which no round of some arm counts, since prompts are so long that
+    """Results of a session. `uncounted`: cells in which no round of some variant counts, since prompts are so long that
     there is always one being read. `mismatches`: outputs that differ from plain decoding's."""
 
     pairs: dict[tuple[Cell, PolicyVariant], list[Pair]] = field(default_factory=dict)
@@ -225,7 +225,7 @@ def _agree(left: Sequence[int], right: Sequence[int]) -> bool:
 
 
 def adaptive_cells(found: ComparisonResult) -> list[tuple[Cell, PolicyVariant]]:
-    """Return the cells of one category and one concurrency, with each adaptive arm."""
+    """Return the cells of one category and one concurrency, with each adaptive variant."""
     return [
         (cell, arm) for cell, arm in found.pairs if arm.policy == ADAPTIVE and cell.category != MIX and not cell.steps
     ]
