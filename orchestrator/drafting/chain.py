@@ -18,12 +18,11 @@ from policies.speculation.draft_chain import OPTIMISM_TOKENS, asks_on, estimate_
 
 @dataclass(slots=True)
 class _DrafterStats:
-    """What is known of one drafter, for one kind of text (greedy or sampled). `usual` and `passed`: see
+    """What is known of one drafter, for one kind of text (greedy or sampled). `usual`: see
     policies.speculation.draft_chain. `proposed` are its last drafts, by sequence, as it gave them."""
 
     calibration: Calibration = field(default_factory=Calibration)
     usual: float = OPTIMISM_TOKENS
-    passed: int = 0
     proposed: dict[str, Draft] = field(default_factory=dict)
 
     def note(self, key: str, draft: Draft) -> Draft:
@@ -87,9 +86,7 @@ class ChainDrafter(DrafterGroup):
         if ask.key not in self._greedy or best.is_drawn(0):
             return False
         standing = self._standings[self._greedy[ask.key]][number]
-        asks = asks_on(best.confidences, limit=ask.limit, usual=standing.usual, passed=standing.passed)
-        standing.passed = 0 if asks else standing.passed + 1
-        return asks
+        return asks_on(best.confidences, limit=ask.limit, usual=standing.usual)
 
     def end(self, key: str, *, keep: bool) -> None:
         """See the port."""

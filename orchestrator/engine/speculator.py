@@ -16,8 +16,9 @@ from orchestrator.engine.sequence import SequenceState
 from orchestrator.workers.draft_messages import DrafterState
 from policies.speculation import DraftComparison, DraftSummary, RoundContext, RoundSequence, RoundTimes
 from policies.speculation.policy import DepthPolicy, DraftLimits, RoundOutcome
+from policies.speculation.probe import Probe
 
-_LOOK_EVERY = 16  # rounds, for drafters that came or came back
+_NEW_DRAFTERS = Probe(16)
 
 _WATCHED = 4
 """So many drafts a round are shown to the watch, in turn: it takes about 4 us each."""
@@ -252,7 +253,7 @@ class Speculator:
             self._policy.end(key)
         self._pause.start(self._policy.decide_pause(), len(done.index))
         self._rounds += 1
-        if self._rounds % _LOOK_EVERY == 0:
+        if _NEW_DRAFTERS.is_due(self._rounds):
             before, self._usable = self._usable, sum(state.state == "ok" for state in self._drafter.states())
             if self._usable > before:
                 self._policy.reset_gain()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from policies.speculation import switching
 from policies.speculation.cost_model import KNOWN_ROUNDS
+from policies.speculation.probe import Probe
 from policies.speculation.state import SpeculationState, base_ms, worth_per_ms
 from policies.speculation.types import RoundContext, RoundSequence
 
 NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
-SELDOM, MANY, SELDOM_OF_MANY = 12, 8, 20  # rounds, sequences, rounds: see `probe_interval`
+MANY = 8  # sequences: see `_choose_probe`
+SELDOM, SELDOM_OF_MANY = Probe(12), Probe(20)
 REST_LOOKS = 2  # of the rounds from one such ask to the next so many are looked at: they are all alike
 _LEARNING = 1.1  # of what asking takes, judging what came and learning from it take as much again
 _CHEAP = 0.1  # drafting that takes more than this share of a forward is the switch's to leave alone
@@ -23,21 +25,21 @@ def decide_draft_limits(state: SpeculationState, now: RoundContext) -> list[int]
     return [place.most if place.fixed else min(place.most, _depth_of(state, place)) for place in now.places]
 
 
-def probe_interval(sequences: int) -> int:
-    """Return how many rounds there are to each in which drafters are asked whose drafts bring less than asking takes.
-    Asking takes more of a round of many, and more is learned of it."""
+def _choose_probe(sequences: int) -> Probe:
+    """Return when drafters are asked whose drafts bring less than asking takes. Asking takes more of a round of many,
+    and more is learned of it."""
     return SELDOM if sequences < MANY else SELDOM_OF_MANY
 
 
-def compute_learn_interval(sequences: int) -> int:
-    """Return in one round of how many a rest is looked at, if only for what rounds take."""
-    return probe_interval(sequences) // REST_LOOKS
+def choose_pause_probe(sequences: int) -> Probe:
+    """Return when a round of a pause is looked at, if only for its time."""
+    return Probe(_choose_probe(sequences).interval // REST_LOOKS)
 
 
 def _pauses(state: SpeculationState, now: RoundContext) -> bool:
     """Return whether to ask for nothing in this round, since drafts bring less than asking for them takes. Drafters
     that take long are not meant: the switch leaves those alone, and they would have a text to read each time."""
-    return state.rounds % probe_interval(len(now.places)) > 0 and is_unprofitable(state, now)
+    return not _choose_probe(len(now.places)).is_due(state.rounds) and is_unprofitable(state, now)
 
 
 def is_unprofitable(state: SpeculationState, now: RoundContext) -> bool:
@@ -51,7 +53,7 @@ def is_unprofitable(state: SpeculationState, now: RoundContext) -> bool:
 
 def decide_pause(state: SpeculationState, now: RoundContext) -> int:
     """Return how many rounds like `now`, the last one, need neither be asked about nor looked at from here on."""
-    left = -state.rounds % compute_learn_interval(len(now.places))
+    left = choose_pause_probe(len(now.places)).count_left(state.rounds)
     kept_up = 0 < state.same.last != now.base_rows  # rows are kept for what may be proposed next
     if (
         left == 0

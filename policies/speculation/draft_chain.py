@@ -13,8 +13,6 @@ WORTH_TOKENS = 0.5
 """A costlier drafter is asked where it usually brings so many accepted tokens more."""
 OPTIMISM_TOKENS = 4.0
 """What is expected of a drafter at first: enough to ask it until its own figures say otherwise."""
-LOOK_AGAIN = 32
-"""After so many drafts that it was not asked for, a drafter is asked all the same: what it brings may have changed."""
 _WEIGHT = 0.05  # of the newest draft, in an exponential mean
 
 
@@ -27,15 +25,15 @@ def estimate_accepted_tokens(confidences: Sequence[float]) -> float:
     return total
 
 
-def asks_on(confidences: Sequence[float], *, limit: int, usual: float, passed: int) -> bool:
+def asks_on(confidences: Sequence[float], *, limit: int, usual: float) -> bool:
     """Return whether to ask the next drafter too, where the cheaper ones' best draft has these confidences.
 
-    `usual`: the accepted tokens that can be expected of the next one's drafts. `passed`: drafts that it was not asked
-    for since the last. Where there is no draft yet it is always asked.
+    `usual`: the accepted tokens that can be expected of the next one's drafts. Where there is no draft yet it is always
+    asked, so what is usual stays known.
     """
     if limit <= 0:
         return False
-    if not confidences or passed >= LOOK_AGAIN:
+    if not confidences:
         return True
     return estimate_accepted_tokens(confidences) + WORTH_TOKENS < min(usual, limit)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from policies.speculation.break_even import mean, worth_ms
+from policies.speculation.probe import Probe
 
-RETRY_EVERY = 64
-"""One wish in so many is waited for although the drafter seems too slow: it may be faster while the target waits."""
+RETRY = Probe(64)
+"""One request in so many is waited for although the drafter seems too slow: it may be faster while the target waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +45,4 @@ def patience_ms(pace: DraftWait, round_ms: float, bound_ms: float) -> float:
     """Return how long to wait for the answer to this request, at most `bound_ms`. `round_ms`: what a round takes
     without drafts (0: not known)."""
     wait_ms = bound_ms if round_ms == 0.0 else min(bound_ms, worth_ms(pace.accepted, round_ms))
-    return wait_ms if pace.answer_ms <= wait_ms or pace.asks % RETRY_EVERY == 0 else 0.0
+    return wait_ms if pace.answer_ms <= wait_ms or RETRY.is_due(pace.asks) else 0.0

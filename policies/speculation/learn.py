@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from policies.speculation import cost_model, odds, pid, shape_hysteresis, switching
-from policies.speculation.ask import NOTICED, compute_learn_interval
+from policies.speculation.ask import NOTICED, choose_pause_probe
 from policies.speculation.cost_model import KNOWN_ROUNDS
 from policies.speculation.pid import PidSettings
 from policies.speculation.state import RequestState, SpeculationState, base_ms, worth_per_ms
@@ -50,7 +50,7 @@ def observe_round(
     if times is None:
         same = state.same._replace(last=0, last_base=0, given_up=0.0)
         return state._replace(requests=requests, rounds=state.rounds + 1, same=same)
-    unasked = not decision.asks and state.rounds % compute_learn_interval(len(now.places))
+    unasked = not decision.asks and not choose_pause_probe(len(now.places)).is_due(state.rounds)
     if unasked and state.cost.seen >= KNOWN_ROUNDS and switching.active(state.switch):
         rows = now.base_rows + count_added_rows(now, decision.depths)
         same = state.same._replace(last=rows, last_base=now.base_rows, given_up=decision.given_up)

@@ -15,11 +15,12 @@ from policies.speculation.allocation import (
     worth_taking,
 )
 from policies.speculation.ask import least_chance
+from policies.speculation.probe import Probe
 from policies.speculation.state import SpeculationState, worth_per_ms
 from policies.speculation.types import DepthDecision, DraftSummary, RoundContext
 from policies.speculation.widths import pad_to_width
 
-_LOOK_EVERY = 64
+_UNWORTHY_DRAWS = Probe(64)
 _FORCED = 1e6  # the chance of a token that is verified whatever it costs
 
 
@@ -99,5 +100,5 @@ def _worth_drawing(
     """Return the chances of the drawn tokens that are verified: each while it is worth its row by itself, which was
     known before it was drawn. What is behind it and in other drafts does not count. One now and then is verified
     whatever it promises: a drawn token that is not verified cannot be compared with anything."""
-    look = 1 if state.rounds % _LOOK_EVERY == 0 else 0
-    return reach(believed, factor, most, max(free, look), max(LEAST_CHANCE, least_chance(state, now)))
+    sure = max(free, _UNWORTHY_DRAWS.is_due(state.rounds))
+    return reach(believed, factor, most, sure, max(LEAST_CHANCE, least_chance(state, now)))

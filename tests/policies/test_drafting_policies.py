@@ -14,7 +14,7 @@ from policies.speculation.calibration import (
     observe_draft_outcome,
     observe_token_outcome,
 )
-from policies.speculation.draft_chain import LOOK_AGAIN, WORTH_TOKENS, asks_on, estimate_accepted_tokens, usual_after
+from policies.speculation.draft_chain import WORTH_TOKENS, asks_on, estimate_accepted_tokens, usual_after
 
 chances = st.floats(0.0, 1.0)
 outcomes = st.lists(st.tuples(chances, st.booleans()), max_size=60)
@@ -77,10 +77,10 @@ def test_expected_tokens_is_what_simulation_by_hand_gives(confidences, more):
     assert estimate_accepted_tokens([more, *confidences]) == pytest.approx(more * (1.0 + total))
 
 
-@given(st.lists(chances, max_size=12), st.integers(0, 12), st.floats(0.0, 12.0), st.integers(0, 40))
-def test_the_next_drafter_is_asked_where_it_can_bring_more(confidences, limit, usual, passed):
-    asked = asks_on(confidences, limit=limit, usual=usual, passed=passed)
-    if not confidences or passed >= LOOK_AGAIN:
+@given(st.lists(chances, max_size=12), st.integers(0, 12), st.floats(0.0, 12.0))
+def test_the_next_drafter_is_asked_where_it_can_bring_more(confidences, limit, usual):
+    asked = asks_on(confidences, limit=limit, usual=usual)
+    if not confidences:
         assert asked == (limit > 0)
     elif asked:
         assert min(usual, limit) - estimate_accepted_tokens(confidences) > WORTH_TOKENS

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.speculation.draft_wait import (
-    RETRY_EVERY,
+    RETRY,
     DraftWait,
     count_draft_request,
     observe_accepted_tokens,
@@ -35,7 +35,7 @@ def test_what_comes_in_time_on_average_is_waited_for(accepted, round_ms):
 def test_what_comes_too_late_is_waited_for_once_in_a_while(accepted, round_ms):
     pace = DraftWait(accepted, 1.1 * accepted * round_ms + 1.0)
     waits = []
-    for _ in range(4 * RETRY_EVERY):
+    for _ in range(4 * RETRY.interval):
         pace = count_draft_request(pace)
         waits.append(patience_ms(pace, round_ms, 1e9) > 0.0)
     assert sum(waits) == 4

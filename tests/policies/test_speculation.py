@@ -20,7 +20,7 @@ from policies.speculation import (
     start_request,
 )
 from policies.speculation.adaptive import Adaptive
-from policies.speculation.ask import REST_LOOKS, probe_interval
+from policies.speculation.ask import MANY, REST_LOOKS, SELDOM, SELDOM_OF_MANY
 from policies.speculation.cost_model import start_cost_model
 from policies.speculation.policy import RoundOutcome
 from policies.speculation.shape_hysteresis import ShapeHysteresis
@@ -238,7 +238,7 @@ def test_drafters_whose_drafts_bring_nothing_are_asked_seldom_and_found_again(se
         assert not resting, "it has no part in a round in which it would ask"
         return asks
 
-    every = probe_interval(sequences)
+    every = (SELDOM if sequences < MANY else SELDOM_OF_MANY).interval
     rounds(20 * every, 0)
     rests = 0
     assert rounds(5 * every, 0) == 5
