@@ -28,6 +28,7 @@ from orchestrator.measuring.quick import quick_cost
 from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.messages import Event, Progress, Ready
 from policies.serving.canary import CanaryVariant
+from policies.serving.slo import NO_OBJECTIVES
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import TYPICAL, start_cost_model
 from policies.speculation.policy import DepthPolicy
@@ -73,7 +74,7 @@ def build_loop(
 def first_cost(target: Target, options: EngineOptions, *, drafts: bool = True) -> FirstCost:
     """Return what is known of rounds before the first: the stored profile, else what a few forwards take. Raises what
     forwards raise."""
-    if not drafts:
+    if not drafts and options.objectives == NO_OBJECTIVES:
         return FirstCost(TYPICAL, "nothing: no depth is chosen")
     known = find_stored_cost(target, options.model)
     if known is not None:
