@@ -73,7 +73,7 @@ class DraftGate:
             if ask.cheap_only:
                 continue
             one = known.get(ask.key)
-            if one is None or ask.round_ms is None:
+            if one is None or ask.fixed:
                 kept.append(ask)
             else:
                 by_rule[one.sampling.rule].append((self.reading_ms(one), ask, one))
@@ -85,7 +85,7 @@ class DraftGate:
         self, rule: Rule, wishes: Sequence[tuple[float, Ask, DraftSequence]], step_ms: float, sequences: int
     ) -> list[Ask]:
         """Return the wishes that are granted; they come in the order of what there is to read for them."""
-        round_ms = wishes[0][1].round_ms or 0.0
+        round_ms = wishes[0][1].round_ms
         worth = self._worths[rule] = decide_drafting(self._worth(rule), DraftCost(round_ms, step_ms, wishes[0][0]))
         if not worth.asked:
             return []
@@ -116,7 +116,7 @@ class DraftGate:
         """The drafts that were chosen are there, after so long; `reading`: with more to read than verdicts."""
         made = list(drafts)
         for rule, ask, draft in made:
-            if ask.round_ms is not None and (found := self._open.get(rule)) is not None:
+            if not ask.fixed and (found := self._open.get(rule)) is not None:
                 found.cost_ms += took_ms / len(made)
                 found.rows_ms += ask.row_ms * max(0, len(draft.tokens) - ask.free)
                 found.promised += ask.promised if draft.tokens else 0.0

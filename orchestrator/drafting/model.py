@@ -197,7 +197,8 @@ class ModelDrafter:
         for ask in asks:
             known = self._known.get(ask.key)
             if known is not None and ask.limit > 0 and len(known.tokens) + ask.limit <= self._context:
-                least = max(ask.least, token_price(self._step_ms + ask.row_ms, ask.round_ms or 0.0))
+                price = 0.0 if ask.fixed else token_price(self._step_ms + ask.row_ms, ask.round_ms)
+                least = max(ask.least, price)
                 drafting[known] = _GrowingDraft(ask, known, least, dict(known.counts))
         follow = all(known.follows for known in drafting)
         started_s = self._clock.monotonic_s()

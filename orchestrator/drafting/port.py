@@ -87,8 +87,8 @@ class Ask:
 
     `least`: the chance of being accepted, with all before it, below which a token is not worth its verification. A
     drafter to which a token costs time stops there; the loop drops such tokens anyway. `round_ms`: what a round of the
-    target takes without drafts; a drafter on the target's time that costs more than it saves proposes nothing. 0: not
-    measured yet; None: the request fixed its depth, and drafts whatever they cost. `row_ms`: what the verification of
+    target takes without drafts (0: not known yet); a drafter on the target's time that costs more than it saves
+    proposes nothing, unless the depth is `fixed`. `row_ms`: what the verification of
     one token more adds to a round, behind the first `free`, which add nothing. `promised`: how many accepted tokens can
     be expected of a cheaper drafter's draft, which is there already. `last_ms`: what the target's part of the last
     round took (0: it had prompts in it, or there was none). `cheap_only`: drafters that take time leave it alone.
@@ -97,12 +97,13 @@ class Ask:
     key: str
     limit: int
     least: float = 0.0
-    round_ms: float | None = None
+    round_ms: float = 0.0
     row_ms: float = 0.0
     free: int = 0
     promised: float = 0.0
     last_ms: float = 0.0
     cheap_only: bool = False
+    fixed: bool = True
 
 
 class Drafter(Protocol):

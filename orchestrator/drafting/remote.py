@@ -193,7 +193,7 @@ class RemoteDrafter:
             link.flush()
             return
         self._pace = draft_wait.count_draft_request(self._pace)
-        round_ms = max(ask.round_ms or 0.0 for ask in asks)
+        round_ms = asks[0].round_ms or asks[0].last_ms  # the last round is a guess, until more is known
         lines = [self._lines[ask.key] for ask in asks]
         reading = not all(line.met for line in lines)
         drafted = all(line.rest(1).tokens for line in lines)

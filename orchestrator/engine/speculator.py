@@ -161,11 +161,12 @@ class Speculator:
                 place.key,
                 min(limit, place.most),
                 0.0 if place.fixed else asked.least,
-                None if place.fixed else asked.round_ms,
+                asked.round_ms,
                 asked.row_ms,
                 place.free,
                 last_ms=self._last_ms,
                 cheap_only=asked.cheap_only and not place.fixed,
+                fixed=place.fixed,
             )
             for place, limit in zip(now.places, asked.limits, strict=True)
             if limit > 0

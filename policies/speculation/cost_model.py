@@ -31,6 +31,7 @@ _SINGLE = 64
 CLIP = 0.25
 KNOWN_ROUNDS = 4
 """After so many rounds without drafts decisions may rest on what one takes."""
+_KNOWN_DRAFTED_ROUNDS = 32  # the same, where all have some
 _SLOWED = 0.05  # drafting that takes more than this share of a forward is a model's
 REBUILD_EVERY = 16
 """The table is built again after so many rounds; the correction for all rounds counts at once."""
@@ -76,8 +77,8 @@ class CostModel(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether rounds without drafts have confirmed what one takes."""
-        return self.plain >= KNOWN_ROUNDS
+        """Whether rounds have confirmed what one without drafts takes."""
+        return self.plain >= KNOWN_ROUNDS or self.seen >= _KNOWN_DRAFTED_ROUNDS
 
     @property
     def slowdown(self) -> float:

@@ -44,5 +44,5 @@ def observe_accepted_tokens(pace: DraftWait, accepted: int) -> DraftWait:
 def patience_ms(pace: DraftWait, round_ms: float, bound_ms: float) -> float:
     """Return how long to wait for the answer to this request, at most `bound_ms`. `round_ms`: what a round takes
     without drafts (0: not known)."""
-    wait_ms = bound_ms if round_ms == 0.0 else min(bound_ms, worth_ms(pace.accepted, round_ms))
+    wait_ms = min(bound_ms, worth_ms(pace.accepted, round_ms)) if round_ms else bound_ms
     return wait_ms if pace.answer_ms <= wait_ms or RETRY.is_due(pace.asks) else 0.0

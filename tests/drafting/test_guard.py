@@ -18,7 +18,7 @@ from policies.sampling import Sampling
 from tests.support.loops import suffix, toy
 
 ROUND_MS, STEP_MS = 10.0, 4.0
-WISH = Ask("a", 8, round_ms=ROUND_MS, row_ms=0.5, free=1)
+WISH = Ask("a", 8, round_ms=ROUND_MS, row_ms=0.5, free=1, fixed=False)
 
 
 def count_asks(wish: Ask, *, accepted: int, took_ms: float, rounds: int) -> int:
