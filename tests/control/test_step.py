@@ -21,6 +21,7 @@ from orchestrator.control.actions import (
     StopWorker,
 )
 from orchestrator.control.events import (
+    ClusterFailed,
     ClusterOpened,
     ControlClosed,
     ControlEvent,
@@ -37,6 +38,7 @@ from orchestrator.control.events import (
     WorkersChosen,
     WorkerStarted,
 )
+from orchestrator.control.router import LOSSES_ARE_KNOWN_S
 from orchestrator.control.state import FAILED, RESTART_WINDOW_S, RESTARTING
 from orchestrator.control.state import READY as READY_PHASE
 from orchestrator.control.step import State, step
@@ -80,7 +82,7 @@ class World:
         self.starts_s: dict[int, list[float]] = {}
         self.delivered: dict[str, list[int]] = {}  # of live streams; a token is its own position
         self.holder: dict[str, tuple[int, str]] = {}  # of live streams that were sent: the worker, the id there
-        self.forgotten: list[tuple[int, str, int]] = []  # of moved streams: the worker, the id, the tokens there
+        self.forgotten: list[tuple[int, str]] = []  # of streams that were taken back: the worker, the id there
         self.errors: list[str] = []
         self.changing = False
         self.settled = False
@@ -108,7 +110,8 @@ class World:
             case Send(worker, Cancel(sent_id)):
                 key = sent_id.partition("#")[0]
                 assert self.holder.pop(key) == (worker, sent_id), "only who has a stream is told to forget it"
-                self.forgotten.append((worker, sent_id, self.processes[worker].has.pop(sent_id)))
+                self.processes[worker].has.pop(sent_id)
+                self.forgotten.append((worker, sent_id))
             case Deliver(key, delta):
                 got = self.delivered[key]
                 assert delta.request_id == key
@@ -187,11 +190,14 @@ class ControlMachine(RuleBasedStateMachine):
     opened = 0
     closed = False
 
-    @initialize(replicas=st.integers(1, 3), max_restarts=st.integers(0, 3))
-    def begin(self, replicas: int, max_restarts: int) -> None:
+    @initialize(replicas=st.integers(1, 3), max_restarts=st.sampled_from([0, 2, 9]), count=st.integers(0, 5))
+    def begin(self, replicas: int, max_restarts: int, count: int) -> None:
         self.world = World(max_restarts)
         self.world.tell(WorkersChosen([spec(f"t{number}") for number in range(replicas)], []))
         self.world.tell(ClusterOpened())
+        if count:
+            self.all_workers_become_ready()
+            self.streams_open(count)
 
     def pick(self, index: int, **wanted: bool) -> int | None:
         numbers = self.world.numbers(**wanted)
@@ -248,11 +254,24 @@ class ControlMachine(RuleBasedStateMachine):
         if worker is not None:
             self.world.decode(worker, counts)
 
+    @rule(count=st.integers(1, 9))
+    def all_workers_decode(self, count: int) -> None:
+        for worker in self.world.numbers(ready=True):
+            self.world.decode(worker, [count] * 8)
+
+    @rule(index=INDEXES, times=st.integers(2, 4))
+    def a_worker_is_lost_again_and_again(self, index: int, times: int) -> None:
+        worker = self.pick(index, ready=True, stopping=False)
+        for _ in range(times):
+            if worker is not None and worker in self.world.numbers(stopping=False):
+                self.world.end_process(worker)
+                self.all_workers_become_ready()
+
     @rule(index=INDEXES)
     def a_worker_speaks_of_what_was_moved(self, index: int) -> None:
         if self.world.forgotten:
-            worker, sent_id, position = self.world.forgotten[index % len(self.world.forgotten)]
-            self.world.tell(WorkerSaid(worker, report([Delta(sent_id, [position], "stop")])))
+            worker, sent_id = self.world.forgotten[index % len(self.world.forgotten)]
+            self.world.tell(WorkerSaid(worker, report([Delta(sent_id, [-1], "stop")])))
             self.world.tell(WorkerSaid(worker, Refused(sent_id, "late", "failed")))
 
     @rule(index=INDEXES, kind=st.sampled_from(["invalid", "failed"]))
@@ -293,6 +312,9 @@ class ControlMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.world.now_s += seconds
         self.world.tell(Woke())
+        live = self.world.state.streams.live()
+        if seconds >= LOSSES_ARE_KNOWN_S and any(one.serving for one in self.world.state.replicas.serving):
+            assert not live or any(stream.at or stream.kind for stream in live), "of suspects one is tried"
 
     @precondition(lambda self: not self.world.changing and not self.closed)
     @rule(kinds=st.lists(st.sampled_from(["fp32", "fp32", "bf16"]), min_size=1, max_size=3), build=st.integers(0, 1))
@@ -306,13 +328,13 @@ class ControlMachine(RuleBasedStateMachine):
         self.world.changing = False
         self.world.tell(RolloutDropped())
 
-    @rule(chance=INDEXES)
+    @rule(chance=st.integers(0, 15))
     def the_server_drains_or_closes(self, chance: int) -> None:
         if chance == 0:
             self.closed = True
             self.world.tell(DrainBegun(10.0))
         elif self.closed:
-            self.world.tell(DrainOver(10.0) if chance < 4 else ControlClosed())
+            self.world.tell(DrainOver(10.0) if chance < 8 else ControlClosed())
             assert not self.world.delivered
 
     @invariant()
@@ -340,11 +362,6 @@ class ControlMachine(RuleBasedStateMachine):
         live = self.world.state.streams.live()
         if not any(stream.crashes.suspect for stream in live):
             assert not [stream.key for stream in live if not stream.at and not stream.kind]
-        if not any(stream.at for stream in live) and self.world.now_s - 2.0 >= max(
-            one.heard_s for one in self.world.state.replicas.serving
-        ):
-            self.world.tell(Woke())
-            assert not live or any(stream.at for stream in live) or any(stream.kind for stream in live)
 
     @invariant()
     def when_all_replicas_have_failed_no_stream_is_left(self) -> None:
@@ -368,3 +385,76 @@ class ControlMachine(RuleBasedStateMachine):
 
 TestControl = ControlMachine.TestCase
 TestControl.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def serve(world: World, count: int) -> None:
+    """Have so many replicas, all of them started."""
+    world.tell(WorkersChosen([spec(f"t{number}") for number in range(count)], []))
+    world.tell(ClusterOpened())
+    for worker in range(count):
+        world.start(worker)
+
+
+def open_stream(world: World, key: str) -> None:
+    world.delivered[key] = []
+    world.tell(StreamOpened(Submit(key, [1], MAX_TOKENS)))
+
+
+def test_a_stream_does_not_wait_for_a_replica_that_is_being_started_beside_one_that_serves() -> None:
+    world = World(max_restarts=1)
+    serve(world, 2)
+    world.make_ready(0)
+    open_stream(world, "a")
+    assert world.holder == {"a": (0, "a")}
+
+
+def test_of_several_replicas_only_a_death_in_quarantine_makes_a_culprit() -> None:
+    world = World(max_restarts=3)
+    serve(world, 3)
+    for worker in range(3):
+        world.make_ready(worker)
+    open_stream(world, "bad")
+    world.now_s += 1.0
+    for _ in range(2):
+        world.end_process(world.holder["bad"][0])
+        assert not world.errors
+    assert "bad" not in world.holder, "the last replica may have died with the other two"
+    open_stream(world, "good")
+    world.now_s += LOSSES_ARE_KNOWN_S
+    world.decode(world.holder["good"][0], [MAX_TOKENS])
+    world.end_process(world.holder["bad"][0])
+    assert world.errors == ["the worker died each time it ran this request; it is not tried again"]
+    assert not world.delivered
+
+
+def test_a_cluster_that_cannot_be_opened_fails_every_replica() -> None:
+    world = World(max_restarts=1)
+    world.tell(WorkersChosen([spec("t0"), spec("t1")], []))
+    world.tell(ClusterFailed("no cluster there"))
+    assert [one.state.phase for one in world.state.replicas.serving] == [FAILED, FAILED]
+    assert world.settled
+    assert not world.processes
+
+
+def test_a_rollout_to_another_kind_lets_the_old_replica_finish_its_streams() -> None:
+    world = World(max_restarts=1)
+    serve(world, 1)
+    world.make_ready(0)
+    open_stream(world, "old")
+    world.decode(0, [3])
+    world.changing = True
+    world.tell(RolloutAsked([spec("new", "bf16")], []))
+    world.start(1)
+    world.make_ready(1)
+    open_stream(world, "late")
+    assert world.holder == {"old": (0, "old"), "late": (1, "late")}
+    world.end_process(0)
+    assert "old" not in world.holder, "nobody else says what it says"
+    world.start(0)
+    world.make_ready(0)
+    assert world.processes[0].has == {"old#2": 3}
+    world.decode(0, [MAX_TOKENS])
+    assert world.processes[0].stopping
+    assert world.outcome is None
+    world.end_process(0, "stopped")
+    assert world.outcome == FinishRollout((0,))
