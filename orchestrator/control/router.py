@@ -45,9 +45,8 @@ class Router:
         return [*self._cancel(stream), *told]
 
     def retire(self, replica: Replica) -> tuple[int, list[Action]]:
-        """Take the streams back from a replica that is being replaced, but for those that only it can go on with;
+        """Take the streams back from a replica that retires, but for those that only it can go on with;
         returns how many. They are due again."""
-        replica.rank = Rank.RETIRING
         moves = any(other.kind == replica.kind for other in self._replicas.serving)
         taken = [stream for stream in self._streams.at(replica.name) if moves or not stream.kind]
         return len(taken), [action for stream in taken for action in self._recall(stream)]

@@ -39,7 +39,7 @@ from orchestrator.control.events import (
     WorkerStarted,
 )
 from orchestrator.control.router import LOSSES_ARE_KNOWN_S
-from orchestrator.control.state import FAILED, RESTART_WINDOW_S, RESTARTING
+from orchestrator.control.state import FAILED, RESTART_WINDOW_S, RESTARTING, add_totals
 from orchestrator.control.state import READY as READY_PHASE
 from orchestrator.control.step import State, step
 from orchestrator.errors import RequestError
@@ -83,6 +83,7 @@ class World:
         self.delivered: dict[str, list[int]] = {}  # of live streams; a token is its own position
         self.holder: dict[str, tuple[int, str]] = {}  # of live streams that were sent: the worker, the id there
         self.forgotten: list[tuple[int, str]] = []  # of streams that were taken back: the worker, the id there
+        self.tokens = 0
         self.errors: list[str] = []
         self.changing = False
         self.settled = False
@@ -117,6 +118,7 @@ class World:
                 assert delta.request_id == key
                 assert delta.tokens == list(range(len(got), len(got) + len(delta.tokens))), "none twice, none skipped"
                 got += delta.tokens
+                self.tokens += len(delta.tokens)
                 if delta.finish:
                     self.end(key)
             case EndStream(key, error):
@@ -295,6 +297,15 @@ class ControlMachine(RuleBasedStateMachine):
         if worker is not None:
             self.world.end_process(worker)
 
+    @rule(index=INDEXES)
+    def a_worker_falls_silent(self, index: int) -> None:
+        """It says nothing more, and is not cleared away yet."""
+        worker = self.pick(index, started=True, stopping=False)
+        if worker is not None:
+            process = self.world.processes[worker]
+            process.ready, process.stopping = False, True
+            self.world.tell(WorkerEnding(worker))
+
     @rule(index=INDEXES, restartable=st.sampled_from([True, True, True, False]))
     def a_worker_fails(self, index: int, restartable: bool) -> None:
         worker = self.pick(index, started=True, stopping=False)
@@ -350,7 +361,9 @@ class ControlMachine(RuleBasedStateMachine):
                 [world.holder[stream.key]] if stream.key in world.holder else []
             )
             assert bool(stream.at) == bool(having)
-            assert all(one.serving and world.processes[one.worker].ready for one in having)
+            for one in having:
+                process = world.processes[one.worker]
+                assert (one.serving and process.ready) or process.stopping, "or it has just fallen silent"
         assert +state.streams.counts == +type(state.streams.counts)(
             stream.at for stream in state.streams.live() if stream.at
         )
@@ -362,6 +375,13 @@ class ControlMachine(RuleBasedStateMachine):
         live = self.world.state.streams.live()
         if not any(stream.crashes.suspect for stream in live):
             assert not [stream.key for stream in live if not stream.at and not stream.kind]
+
+    @invariant()
+    def every_token_is_counted_once(self) -> None:
+        if hasattr(self, "world"):
+            replicas = self.world.state.replicas
+            totals = add_totals([replicas.gone, *(one.state.totals for one in replicas.serving)])
+            assert totals.generated == self.world.tokens
 
     @invariant()
     def when_all_replicas_have_failed_no_stream_is_left(self) -> None:
