@@ -478,3 +478,24 @@ def test_a_rollout_to_another_kind_lets_the_old_replica_finish_its_streams() -> 
     assert world.outcome is None
     world.end_process(0, "stopped")
     assert world.outcome == FinishRollout((0,))
+
+
+def test_a_rollout_moves_the_streams_of_all_that_leave_in_one_step() -> None:
+    world = World(max_restarts=1)
+    serve(world, 2)
+    for worker in range(2):
+        world.make_ready(worker)
+        open_stream(world, f"r{worker}")
+    assert sorted(worker for worker, _ in world.holder.values()) == [0, 1]
+    for worker in range(2):
+        world.decode(worker, [3])
+    world.changing = True
+    world.tell(RolloutAsked([spec("new", build=1)], []))
+    world.start(2)
+    world.make_ready(2)
+    assert world.processes[2].has == {"r0#2": 3, "r1#2": 3}
+    for worker in range(2):
+        world.end_process(worker, "stopped")
+    assert world.outcome == FinishRollout((0,))
+    (left,) = world.state.replicas.serving
+    assert left.state.totals.generated + world.state.replicas.gone.generated == 6
