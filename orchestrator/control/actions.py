@@ -1,4 +1,4 @@
-"""What control decides to have done: plain values, which the controller carries out in order."""
+"""The actions that control decides on: plain values, which the controller carries out in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class StopWorker:
-    """End a worker, or what would become one; WorkerEnded follows."""
+    """End a worker, also where it is only due; WorkerEnded follows."""
 
     worker: int
     grace_s: float

@@ -1,4 +1,4 @@
-"""What control is told: what became of workers, and what its callers ask for. Plain values, folded by control.step."""
+"""Control's events, from its workers and its callers: plain values, which control.step folds into the state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.workers.messages import Event, Submit
 
 @dataclass(frozen=True, slots=True)
 class WorkersChosen:
-    """What is to be started is known: replicas, and the draft workers beside them."""
+    """It is known which replicas are to be started, and which draft workers beside them."""
 
     targets: Sequence[WorkerSpec]
     drafts: Sequence[WorkerSpec]
@@ -98,7 +98,7 @@ class DrainBegun:
 
 @dataclass(frozen=True, slots=True)
 class DrainOver:
-    """What is left of the live streams is cut off."""
+    """Streams that are still live are cut off."""
 
     timeout_s: float
 

@@ -1,8 +1,7 @@
-"""What control does next: one event folded into the state, then a chain of rules. No effects, no clock, no I/O.
+"""Control's decisions: one event folded into the state, then a chain of rules. No effects, no clock, no I/O.
 
-`step` is the only one that changes a State. What is to be done in the world comes back as actions, in order
-(control.actions); control.controller carries them out. After every event the same rules look at the state: a rollout
-advances where it can, and streams that are due are sent.
+Only `step` changes a State. It returns actions in order (control.actions), and control.controller carries them out.
+After every event the same rules look at the state: a rollout advances where it can, and streams that are due are sent.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ def _fold_worker_event(
 
 
 def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -> list[Action]:
-    """Fold what a replica's worker said. Of one that is joining or leaving nobody waits for anything."""
+    """Fold an event of a replica's worker. Of one that is joining or leaving nobody waits for anything."""
     event = said.event
     if replica.rank in (Rank.JOINING, Rank.LEAVING):
         replica.state.observe(event)

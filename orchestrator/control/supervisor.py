@@ -1,4 +1,4 @@
-"""Follows worker processes as it is told: starts one, says what it says, and ends it. It decides nothing."""
+"""Starts, follows and ends worker processes as it is told, and reports their events. It decides nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Post = Callable[[WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded], None]
 
 
 class Supervisor:
-    """Workers of `cluster`, by the number that StartWorker gave them. What becomes of them is told to `post`."""
+    """Workers of `cluster`, by the number that StartWorker gave them. `post` is told of each event."""
 
     def __init__(self, cluster: Cluster, sleep: Sleep, post: Post) -> None:
         self._cluster = cluster

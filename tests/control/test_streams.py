@@ -7,7 +7,6 @@ import pytest
 from orchestrator.control.port import Totals
 from orchestrator.control.state import MAX_BACKOFF_S, RESTART_WINDOW_S, RestartBudget, TargetState, fold_round
 from orchestrator.control.streams import Stream, Streams
-from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Delta, Progress, RequestStats, RoundReport, Submit
 
 
@@ -97,19 +96,6 @@ def test_a_stream_is_resumed_behind_what_was_delivered() -> None:
     assert len(streams) == 0
     assert last is not None
     assert last.delta.stats == RequestStats(1, 5, 1, 0, 0, 0.0, 0.0)  # counted over all workers
-
-
-def test_what_nobody_waits_for_is_not_counted() -> None:
-    streams, (stream,) = open_streams(1)
-    send_due(streams)
-    streams.drop(stream)
-    assert streams.deliver(Delta("r0", [1, 2]), 0.0) is None
-
-
-def test_an_id_in_use_is_refused() -> None:
-    streams, _ = open_streams(1)
-    with pytest.raises(RequestError, match="r0"):
-        streams.open(Submit("r0", [1], 1))
 
 
 @pytest.mark.parametrize(
