@@ -1,7 +1,6 @@
-"""Keeps the target's replicas running and their streams alive: observe -> (one step of state) -> act.
+"""Control's edge: hands what happens to control.step, and carries out the actions that come back, in order.
 
-When a replica is lost, its streams go to another one, or pause where there is none. Whoever takes them gets every live
-stream with the tokens that were delivered, and goes on with the very next one.
+It decides nothing about workers and streams. It has what `step` must not have: processes, tasks, the clock, the log.
 """
 
 from __future__ import annotations
@@ -14,30 +13,53 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
-import msgspec
-
 from orchestrator.clock import Clock
+from orchestrator.control.actions import (
+    Action,
+    Deliver,
+    EndStream,
+    FinishRollout,
+    LogLine,
+    Notify,
+    Send,
+    Settle,
+    StartWorker,
+    StopWorker,
+    TellGauges,
+    WakeAfter,
+)
 from orchestrator.control.admission import ControlLimits, refuse_or_pass
-from orchestrator.control.deadlines import deadline_s, next_item
-from orchestrator.control.draft_workers import DraftWorkers
+from orchestrator.control.deadlines import Reader, deadline_s, next_item
 from orchestrator.control.event_log import tell_changes
-from orchestrator.control.overrides import Overrides, bounds_of
+from orchestrator.control.events import (
+    ClusterFailed,
+    ClusterOpened,
+    ControlClosed,
+    ControlEvent,
+    DrainBegun,
+    DrainOver,
+    RolloutAsked,
+    RolloutDropped,
+    StreamClosed,
+    StreamOpened,
+    Woke,
+    WorkersChosen,
+)
+from orchestrator.control.overrides import NO_OVERRIDES, OverrideScope, bounds_of, change_overrides, format_override
 from orchestrator.control.port import PlanView, StateView
-from orchestrator.control.replica import Replica
-from orchestrator.control.replicas import ALIKE, Replicas
-from orchestrator.control.rollout import Rollout
-from orchestrator.control.router import LOSSES_ARE_KNOWN_S, Router
-from orchestrator.control.state import DRAINING, FAILED, STARTING, add_totals, format_progress, whole
-from orchestrator.control.streams import Streams
-from orchestrator.control.supervisor import SupervisorSettings
+from orchestrator.control.state import DRAINING, STARTING, add_totals, format_progress, whole
+from orchestrator.control.step import State, step
+from orchestrator.control.supervisor import Supervisor
 from orchestrator.errors import RequestError, WorkerError
+from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import Cluster, WorkerSpec
-from orchestrator.workers.draft_messages import AttachDraft, DraftLink
-from orchestrator.workers.messages import Delta, Event, Gauges, Progress, Ready, Refused, RoundReport, Submit
+from orchestrator.workers.messages import Delta, Progress, RoundReport, Submit
 from policies.serving.canary import CanaryVariant
 from policies.serving.overrides import Override
 
 _log = logging.getLogger(__name__)
+_entries = get_logger(__name__)
+_LEVELS = logging.getLevelNamesMapping()
 _T = TypeVar("_T")
 
 
@@ -65,24 +87,23 @@ class TargetControl:
         self._cluster = cluster
         self._limits = limits
         self._clock = clock
-        self._upkeep = SupervisorSettings(cluster, limits.max_restarts, clock, sleep)
-        self._streams = Streams()
-        self._replicas = Replicas(self._upkeep, self)
-        self._wishes = Overrides(clock)
-        self._router = Router(self._replicas.serving, self._replicas.retiring, self._streams, clock, limits.least_depth)
-        self._drafts = DraftWorkers(self._upkeep, self._attach)
-        self._exchange = Rollout(self._replicas, self._router, self._drafts)
+        self._state = State(limits.max_restarts, limits.least_depth)
+        self._supervisor = Supervisor(cluster, sleep, self._post)
+        self._overrides = NO_OVERRIDES
+        self._readers: dict[str, Reader] = {}  # of live streams, by the request's id
+        self._reading = 0
+        self._all_read = asyncio.Event()
+        self._changing = asyncio.Lock()
+        self._changed: asyncio.Future[list[int]] | None = None
         self._preparing = "the workers are being planned"
-        self.set_specs(specs, [drafts] * len(specs))
-        self._task: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
-        self._draining = False
         self._started_s = clock.monotonic_s()
+        self.set_specs(specs, [drafts] * len(specs))
 
     def set_specs(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> None:
         """Say what to start: replicas, and the draft workers of each. To be called before `start`."""
-        self._replicas.create_replicas(specs)
-        self._drafts.run_these(list(chain.from_iterable(drafts)))
+        self._post(WorkersChosen(specs, list(chain.from_iterable(drafts))))
 
     def prepares(self, progress: Progress) -> None:
         """Something goes on before there is anything to start."""
@@ -90,8 +111,8 @@ class TargetControl:
 
     async def start(self) -> None:
         """Begin to open the cluster and start the workers; returns at once (see `wait_settled`)."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._open(), name="open the cluster")
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open(), name="open the cluster")
 
     async def wait_settled(self) -> StateView:
         """Wait until a worker was ready once, or all have failed for good, or control was closed."""
@@ -100,53 +121,52 @@ class TargetControl:
 
     def view(self) -> StateView:
         """See control.port.Control."""
-        now_s = self._clock.monotonic_s()
-        if not self._replicas.serving:
-            uptime_s, phase = now_s - self._started_s, DRAINING if self._draining else STARTING
+        state, now_s = self._state, self._clock.monotonic_s()
+        serving, uptime_s = state.replicas.serving, now_s - self._started_s
+        if not serving:
+            phase = DRAINING if state.draining else STARTING
             return StateView(phase, self._preparing, "", self._cluster.runtime, None, None, uptime_s=uptime_s)
-        live = self._streams.counts
-        replicas = [
-            one.state.view(one.engine, live[one.name], now_s - max(one.heard_s, one.busy_s))
-            for one in self._replicas.serving
-        ]
+        live = state.streams.counts
+        replicas = [one.state.view(one.engine, live[one.name], now_s - max(one.heard_s, one.busy_s)) for one in serving]
         view = whole(
             replicas,
             self._cluster.runtime,
-            streams=len(self._streams),
-            uptime_s=now_s - self._started_s,
-            draining=self._draining,
+            streams=len(state.streams),
+            uptime_s=uptime_s,
+            draining=state.draining,
         )
         plan = self.plan_view() if self.plan_view is not None else None
         least = self._limits.least_depth
         if view.ready is not None:
             theirs = bounds_of(view.ready, least, CanaryVariant.CANARY.value)
             view = replace(view, bounds=bounds_of(view.ready, least), canary_bounds=theirs)
-        shown = replace(view, totals=add_totals([self._replicas.gone, view.totals]), plan=plan)
-        return replace(shown, drafts=self._drafts.views(), wishes=self._wishes.standing)
+        shown = replace(view, totals=add_totals([state.replicas.gone, view.totals]), plan=plan)
+        return replace(shown, drafts=state.drafts.views(), wishes=self._overrides)
 
     def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
-        """See control.port.Control."""
-        engines = [replica.engine for replica in self._replicas.serving]
-        self._wishes.take(wish, asked_by, user=user, engine=engine, engines=engines)
+        """See control.port.AdminControl."""
+        engines = [replica.engine for replica in self._state.replicas.serving]
+        scope = OverrideScope(user, engine)
+        changed = change_overrides(self._overrides, scope, wish, asked_by, engines, self._clock.wall_s())
+        self._overrides, concerned = changed
+        for whom in concerned:
+            _entries.info("speculation wished", **whom, wish=format_override(wish), asked_by=asked_by)
 
     async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """See control.port.Control. A request is taken in (or refused) when its first token is asked for."""
-        refuse_or_pass(self.view(), self._limits, self._streams)
+        refuse_or_pass(self.view(), self._limits, self._state.streams)
         end_s = deadline_s(submit, self._limits.request_timeout_s, self._clock)
-        stream = self._streams.open(submit, self._wishes.standing)
+        reader = self._open_stream(submit)
         try:
-            self._router.feed()
             while True:
-                item = await next_item(stream, end_s, self._clock)
+                item = await next_item(reader, end_s, self._clock)
                 if isinstance(item, RequestError):
                     raise item
                 yield item
                 if item.finish:
                     return
         finally:
-            if self._streams.close(stream):
-                self._router.cancel(stream)
-            self._router.feed()  # a trial may be over
+            self._close_stream(submit.request_id, reader)
 
     async def change(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> list[int]:
         """Let these be the replicas, with the draft workers of each, while streams go on; returns their numbers.
@@ -157,138 +177,109 @@ class TargetControl:
         the last has ended, and only then does this return. Raises WorkerError where a new one does not become ready, or
         would say other tokens than one that stays; then everything goes on as it was.
         """
-        return await self._exchange.change(specs, drafts)
+        async with self._changing:
+            self._changed = asyncio.get_running_loop().create_future()
+            self._post(RolloutAsked(specs, list(chain.from_iterable(drafts))))
+            try:
+                return await self._changed
+            except asyncio.CancelledError:
+                self._post(RolloutDropped())
+                raise
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the live streams end for up to `timeout_s`, then end the rest with 503."""
-        self._draining = True
-        _log.info("draining: %d streams are being finished, for %g s at most", len(self._streams), timeout_s)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._streams.all_read()
-        if len(self._streams):
-            _log.warning("drain timed out after %g s: %d streams are cut off", timeout_s, len(self._streams))
-        self._end_streams("the server is shutting down; send the request again")
+        self._post(DrainBegun(timeout_s))
+        if self._reading:
+            self._all_read.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._all_read.wait()
+        self._post(DrainOver(timeout_s))
 
     async def close(self) -> None:
         """End every stream, the workers and the cluster. Idempotent."""
-        self._draining = self._replicas.closed = True
-        self._end_streams("the server is shutting down; send the request again")
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        await asyncio.gather(self._drafts.close(), self._replicas.close())
+        if self._opening is not None:
+            self._opening.cancel()
+        self._post(ControlClosed())
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+        await self._supervisor.wait_ended()
         await self._cluster.close()
         self._settled.set()
 
     async def _open(self) -> None:
         try:
             await self._cluster.open()
-        except WorkerError as error:  # the cluster cannot be opened
-            for replica in self._replicas.serving:
-                replica.state.mark_failed(str(error))
-            self._settle_failed(str(error))
+        except WorkerError as error:
+            self._post(ClusterFailed(str(error)))
         else:
-            for replica in self._replicas.serving:
-                replica.start()
+            self._post(ClusterOpened())
 
-    def handle_replica_event(self, replica: Replica, event: Event) -> None:
-        """See control.replica.Owner: fold one event into the state and pass it on."""
-        if isinstance(event, Ready) and (why := self._replicas.unlike_before(replica, event)):
-            replica.refuse(
-                f"{replica.name} serves with {why}: its tokens would differ from the other replicas'; {ALIKE}"
-            )
-            return
-        if replica not in self._replicas:  # nobody waits for what it says
-            replica.state.observe(event)
-            return
-        delivered = 0
-        if isinstance(event, RoundReport):
-            event, delivered = self._deliver(replica, event)
-        again = replica.state.phase != STARTING
-        gauges = replica.state.gauges
-        replica.state.observe(event, delivered)
-        match event:
-            case RoundReport():
-                self._router.feed()
-                _notify(self.on_round, event)
-            case Gauges():
-                tell_changes(replica.name, gauges, event)
-            case Progress():
-                _notify(self.on_progress, event)
-            case Ready():
-                self._settled.set()
-                _log.info(
-                    "worker %s ready%s: %s, %d streams go on",
-                    *(replica.name, " again" if again else "", replica.state.where, len(self._streams)),
-                )
-                self._router.feed()
-                if replica in self._replicas.serving:
-                    self._drafts.target_ready(replica.name, event.all_drafters)
-            case DraftLink():
-                self._drafts.observe(replica.name, event)
-            case Refused():
-                self._streams.fail(self._streams.find_sent(event.request_id), _refusal(event))
-                self._router.feed()
-
-    def _deliver(self, replica: Replica, done: RoundReport) -> tuple[RoundReport, int]:
-        """Hand a round's deltas to their streams; returns it with its replica's number, and the tokens delivered."""
-        if replica.engine:
-            deltas = [msgspec.structs.replace(delta, engine=replica.engine) for delta in done.deltas]
-            done = msgspec.structs.replace(done, deltas=deltas, engine=replica.engine)
+    def _open_stream(self, submit: Submit) -> Reader:
+        """Take in a request. Raises RequestError where its id is in use."""
         now_s = self._clock.monotonic_s()
-        delivered = sum(self._streams.deliver(delta, now_s) for delta in done.deltas)
-        self._replicas.count_for_heir(replica, done, delivered)
-        return done, delivered
+        actions = step(self._state, StreamOpened(submit, self._overrides), now_s)
+        stream = self._state.streams.find(submit.request_id)
+        assert stream is not None  # noqa: S101 -- it was opened just now, and only a worker's event ends it
+        reader = self._readers[submit.request_id] = Reader(stream)
+        self._reading += 1
+        self._carry_out(actions)
+        return reader
 
-    def handle_replica_loss(self, replica: Replica, cause: str) -> None:
-        """See control.replica.Owner: its streams go on elsewhere; a request that kills workers is ended here."""
-        if replica not in self._replicas:
-            return
-        culprit = self._router.recall_streams(replica)
-        if culprit is not None:
-            _log.error("request %s is ended: its worker died each time it ran; %s", culprit.key, cause)
-            self._streams.fail(
-                culprit, _build_broken_error("the worker died each time it ran this request; it is not tried again")
-            )
-        if not self._replicas.closed:
-            self._router.feed()
-            asyncio.get_running_loop().call_later(LOSSES_ARE_KNOWN_S, self._router.feed)  # a trial may wait for that
+    def _close_stream(self, key: str, reader: Reader) -> None:
+        self._reading -= 1
+        if not self._reading:
+            self._all_read.set()
+        if self._readers.get(key) is reader:  # it has not ended
+            del self._readers[key]
+            self._post(StreamClosed(key))
 
-    def handle_replica_failure(self, replica: Replica, cause: str) -> None:
-        """See control.replica.Owner."""
-        if replica not in self._replicas.serving:
-            return
-        if all(other.state.phase == FAILED for other in self._replicas.serving):
-            self._settle_failed(cause)
-        else:
-            self._drafts.detach_target(replica.name)
+    def _post(self, event: ControlEvent) -> None:
+        self._carry_out(step(self._state, event, self._clock.monotonic_s()))
 
-    def _settle_failed(self, cause: str) -> None:
-        self._settled.set()
-        self._end_streams(f"the model has failed: {cause}")
-        self._drafts.stop()
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            self._do(action)
 
-    def _attach(self, name: str, command: AttachDraft) -> None:
-        for replica in self._replicas.serving:
-            if replica.name == name:
-                replica.send(command)
+    def _do(self, action: Action) -> None:
+        match action:
+            case Send(worker, command):
+                self._supervisor.send(worker, command)
+            case Deliver(key, delta):
+                self._hand_over(key, delta, ends=bool(delta.finish))
+            case EndStream(key, error):
+                self._hand_over(key, error, ends=True)
+            case StartWorker():
+                self._supervisor.start(action)
+            case StopWorker():
+                self._supervisor.stop(action)
+            case LogLine(level, text, values):
+                _log.log(_LEVELS[level.upper()], text, *values)
+            case _:
+                self._tell(action)
 
-    def _end_streams(self, message: str) -> None:
-        for stream in self._streams.live():
-            error = RequestError(message, status=503, kind="server_error", code="interrupted", retry_after_s=10)
-            self._streams.fail(stream, error)
-            self._router.cancel(stream)
+    def _tell(self, action: WakeAfter | Settle | FinishRollout | TellGauges | Notify) -> None:
+        match action:
+            case Settle():
+                self._settled.set()
+            case WakeAfter(after_s):
+                asyncio.get_running_loop().call_later(after_s, self._post, Woke())
+            case FinishRollout(engines, error) if self._changed is not None and not self._changed.done():
+                if error:
+                    self._changed.set_exception(WorkerError(error))
+                else:
+                    self._changed.set_result(list(engines))
+            case TellGauges(replica, before, now):
+                tell_changes(replica, before, now)
+            case Notify(event):
+                _notify(self.on_round, event) if isinstance(event, RoundReport) else _notify(self.on_progress, event)
+            case _:
+                pass
 
-
-def _refusal(event: Refused) -> RequestError:
-    if event.kind == "invalid":
-        return RequestError(event.message, status=400)
-    return _build_broken_error(event.message)
-
-
-def _build_broken_error(message: str) -> RequestError:
-    return RequestError(message, status=500, kind="server_error", code="failed")
+    def _hand_over(self, key: str, item: Delta | RequestError, *, ends: bool) -> None:
+        self._readers[key].items.put_nowait(item)
+        if ends:
+            del self._readers[key]
 
 
 def _notify(observers: list[Callable[[_T], None]], event: _T) -> None:

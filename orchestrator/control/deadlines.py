@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import dataclass, field
 
 from orchestrator.clock import Clock
 from orchestrator.control.streams import Stream
@@ -17,15 +18,23 @@ def deadline_s(submit: Submit, request_timeout_s: float, clock: Clock) -> float:
     return clock.monotonic_s() + min(bounds, default=math.inf)
 
 
-async def next_item(stream: Stream, end_s: float, clock: Clock) -> Delta | RequestError:
+@dataclass(slots=True, eq=False)
+class Reader:
+    """Who reads a stream. `items` holds what was not read yet: never more than `max_tokens` deltas."""
+
+    stream: Stream
+    items: asyncio.Queue[Delta | RequestError] = field(default_factory=asyncio.Queue)
+
+
+async def next_item(reader: Reader, end_s: float, clock: Clock) -> Delta | RequestError:
     """Return what comes next; at the deadline the end of what there is, or an error where there is nothing."""
     if end_s == math.inf:
-        return await stream.items.get()
+        return await reader.items.get()
     try:
         async with asyncio.timeout(end_s - clock.monotonic_s()):
-            return await stream.items.get()
+            return await reader.items.get()
     except TimeoutError:
-        if stream.committed:
-            return Delta(stream.key, [], DEADLINE, stream.last_stats)
+        if reader.stream.committed:
+            return Delta(reader.stream.key, [], DEADLINE, reader.stream.last_stats)
         message = "the request's time was over before its first token came; give it longer, or try again later"
         return RequestError(message, status=504, kind="server_error", code="deadline_exceeded", param="timeout_s")

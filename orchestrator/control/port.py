@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orchestrator.control.overrides import NO_WISHES, ActiveOverrides
+from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.messages import Delta, Gauges, Ready, Submit
 from policies.serving.canary import Figures, Interval, PromotionRule
@@ -141,7 +141,7 @@ class StateView:
     plan: PlanView | None = None
     bounds: OperatorBounds | None = None
     canary_bounds: OperatorBounds | None = None
-    wishes: ActiveOverrides = NO_WISHES
+    wishes: ActiveOverrides = NO_OVERRIDES
 
 
 class Control(Protocol):

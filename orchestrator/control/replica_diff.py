@@ -8,7 +8,7 @@ from itertools import chain, count
 
 import msgspec
 
-from orchestrator.control.replica import Replica
+from orchestrator.control.replicas import Replica
 from orchestrator.control.state import FAILED
 from orchestrator.workers.contract import WorkerSpec
 

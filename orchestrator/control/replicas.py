@@ -1,125 +1,185 @@
-"""The replicas there are: those that serve, those that are being made ready to, and those that leave."""
+"""The replicas there are, and what is known of each. No effects.
+
+A replica is one place among them, filled by one target worker after the other. It knows nothing of streams.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from itertools import chain, count
 
+from orchestrator.control.actions import Action, LogLine
+from orchestrator.control.affinity import SeenPrefixes
 from orchestrator.control.port import Totals
-from orchestrator.control.replica import Owner, Replica
-from orchestrator.control.state import FAILED, add_totals, fold_round, unlike
-from orchestrator.control.supervisor import SupervisorSettings
-from orchestrator.errors import WorkerError
+from orchestrator.control.state import FAILED, TargetState, add_totals, effective_places, fold_round, kind_of, unlike
+from orchestrator.control.worker_life import Stage, WorkerLife, WorkerLives
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Ready, RoundReport
+from orchestrator.workers.messages import Event, Ready, RoundReport
+from policies.serving.replica_load import ReplicaPace, observe_replica_round
 
 ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
 """The way out where replicas differ."""
 
-_log = logging.getLogger(__name__)
+
+class Rank(Enum):
+    """Of a replica. One that is joining is made ready and gets no streams. One that serves gets them. One that is
+    retiring is left with the streams that only it can go on with to the bit. One that leaves is being stopped."""
+
+    JOINING = "joining"
+    SERVING = "serving"
+    RETIRING = "retiring"
+    LEAVING = "leaving"
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """`engine` is its place among the replicas, from 0. `name` is unique, also among replicas whose spec has the same.
+    `heard_s`: when its worker said something last; `busy_s`: when it got the first of its streams."""
+
+    life: WorkerLife
+    name: str
+    engine: int
+    state: TargetState
+    rank: Rank
+    heard_s: float = 0.0
+    busy_s: float = 0.0
+    prefixes: SeenPrefixes = field(default_factory=lambda: SeenPrefixes(0))
+    pace: ReplicaPace = field(default_factory=ReplicaPace)
+
+    @property
+    def worker(self) -> int:
+        """The number of its worker in events and actions."""
+        return self.life.number
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """What its workers are started from."""
+        return self.life.spec
+
+    @property
+    def serving(self) -> bool:
+        """True while its worker decodes."""
+        return self.life.running and self.state.serving
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What decides its tokens (control.state.kind_of)."""
+        return kind_of(self.state.ready)
+
+    @property
+    def places(self) -> int:
+        """How many streams it decodes at a time."""
+        ready = self.state.ready
+        return effective_places(ready, self.state.gauges) if ready is not None else 1
+
+    def observe(self, event: Event, now_s: float) -> None:
+        """Its worker said something: learn from it for routing."""
+        self.heard_s = now_s
+        match event:
+            case RoundReport():
+                tokens = sum(len(delta.tokens) for delta in event.deltas)
+                counts = {"sequences": event.sequences, "rows": event.rows, "drafted": event.drafted}
+                self.pace = observe_replica_round(self.pace, tokens=tokens, round_ms=event.round_ms, **counts)
+            case Ready():
+                self.prefixes = SeenPrefixes(event.kv_blocks * event.block_tokens)
+            case _:
+                pass
 
 
 class Replicas:
-    """`serving` get requests, in the order of their places. `retiring` are left with the streams that only they can go
-    on with to the bit. `gone`: the totals of those that have left no heir. `owner` is told what becomes of each."""
+    """All replicas. `gone`: the totals of those that have left no successor."""
 
-    def __init__(self, upkeep: SupervisorSettings, owner: Owner) -> None:
-        self.serving: list[Replica] = []
-        self.retiring: list[Replica] = []
+    def __init__(self, lives: WorkerLives) -> None:
         self.gone = Totals()
         self.closed = False
-        self._joining: list[Replica] = []
-        self._upkeep = upkeep
-        self._owner = owner
+        self._lives = lives
+        self._by_worker: dict[int, Replica] = {}
 
-    def __contains__(self, replica: Replica) -> bool:
-        """True unless it is one that nobody waits for: one that is being made ready, or has left."""
-        return replica in self.serving or replica in self.retiring
+    def list_ranked(self, *ranks: Rank) -> list[Replica]:
+        """Return the replicas of these ranks, one rank after the other, each in the order of their places."""
+        key = ranks.index
+        found = [replica for replica in self._by_worker.values() if replica.rank in ranks]
+        return sorted(found, key=lambda replica: (key(replica.rank), replica.engine))
 
-    def create_replicas(self, specs: Sequence[WorkerSpec]) -> None:
-        """Have one replica of each of these, to be started."""
-        for engine, spec in enumerate(specs):
-            self.serving.append(self._build_replica(spec, engine))
+    @property
+    def serving(self) -> list[Replica]:
+        """Those that get requests."""
+        return self.list_ranked(Rank.SERVING)
 
-    def _build_replica(self, spec: WorkerSpec, engine: int) -> Replica:
-        taken = {replica.name for replica in self._everyone()}
+    @property
+    def with_streams(self) -> list[Replica]:
+        """Those that may have streams."""
+        return self.list_ranked(Rank.SERVING, Rank.RETIRING)
+
+    def find(self, worker: int) -> Replica | None:
+        """Return the replica whose worker has this number."""
+        return self._by_worker.get(worker)
+
+    def create(self, spec: WorkerSpec, engine: int, rank: Rank) -> Replica:
+        """Have one replica more, which is to be started."""
+        taken = {replica.name for replica in self._by_worker.values()}
         name = next(name for name in chain([spec.name], map(f"{spec.name}.{{}}".format, count(2))) if name not in taken)
-        return Replica(self._upkeep, spec, name, engine, self._owner)
+        replica = Replica(self._lives.create(spec, f"worker {name}"), name, engine, TargetState(name), rank)
+        self._by_worker[replica.worker] = replica
+        return replica
 
-    def _everyone(self) -> tuple[Replica, ...]:
-        return (*self.serving, *self._joining, *self.retiring)
+    def dismiss(self, replica: Replica) -> list[Action]:
+        """End a replica's worker; it is forgotten once that has ended."""
+        replica.rank = Rank.LEAVING
+        actions = replica.life.close()
+        self.forget_ended(replica)
+        return actions
 
-    async def all_ready(self, coming: Sequence[tuple[int, WorkerSpec]], stay: Sequence[Replica]) -> list[Replica]:
-        """Return new replicas when all serve, alike and like those that stay. Raises WorkerError."""
-        new: list[Replica] = []
-        for engine, spec in coming:
-            new.append(self._build_replica(spec, engine))
-            self._joining.append(new[-1])
-        try:
-            for one in new:
-                one.start()
-            for one in new:
-                await one.settled.wait()
-                if not one.serving or self.closed:
-                    raise WorkerError(f"worker {one.name} cannot serve: {one.state.detail}")
-                if one.state.ready is not None and (why := _unlike(one, one.state.ready, (*stay, *new))):
-                    raise WorkerError(f"worker {one.name} cannot serve beside the others, with {why}; {ALIKE}")
-        except BaseException:
-            await asyncio.gather(*(one.close() for one in new))
-            raise
-        finally:
-            self._joining = [one for one in self._joining if one not in new]
-        return new
+    def forget_ended(self, replica: Replica) -> None:
+        """Forget a replica that leaves where nothing is left of its worker."""
+        if replica.rank is Rank.LEAVING and replica.life.stage is Stage.IDLE:
+            self._by_worker.pop(replica.worker, None)
 
-    def exchange(self, leaving: Sequence[Replica], coming: Sequence[Replica]) -> None:
-        """Have those that come serve in place of those that leave."""
-        stay = [replica for replica in self.serving if replica not in leaving]
-        self.serving[:] = sorted((*stay, *coming), key=lambda replica: replica.engine)
+    def are_gone(self, replicas: Collection[Replica]) -> bool:
+        """True when all of these are forgotten."""
+        return not any(replica.worker in self._by_worker for replica in replicas)
 
-    def bequeath(self, old: Replica) -> Replica | None:
-        """Count what one that leaves did for the one in its place, and return that; None where there is none."""
-        heir = self._heir(old)
-        if heir is not None:
-            heir.state.totals = add_totals([old.state.totals, heir.state.totals])
+    def close(self) -> list[Action]:
+        """End all of them. Idempotent."""
+        self.closed = True
+        for replica in self._by_worker.values():
+            if replica.life.stage is Stage.IDLE and replica.state.phase != FAILED:
+                replica.state.mark_worker_lost("the worker was stopped")
+        return [action for replica in self._by_worker.values() for action in replica.life.close()]
+
+    def transfer_totals(self, old: Replica) -> Replica | None:
+        """Count what one that leaves did for its successor, and return that; None where there is none."""
+        successor = self._successor(old)
+        if successor is not None:
+            successor.state.totals = add_totals([old.state.totals, successor.state.totals])
         else:
             self.gone = add_totals([self.gone, old.state.totals])
-        return heir
+        return successor
 
-    def count_for_heir(self, replica: Replica, done: RoundReport, delivered: int) -> None:
-        """Count a round of one that is retiring for the one in its place. `delivered`: see state.fold_round."""
-        if replica in self.retiring:
-            heir = self._heir(replica)
-            if heir is not None:
-                heir.state.observe(done, delivered)
+    def count_for_successor(self, replica: Replica, done: RoundReport, delivered: int) -> None:
+        """Count a round of one that is retiring for its successor. `delivered`: see state.fold_round."""
+        if replica.rank is Rank.RETIRING:
+            successor = self._successor(replica)
+            if successor is not None:
+                successor.state.observe(done, delivered)
             else:
                 self.gone = fold_round(self.gone, done, delivered)
 
-    def _heir(self, old: Replica) -> Replica | None:
+    def _successor(self, old: Replica) -> Replica | None:
         return next((one for one in self.serving if one.engine == old.engine), None)
 
-    def unlike_before(self, replica: Replica, ready: Ready) -> str:
-        """Return in what a worker that is ready for the first time differs from those whose tokens streams have."""
-        first = replica in self.serving and replica.state.ready is None
-        return _unlike(replica, ready, self.serving) if first else ""
 
-    async def close(self) -> None:
-        """End all of them. Idempotent."""
-        self.closed = True
-        await asyncio.gather(*(one.close() for one in self._everyone()))
-
-
-def _unlike(replica: Replica, ready: Ready, others: Sequence[Replica]) -> str:
-    """Return in what a replica differs from the first of others that is known."""
+def compare(replica: Replica, ready: Ready, others: Sequence[Replica]) -> tuple[str, list[Action]]:
+    """Return in what a replica differs from the first of others that is known ("": in nothing), and what to log."""
     for other in others:
         known = other.state.ready
         if other is replica or known is None or other.state.phase == FAILED:
             continue
+        told: list[Action] = []
         if ready.device_name != known.device_name and not ready.class_fingerprint:
-            _log.warning(
-                "%s runs on %s and %s on %s: tokens are the same to the bit on processors of one kind only",
-                *(replica.name, ready.device_name, other.name, known.device_name),
-            )
-        return unlike(ready, known)
-    return ""
+            text = "%s runs on %s and %s on %s: tokens are the same to the bit on processors of one kind only"
+            told = [LogLine("warning", text, (replica.name, ready.device_name, other.name, known.device_name))]
+        return unlike(ready, known), told
+    return "", []

@@ -1,23 +1,30 @@
-"""Other replicas in place of those that serve, while streams go on."""
+"""Other replicas in place of those that serve, while streams go on. No effects."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Sequence
-from itertools import chain
+from dataclasses import dataclass, field
 
+from orchestrator.control.actions import Action, FinishRollout, LogLine
 from orchestrator.control.draft_workers import DraftWorkers
-from orchestrator.control.replica import Replica
 from orchestrator.control.replica_diff import arrange_replicas
-from orchestrator.control.replicas import Replicas
+from orchestrator.control.replicas import ALIKE, Rank, Replica, Replicas, compare
 from orchestrator.control.router import Router
 from orchestrator.control.state import FAILED
 from orchestrator.workers.contract import WorkerSpec
 
-_LEAVING_POLL_S = 0.05
 
-_log = logging.getLogger(__name__)
+@dataclass(slots=True)
+class _Change:
+    """One change. `engines`: the place of each spec that is wanted. `error` is why it does not come to pass."""
+
+    engines: tuple[int, ...]
+    drafts: Sequence[WorkerSpec]
+    coming: list[Replica]
+    leaving: list[Replica]
+    compared: list[Replica] = field(default_factory=list)
+    switched: bool = False
+    error: str = ""
 
 
 class Rollout:
@@ -27,40 +34,89 @@ class Rollout:
         self._replicas = replicas
         self._router = router
         self._drafts = drafts
-        self._changing = asyncio.Lock()
+        self._change: _Change | None = None
 
-    async def change(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> list[int]:
-        """See controller.TargetControl.change."""
-        async with self._changing:
-            serving = self._replicas.serving
-            made = arrange_replicas(serving, specs)
-            stay = [replica for replica in serving if replica.engine in made.kept]
-            leaving = [replica for replica in serving if replica not in stay]
-            new = await self._replicas.all_ready(made.coming, stay)
-            self._switch(leaving, new)
-            self._drafts.run_these(list(chain.from_iterable(drafts)))
-            await asyncio.gather(*(self._stop_retired(old) for old in leaving))
-            return list(made.engines)
+    def ask(self, specs: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec]) -> list[Action]:
+        """Begin a change: start what is missing, beside what serves. See controller.TargetControl.change."""
+        serving = self._replicas.serving
+        made = arrange_replicas(serving, specs)
+        coming = [self._replicas.create(spec, engine, Rank.JOINING) for engine, spec in made.coming]
+        leaving = [replica for replica in serving if replica.engine not in made.kept]
+        self._change = _Change(made.engines, drafts, coming, leaving)
+        return [action for one in coming for action in one.life.begin()]
 
-    def _switch(self, leaving: Sequence[Replica], coming: Sequence[Replica]) -> None:
-        """Route to the new replicas and move the streams of those that leave, without waiting for anything."""
-        self._replicas.exchange(leaving, coming)
-        for old in leaving:
-            heir, moved = self._replicas.bequeath(old), self._router.retire(old)
-            if heir is not None:
-                _log.info("worker %s takes the place of %s: %d streams move", heir.name, old.name, moved)
+    def drop(self) -> list[Action]:
+        """Nobody waits for the change: what was not switched to is ended, and what retires goes on retiring."""
+        change, self._change = self._change, None
+        if change is None or change.switched or change.error:
+            return []
+        return [action for one in change.coming for action in self._replicas.dismiss(one)]
+
+    def advance(self) -> list[Action]:
+        """Take the steps that are possible by now."""
+        change = self._change
+        actions: list[Action] = []
+        if change is not None and not (change.switched or change.error):
+            actions += self._compare_ready(change)
+            change.error = change.error or self._find_obstacle(change)
+            if change.error:
+                actions += [action for one in change.coming for action in self._replicas.dismiss(one)]
+            elif all(one.serving for one in change.coming):
+                actions += self._switch(change)
+        for old in self._replicas.list_ranked(Rank.RETIRING):
+            if self._replicas.closed or old.state.phase == FAILED or self._router.is_drained(old):
+                actions += self._replicas.dismiss(old)
+        return actions + self._finish()
+
+    def _compare_ready(self, change: _Change) -> list[Action]:
+        """Compare each new replica once, as soon as it is ready, with those that stay and its fellows."""
+        actions: list[Action] = []
+        stay = [replica for replica in self._replicas.serving if replica not in change.leaving]
+        for one in change.coming:
+            if one.state.ready is not None and one not in change.compared:
+                change.compared.append(one)
+                why, told = compare(one, one.state.ready, (*stay, *change.coming))
+                actions += told
+                if why:
+                    change.error = f"worker {one.name} cannot serve beside the others, with {why}; {ALIKE}"
+        return actions
+
+    def _find_obstacle(self, change: _Change) -> str:
+        for one in change.coming:
+            if one.state.phase == FAILED or self._replicas.closed:
+                return f"worker {one.name} cannot serve: {one.state.detail}"
+        return ""
+
+    def _switch(self, change: _Change) -> list[Action]:
+        """Let the new replicas serve and take the streams from those that leave, in one step."""
+        change.switched = True
+        actions: list[Action] = []
+        for one in change.coming:
+            one.rank = Rank.SERVING
+        for old in change.leaving:
+            old.rank = Rank.RETIRING
+        for old in change.leaving:
+            successor = self._replicas.transfer_totals(old)
+            moved, cancelled = self._router.retire(old)
+            actions += cancelled
+            if successor is not None:
+                text = "worker %s takes the place of %s: %d streams move"
+                actions.append(LogLine("info", text, (successor.name, old.name, moved)))
             else:
-                _log.info("worker %s is not needed any more: %d streams move", old.name, moved)
-        self._router.feed()
-        for old in leaving:
-            self._drafts.detach_target(old.name)
-        for one in coming:
+                text = "worker %s is not needed any more: %d streams move"
+                actions.append(LogLine("info", text, (old.name, moved)))
+        for old in change.leaving:
+            actions += self._drafts.detach_target(old.name)
+        for one in change.coming:
             if one.state.ready is not None:
-                self._drafts.target_ready(one.name, one.state.ready.all_drafters)
+                actions += self._drafts.target_ready(one.name, one.worker, one.state.ready.all_drafters)
+        return actions + self._drafts.run_these(change.drafts)
 
-    async def _stop_retired(self, old: Replica) -> None:
-        """Stop a replica that is retiring when no stream needs it any more."""
-        while not (self._replicas.closed or old.state.phase == FAILED or self._router.is_drained(old)):  # noqa: ASYNC110 -- rare
-            await asyncio.sleep(_LEAVING_POLL_S)
-        self._replicas.retiring.remove(old)
-        await old.close()
+    def _finish(self) -> list[Action]:
+        change = self._change
+        if change is None or not (change.switched or change.error):
+            return []
+        if not self._replicas.are_gone(change.leaving if change.switched else change.coming):
+            return []
+        self._change = None
+        return [FinishRollout(change.engines, change.error)]

@@ -1,17 +1,17 @@
-"""Gives streams to replicas: what is due goes to the one that the routing policy takes."""
+"""Gives streams to replicas: what is due goes to the one that the routing policy takes. No effects."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from orchestrator.clock import Clock
+from orchestrator.control.actions import Action, EndStream, LogLine, Send
 from orchestrator.control.affinity import block_keys
 from orchestrator.control.overrides import bounds_of, resolve_overrides
-from orchestrator.control.replica import Replica
-from orchestrator.control.state import FAILED, effective_places, kind_of
+from orchestrator.control.replicas import Rank, Replica, Replicas
+from orchestrator.control.state import FAILED
 from orchestrator.control.streams import Stream, Streams
+from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Cancel
 from policies.serving.replica_load import predict_prefill_ms, predict_tpot_ms
 from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
@@ -19,124 +19,120 @@ from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
 LOSSES_ARE_KNOWN_S = 2.0
 """So long after a loss, any other replica that died with it has been reported."""
 
-_log = logging.getLogger(__name__)
-
 
 class Router:
-    """Routes `streams` over `replicas`; its owner may change both lists between calls. Those that are `retiring` keep
-    the streams that only they can go on with to the bit, and take no others. `least_depth`: see ControlLimits."""
+    """Routes `streams` over `replicas`. Those that are retiring keep the streams that only they can go on with to the
+    bit, and take no others. `least_depth`: see ControlLimits."""
 
-    def __init__(
-        self,
-        replicas: list[Replica],
-        retiring: list[Replica],
-        streams: Streams,
-        clock: Clock,
-        least_depth: int = 0,
-    ) -> None:
+    def __init__(self, replicas: Replicas, streams: Streams, least_depth: int = 0) -> None:
         self._replicas = replicas
-        self._retiring = retiring
         self._streams = streams
-        self._clock = clock
         self._least_depth = least_depth
         self._lost_s = -math.inf
 
-    def feed(self) -> None:
+    def feed(self, now_s: float) -> list[Action]:
         """Send every stream that is due, and those that wait behind others while another replica has a place."""
-        self._send_due()
-        if self._take_back_waiting():
-            self._send_due()
+        if not len(self._streams):
+            return []
+        sent = self._send_due(now_s)
+        taken = self._take_back_waiting(now_s)
+        return [*sent, *taken, *(self._send_due(now_s) if taken else [])]
 
-    def cancel(self, stream: Stream) -> None:
-        """Tell the replica that has a stream to forget it."""
-        for replica in (*self._replicas, *self._retiring):
-            if replica.name == stream.at:
-                replica.send(Cancel(stream.sent_id))
+    def end(self, stream: Stream, error: RequestError | None = None) -> list[Action]:
+        """End a live stream: its replica is to forget it, and its reader gets the error, where there is one."""
+        self._streams.drop(stream)
+        told: list[Action] = [EndStream(stream.key, error)] if error is not None else []
+        return [*self._cancel(stream), *told]
 
-    def retire(self, replica: Replica) -> int:
-        """Take the streams back from a replica that is being replaced, but for those that only it can go on with;
+    def retire(self, replica: Replica) -> tuple[int, list[Action]]:
+        """Take the streams back from a replica that retires, but for those that only it can go on with;
         returns how many. They are due again."""
-        self._retiring.append(replica)
-        kind = kind_of(replica.state.ready)
-        moves = any(kind_of(other.state.ready) == kind for other in self._replicas)
+        moves = any(other.kind == replica.kind for other in self._replicas.serving)
         taken = [stream for stream in self._streams.at(replica.name) if moves or not stream.kind]
-        for stream in taken:
-            replica.send(Cancel(stream.sent_id))
-            self._streams.recall(stream)
-        return len(taken)
+        return len(taken), [action for stream in taken for action in self._recall(stream)]
 
-    def recall_streams(self, replica: Replica) -> Stream | None:
+    def recall_streams(self, replica: Replica, now_s: float) -> Stream | None:
         """Take all streams back from a replica whose worker is gone; returns the one to blame for that."""
-        self._lost_s = self._clock.monotonic_s()
+        self._lost_s = now_s
         ready = replica.state.ready
         places = ready.slots if ready is not None else 0
-        return self._streams.recall_replica(replica.name, places, only_one=len(self._replicas) == 1)
+        return self._streams.recall_replica(replica.name, places, only_one=len(self._replicas.serving) == 1)
 
-    def _send_due(self) -> None:
+    def is_drained(self, replica: Replica) -> bool:
+        """True when no stream needs a retiring replica any more."""
+        others = any(other.kind == replica.kind for other in self._replicas.serving)
+        return not self._streams.counts[replica.name] and not any(
+            stream.kind == replica.kind and not stream.at and not others for stream in self._streams.live()
+        )
+
+    def _send_due(self, now_s: float) -> list[Action]:
+        actions: list[Action] = []
         for stream in self._streams.due():
             prefix = self._prefix(stream)
-            routed = self._choose_route(stream, prefix)
+            routed = self._choose_route(stream, prefix, now_s)
             if routed.replica is None and (stream.crashes.suspect or stream.kind):
                 continue
             if routed.replica is None:
                 break
-            found = next(one for one in (*self._replicas, *self._retiring) if one.name == routed.replica)
+            found = next(one for one in self._replicas.with_streams if one.name == routed.replica)
+            if stream.kind and found.kind != stream.kind:
+                text = "request %s goes on with another kind of replica: its tokens may differ"
+                actions.append(LogLine("warning", text, (stream.key,)))
             found.prefixes.note(prefix)
             if not self._streams.counts[found.name]:
-                found.busy_s = self._clock.monotonic_s()
-            sent = self._streams.send(stream, found.name, kind_of(found.state.ready))
+                found.busy_s = now_s
+            sent = self._streams.send(stream, found.name, found.kind)
             bounds = bounds_of(found.state.ready, self._least_depth, stream.submit.lane)
-            sent, stream.speculation = resolve_overrides(sent, stream.wishes, found.engine, bounds)
-            found.send(sent)
-            if len(self._replicas) > 1:
-                _log.debug("request %s goes to %s: %s", stream.key, found.name, format_route(routed))
+            sent, stream.speculation = resolve_overrides(sent, stream.overrides, found.engine, bounds)
+            actions.append(Send(found.worker, sent))
+            if len(self._replicas.serving) > 1:
+                actions.append(
+                    LogLine("debug", "request %s goes to %s: %s", (stream.key, found.name, format_route(routed)))
+                )
+        return actions
 
-    def _take_back_waiting(self) -> int:
-        """Take back streams that wait for a place where another replica would be done sooner now; returns how many."""
-        serving = [replica for replica in self._replicas if replica.serving]
-        free = sum(max(0, self._free_places(replica)) for replica in serving)
-        taken = 0
+    def _take_back_waiting(self, now_s: float) -> list[Action]:
+        """Take back streams that wait for a place where another replica would be done sooner now."""
+        serving = [replica for replica in self._replicas.serving if replica.serving]
+        free = sum(max(0, replica.places - self._streams.counts[replica.name]) for replica in serving)
+        actions: list[Action] = []
         for replica in serving if free else []:
-            waiting = self._streams.at(replica.name)[_places(replica) :]
+            waiting = self._streams.at(replica.name)[replica.places :]
             for stream in [
                 stream for stream in waiting if not stream.crashes.progressed and not stream.crashes.suspect
             ]:
-                routed = self._choose_route(stream, self._prefix(stream))
-                if taken < free and routed.replica not in (None, replica.name):
-                    replica.send(Cancel(stream.sent_id))
-                    self._streams.recall(stream)
-                    taken += 1
-        return taken
+                routed = self._choose_route(stream, self._prefix(stream), now_s)
+                if free and routed.replica not in (None, replica.name):
+                    actions += self._recall(stream)
+                    free -= 1
+        return actions
 
-    def is_drained(self, replica: Replica) -> bool:
-        """True when no stream needs a retiring replica any more."""
-        kind = kind_of(replica.state.ready)
-        heirs = any(kind_of(other.state.ready) == kind for other in self._replicas)
-        return not self._streams.counts[replica.name] and not any(
-            stream.kind == kind and not stream.at and not heirs for stream in self._streams.live()
-        )
+    def _recall(self, stream: Stream) -> list[Action]:
+        cancelled = self._cancel(stream)
+        self._streams.recall(stream)
+        return cancelled
 
-    def _choose_route(self, stream: Stream, prefix: Sequence[int]) -> Route:
-        every = (*self._replicas, *self._retiring)
-        can_go_on = [one for one in every if one.state.phase != FAILED and kind_of(one.state.ready) == stream.kind]
-        heirs = [one for one in can_go_on if one in self._replicas]
-        outs = {one.name: "is being replaced" for one in self._retiring if heirs or one not in can_go_on}
+    def _cancel(self, stream: Stream) -> list[Action]:
+        """Tell the replica that has a stream to forget it."""
+        having = [one for one in self._replicas.with_streams if one.name == stream.at]
+        return [Send(one.worker, Cancel(stream.sent_id)) for one in having]
+
+    def _choose_route(self, stream: Stream, prefix: Sequence[int], now_s: float) -> Route:
+        every = self._replicas.with_streams
+        can_go_on = [one for one in every if stream.kind and one.state.phase != FAILED and one.kind == stream.kind]
+        stay = any(one.rank is Rank.SERVING for one in can_go_on)
+        retiring = self._replicas.list_ranked(Rank.RETIRING)
+        outs = {one.name: "is being replaced" for one in retiring if stay or one not in can_go_on}
         if can_go_on:
-            outs |= {one.name: "its tokens would differ" for one in self._replicas if one not in can_go_on}
-        elif stream.kind:
-            _log.warning("request %s goes on with another kind of replica: its tokens may differ", stream.key)
-        return choose_route(stream, prefix, every, self._streams, self._is_alive, outs)
-
-    def _free_places(self, replica: Replica) -> int:
-        return _places(replica) - self._streams.counts[replica.name]
+            outs |= {one.name: "its tokens would differ" for one in self._replicas.serving if one not in can_go_on}
+        is_known = now_s - self._lost_s >= LOSSES_ARE_KNOWN_S
+        return choose_route(
+            stream, prefix, every, self._streams, lambda one: is_known or one.heard_s >= self._lost_s, outs
+        )
 
     def _prefix(self, stream: Stream) -> list[int]:
         """Return the keys of the prompt's blocks; none where there is nothing to choose."""
-        return block_keys(stream.submit.prompt) if len(self._replicas) > 1 else []
-
-    def _is_alive(self, replica: Replica) -> bool:
-        """True where it is known that the replica did not die together with the last one that was lost."""
-        return replica.heard_s >= self._lost_s or self._clock.monotonic_s() - self._lost_s >= LOSSES_ARE_KNOWN_S
+        return block_keys(stream.submit.prompt) if len(self._replicas.serving) > 1 else []
 
 
 def choose_route(
@@ -176,7 +172,7 @@ def format_route(route: Route) -> str:
 def _state(replica: Replica, out: str, live: int, cached_tokens: int, replicas: Sequence[Replica]) -> ReplicaState:
     ready, gauges = replica.state.ready, replica.state.gauges
     block_tokens, blocks = (ready.block_tokens, ready.kv_blocks) if ready is not None else (0, 0)
-    places = _places(replica)
+    places = replica.places
     running = min(live, places)
     paces = [one.pace for one in replicas]
     return ReplicaState(
@@ -192,8 +188,3 @@ def _state(replica: Replica, out: str, live: int, cached_tokens: int, replicas: 
         serving=not out,
         why_not=out,
     )
-
-
-def _places(replica: Replica) -> int:
-    ready = replica.state.ready
-    return effective_places(ready, replica.state.gauges) if ready is not None else 1

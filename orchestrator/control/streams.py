@@ -2,20 +2,20 @@
 
 History is the truth: a stream is its Submit and the tokens it has delivered, and any worker can go on from there.
 Each time that a stream is sent it has another id, so that what a worker still says of a stream that was moved away
-is nobody's.
+is nobody's. No effects.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
 
+from orchestrator.control.actions import Deliver
 from orchestrator.control.crash_attribution import CrashHistory, find_culprit
 from orchestrator.control.latency import RecentLatency
-from orchestrator.control.overrides import NO_WISHES, ActiveOverrides
+from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Delta, RequestStats, Submit
 from policies.serving.overrides import EffectiveBound
@@ -23,17 +23,16 @@ from policies.serving.overrides import EffectiveBound
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One request. `items` holds what its reader has not taken yet: never more than `max_tokens` deltas.
+    """One request.
 
     `at` is the replica that has it ("": none), `sent_id` its id there. `crashes`: see crash_attribution. `kind`: of
-    the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of). `wishes`
-    stood when it was opened, `speculation` holds by them where it is, and its reader was `told` of that. `first_s`:
-    when its first token came, by the clock.
+    the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of).
+    `overrides` stood when it was opened, `speculation` holds by them where it is, and its reader was `told` of that.
+    `first_s`: when its first token came, by the clock.
     """
 
     submit: Submit
     committed: list[int]
-    items: asyncio.Queue[Delta | RequestError] = field(default_factory=asyncio.Queue)
     at: str = ""
     sent_id: str = ""
     sends: int = 0
@@ -42,7 +41,7 @@ class Stream:
     crashes: CrashHistory = field(default_factory=CrashHistory)
     first_s: float | None = None
     last_stats: RequestStats | None = None
-    wishes: ActiveOverrides = NO_WISHES
+    overrides: ActiveOverrides = NO_OVERRIDES
     speculation: EffectiveBound | None = None
     told: EffectiveBound | None = None
 
@@ -57,45 +56,33 @@ class Stream:
 
 
 class Streams:
-    """All live streams, in the order of their arrival. Owned by one event loop; does no I/O."""
+    """All live streams, in the order of their arrival."""
 
     def __init__(self) -> None:
         self._live: dict[str, Stream] = {}
         self._sent: dict[str, Stream] = {}  # by the id that its worker knows, in the order of sending
         self.counts: Counter[str] = Counter()  # live streams by the replica that has them
         self.latency = RecentLatency()
-        self._readers = 0
-        self._no_readers = asyncio.Event()
-        self._no_readers.set()
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def open(self, submit: Submit, wishes: ActiveOverrides = NO_WISHES) -> Stream:
-        """Take in a request, under these wishes. Raises RequestError 400 when its id is in use."""
+    def open(self, submit: Submit, overrides: ActiveOverrides = NO_OVERRIDES) -> Stream:
+        """Take in a request, under these overrides. Raises RequestError 400 when its id is in use."""
         if submit.request_id in self._live:
             raise RequestError(f"a request with the id {submit.request_id} is running", code="duplicate_request")
-        stream = self._live[submit.request_id] = Stream(submit, list(submit.committed), wishes=wishes)
-        self._readers += 1
-        self._no_readers.clear()
+        stream = self._live[submit.request_id] = Stream(submit, list(submit.committed), overrides=overrides)
         return stream
 
-    def close(self, stream: Stream) -> bool:
-        """The reader is gone. True: the worker still has the request."""
-        self._readers -= 1
-        if self._readers == 0:
-            self._no_readers.set()
-        return self._drop(stream) and bool(stream.at)
+    def find(self, key: str) -> Stream | None:
+        """Return the live stream of a request."""
+        return self._live.get(key)
 
-    async def all_read(self) -> None:
-        """Wait until every reader has come to its stream's end."""
-        await self._no_readers.wait()
-
-    def deliver(self, delta: Delta, now_s: float) -> int:
-        """Hand a delta to its stream; returns the tokens delivered, 0 when the stream is gone."""
+    def deliver(self, delta: Delta, now_s: float) -> Deliver | None:
+        """Commit a delta to its stream; returns what its reader gets, None when the stream is gone."""
         stream = self._sent.get(delta.request_id)
         if stream is None:
-            return 0
+            return None
         if delta.request_id != stream.key:
             delta = msgspec.structs.replace(delta, request_id=stream.key)
         if stream.speculation is not stream.told:
@@ -110,18 +97,12 @@ class Streams:
             stream.crashes.observe_progress()
             stream.kind = stream.kind or stream.sent_kind
         if delta.finish:
-            self._drop(stream)
+            self.drop(stream)
             self.latency.observe_end(now_s, stream.first_s, len(stream.committed))
             if delta.stats is not None:  # a resumed request was prompted once, whatever its last worker saw
                 counts = {"prompt_tokens": len(stream.submit.prompt), "generated": len(stream.committed)}
                 delta = msgspec.structs.replace(delta, stats=msgspec.structs.replace(delta.stats, **counts))
-        stream.items.put_nowait(delta)
-        return len(delta.tokens)
-
-    def fail(self, stream: Stream | None, error: RequestError) -> None:
-        """End a stream with an error; nothing happens where it has ended, or is None."""
-        if stream is not None and self._drop(stream):
-            stream.items.put_nowait(error)
+        return Deliver(stream.key, delta)
 
     def live(self) -> list[Stream]:
         """Return all live streams, oldest first."""
@@ -176,12 +157,10 @@ class Streams:
         culprit = find_culprit([stream.crashes for stream in running], only_one=only_one)
         return next((stream for stream in running if stream.crashes is culprit), None)
 
-    def _drop(self, stream: Stream) -> bool:
-        if self._live.get(stream.key) is not stream:
-            return False
+    def drop(self, stream: Stream) -> None:
+        """Forget a stream that ends. `at` still says who has it."""
         del self._live[stream.key]
         self._forget_sent(stream)
-        return True
 
     def _forget_sent(self, stream: Stream) -> None:
         if self._sent.pop(stream.sent_id, None) is not None:

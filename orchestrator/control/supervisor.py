@@ -1,165 +1,103 @@
-"""Keeps one worker process running: started, followed to its end, started again after a while, and given up."""
+"""Starts, follows and ends worker processes as it is told, and reports their events. It decides nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Protocol
 
-from orchestrator.clock import Clock
-from orchestrator.control.state import RestartBudget
+from orchestrator.control.actions import StartWorker, StopWorker
+from orchestrator.control.events import WorkerEnded, WorkerEnding, WorkerSaid, WorkerStarted
+from orchestrator.control.worker_life import STOP_GRACE_S
 from orchestrator.errors import WorkerError
-from orchestrator.workers.contract import Cluster, Worker, WorkerSpec
-from orchestrator.workers.messages import Command, Event, Failed
-
-STOP_GRACE_S = 5.0
+from orchestrator.workers.contract import Cluster, Worker
+from orchestrator.workers.messages import Command, Failed
 
 _log = logging.getLogger(__name__)
 
 Sleep = Callable[[float], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisorSettings:
-    """What every worker is kept with: each may be started `max_restarts` times more within ten minutes."""
-
-    cluster: Cluster
-    max_restarts: int
-    clock: Clock
-    sleep: Sleep
-
-
-class SupervisedWorker(Protocol):
-    """Who is told what becomes of the worker."""
-
-    def handle_start(self, where: str) -> None:
-        """A new process is there; it is not ready yet."""
-        ...
-
-    def handle_event(self, event: Event) -> None:
-        """It said something."""
-        ...
-
-    def handle_loss(self, cause: str) -> None:
-        """It is gone; another one may follow."""
-        ...
-
-    def handle_restart(self, detail: str) -> None:
-        """Another one follows, after a while."""
-        ...
-
-    def handle_failure(self, cause: str) -> None:
-        """No other follows."""
-        ...
+Post = Callable[[WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded], None]
 
 
 class Supervisor:
-    """One worker after the other from one spec, each told of to `kept`. `title` names them in the log."""
+    """Workers of `cluster`, by the number that StartWorker gave them. `post` is told of each event."""
 
-    def __init__(self, upkeep: SupervisorSettings, spec: WorkerSpec, title: str, kept: SupervisedWorker) -> None:
-        self._upkeep = upkeep
-        self._spec = spec
-        self._title = title
-        self._kept = kept
-        self._budget = RestartBudget(upkeep.max_restarts)
-        self._worker: Worker | None = None
-        self._failure: Failed | None = None
-        self._ended_here = False
-        self._ending: asyncio.Task[None] | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._closed = False
+    def __init__(self, cluster: Cluster, sleep: Sleep, post: Post) -> None:
+        self._cluster = cluster
+        self._sleep = sleep
+        self._post = post
+        self._followed: dict[int, _Followed] = {}
 
-    @property
-    def running(self) -> bool:
-        """True while there is a process that is not being ended."""
-        return self._worker is not None and not self._ended_here
+    def start(self, order: StartWorker) -> None:
+        """Begin to start a worker; returns at once."""
+        followed = self._followed[order.worker] = _Followed()
+        followed.task = asyncio.create_task(self._follow(order, followed), name=f"follow {order.title}")
 
-    def start(self) -> None:
-        """Begin to keep a worker running; returns at once. Nothing happens the second time."""
-        if self._task is None and not self._closed:
-            self._task = asyncio.create_task(self._run(), name=f"keep {self._title}")
+    def send(self, worker: int, command: Command) -> None:
+        """Pass a command on to a worker, if there is one."""
+        followed = self._followed.get(worker)
+        if followed is not None and followed.worker is not None:
+            followed.worker.send(command)
 
-    def send(self, command: Command) -> None:
-        """Pass a command on to the worker, if there is one."""
-        if self._worker is not None:
-            self._worker.send(command)
+    def stop(self, order: StopWorker) -> None:
+        """Begin to end a worker; returns at once."""
+        followed = self._followed.get(order.worker)
+        if followed is not None and followed.ending is None:
+            followed.ending = asyncio.create_task(self._end(order, followed), name=f"end worker {order.worker}")
 
-    def end(self, why: Failed) -> None:
-        """End the worker, if there is one, as if it had failed in this way."""
-        if self._worker is not None:
-            self._failure, self._ended_here = why, True
-            self._ending = asyncio.create_task(self._worker.stop(0.0), name=f"end {self._title}")
+    async def wait_ended(self) -> None:
+        """Wait until no worker is left."""
+        while tasks := [task for one in self._followed.values() if (task := one.ending or one.task)]:
+            await asyncio.wait(tasks)
 
-    def stop(self) -> None:
-        """Begin to end the worker; no other follows."""
-        if not self._closed and self._task is not None:
-            self._task.cancel()
-        self._closed = True
-
-    async def close(self) -> None:
-        """End the worker; no other follows. Idempotent."""
-        self.stop()
-        task, self._task = self._task, None
-        if task is not None:
-            while not (await asyncio.wait([task], timeout=2 * STOP_GRACE_S))[0]:
-                task.cancel()  # a cancellation can be swallowed where something else ends at that instant
-
-    async def _run(self) -> None:
-        try:
-            while not self._closed:
-                cause = await self._run_worker()
-                self._kept.handle_loss(cause)
-                if not await self._back_off(cause):
-                    return
-        except Exception as error:
-            _log.exception("control of %s is broken", self._title)
-            self._kept.handle_failure(f"control is broken: {type(error).__name__}: {error}")
-
-    async def _run_worker(self) -> str:
-        """Start a worker and follow it to its end; returns why it ended."""
+    async def _follow(self, order: StartWorker, followed: _Followed) -> None:
         cause = "the worker ended without being told to"
-        self._failure, self._ended_here = None, False
         try:
-            self._worker = await self._upkeep.cluster.start(self._spec)
-            self._kept.handle_start(self._worker.where)
-            _log.info("%s started: %s", self._title, self._worker.where)
-            async for event in self._worker.events():
-                self._observe(event)
+            if order.after_s:
+                await self._sleep(order.after_s)
+            followed.worker = await self._cluster.start(order.spec)
+            self._post(WorkerStarted(order.worker, followed.worker.where))
+            async for event in followed.worker.events():
+                self._post(WorkerSaid(order.worker, event))
         except WorkerError as error:
             cause = str(error)
+        except Exception as error:
+            _log.exception("control of %s is broken", order.title)
+            broken = f"control is broken: {type(error).__name__}: {error}"
+            self._post(WorkerSaid(order.worker, Failed(broken, restartable=False)))
+        self._post(WorkerEnding(order.worker))
+        try:
+            await followed.clear(0.0)
         finally:
-            worker, self._worker = self._worker, None
-            if worker is not None:
-                await worker.stop(STOP_GRACE_S if self._closed else 0.0)
-        return self._why(cause)
+            if followed.ending is None:
+                self._forget(order.worker, followed, cause)
 
-    def _why(self, cause: str) -> str:
-        """Return why the worker ended: what it or `end` said, before what was seen from outside."""
-        if self._failure is None:
-            return cause
-        return self._failure.message if self._ended_here else f"{self._failure.message} ({cause})"
+    async def _end(self, order: StopWorker, followed: _Followed) -> None:
+        assert followed.task is not None  # noqa: S101 -- `start` has set it
+        followed.task.cancel()
+        try:
+            while not (await asyncio.wait([followed.task], timeout=2 * STOP_GRACE_S))[0]:
+                followed.task.cancel()  # a cancellation can be swallowed where something else ends at that instant
+            await followed.clear(order.grace_s)
+        finally:
+            self._forget(order.worker, followed, "the worker was stopped")
 
-    def _observe(self, event: Event) -> None:
-        if isinstance(event, Failed) and not self._ended_here:
-            self._failure = event
-            _log.error("%s: %s", self._title, event.message)
-        self._kept.handle_event(event)
+    def _forget(self, worker: int, followed: _Followed, cause: str) -> None:
+        if self._followed.get(worker) is followed:
+            del self._followed[worker]
+            self._post(WorkerEnded(worker, cause))
 
-    async def _back_off(self, cause: str) -> bool:
-        """Wait before the next start. False: there is none."""
-        if self._closed:
-            return False
-        if self._failure is not None and not self._failure.restartable:
-            self._kept.handle_failure(self._failure.message)
-            return False
-        delay_s = self._budget.spend(cause, self._upkeep.clock.monotonic_s())
-        if delay_s is None:
-            self._kept.handle_failure(self._budget.describe_exhaustion(cause))
-            return False
-        restart = f"restart {len(self._budget.restarts_s)} of {self._budget.limit} in ten minutes"
-        self._kept.handle_restart(f"{cause}; {restart}")
-        _log.warning("%s lost: %s; %s follows in %.1f s", self._title, cause, restart, delay_s)
-        await self._upkeep.sleep(delay_s)
-        return True
+
+class _Followed:
+    """One process, and who follows and ends it."""
+
+    def __init__(self) -> None:
+        self.worker: Worker | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.ending: asyncio.Task[None] | None = None
+
+    async def clear(self, grace_s: float) -> None:
+        """End the process, and leave nothing of it behind."""
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            await worker.stop(grace_s)

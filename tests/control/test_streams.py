@@ -7,7 +7,6 @@ import pytest
 from orchestrator.control.port import Totals
 from orchestrator.control.state import MAX_BACKOFF_S, RESTART_WINDOW_S, RestartBudget, TargetState, fold_round
 from orchestrator.control.streams import Stream, Streams
-from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Delta, Progress, RequestStats, RoundReport, Submit
 
 
@@ -70,7 +69,7 @@ def test_several_suspects_are_tried_one_by_one() -> None:
     streams.deliver(Delta(find_sent_id(streams, "r0"), [1]), 0.0)
     assert send_due(streams) == ["r1"]
     assert streams.recall_replica("one", 3) is bad
-    streams.fail(bad, RequestError("guilty"))
+    streams.drop(bad)
     assert send_due(streams) == ["r2"]
     streams.deliver(Delta(find_sent_id(streams, "r2"), [1]), 0.0)
     assert send_due(streams) == ["r0", "r3"]
@@ -83,7 +82,7 @@ def test_a_trial_that_is_cancelled_lets_the_others_go_on() -> None:
         send_due(streams)
         streams.recall_replica("one", 4)
     assert send_due(streams) == ["r0"]
-    assert streams.close(first)
+    streams.drop(first)
     assert send_due(streams) == ["r1"]
 
 
@@ -93,23 +92,10 @@ def test_a_stream_is_resumed_behind_what_was_delivered() -> None:
     streams.send(stream, "one")
     streams.deliver(Delta("a", [7, 8]), 0.0)
     assert stream.resumption() == Submit("a", [1], 10, committed=[5, 6, 7, 8])
-    streams.deliver(Delta("a", [9], "stop", RequestStats(6, 1, 1, 0, 0, 0.0, 0.0)), 0.0)
+    last = streams.deliver(Delta("a", [9], "stop", RequestStats(6, 1, 1, 0, 0, 0.0, 0.0)), 0.0)
     assert len(streams) == 0
-    items = [stream.items.get_nowait() for _ in range(2)]
-    assert isinstance(items[1], Delta)
-    assert items[1].stats == RequestStats(1, 5, 1, 0, 0, 0.0, 0.0)  # counted over all workers
-
-
-def test_what_nobody_waits_for_is_not_counted() -> None:
-    streams, (stream,) = open_streams(1)
-    assert not streams.close(stream)  # the worker never had it
-    assert streams.deliver(Delta("r0", [1, 2]), 0.0) == 0
-
-
-def test_an_id_in_use_is_refused() -> None:
-    streams, _ = open_streams(1)
-    with pytest.raises(RequestError, match="r0"):
-        streams.open(Submit("r0", [1], 1))
+    assert last is not None
+    assert last.delta.stats == RequestStats(1, 5, 1, 0, 0, 0.0, 0.0)  # counted over all workers
 
 
 @pytest.mark.parametrize(

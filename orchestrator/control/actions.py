@@ -1,0 +1,112 @@
+"""The actions that control decides on: plain values, which the controller carries out in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from orchestrator.errors import RequestError
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.messages import Command, Delta, Gauges, Progress, RoundReport
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start a process after a while. `worker` is its place's number, `title` names it in the log."""
+
+    worker: int
+    spec: WorkerSpec
+    title: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorker:
+    """End a worker, also where it is only due; WorkerEnded follows."""
+
+    worker: int
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Pass a command on to a worker, if there is one."""
+
+    worker: int
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Hand a delta to a stream's reader. The last one has `finish`."""
+
+    stream: str
+    delta: Delta
+
+
+@dataclass(frozen=True, slots=True)
+class EndStream:
+    """Hand an error to a stream's reader; nothing follows."""
+
+    stream: str
+    error: RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAfter:
+    """Come back with the event Woke: something may be possible then."""
+
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """A replica was ready once, or all have failed for good: nobody needs to wait for the first any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRollout:
+    """Answer who asked for the rollout: `engines`, or an error that left everything as it was."""
+
+    engines: tuple[int, ...]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """Write a line to the log, its `values` filled in."""
+
+    level: Literal["debug", "info", "warning", "error"]
+    text: str
+    values: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TellGauges:
+    """Write to the log what has changed in a replica's gauges."""
+
+    replica: str
+    before: Gauges | None
+    now: Gauges
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Pass an event on to the observers."""
+
+    event: RoundReport | Progress
+
+
+Action = (
+    StartWorker
+    | StopWorker
+    | Send
+    | Deliver
+    | EndStream
+    | WakeAfter
+    | Settle
+    | FinishRollout
+    | LogLine
+    | TellGauges
+    | Notify
+)

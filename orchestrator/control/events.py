@@ -1,0 +1,132 @@
+"""Control's events, from its workers and its callers: plain values, which control.step folds into the state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.messages import Event, Submit
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersChosen:
+    """It is known which replicas are to be started, and which draft workers beside them."""
+
+    targets: Sequence[WorkerSpec]
+    drafts: Sequence[WorkerSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOpened:
+    """Workers can be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFailed:
+    """Workers can never be started."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """A process is there; it is not ready yet."""
+
+    worker: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSaid:
+    """A worker said something."""
+
+    worker: int
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnding:
+    """A worker says nothing more; the last of its process is being cleared away."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnded:
+    """No process is left, and none is being started. `cause`: as seen from outside."""
+
+    worker: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOpened:
+    """A request was taken in, under these overrides."""
+
+    submit: Submit
+    overrides: ActiveOverrides = NO_OVERRIDES
+
+
+@dataclass(frozen=True, slots=True)
+class StreamClosed:
+    """The reader of a live stream is gone."""
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutAsked:
+    """These are to be the replicas and the draft workers. No other rollout is under way."""
+
+    targets: Sequence[WorkerSpec]
+    drafts: Sequence[WorkerSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutDropped:
+    """Nobody waits for the rollout any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainBegun:
+    """New requests are refused; live streams have this long to end."""
+
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOver:
+    """Streams that are still live are cut off."""
+
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ControlClosed:
+    """Every stream and every worker is to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """The time of a WakeAfter has come."""
+
+
+ControlEvent = (
+    WorkersChosen
+    | ClusterOpened
+    | ClusterFailed
+    | WorkerStarted
+    | WorkerSaid
+    | WorkerEnding
+    | WorkerEnded
+    | StreamOpened
+    | StreamClosed
+    | RolloutAsked
+    | RolloutDropped
+    | DrainBegun
+    | DrainOver
+    | ControlClosed
+    | Woke
+)

@@ -1,0 +1,240 @@
+"""Control's decisions: one event folded into the state, then a chain of rules. No effects, no clock, no I/O.
+
+Only `step` changes a State. It returns actions in order (control.actions), and control.controller carries them out.
+After every event the same rules look at the state: a rollout advances where it can, and streams that are due are sent.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from orchestrator.control.actions import Action, EndStream, LogLine, Notify, Settle, TellGauges, WakeAfter
+from orchestrator.control.draft_workers import DraftWorkers
+from orchestrator.control.events import (
+    ClusterFailed,
+    ClusterOpened,
+    ControlClosed,
+    ControlEvent,
+    DrainBegun,
+    DrainOver,
+    RolloutAsked,
+    RolloutDropped,
+    StreamClosed,
+    StreamOpened,
+    Woke,
+    WorkerEnded,
+    WorkerEnding,
+    WorkerSaid,
+    WorkersChosen,
+    WorkerStarted,
+)
+from orchestrator.control.replicas import ALIKE, Rank, Replica, Replicas, compare
+from orchestrator.control.rollout import Rollout
+from orchestrator.control.router import LOSSES_ARE_KNOWN_S, Router
+from orchestrator.control.state import FAILED, STARTING
+from orchestrator.control.streams import Streams
+from orchestrator.control.worker_life import WorkerLives
+from orchestrator.errors import RequestError
+from orchestrator.workers.draft_messages import DraftLink
+from orchestrator.workers.messages import Failed, Gauges, Progress, Ready, Refused, RoundReport
+
+_SHUTTING_DOWN = "the server is shutting down; send the request again"
+
+
+class State:
+    """All that control knows. Whoever reads it changes nothing."""
+
+    def __init__(self, max_restarts: int, least_depth: int = 0) -> None:
+        lives = WorkerLives(max_restarts)
+        self.streams = Streams()
+        self.replicas = Replicas(lives)
+        self.drafts = DraftWorkers(lives)
+        self.router = Router(self.replicas, self.streams, least_depth)
+        self.rollout = Rollout(self.replicas, self.router, self.drafts)
+        self.draining = False
+
+
+def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
+    """Fold an event into the state; returns what is to be done, in order. Observers come last: what they ask for then
+    follows all of that. Raises RequestError where a stream cannot be opened; nothing has changed then."""
+    actions = _fold(state, event, now_s)
+    actions += state.rollout.advance()
+    if not state.replicas.closed:
+        actions += state.router.feed(now_s)
+    return sorted(actions, key=lambda action: isinstance(action, Notify))
+
+
+def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
+    match event:
+        case WorkerStarted() | WorkerSaid() | WorkerEnding() | WorkerEnded():
+            replica = state.replicas.find(event.worker)
+            if replica is None:
+                return state.drafts.observe(event, now_s)
+            return _fold_worker_event(state, replica, event, now_s)
+        case StreamOpened():
+            state.streams.open(event.submit, event.overrides)
+            return []
+        case StreamClosed():
+            stream = state.streams.find(event.stream)
+            return state.router.end(stream) if stream is not None else []
+        case RolloutAsked():
+            return state.rollout.ask(event.targets, event.drafts)
+        case RolloutDropped():
+            return state.rollout.drop()
+        case Woke():
+            return []
+        case _:
+            return _fold_phase(state, event)
+
+
+def _fold_phase(
+    state: State, event: WorkersChosen | ClusterOpened | ClusterFailed | DrainBegun | DrainOver | ControlClosed
+) -> list[Action]:
+    """From nothing to serving, and from there to the end."""
+    live = len(state.streams)
+    match event:
+        case WorkersChosen():
+            for engine, spec in enumerate(event.targets):
+                state.replicas.create(spec, engine, Rank.SERVING)
+            return state.drafts.run_these(event.drafts)
+        case ClusterOpened():
+            return [action for replica in state.replicas.serving for action in replica.life.begin()]
+        case ClusterFailed():
+            for replica in state.replicas.serving:
+                replica.state.mark_failed(event.cause)
+            return _give_up(state, event.cause)
+        case DrainBegun():
+            state.draining = True
+            text = "draining: %d streams are being finished, for %g s at most"
+            return [LogLine("info", text, (live, event.timeout_s))]
+        case DrainOver():
+            line = LogLine("warning", "drain timed out after %g s: %d streams are cut off", (event.timeout_s, live))
+            return [*([line] if live else []), *_end_streams(state, _SHUTTING_DOWN)]
+        case ControlClosed():
+            state.draining = True
+            return [*_end_streams(state, _SHUTTING_DOWN), *state.drafts.close(), *state.replicas.close()]
+
+
+def _fold_worker_event(
+    state: State, replica: Replica, event: WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded, now_s: float
+) -> list[Action]:
+    match event:
+        case WorkerStarted():
+            replica.state.where = event.where
+            return replica.life.observe_start(event.where)
+        case WorkerSaid():
+            replica.observe(event.event, now_s)
+            return [*replica.life.observe(event.event), *_fold_said(state, replica, event, now_s)]
+        case WorkerEnding():
+            replica.life.observe_ending()
+            return []
+        case WorkerEnded():
+            return _lose_worker(state, replica, event.cause, now_s)
+
+
+def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -> list[Action]:
+    """Fold an event of a replica's worker. Of one that is joining or leaving nobody waits for anything."""
+    event = said.event
+    if replica.rank in (Rank.JOINING, Rank.LEAVING):
+        replica.state.observe(event)
+        return []
+    if isinstance(event, RoundReport):
+        return _fold_round(state, replica, event, now_s)
+    if isinstance(event, Ready):
+        return _fold_ready(state, replica, event)
+    before = replica.state.gauges
+    replica.state.observe(event)
+    match event:
+        case Gauges():
+            return [TellGauges(replica.name, before, event)]
+        case Progress():
+            return [Notify(event)]
+        case DraftLink():
+            return state.drafts.observe_link(replica.name, event)
+        case Refused():
+            stream = state.streams.find_sent(event.request_id)
+            if stream is None:
+                return []
+            state.streams.drop(stream)
+            return [EndStream(stream.key, _build_refusal(event))]
+        case _:
+            return []
+
+
+def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float) -> list[Action]:
+    """Deliver a round's tokens, and count it."""
+    if replica.engine:
+        deltas = [msgspec.structs.replace(delta, engine=replica.engine) for delta in done.deltas]
+        done = msgspec.structs.replace(done, deltas=deltas, engine=replica.engine)
+    told = [one for delta in done.deltas if (one := state.streams.deliver(delta, now_s)) is not None]
+    delivered = sum(len(one.delta.tokens) for one in told)
+    state.replicas.count_for_successor(replica, done, delivered)
+    replica.state.observe(done, delivered)
+    return [*told, Notify(done)]
+
+
+def _fold_ready(state: State, replica: Replica, ready: Ready) -> list[Action]:
+    """Let a worker serve, unless its tokens would differ from those that streams have."""
+    actions: list[Action] = []
+    if replica.rank is Rank.SERVING and replica.state.ready is None:
+        why, actions = compare(replica, ready, state.replicas.serving)
+        if why:
+            alike = f"its tokens would differ from the other replicas'; {ALIKE}"
+            refused = Failed(f"{replica.name} serves with {why}: {alike}", restartable=False)
+            return actions + replica.life.end(refused)
+    again = " again" if replica.state.phase != STARTING else ""
+    replica.state.observe(ready)
+    values = (replica.name, again, replica.state.where, len(state.streams))
+    actions += [Settle(), LogLine("info", "worker %s ready%s: %s, %d streams go on", values)]
+    if replica.rank is Rank.SERVING:
+        actions += state.drafts.target_ready(replica.name, replica.worker, ready.all_drafters)
+    return actions
+
+
+def _lose_worker(state: State, replica: Replica, cause: str, now_s: float) -> list[Action]:
+    """A replica's worker is gone: its streams are due again, and another worker follows, or none does."""
+    had_streams = replica.rank in (Rank.SERVING, Rank.RETIRING)
+    loss = replica.life.observe_end(cause, now_s)
+    replica.state.mark_worker_lost(loss.cause)
+    actions: list[Action] = []
+    if had_streams:
+        culprit = state.router.recall_streams(replica, now_s)
+        if culprit is not None:
+            text = "request %s is ended: its worker died each time it ran; %s"
+            error = _build_broken_error("the worker died each time it ran this request; it is not tried again")
+            state.streams.drop(culprit)
+            actions += [LogLine("error", text, (culprit.key, loss.cause)), EndStream(culprit.key, error)]
+        if not state.replicas.closed:
+            actions.append(WakeAfter(LOSSES_ARE_KNOWN_S))  # a trial may wait for that
+    if loss.restart:
+        replica.state.mark_restarting(loss.restart)
+    actions += loss.actions
+    if loss.failure:
+        replica.state.mark_failed(loss.failure)
+        actions.append(LogLine("error", "worker %s failed: %s", (replica.name, loss.failure)))
+        if replica.rank is Rank.SERVING:
+            given_up = all(other.state.phase == FAILED for other in state.replicas.serving)
+            after = _give_up(state, loss.failure) if given_up else state.drafts.detach_target(replica.name)
+            actions += after
+    state.replicas.forget_ended(replica)
+    return actions
+
+
+def _give_up(state: State, cause: str) -> list[Action]:
+    """No replica will ever serve."""
+    return [Settle(), *_end_streams(state, f"the model has failed: {cause}"), *state.drafts.close()]
+
+
+def _end_streams(state: State, message: str) -> list[Action]:
+    error = RequestError(message, status=503, kind="server_error", code="interrupted", retry_after_s=10)
+    return [action for stream in state.streams.live() for action in state.router.end(stream, error)]
+
+
+def _build_refusal(event: Refused) -> RequestError:
+    if event.kind == "invalid":
+        return RequestError(event.message, status=400)
+    return _build_broken_error(event.message)
+
+
+def _build_broken_error(message: str) -> RequestError:
+    return RequestError(message, status=500, kind="server_error", code="failed")

@@ -1,0 +1,501 @@
+"""Control's step over arbitrary sequences of events, in a world of workers that does as the actions say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from orchestrator.control.actions import (
+    Action,
+    Deliver,
+    EndStream,
+    FinishRollout,
+    Send,
+    Settle,
+    StartWorker,
+    StopWorker,
+)
+from orchestrator.control.events import (
+    ClusterFailed,
+    ClusterOpened,
+    ControlClosed,
+    ControlEvent,
+    DrainBegun,
+    DrainOver,
+    RolloutAsked,
+    RolloutDropped,
+    StreamClosed,
+    StreamOpened,
+    Woke,
+    WorkerEnded,
+    WorkerEnding,
+    WorkerSaid,
+    WorkersChosen,
+    WorkerStarted,
+)
+from orchestrator.control.router import LOSSES_ARE_KNOWN_S
+from orchestrator.control.state import FAILED, RESTART_WINDOW_S, RESTARTING, add_totals
+from orchestrator.control.state import READY as READY_PHASE
+from orchestrator.control.step import State, step
+from orchestrator.errors import RequestError
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.messages import Cancel, Delta, Failed, Gauges, Progress, Refused, RoundReport, Submit
+from tests.api.support import READY
+
+MAX_TOKENS = 40
+INDEXES = st.integers(0, 7)
+
+
+def spec(name: str, kind: str = "fp32", build: int = 0) -> WorkerSpec:
+    """A worker of a kind. Those of one kind say the same tokens; `build` makes them differ otherwise."""
+    return WorkerSpec(name, "no:where", {"kind": kind, "build": build})
+
+
+def report(deltas: list[Delta]) -> RoundReport:
+    return RoundReport(deltas, len(deltas), len(deltas), 0, 0, 0, [], 1.0, 1.0, 0.0)
+
+
+@dataclass
+class Process:
+    """A worker as the world knows it. `has`: by the id that it knows, how many tokens each request has there."""
+
+    spec: WorkerSpec
+    started: bool = False
+    ready: bool = False
+    stopping: bool = False
+    has: dict[str, int] = field(default_factory=dict)
+
+
+class World:
+    """Workers and readers. Every action is checked against what has happened before."""
+
+    def __init__(self, max_restarts: int) -> None:
+        self.max_restarts = max_restarts
+        self.state = State(max_restarts)
+        self.now_s = 0.0
+        self.processes: dict[int, Process] = {}
+        self.starts_s: dict[int, list[float]] = {}
+        self.delivered: dict[str, list[int]] = {}  # of live streams; a token is its own position
+        self.holder: dict[str, tuple[int, str]] = {}  # of live streams that were sent: the worker, the id there
+        self.forgotten: list[tuple[int, str]] = []  # of streams that were taken back: the worker, the id there
+        self.tokens = 0
+        self.errors: list[str] = []
+        self.changing = False
+        self.settled = False
+        self.outcome: FinishRollout | None = None
+
+    def tell(self, event: ControlEvent) -> None:
+        for action in step(self.state, event, self.now_s):
+            self.do(action)
+
+    def do(self, action: Action) -> None:
+        match action:
+            case StartWorker(worker, started, _, after_s):
+                assert worker not in self.processes, "one process in a place at a time"
+                assert after_s >= 0.0
+                self.processes[worker] = Process(started)
+                starts = self.starts_s.setdefault(worker, [])
+                starts.append(self.now_s)
+                restarts = [one for one in starts[1:] if self.now_s - one <= RESTART_WINDOW_S]
+                assert len(restarts) <= self.max_restarts, "restarts stay within the budget"
+            case StopWorker(worker, _):
+                assert not self.processes[worker].stopping
+                self.processes[worker].stopping = True
+            case Send(worker, Submit() as submit):
+                self.take(worker, submit)
+            case Send(worker, Cancel(sent_id)):
+                key = sent_id.partition("#")[0]
+                assert self.holder.pop(key) == (worker, sent_id), "only who has a stream is told to forget it"
+                self.processes[worker].has.pop(sent_id)
+                self.forgotten.append((worker, sent_id))
+            case Deliver(key, delta):
+                got = self.delivered[key]
+                assert delta.request_id == key
+                assert delta.tokens == list(range(len(got), len(got) + len(delta.tokens))), "none twice, none skipped"
+                got += delta.tokens
+                self.tokens += len(delta.tokens)
+                if delta.finish:
+                    self.end(key)
+            case EndStream(key, error):
+                self.errors.append(error.message)
+                self.end(key)
+            case FinishRollout():
+                assert self.changing
+                self.changing, self.outcome = False, action
+            case Settle():
+                self.settled = True
+            case _:
+                pass
+
+    def take(self, worker: int, submit: Submit) -> None:
+        key = submit.request_id.partition("#")[0]
+        process = self.processes[worker]
+        assert process.ready, "streams go to replicas that are ready"
+        assert not process.stopping
+        assert key not in self.holder, "a stream is in one place"
+        assert submit.committed == self.delivered[key], "whoever goes on is told what was delivered"
+        assert submit.request_id not in process.has
+        self.holder[key] = (worker, submit.request_id)
+        process.has[submit.request_id] = len(submit.committed)
+
+    def end(self, key: str) -> None:
+        del self.delivered[key]  # it was live
+        if held := self.holder.pop(key, None):
+            self.processes[held[0]].has.pop(held[1], None)
+
+    def end_process(self, worker: int, cause: str = "killed") -> None:
+        process = self.processes.pop(worker)
+        self.forgotten = [one for one in self.forgotten if one[0] != worker]
+        for sent_id in process.has:
+            self.holder.pop(sent_id.partition("#")[0])
+        if not process.stopping:
+            self.tell(WorkerEnding(worker))
+        self.tell(WorkerEnded(worker, cause))
+
+    def start(self, worker: int) -> None:
+        self.processes[worker].started = True
+        self.tell(WorkerStarted(worker, f"pid {worker}"))
+
+    def make_ready(self, worker: int) -> None:
+        process = self.processes[worker]
+        process.ready = not process.stopping
+        self.tell(WorkerSaid(worker, msgspec.structs.replace(READY, slots=2, activations=process.spec.options["kind"])))
+
+    def decode(self, worker: int, counts: list[int]) -> None:
+        """A round of a worker: tokens for what it has, each as many as `counts` says, until they have all."""
+        deltas = []
+        has = self.processes[worker].has
+        for (sent_id, position), count in zip(list(has.items()), counts, strict=False):
+            tokens = list(range(position, min(position + count, MAX_TOKENS)))
+            has[sent_id] = position + len(tokens)
+            deltas.append(Delta(sent_id, tokens, "length" if has[sent_id] == MAX_TOKENS else ""))
+        self.tell(WorkerSaid(worker, report(deltas)))
+
+    def numbers(self, **wanted: bool) -> list[int]:
+        """Of processes that are as wanted."""
+        return [
+            number
+            for number, process in self.processes.items()
+            if all(getattr(process, name) == value for name, value in wanted.items())
+        ]
+
+
+class ControlMachine(RuleBasedStateMachine):
+    """Anything may happen at any time, as often as it likes."""
+
+    world: World
+    opened = 0
+    closed = False
+
+    @initialize(replicas=st.integers(1, 3), max_restarts=st.sampled_from([0, 2, 9]), count=st.integers(0, 5))
+    def begin(self, replicas: int, max_restarts: int, count: int) -> None:
+        self.world = World(max_restarts)
+        self.world.tell(WorkersChosen([spec(f"t{number}") for number in range(replicas)], []))
+        self.world.tell(ClusterOpened())
+        if count:
+            self.all_workers_become_ready()
+            self.streams_open(count)
+
+    def pick(self, index: int, **wanted: bool) -> int | None:
+        numbers = self.world.numbers(**wanted)
+        return numbers[index % len(numbers)] if numbers else None
+
+    @rule(index=INDEXES)
+    def a_process_starts(self, index: int) -> None:
+        worker = self.pick(index, started=False, stopping=False)
+        if worker is not None:
+            self.world.start(worker)
+
+    @rule(index=INDEXES)
+    def a_worker_is_ready(self, index: int) -> None:
+        worker = self.pick(index, started=True, ready=False)
+        if worker is not None:
+            self.world.make_ready(worker)
+
+    @rule()
+    def all_workers_become_ready(self) -> None:
+        for worker in self.world.numbers(started=False, stopping=False):
+            self.world.start(worker)
+        for worker in self.world.numbers(started=True, ready=False, stopping=False):
+            if worker in self.world.processes:
+                self.world.make_ready(worker)
+
+    @rule(count=st.integers(1, 4))
+    def streams_open(self, count: int) -> None:
+        phases = {one.state.phase for one in self.world.state.replicas.serving}
+        if not self.closed and phases & {READY_PHASE, RESTARTING}:  # else admission takes in none
+            for _ in range(count):
+                self.opened += 1
+                key = f"r{self.opened}"
+                self.world.delivered[key] = []
+                self.world.tell(StreamOpened(Submit(key, [self.opened], MAX_TOKENS)))
+
+    @rule(index=INDEXES)
+    def a_reader_leaves(self, index: int) -> None:
+        live = list(self.world.delivered)
+        if live:
+            key = live[index % len(live)]
+            self.world.tell(StreamClosed(key))
+            assert key not in self.world.holder, "its replica is told to forget it"
+            del self.world.delivered[key]
+
+    @rule(key=st.sampled_from(["r1", "r2", "r3"]))
+    def an_id_in_use_is_refused(self, key: str) -> None:
+        if key in self.world.delivered:
+            with pytest.raises(RequestError, match=key):
+                step(self.world.state, StreamOpened(Submit(key, [1], 1)), self.world.now_s)
+
+    @rule(index=INDEXES, counts=st.lists(st.integers(0, 9), max_size=8))
+    def a_worker_decodes(self, index: int, counts: list[int]) -> None:
+        worker = self.pick(index, ready=True)
+        if worker is not None:
+            self.world.decode(worker, counts)
+
+    @rule(count=st.integers(1, 9))
+    def all_workers_decode(self, count: int) -> None:
+        for worker in self.world.numbers(ready=True):
+            self.world.decode(worker, [count] * 8)
+
+    @rule(index=INDEXES, times=st.integers(2, 4))
+    def a_worker_is_lost_again_and_again(self, index: int, times: int) -> None:
+        worker = self.pick(index, ready=True, stopping=False)
+        for _ in range(times):
+            if worker is not None and worker in self.world.numbers(stopping=False):
+                self.world.end_process(worker)
+                self.all_workers_become_ready()
+
+    @rule(index=INDEXES)
+    def a_worker_speaks_of_what_was_moved(self, index: int) -> None:
+        if self.world.forgotten:
+            worker, sent_id = self.world.forgotten[index % len(self.world.forgotten)]
+            self.world.tell(WorkerSaid(worker, report([Delta(sent_id, [-1], "stop")])))
+            self.world.tell(WorkerSaid(worker, Refused(sent_id, "late", "failed")))
+
+    @rule(index=INDEXES, kind=st.sampled_from(["invalid", "failed"]))
+    def a_worker_refuses_a_stream(self, index: int, kind: str) -> None:
+        worker = self.pick(index, ready=True)
+        if worker is not None and (has := self.world.processes[worker].has):
+            sent_id = next(iter(has))
+            self.world.tell(WorkerSaid(worker, Refused(sent_id, "no", kind)))
+            assert sent_id not in has
+
+    @rule(index=INDEXES)
+    def a_worker_tells_of_itself(self, index: int) -> None:
+        worker = self.pick(index, started=True)
+        if worker is not None:
+            self.world.tell(WorkerSaid(worker, Progress("load", 0.5)))
+            self.world.tell(WorkerSaid(worker, Gauges(0, 0, 1, 1, 0, 0, 0, 0)))
+
+    @rule(index=INDEXES)
+    def a_worker_is_lost(self, index: int) -> None:
+        worker = self.pick(index, stopping=False)
+        if worker is not None:
+            self.world.end_process(worker)
+
+    @rule(index=INDEXES)
+    def a_worker_falls_silent(self, index: int) -> None:
+        """It says nothing more, and is not cleared away yet."""
+        worker = self.pick(index, started=True, stopping=False)
+        if worker is not None:
+            process = self.world.processes[worker]
+            process.ready, process.stopping = False, True
+            self.world.tell(WorkerEnding(worker))
+
+    @rule(index=INDEXES, restartable=st.sampled_from([True, True, True, False]))
+    def a_worker_fails(self, index: int, restartable: bool) -> None:
+        worker = self.pick(index, started=True, stopping=False)
+        if worker is not None:
+            self.world.tell(WorkerSaid(worker, Failed("broken", restartable)))
+            self.world.end_process(worker)
+
+    @rule(index=INDEXES)
+    def a_worker_has_stopped(self, index: int) -> None:
+        worker = self.pick(index, stopping=True)
+        if worker is not None:
+            self.world.end_process(worker, "stopped")
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 100.0, 700.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.now_s += seconds
+        self.world.tell(Woke())
+        live = self.world.state.streams.live()
+        if seconds >= LOSSES_ARE_KNOWN_S and any(one.serving for one in self.world.state.replicas.serving):
+            assert not live or any(stream.at or stream.kind for stream in live), "of suspects one is tried"
+
+    @precondition(lambda self: not self.world.changing and not self.closed)
+    @rule(kinds=st.lists(st.sampled_from(["fp32", "fp32", "bf16"]), min_size=1, max_size=3), build=st.integers(0, 1))
+    def a_rollout_is_asked_for(self, kinds: list[str], build: int) -> None:
+        self.world.changing = True
+        self.world.tell(RolloutAsked([spec(f"new{n}", kind, build) for n, kind in enumerate(kinds)], []))
+
+    @precondition(lambda self: self.world.changing)
+    @rule()
+    def nobody_waits_for_the_rollout(self) -> None:
+        self.world.changing = False
+        self.world.tell(RolloutDropped())
+
+    @rule(chance=st.integers(0, 15))
+    def the_server_drains_or_closes(self, chance: int) -> None:
+        if chance == 0:
+            self.closed = True
+            self.world.tell(DrainBegun(10.0))
+        elif self.closed:
+            self.world.tell(DrainOver(10.0) if chance < 8 else ControlClosed())
+            assert not self.world.delivered
+
+    @invariant()
+    def each_live_stream_waits_or_is_with_one_ready_replica(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        world, state = self.world, self.world.state
+        assert {stream.key for stream in state.streams.live()} == set(world.delivered)
+        for stream in state.streams.live():
+            assert stream.committed == world.delivered[stream.key]
+            having = [one for one in state.replicas.with_streams if one.name == stream.at]
+            assert [(one.worker, stream.sent_id) for one in having] == (
+                [world.holder[stream.key]] if stream.key in world.holder else []
+            )
+            assert bool(stream.at) == bool(having)
+            for one in having:
+                process = world.processes[one.worker]
+                assert (one.serving and process.ready) or process.stopping, "or it has just fallen silent"
+        assert +state.streams.counts == +type(state.streams.counts)(
+            stream.at for stream in state.streams.live() if stream.at
+        )
+
+    @invariant()
+    def nobody_waits_without_a_reason(self) -> None:
+        if not hasattr(self, "world") or not any(one.serving for one in self.world.state.replicas.serving):
+            return
+        live = self.world.state.streams.live()
+        if not any(stream.crashes.suspect for stream in live):
+            assert not [stream.key for stream in live if not stream.at and not stream.kind]
+
+    @invariant()
+    def every_token_is_counted_once(self) -> None:
+        if hasattr(self, "world"):
+            replicas = self.world.state.replicas
+            totals = add_totals([replicas.gone, *(one.state.totals for one in replicas.serving)])
+            assert totals.generated == self.world.tokens
+
+    @invariant()
+    def when_all_replicas_have_failed_no_stream_is_left(self) -> None:
+        if hasattr(self, "world") and all(one.state.phase == FAILED for one in self.world.state.replicas.serving):
+            assert self.world.settled
+            assert not self.world.delivered
+
+    def teardown(self) -> None:
+        """Close, and let everything end: nothing is left."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.tell(ControlClosed())
+        assert not world.delivered
+        for worker in list(world.processes):
+            assert world.processes[worker].stopping
+            world.end_process(worker, "stopped")
+        assert not world.processes
+        assert not world.changing
+
+
+TestControl = ControlMachine.TestCase
+TestControl.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def serve(world: World, count: int) -> None:
+    """Have so many replicas, all of them started."""
+    world.tell(WorkersChosen([spec(f"t{number}") for number in range(count)], []))
+    world.tell(ClusterOpened())
+    for worker in range(count):
+        world.start(worker)
+
+
+def open_stream(world: World, key: str) -> None:
+    world.delivered[key] = []
+    world.tell(StreamOpened(Submit(key, [1], MAX_TOKENS)))
+
+
+def test_a_stream_does_not_wait_for_a_replica_that_is_being_started_beside_one_that_serves() -> None:
+    world = World(max_restarts=1)
+    serve(world, 2)
+    world.make_ready(0)
+    open_stream(world, "a")
+    assert world.holder == {"a": (0, "a")}
+
+
+def test_of_several_replicas_only_a_death_in_quarantine_makes_a_culprit() -> None:
+    world = World(max_restarts=3)
+    serve(world, 3)
+    for worker in range(3):
+        world.make_ready(worker)
+    open_stream(world, "bad")
+    world.now_s += 1.0
+    for _ in range(2):
+        world.end_process(world.holder["bad"][0])
+        assert not world.errors
+    assert "bad" not in world.holder, "the last replica may have died with the other two"
+    open_stream(world, "good")
+    world.now_s += LOSSES_ARE_KNOWN_S
+    world.decode(world.holder["good"][0], [MAX_TOKENS])
+    world.end_process(world.holder["bad"][0])
+    assert world.errors == ["the worker died each time it ran this request; it is not tried again"]
+    assert not world.delivered
+
+
+def test_a_cluster_that_cannot_be_opened_fails_every_replica() -> None:
+    world = World(max_restarts=1)
+    world.tell(WorkersChosen([spec("t0"), spec("t1")], []))
+    world.tell(ClusterFailed("no cluster there"))
+    assert [one.state.phase for one in world.state.replicas.serving] == [FAILED, FAILED]
+    assert world.settled
+    assert not world.processes
+
+
+def test_a_rollout_to_another_kind_lets_the_old_replica_finish_its_streams() -> None:
+    world = World(max_restarts=1)
+    serve(world, 1)
+    world.make_ready(0)
+    open_stream(world, "old")
+    world.decode(0, [3])
+    world.changing = True
+    world.tell(RolloutAsked([spec("new", "bf16")], []))
+    world.start(1)
+    world.make_ready(1)
+    open_stream(world, "late")
+    assert world.holder == {"old": (0, "old"), "late": (1, "late")}
+    world.end_process(0)
+    assert "old" not in world.holder, "nobody else says what it says"
+    world.start(0)
+    world.make_ready(0)
+    assert world.processes[0].has == {"old#2": 3}
+    world.decode(0, [MAX_TOKENS])
+    assert world.processes[0].stopping
+    assert world.outcome is None
+    world.end_process(0, "stopped")
+    assert world.outcome == FinishRollout((0,))
+
+
+def test_a_rollout_moves_the_streams_of_all_that_leave_in_one_step() -> None:
+    world = World(max_restarts=1)
+    serve(world, 2)
+    for worker in range(2):
+        world.make_ready(worker)
+        open_stream(world, f"r{worker}")
+    assert sorted(worker for worker, _ in world.holder.values()) == [0, 1]
+    for worker in range(2):
+        world.decode(worker, [3])
+    world.changing = True
+    world.tell(RolloutAsked([spec("new", build=1)], []))
+    world.start(2)
+    world.make_ready(2)
+    assert world.processes[2].has == {"r0#2": 3, "r1#2": 3}
+    for worker in range(2):
+        world.end_process(worker, "stopped")
+    assert world.outcome == FinishRollout((0,))
+    (left,) = world.state.replicas.serving
+    assert left.state.totals.generated + world.state.replicas.gone.generated == 6
