@@ -19,6 +19,14 @@ settings.register_profile("outrider", deadline=None)
 settings.load_profile("outrider")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With --dist loadgroup a process runs a file, or all that one model of the conformance suite is loaded for."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+            item.add_marker(pytest.mark.xdist_group(str(parameters.get("prepared", item.location[0]))))
+
+
 class Done(NamedTuple):
     """How a command ended."""
 
@@ -42,8 +50,8 @@ def default_model_path() -> Path:
 
 @pytest.fixture(scope="session")
 def first_layers_path(default_model_path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default model's first four layers: its shapes and kernels, at a third of its time."""
-    return write_first_layers(tmp_path_factory.mktemp("first") / "layers.gguf", default_model_path, 4)
+    """The default model's first two layers: its shapes and kernels, at a quarter of its time."""
+    return write_first_layers(tmp_path_factory.mktemp("first") / "layers.gguf", default_model_path, 2)
 
 
 @pytest.fixture(scope="session")
