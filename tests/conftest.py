@@ -19,14 +19,6 @@ settings.register_profile("outrider", deadline=None)
 settings.load_profile("outrider")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With --dist loadgroup a process runs a file, or all that one model of the conformance suite is loaded for."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-            item.add_marker(pytest.mark.xdist_group(str(parameters.get("prepared", item.location[0]))))
-
-
 class Done(NamedTuple):
     """How a command ended."""
 

@@ -78,11 +78,7 @@ CAPS = {
         takes=frozenset(CORE),
     ),
 }
-RUNS = [
-    pytest.param(runtime, name, id=f"{runtime} {name}", marks=pytest.mark.xdist_group(f"capped {runtime}"))
-    for name, cap in CAPS.items()
-    for runtime in cap.classes
-]
+RUNS = [(runtime, name) for name, cap in CAPS.items() for runtime in cap.classes]
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +120,7 @@ def run(runtime: str, cap: Cap, source: Path, store: Path) -> list[Finding]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(("runtime", "cap"), RUNS)
+@pytest.mark.parametrize(("runtime", "cap"), RUNS, ids=[" ".join(one) for one in RUNS])
 def test_rows_and_tokens_are_the_same_where_it_is_said(examine, runtime, cap):
     for found in examine(runtime, cap):
         sys.stdout.write(f"{found}\n")  # which processor this was, for whoever reads the log
@@ -137,7 +133,6 @@ def test_rows_and_tokens_are_the_same_where_it_is_said(examine, runtime, cap):
         assert found["accepted"] > 0 or found["threads"], "speculation was at work"
 
 
-@pytest.mark.xdist_group("capped openvino_rt")
 def test_fp32_on_openvino_has_one_fingerprint_under_every_cap_of_avx512(examine):
     """On one thread too. It was the same on an Intel Xeon with AMX and on AMD's Zen 5."""
     here = set(processor().isa)
