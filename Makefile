@@ -30,14 +30,13 @@ $(STAMP): $(DEMO)
 demo: $(DEMO)
 	@$(BIN)/python tools/demo.py
 
-# A process takes a file at a time, in the order of directories: the last are short. Tests that compute with models share
-# prepared ones; threads that wait for work leave the cores to the other process. Most of the time of the others is
-# daemons that start and wait: three processes.
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+# Each of two processes takes a file at a time, in the order of directories: the last are short. Tests that compute with
+# models come first and share prepared ones; a thread of theirs that waits for work leaves its core to the other process.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test: setup
-	OMP_WAIT_POLICY=passive $(PYTEST) --numprocesses 2 $(MODEL_TESTS)
-	$(PYTEST) --numprocesses 3 $(addprefix --ignore=,$(MODEL_TESTS))
+	OMP_WAIT_POLICY=passive $(PYTEST) $(MODEL_TESTS)
+	$(PYTEST) $(addprefix --ignore=,$(MODEL_TESTS))
 
 check: setup lint types imports test
 
