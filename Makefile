@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
-MODEL_TESTS := tests/adapters tests/engine tests/exactness
+MODEL_TESTS := tests/exactness tests/engine tests/adapters
 SOURCES := device_profiles policies adapters orchestrator tests tools
 
 .PHONY: setup demo test check format lint types imports clean
@@ -30,11 +30,13 @@ $(STAMP): $(DEMO)
 demo: $(DEMO)
 	@$(BIN)/python tools/demo.py
 
-# Tests that compute with models keep both cores busy, and share prepared models: one process. Half the time of the
-# others is daemons that start and wait: two, a file in one of them, in the order of directories (the last are short).
+# Each of two processes takes a file at a time, in the order of directories: the last are short. Tests that compute with
+# models come first and share prepared ones; a thread of theirs that waits for work leaves its core to the other process.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
 test: setup
-	$(BIN)/python -m pytest $(MODEL_TESTS)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(MODEL_TESTS))
+	OMP_WAIT_POLICY=passive $(PYTEST) $(MODEL_TESTS)
+	$(PYTEST) $(addprefix --ignore=,$(MODEL_TESTS))
 
 check: setup lint types imports test
 

@@ -24,15 +24,16 @@ def test_chunked_prefill_equals_whole(model):
 
 
 def test_row_invariance_over_depth(model):
-    tokens = text(model, 96)
-    whole = run(model, 0, tokens, [96])
+    count = 66  # into a third block of the KV cache
+    tokens = text(model, count)
+    whole = run(model, 0, tokens, [count])
     for width in (1, 2, 3, 4, 5, 6, 8, 12, 16):
-        chunks = [width] * (96 // width) + ([96 % width] if 96 % width else [])
+        chunks = [width] * (count // width) + [count % width] * (count % width > 0)
         assert np.array_equal(bits(run(model, 1, tokens, chunks)), bits(whole)), width
         model.release(1)
 
 
-@pytest.mark.parametrize("sequences", [2, 5, 8, 16])
+@pytest.mark.parametrize("sequences", [5, 16])
 def test_row_invariance_beside_other_sequences(model, sequences):
     """Every sequence decodes ragged beside the others and gets the bits that it gets alone."""
     lengths = [20 + 7 * index for index in range(sequences)]

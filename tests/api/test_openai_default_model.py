@@ -1,5 +1,5 @@
-"""The `openai` client on a daemon with the default model: schemas, log-probabilities and choices, with and without
-speculation."""
+"""The `openai` client on a daemon with the default model's first layers: schemas, log-probabilities and choices, with
+and without speculation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from adapters import registry
-from adapters.model_source import ModelSource
-from adapters.model_store import ModelStore
 from tests.support.daemon import Daemon, running
 
 pytestmark = pytest.mark.model
@@ -39,18 +36,15 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEM
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory, default_model_path, shared_store) -> Iterator[Daemon]:
+def daemon(tmp_path_factory, first_layers_path, shared_store) -> Iterator[Daemon]:
     directory = tmp_path_factory.mktemp("default")
     config = directory / "cluster.yaml"
     config.write_text(
-        f"model: {{source: '{default_model_path}', name: default}}\ncluster: {{runtime: local}}\n"
+        f"model: {{source: '{first_layers_path}', name: default}}\ncluster: {{runtime: local}}\n"
         f"api: {{port: 0, admin_socket: '{directory}/admin.sock'}}\nstore: {{directory: '{shared_store}'}}\n"
         "limits: {kv_cache: 256 MiB}\n",
         encoding="utf-8",
     )
-    source = ModelSource(default_model_path, "default", str(default_model_path))
-    # Ahead of the daemon, which is only given so long to become ready.
-    ModelStore(shared_store).prepare(source, registry.get("openvino_rt"), lambda stage, fraction: None)
     with running(config) as started:
         yield started
         assert started.stop() == 0

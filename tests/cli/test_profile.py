@@ -15,7 +15,7 @@ from device_profiles.store import SCHEMA, ProfileStore
 from tests.support import tiny_models
 from tests.support.daemon import configuration, running
 
-BASE_MS, ROW_MS, LOAD_MS = 4.0, 0.5, 150.0
+BASE_MS, ROW_MS, LOAD_MS = 2.0, 0.25, 150.0
 
 
 def write_config(directory: Path, script: str, extra: str = "") -> str:
@@ -65,8 +65,8 @@ def test_a_scripted_device_comes_out_as_it_was_scripted_and_is_measured_once(tmp
     pairs = {(one["drafter"], one["rule"], one["sequences"]): one["by_depth"] for one in found["pairs"]}
     alike = pairs[("model", "fixed", 1)]  # the draft is the target's twin: it is always right
     assert [one["accepted"][0] for one in alike] == [1.0] * len(alike)
-    suffix = pairs[("suffix", "policy", 4)]
-    for one in suffix:
+    assert pairs.keys() >= {("suffix", rule, 1) for rule in ("fixed", "policy")}
+    for one in pairs[("suffix", "policy", 4)]:
         shares = zip(one["accepted"], one["offered"], strict=True)
         assert all(0.0 <= accepted <= offered <= 1.0 for accepted, offered in shares)
     link = found["links"][0]
@@ -119,7 +119,7 @@ def test_a_small_model_on_a_real_runtime(tmp_path, profile):
     model = tiny_models.write_model(tmp_path / "model", "llama")
     path = tmp_path / "cluster.yaml"
     path.write_text(
-        f"model: {{source: '{model}', adapter: onnx_rt}}\ncluster: {{runtime: local}}\n"
+        f"model: {{source: '{model}', adapter: onnx_rt}}\ndrafts: []\ncluster: {{runtime: local}}\n"
         f"limits: {{kv_cache: 16 MiB}}\nstore: {{directory: '{tmp_path / 'store'}'}}\n"
     )
     found = profile(str(path), "--device", "onnx_rt", "--threads", "1")
@@ -132,7 +132,7 @@ def test_a_small_model_on_a_real_runtime(tmp_path, profile):
     assert 0.0 < cost.ms(1) <= cost.ms(16) <= cost.ms(16, 8, 100)
     assert measured["row_invariant"] is True
     assert measured["peak_bytes"] > 0
-    assert {one["rule"] for one in found["pairs"]} == {"policy", "fixed"}
+    assert found["pairs"] == []
 
 
 def test_beside_a_daemon_that_serves_nothing_is_measured_unless_forced(tmp_path, outrider):

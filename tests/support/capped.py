@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -25,7 +26,10 @@ from adapters.invariance import find_variance, fingerprint_bits, probe_text
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.variant import Variant
+from device_profiles.numerical_class import ClassFinding, NumericalClass
 from orchestrator.config.load import load_config
+from orchestrator.loading import numerical_classes
+from orchestrator.loading.class_trial import ClassJob, run_here
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import engine_options
 from orchestrator.workers.messages import Sampling, Submit
@@ -80,8 +84,22 @@ def load(case: Case, source: Path, store: Path) -> tuple[LoadedModel, bool]:
             f"store: {{directory: '{store}'}}\ndevices: {{threads: {case.threads}}}\n"
             f"limits: {{kv_cache: {_KV_BYTES >> 20} MiB, max_batch_rows: {_ROWS}}}\ndrafts: []\n"
         )
-        target = load_target(engine_options(load_config(path), Path(here)), _ignore, slots=8)
+        with patch.object(numerical_classes, "run_job", _try_here):
+            target = load_target(engine_options(load_config(path), Path(here)), _ignore, slots=8)
     return target.model, target.row_invariant
+
+
+def _try_here(job: ClassJob, tried: NumericalClass) -> ClassFinding:
+    """Try a class in this process, which is under the cap too and has loaded the runtime already.
+
+    That one thread gives the same bits is not asked: torch would stay at it, and there are cases for it.
+    """
+    if job.only_bits:
+        return ClassFinding(tried, True, "")
+    try:
+        return run_here(registry.get_for(job.adapter, job.options.device, job.options.static), job)
+    except AdapterError as error:
+        return ClassFinding(tried, False, str(error))
 
 
 def _in_tiles(case: Case, source: Path, store: Path) -> tuple[LoadedModel, bool]:
