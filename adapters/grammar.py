@@ -21,7 +21,7 @@ KINDS = ("json_schema", "regex", "lark")
 _REMEMBERED = 32
 
 
-def problem(kind: str, text: str) -> str:
+def find_grammar_problem(kind: str, text: str) -> str:
     """Return in one line why a grammar cannot be used; "" where it can. Takes milliseconds; needs no model."""
     import llguidance
 
@@ -94,7 +94,7 @@ class GrammarCompiler:
     def _compile(self, kind: str, text: str) -> Any:
         import llguidance
 
-        if words := problem(kind, text):
+        if words := find_grammar_problem(kind, text):
             raise GrammarFailed(words)
         if self._library is None:
             self._library = _library_tokenizer(self._tokenizer(), self._vocabulary_size)

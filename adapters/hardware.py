@@ -43,7 +43,7 @@ def runtime_version(adapter: str) -> str:
 
 def hardware(profile: DeviceProfile) -> Hardware:
     """Return what the device behind a runtime's device is."""
-    kind = kind_of(profile)
+    kind = name_device_kind(profile)
     if kind == "cpu":
         return processor()
     if kind == "cuda":
@@ -51,7 +51,7 @@ def hardware(profile: DeviceProfile) -> Hardware:
     return Hardware(kind, profile.full_name, profile.memory_bytes)
 
 
-def kind_of(profile: DeviceProfile) -> str:
+def name_device_kind(profile: DeviceProfile) -> str:
     """Return a device's kind, as in "cpu", whatever its runtime calls it."""
     return profile.name.partition(":")[0].partition(".")[0].lower() if profile.adapter != "simulated" else "simulated"
 

@@ -59,7 +59,7 @@ def parse_id(source: str) -> HubId:
     return HubId(found["repo"], found["revision"] or "main", found["file"] or "")
 
 
-def pin(hub_id: HubId) -> HubId:
+def pin_revision(hub_id: HubId) -> HubId:
     """Return the model with its revision as a commit: the one that the cache knows, else the hub's newest.
 
     Asking the cache first means that a model does not change between two starts unless somebody wants it to.
@@ -82,10 +82,10 @@ def fetch(hub_id: HubId, progress: Progress) -> tuple[Path, HubId]:
     """Return the directory of a model's files, or the one file, and the commit, downloading what is missing.
 
     Only the files that `adapters.hf_directory` reads are downloaded; the small ones first, so that a model that
-    cannot be run costs no gigabytes. Raises ModelRefused for such a model and as `pin` does; DownloadFailed when
-    the connection stays broken or the disk is full: the next try begins with the file at hand.
+    cannot be run costs no gigabytes. Raises ModelRefused for such a model and as `pin_revision` does; DownloadFailed
+    when the connection stays broken or the disk is full: the next try begins with the file at hand.
     """
-    pinned = pin(hub_id)
+    pinned = pin_revision(hub_id)
     directory = _directory(pinned)
     _bring(pinned, SMALL_FILES, _listing(pinned), progress)
     sizes = _listing(pinned) or {path.name: path.stat().st_size for path in directory.iterdir()}

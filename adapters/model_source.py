@@ -18,7 +18,7 @@ from pathlib import Path
 from adapters.contract import ModelRefused, Progress
 from adapters.gguf_header import GgufHeader, read_header
 from adapters.hf_directory import PICKLES, model_files
-from adapters.hf_hub import HUB_ID, HUB_PREFIX, DownloadFailed, fetch, parse_id, pin
+from adapters.hf_hub import HUB_ID, HUB_PREFIX, DownloadFailed, fetch, parse_id, pin_revision
 from adapters.model_parts import Parts, find_parts
 
 PACKAGE_PREFIX = "package:"
@@ -78,11 +78,11 @@ def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fracti
 
 
 def pin_source(source: str) -> str:
-    """Return `source` with a model of the hub bound to a commit, any other as it is. Raises as `hf_hub.pin` does."""
-    return str(pin(parse_id(source))) if source.startswith(HUB_PREFIX) else source
+    """Return `source` with a model of the hub bound to a commit, any other as it is. Raises as `pin_revision` does."""
+    return str(pin_revision(parse_id(source))) if source.startswith(HUB_PREFIX) else source
 
 
-def check(source: str, base: Path) -> None:
+def check_source(source: str, base: Path) -> None:
     """Look at what `source` names, downloading nothing. Raises ModelRefused as `resolve` does.
 
     A hub that cannot be reached is no fault of the source: that shows when the model is loaded.

@@ -17,7 +17,7 @@ from adapters.tokenizer_files import METASPACE, TokenizerMeta
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
-class StreamDecoder:
+class TokenTextDecoder:
     """Decodes one answer as its tokens come; special tokens are skipped.
 
     A character whose bytes are not all there yet is held back, so all that was returned, joined, is always
@@ -48,7 +48,7 @@ def join_bytes(pieces: list[bytes], ids: Iterable[int]) -> bytes:
         raise Unsupported(f"a token id is outside the vocabulary of {len(pieces)} tokens: {ids}") from None
 
 
-def pieces_of(texts: list[str], meta: TokenizerMeta) -> list[bytes]:
+def list_token_bytes(texts: list[str], meta: TokenizerMeta) -> list[bytes]:
     """Return the bytes of each id, b"" for one that stands for nothing."""
     spell = _from_letters(_byte_alphabet()) if meta.alphabet == "bytes" else _from_metaspace
     verbatim, unused = set(meta.control_ids), set(meta.unused_ids)

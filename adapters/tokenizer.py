@@ -11,7 +11,7 @@ from typing import Any
 
 from adapters.chat_template import ChatTemplate, Message, TemplateError, guard_messages
 from adapters.contract import ModelRefused
-from adapters.token_bytes import StreamDecoder, join_bytes, pieces_of
+from adapters.token_bytes import TokenTextDecoder, join_bytes, list_token_bytes
 from adapters.tokenizer_files import (
     FORMAT,
     META_FILE,
@@ -88,7 +88,7 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception for a damaged file
             raise ModelRefused(f"{directory}: the prepared tokenizer is damaged ({error}); prepare it again") from error
         vocabulary = _Vocabulary(
-            pieces=pieces_of(texts, meta),
+            pieces=list_token_bytes(texts, meta),
             controls={texts[index]: index for index in meta.control_ids},
             encode=_plain_encoder(library),
             encode_inner=_plain_encoder(inner),
@@ -225,9 +225,9 @@ class Tokenizer:
         Raises Unsupported for an id outside the vocabulary."""
         return join_bytes(self._vocabulary.pieces, [token_id])
 
-    def decoder(self) -> StreamDecoder:
+    def decoder(self) -> TokenTextDecoder:
         """Return a decoder for one answer."""
-        return StreamDecoder(self._shown)
+        return TokenTextDecoder(self._shown)
 
     def _split_and_encode(self, text: str, guard: str) -> list[int]:
         ids: list[int] = []

@@ -42,7 +42,7 @@ _LLAMA3_NAMES = {"llama-bpe", "llama3"}  # a word that is a token is taken as it
 _COMPOSED = {"qwen2"}  # its authors normalise text to NFC; llama.cpp does not
 
 
-def write_tokenizer(source: Path, target: Path, progress: Progress) -> None:
+def write_gguf_tokenizer(source: Path, target: Path, progress: Progress) -> None:
     """See `adapters.tokenizer_recipe.TokenizerRecipe`."""
     progress("reading the vocabulary", 0.0)
     header = read_header(source)

@@ -33,7 +33,7 @@ from device_profiles.workload import vocabulary_fingerprint
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<unused\d+>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 
 
-def write_tokenizer(source: Path, target: Path, progress: Progress) -> None:
+def write_hf_tokenizer(source: Path, target: Path, progress: Progress) -> None:
     """See `adapters.tokenizer_recipe.TokenizerRecipe`."""
     progress("reading the vocabulary", 0.0)
     config = read_json(source / CONFIG_FILE)

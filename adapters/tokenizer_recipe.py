@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-from adapters import tokenizer_gguf, tokenizer_hf
 from adapters.contract import Progress
 from adapters.tokenizer_files import FORMAT
+from adapters.tokenizer_gguf import write_gguf_tokenizer
+from adapters.tokenizer_hf import write_hf_tokenizer
 
 
 class TokenizerRecipe:
@@ -25,4 +26,4 @@ class TokenizerRecipe:
         Raises ModelRefused for a vocabulary of another kind, an unknown way to cut text (the message lists
         ones that are), or damage; OSError when `target` cannot be written.
         """
-        (tokenizer_hf if source.is_dir() else tokenizer_gguf).write_tokenizer(source, target, progress)
+        (write_hf_tokenizer if source.is_dir() else write_gguf_tokenizer)(source, target, progress)

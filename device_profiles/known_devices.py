@@ -69,10 +69,10 @@ def load_known_devices() -> dict[str, Datasheet]:
 
 def load_directory(directory: Path) -> dict[str, Datasheet]:
     """Return the descriptions of a directory's *.yaml by name. Raises DatasheetError."""
-    return {sheet.name: sheet for sheet in (load(path) for path in sorted(directory.glob("*.yaml")))}
+    return {sheet.name: sheet for sheet in (load_datasheet(path) for path in sorted(directory.glob("*.yaml")))}
 
 
-def load(path: Path) -> Datasheet:
+def load_datasheet(path: Path) -> Datasheet:
     """Return the description of one file. Raises DatasheetError: unknown keys, wrong types, sources that are not
     there, sources that nothing uses, and a name that is not the file's are all refused."""
     try:

@@ -28,11 +28,11 @@ from rich.table import Table
 
 from adapters.model_source import resolve
 from orchestrator.bench.decode import read_prompts
-from orchestrator.bench.record import Prompt, Run, measure
+from orchestrator.bench.record import ModeRun, Prompt, measure_decoding
 from orchestrator.config.load import load_config
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import Target, load_target
+from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.options import EngineOptions, engine_options
 from orchestrator.workers.messages import Submit
 
@@ -71,17 +71,17 @@ def genai(source: Path, work: Path, arguments: argparse.Namespace, kv_cache_byte
     return wave
 
 
-def outrider(target: Target, options: EngineOptions, max_tokens: int, *, speculate: bool) -> Wave:
+def outrider(target: LoadedTarget, options: EngineOptions, max_tokens: int, *, speculate: bool) -> Wave:
     """Return Outrider's loop; with `speculate`, one suffix drafter over all waves, as in a server."""
     drafter = build_drafter(options, target) if speculate else None
 
     def wave(prompts: Sequence[Prompt]) -> tuple[int, float]:
-        outcome = Run("spec" if speculate else "plain")
+        outcome = ModeRun("spec" if speculate else "plain")
         submits = [
             Submit(str(index), prompt.tokens, max_tokens, stop_tokens=prompt.stop_tokens)
             for index, prompt in enumerate(prompts)
         ]
-        measure(build_loop(target, options, drafter), submits, outcome)
+        measure_decoding(build_loop(target, options, drafter), submits, outcome)
         return sum(len(record.tokens) for record in outcome.records.values()), outcome.wall_s
 
     return wave

@@ -138,7 +138,7 @@ def theirs(prepared: Path, spec: DecoderSpec, device: str) -> Any:
     from torch import nn
 
     from adapters.torch_device.decoder import build
-    from adapters.torch_device.weights import read_tensors
+    from adapters.torch_device.weights import read_prepared_tensors
 
     def make(weight: Any, bias: Any) -> Any:
         linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
@@ -146,7 +146,7 @@ def theirs(prepared: Path, spec: DecoderSpec, device: str) -> Any:
         return linear
 
     network = build(
-        spec, read_tensors(prepared, spec), dtype=torch.bfloat16, device=torch.device(device), make_linear=make
+        spec, read_prepared_tensors(prepared, spec), dtype=torch.bfloat16, device=torch.device(device), make_linear=make
     )
     network.set_attn_implementation("sdpa")
     return network

@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from orchestrator.bench.record import Run, measure
+from orchestrator.bench.record import ModeRun, measure_decoding
 from orchestrator.config.load import load_config
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import Target, load_target
+from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.models import load_tokenizer as tokenizer_of
 from orchestrator.loading.options import EngineOptions, engine_options
 from orchestrator.workers.messages import Grammar, Sampling, Submit
@@ -50,7 +50,7 @@ class Case:
     submit: Submit
 
 
-def cases(target: Target, max_tokens: int, limit: int) -> list[Case]:
+def cases(target: LoadedTarget, max_tokens: int, limit: int) -> list[Case]:
     """Return the requests, of every schema in turn."""
     tokenizer = tokenizer_of(target.tokenizer_dir)
     lines = [json.loads(line) for line in SCHEMAS.read_text(encoding="utf-8").splitlines()]
@@ -72,17 +72,17 @@ def cases(target: Target, max_tokens: int, limit: int) -> list[Case]:
     return found[:limit] if limit else found
 
 
-def decode(target: Target, options: EngineOptions, asked: Sequence[Case]) -> tuple[Run, Run]:
+def decode(target: LoadedTarget, options: EngineOptions, asked: Sequence[Case]) -> tuple[ModeRun, ModeRun]:
     """Decode every request without and with speculation, in turn; one drafter over all of them, as in a server."""
-    plain, spec = Run("plain"), Run("spec")
+    plain, spec = ModeRun("plain"), ModeRun("spec")
     drafter = build_drafter(options, target)
     loops = ((plain, build_loop(target, options, None)), (spec, build_loop(target, options, drafter)))
     warm = msgspec.structs.replace(asked[0].submit, request_id="warm")
     for _, loop in loops:
-        measure(loop, [warm], Run("plain"))
+        measure_decoding(loop, [warm], ModeRun("plain"))
     for number, case in enumerate(track(asked, "decoding", console=Console(stderr=True), transient=True)):
         for outcome, loop in loops if number % 2 else loops[::-1]:
-            measure(loop, [case.submit], outcome)
+            measure_decoding(loop, [case.submit], outcome)
     return plain, spec
 
 
@@ -95,7 +95,7 @@ def problem(case: Case, text: str) -> str:
     return ""
 
 
-def summarise(run: Run, asked: Sequence[Case]) -> dict[str, float]:
+def summarise(run: ModeRun, asked: Sequence[Case]) -> dict[str, float]:
     """Return a mode's figures over some of the requests."""
     records = [run.records[case.submit.request_id] for case in asked]
     stats = [record.stats for record in records if record.stats is not None]
@@ -108,7 +108,7 @@ def summarise(run: Run, asked: Sequence[Case]) -> dict[str, float]:
     }
 
 
-def result_of(target: Target, asked: Sequence[Case], plain: Run, spec: Run) -> dict[str, Any]:
+def result_of(target: LoadedTarget, asked: Sequence[Case], plain: ModeRun, spec: ModeRun) -> dict[str, Any]:
     """Return all figures, over everything and for each schema and temperature."""
     tokenizer = tokenizer_of(target.tokenizer_dir)
     wrong = [

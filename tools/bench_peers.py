@@ -31,11 +31,11 @@ from rich.table import Table
 from adapters import registry
 from adapters.model_source import resolve
 from orchestrator.bench.decode import read_prompts
-from orchestrator.bench.record import Prompt, Record, Run, measure
+from orchestrator.bench.record import ModeRun, Prompt, Record, measure_decoding
 from orchestrator.config.load import load_config
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import Target, load_target
+from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.options import engine_options
 from orchestrator.workers.messages import Submit
 
@@ -91,14 +91,14 @@ def onnx_genai(directory: Path, max_tokens: int) -> Generate:
     return generate
 
 
-def outrider(target: Target, options: Any, max_tokens: int, *, speculate: bool) -> Generate:
+def outrider(target: LoadedTarget, options: Any, max_tokens: int, *, speculate: bool) -> Generate:
     """Return Outrider's loop; with `speculate`, one suffix drafter over all prompts, as in a server."""
     drafter = build_drafter(options, target) if speculate else None
 
     def generate(prompt: Prompt) -> Record:
-        outcome = Run("spec" if speculate else "plain")
+        outcome = ModeRun("spec" if speculate else "plain")
         submit = Submit(prompt.key, prompt.tokens, max_tokens, stop_tokens=prompt.stop_tokens)
-        measure(build_loop(target, options, drafter), [submit], outcome)
+        measure_decoding(build_loop(target, options, drafter), [submit], outcome)
         return outcome.records[prompt.key]
 
     return generate

@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.bench.decode import read_prompts
-from orchestrator.bench.record import Prompt, Run, measure
+from orchestrator.bench.record import ModeRun, Prompt, measure_decoding
 from orchestrator.config.load import load_config
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import Target, load_target
+from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.options import EngineOptions, engine_options
 from orchestrator.workers.messages import Submit
 
@@ -41,7 +41,7 @@ def text_of(prompts: list[Prompt], start: int, count: int) -> list[int]:
     return [every[(start + index) % len(every)] for index in range(count)]
 
 
-def prefixes(target: Target, options: EngineOptions, prompts: list[Prompt], pairs: int) -> dict[str, float]:
+def prefixes(target: LoadedTarget, options: EngineOptions, prompts: list[Prompt], pairs: int) -> dict[str, float]:
     """Return the median TTFT of first and second requests of a pair, and the median ratio."""
     loop = build_loop(target, options, build_drafter(options, target))
     first_ms, second_ms = [], []
@@ -50,8 +50,8 @@ def prefixes(target: Target, options: EngineOptions, prompts: list[Prompt], pair
         found = []
         for index in range(2):
             question = text_of(prompts, 997 * pair + 5000 + 100 * index, QUESTION_TOKENS)
-            outcome = Run("spec")
-            measure(loop, [Submit(f"{pair}-{index}", prefix + question, 16)], outcome)
+            outcome = ModeRun("spec")
+            measure_decoding(loop, [Submit(f"{pair}-{index}", prefix + question, 16)], outcome)
             found.append(outcome.records[f"{pair}-{index}"].first_s * MS_PER_S)
         if pair:  # the first pair compiles shapes
             first_ms.append(found[0])
@@ -65,7 +65,7 @@ def prefixes(target: Target, options: EngineOptions, prompts: list[Prompt], pair
     }
 
 
-def fairness(target: Target, options: EngineOptions, prompts: list[Prompt], streams: int) -> dict[str, float]:
+def fairness(target: LoadedTarget, options: EngineOptions, prompts: list[Prompt], streams: int) -> dict[str, float]:
     """Return the streams' inter-token latencies before and during the prefill of a long prompt."""
     loop = build_loop(target, options, build_drafter(options, target))
     for index in range(streams):

@@ -24,11 +24,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from orchestrator.bench.decode import read_prompts
-from orchestrator.bench.record import Prompt, Run, measure
+from orchestrator.bench.record import ModeRun, Prompt, measure_decoding
 from orchestrator.config.load import load_config
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import Target, load_target
+from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.options import EngineOptions, engine_options
 from orchestrator.workers.messages import Sampling, Submit
 
@@ -69,12 +69,12 @@ class Found:
     reused: int
 
 
-def decode_requests(target: Target, options: EngineOptions, requests: list[Submit], *, speculate: bool) -> Found:
+def decode_requests(target: LoadedTarget, options: EngineOptions, requests: list[Submit], *, speculate: bool) -> Found:
     """Decode the requests, at most `options.max_running` at the same time."""
-    outcome = Run("spec")
+    outcome = ModeRun("spec")
     drafter = build_drafter(options, target) if speculate else None
     loop = build_loop(target, options, drafter)
-    measure(loop, requests, outcome)
+    measure_decoding(loop, requests, outcome)
     gauges = loop.gauges(0)
     if drafter is not None:
         drafter.close()
@@ -82,7 +82,7 @@ def decode_requests(target: Target, options: EngineOptions, requests: list[Submi
     return Found(tokens, gauges.preemptions, gauges.prefix_hits)
 
 
-def tight_bytes(target: Target, prompts: Sequence[Prompt], max_tokens: int) -> int:
+def tight_bytes(target: LoadedTarget, prompts: Sequence[Prompt], max_tokens: int) -> int:
     """Return a KV cache that the longest request just fits into."""
     longest = max(len(prompt.tokens) for prompt in prompts) + max_tokens
     return (longest + 3 * target.model.capabilities.block_tokens) * target.model.spec.bytes_per_token

@@ -39,7 +39,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import Target, load_model, load_target, silent
+from orchestrator.loading.models import LoadedTarget, load_model, load_target, silent
 from orchestrator.loading.options import EngineOptions, engine_options
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Sampling, Submit
@@ -121,7 +121,7 @@ def feed_tokens(model: LoadedModel, prompt: list[int], answer: list[int]) -> Row
 
 
 def decode_requests(
-    target: Target,
+    target: LoadedTarget,
     drafter: ModelDrafter | None,
     options: EngineOptions,
     submits: list[Submit],

@@ -34,7 +34,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.cli.daemon_socket import ask
+from orchestrator.cli.daemon_socket import query_daemon
 from orchestrator.config.load import admin_socket_path, load_config
 from orchestrator.errors import OutriderError
 from tools.soak_requests import Mix, Seen, Soak, list_malformed_requests, make_cases
@@ -61,7 +61,7 @@ FORMULAS = {
 
 def state(admin: Path, daemon_pid: int) -> dict[str, int]:
     """Return what must come back. Memory is asked of the system: the worker's own gauge is as old as its last round."""
-    status = ask(admin)
+    status = query_daemon(admin)
     gauges, daemon = status["gauges"], psutil.Process(daemon_pid)
     time.sleep(CLOSED_WITHIN_S)
     return {
@@ -141,7 +141,7 @@ def settle(admin: Path, idle_s: float) -> None:
     """Wait until nothing runs, then `idle_s` more. What never ends is left to the bars."""
     deadline = time.monotonic() + IDLE_TIMEOUT_S
     while time.monotonic() < deadline:
-        status = ask(admin)
+        status = query_daemon(admin)
         if not (status["gauges"]["running"] or status["gauges"]["waiting"] or status["streams"]):
             break
         time.sleep(0.1)
@@ -176,7 +176,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     admin = admin_socket_path(loaded, port)
     mix = Mix(arguments.concurrency, arguments.rest, arguments.cancel_within, arguments.seed)
     with daemon(arguments.config, port) as process:
-        ready = ask(admin)["ready"]
+        ready = query_daemon(admin)["ready"]
         soak = Soak(
             f"http://127.0.0.1:{port}",
             ready["model"],

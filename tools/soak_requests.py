@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from orchestrator.bench.prompts import read_texts
-from orchestrator.bench.traffic.client import Endpoint, EndpointKind, ask, open_client
+from orchestrator.bench.traffic.client import Endpoint, EndpointKind, open_client, send_request
 from orchestrator.bench.traffic.outcome import Outcome
 from orchestrator.errors import OutriderError
 
@@ -195,7 +195,9 @@ class Soak:
     async def _stream(self, kind: str, client: httpx.AsyncClient, timeout_s: float) -> None:
         index = self._random.randrange(len(self._cases))
         case, outcome = self._cases[index], Outcome(str(index), kind)
-        await ask(client, self._endpoint(case), case.payload(stream=True), outcome, timeout_s, time.perf_counter)
+        await send_request(
+            client, self._endpoint(case), case.payload(stream=True), outcome, timeout_s, time.perf_counter
+        )
         if not outcome.error:
             self.seen.ends[kind, "completed"] += 1
             self.seen.note_text(kind, case, (outcome.text, outcome.generated or 0), self._references[index])

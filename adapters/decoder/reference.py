@@ -18,7 +18,7 @@ Rows = NDArray[np.float32]
 
 
 @dataclass(slots=True)
-class Text:
+class TextCache:
     """The keys and values of one text so far, for each layer: (kv_heads, positions, head_dim)."""
 
     keys: dict[int, Rows] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Reference:
         self._weights = weights
         self._kept: dict[str, Rows] = {}
 
-    def extend(self, texts: Sequence[Text], tokens: Sequence[Sequence[int]]) -> list[Rows]:
+    def extend(self, texts: Sequence[TextCache], tokens: Sequence[Sequence[int]]) -> list[Rows]:
         """Append tokens to each text and return their logits, (tokens, vocabulary) for each."""
         spec = self.spec
         counts = [len(new) for new in tokens]
@@ -71,7 +71,7 @@ class Reference:
             active = np.float32(0.5) * gate * (1 + np.tanh(inner))
         return np.asarray((active * (rows @ self._tensor(f"{layer}.up").T)) @ self._tensor(f"{layer}.down").T)
 
-    def _attention(self, rows: Rows, layer: int, texts: Sequence[Text], cuts: NDArray[np.intp]) -> Rows:
+    def _attention(self, rows: Rows, layer: int, texts: Sequence[TextCache], cuts: NDArray[np.intp]) -> Rows:
         spec = self.spec
         query, key, value = (
             np.split(self._heads(rows, layer, role, count), cuts)
@@ -93,7 +93,7 @@ class Reference:
             found = self._norm(found, f"{layer}.{role}_norm")
         return found
 
-    def _attend(self, text: Text, layer: int, query: Rows, key: Rows, value: Rows) -> Rows:
+    def _attend(self, text: TextCache, layer: int, query: Rows, key: Rows, value: Rows) -> Rows:
         spec, rope, count = self.spec, self.spec.ropes[layer], query.shape[1]
         query, key = _rotate(query, rope, text.held), _rotate(key, rope, text.held)
         if text.held:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from adapters.contract import ModelRefused, Precision
-from adapters.decoder.reference import Reference, Rows, Text
+from adapters.decoder.reference import Reference, Rows, TextCache
 from adapters.decoder.source import open_source
 
 _SEED_TOKENS = 4
@@ -33,7 +33,7 @@ class ShortText:
 def write_short_text(source: Path, target: Path) -> None:
     """Compute the text of a model's file and write it, whole or not at all. Raises ModelRefused, OSError."""
     weights = open_source(source, Precision.FP32)
-    reference, text = Reference(weights), Text()
+    reference, text = Reference(weights), TextCache()
     size = weights.spec.vocabulary_size
     tokens = [(7 * place * place + 11 * place + 3) % size for place in range(_SEED_TOKENS)]
     scores: list[float] = []

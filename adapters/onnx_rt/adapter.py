@@ -21,7 +21,7 @@ from adapters.contract import (
 )
 from adapters.onnx_rt.graph import MODEL_FILE, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
-from adapters.onnx_rt.providers import Choice, choose, confirm, device_names
+from adapters.onnx_rt.providers import ProviderChoice, choose_provider, confirm, device_names
 from adapters.pooled import choose_min_rows
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from device_profiles.measured import DeviceRates
@@ -84,10 +84,10 @@ class OnnxRuntimeAdapter:
 
     def rates(self, device: str, threads: int) -> DeviceRates:
         """See adapters/rates.py. Raises AdapterUnavailable, Unsupported."""
-        from adapters.onnx_rt.rates import rates
+        from adapters.onnx_rt.rates import measure_onnx_rates
 
         _require_package("onnx")
-        return rates(_runtime(), device, threads)
+        return measure_onnx_rates(_runtime(), device, threads)
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
         """See the contract."""
@@ -113,7 +113,7 @@ class OnnxRuntimeAdapter:
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Write the graph and its weights, tensor by tensor. Raises ModelRefused, AdapterUnavailable."""
         from adapters.decoder.source import open_source
-        from adapters.onnx_rt.quantize import Quantized
+        from adapters.onnx_rt.quantize import QuantizedOnnxWeights
 
         _require_package("onnx")
         if weights in (Precision.BF16, Precision.FP16):
@@ -124,7 +124,7 @@ class OnnxRuntimeAdapter:
         progress(f"convert {name}", -1.0)
         opened = open_source(source, weights)
         if weights in (Precision.INT4, Precision.INT8):
-            opened = Quantized(opened, 4 if weights is Precision.INT4 else 8)
+            opened = QuantizedOnnxWeights(opened, 4 if weights is Precision.INT4 else 8)
         write_graph(opened, target)
         facts = facts_of(opened, source)
         if opened.label in ("bf16", "fp16"):
@@ -134,7 +134,7 @@ class OnnxRuntimeAdapter:
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> OrtModel:
         """See the contract."""
-        choice = choose(options.device, _runtime().get_available_providers())
+        choice = choose_provider(options.device, _runtime().get_available_providers())
         chosen = options.numerical_class or self.classes(options)[0][0]
         facts = read_facts(prepared)
         as_they_come = options.exactness is Exactness.BIT and not chosen.fixed_width
@@ -159,7 +159,7 @@ class OnnxRuntimeAdapter:
         progress("load", 1.0)
         return model
 
-    def _session(self, path: Path, options: LoadOptions, choice: Choice) -> Any:
+    def _session(self, path: Path, options: LoadOptions, choice: ProviderChoice) -> Any:
         runtime = _runtime()
         settings = runtime.SessionOptions()
         settings.log_severity_level = _FATAL

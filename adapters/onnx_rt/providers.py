@@ -49,7 +49,7 @@ _KNOWN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ProviderChoice:
     """A provider that is there, and the options that a session gives it."""
 
     device: str
@@ -63,7 +63,7 @@ def device_names(available: Sequence[str]) -> list[str]:
     return [names.get(name, name.removesuffix(SUFFIX)) for name in available if name not in _NO_DEVICES]
 
 
-def choose(device: str, available: Sequence[str]) -> Choice:
+def choose_provider(device: str, available: Sequence[str]) -> ProviderChoice:
     """Return what a session for a device is made with.
 
     Raises Unsupported, naming what is there and how to install it, where the provider is missing; with the reason
@@ -80,7 +80,7 @@ def choose(device: str, available: Sequence[str]) -> Choice:
         raise Unsupported(f"{name}: {found.refusal}. On an Intel NPU, adapter openvino_rt has static shapes.")
     if which and not found.which:
         raise Unsupported(f"{device!r}: {name} has one device; write {name}")
-    return Choice(device, found.name, dict(found.options) | ({found.which: which} if which else {}))
+    return ProviderChoice(device, found.name, dict(found.options) | ({found.which: which} if which else {}))
 
 
 def _way_out(provider: Provider) -> str:
@@ -89,7 +89,7 @@ def _way_out(provider: Provider) -> str:
     return f" What brings it: {provider.install}"
 
 
-def confirm(choice: Choice, taken: Sequence[str]) -> None:
+def confirm(choice: ProviderChoice, taken: Sequence[str]) -> None:
     """Raise Unsupported when a session has `taken` another provider than it was asked for."""
     if not taken or taken[0] != choice.provider:
         raise Unsupported(

@@ -14,7 +14,7 @@ GROUP_SIZE = 32
 _OUTER = ("embedding", "head")
 
 
-class Quantized:
+class QuantizedOnnxWeights:
     """`weights` with the matrices that it holds in full in groups of 4 or 8 bits.
 
     With 4 bits, embedding and output layer get 8, because small models lose most by these two.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adapters.onnx_rt.providers import choose
+from adapters.onnx_rt.providers import choose_provider
 from adapters.rates import Product, measure_rates
 from device_profiles.measured import DeviceRates
 from device_profiles.profile import Precision
@@ -15,9 +15,9 @@ _OPSET = 17
 _FATAL = 4
 
 
-def rates(runtime: Any, device: str, threads: int) -> DeviceRates:
+def measure_onnx_rates(runtime: Any, device: str, threads: int) -> DeviceRates:
     """Measure a device in float32, the format of our graphs' activations. Raises Unsupported."""
-    choice = choose(device, runtime.get_available_providers())
+    choice = choose_provider(device, runtime.get_available_providers())
     provider = (choice.provider, choice.options)
     return measure_rates([Precision.FP32], lambda *shape: _product(runtime, provider, threads, *shape[:3]))
 

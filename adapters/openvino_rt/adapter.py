@@ -21,7 +21,7 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.hf_directory import title
-from adapters.openvino_rt.classes import CPU, HINTS, KV_HINTS, effective_class, numerical_classes
+from adapters.openvino_rt.classes import CPU, HINTS, KV_HINTS, effective_class, list_numerical_classes
 from adapters.openvino_rt.convert import MODEL_FILE
 from adapters.openvino_rt.model import PagedModel
 from adapters.prepared_facts import model_spec, read_facts
@@ -52,7 +52,7 @@ def core_with(device: str) -> Any:
     return core
 
 
-def devices() -> list[DeviceProfile]:
+def list_openvino_devices() -> list[DeviceProfile]:
     """List OpenVINO's devices. Raises AdapterUnavailable."""
     core = _core()
     return [device_profile(core, name) for name in core.available_devices]
@@ -99,14 +99,14 @@ class OpenVinoAdapter:
 
     def devices(self) -> list[DeviceProfile]:
         """List OpenVINO's devices. Raises AdapterUnavailable."""
-        return devices()
+        return list_openvino_devices()
 
     def rates(self, device: str, threads: int) -> DeviceRates:
         """See adapters/rates.py. Raises AdapterUnavailable, Unsupported."""
-        from adapters.openvino_rt.rates import rates
+        from adapters.openvino_rt.rates import measure_openvino_rates
 
         core = core_with(device)
-        return rates(core, device, threads, device_profile(core, device).precisions)
+        return measure_openvino_rates(core, device, threads, device_profile(core, device).precisions)
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the conversion: its format and the versions of the libraries that write it."""
@@ -129,7 +129,7 @@ class OpenVinoAdapter:
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
         """See the contract."""
-        return numerical_classes(device_profile(core_with(options.device), options.device), options)
+        return list_numerical_classes(device_profile(core_with(options.device), options.device), options)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> PagedModel:
         """See the contract."""

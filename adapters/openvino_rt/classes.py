@@ -29,7 +29,7 @@ _CPU_ORDER = (Precision.FP32, Precision.BF16, Precision.FP16)
 _OTHER_ORDER = (Precision.BF16, Precision.FP16, Precision.FP32)
 
 
-def numerical_classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+def list_numerical_classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
     """See adapters.contract.Adapter.classes. Raises Unsupported."""
     first = [_class(profile, activations, options) for activations in _activations(profile, options)]
     if options.exactness is not Exactness.BIT:

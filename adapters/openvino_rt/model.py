@@ -25,7 +25,7 @@ from adapters.contract import (
     Segment,
 )
 from adapters.kv_blocks import BlockPool
-from adapters.openvino_rt.failures import classify_failure
+from adapters.openvino_rt.failures import classify_openvino_failure
 from adapters.openvino_rt.graph import ROWS_INPUT
 from adapters.openvino_rt.rows import Rows
 from adapters.pooled import PooledModel
@@ -89,7 +89,7 @@ class PagedModel(PooledModel):
                 tensor = ov.Tensor(port.get_element_type(), ov.Shape([blocks + 1, *shape]))
                 self._request.set_tensor(port.any_name, tensor)
         except RuntimeError as error:
-            raise classify_failure(error) from error
+            raise classify_openvino_failure(error) from error
         return shapes[0][1], blocks
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
@@ -116,7 +116,7 @@ class PagedModel(PooledModel):
             self._request.infer()
         except RuntimeError as error:
             self.close()
-            raise classify_failure(error) from error
+            raise classify_openvino_failure(error) from error
         device_ms = (time.perf_counter() - started) * 1000.0
         logits = self._request.get_output_tensor(0).data
         logits = logits.reshape(-1, logits.shape[-1])[: len(rows.wanted)]

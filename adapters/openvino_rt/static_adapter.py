@@ -10,7 +10,7 @@ from typing import Any
 
 from adapters.contract import Footprint, LoadOptions, NumericalClass, Precision, Progress, Unsupported
 from adapters.hf_directory import title
-from adapters.openvino_rt.adapter import core_with, device_profile, devices
+from adapters.openvino_rt.adapter import core_with, device_profile, list_openvino_devices
 from adapters.openvino_rt.classes import HINTS
 from adapters.openvino_rt.static_build import BODY_FILE, HEAD_FILE
 from adapters.openvino_rt.static_graphs import Compiler
@@ -50,7 +50,7 @@ class StaticOpenVinoAdapter:
 
     def devices(self) -> list[DeviceProfile]:
         """List OpenVINO's devices. Raises AdapterUnavailable."""
-        return [_static(found) for found in devices()]
+        return [_static(found) for found in list_openvino_devices()]
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the graphs' format and the library that writes them."""
@@ -77,12 +77,12 @@ class StaticOpenVinoAdapter:
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
         """See the contract."""
-        return numerical_classes(device_profile(core_with(options.device), options.device), options)
+        return list_static_classes(device_profile(core_with(options.device), options.device), options)
 
     def footprint(self, prepared: Path, options: LoadOptions) -> Footprint:
         """See adapters.contract.FixedShapes."""
         profile = device_profile(core_with(options.device), options.device)
-        chosen = options.numerical_class or numerical_classes(profile, options)[0][0]
+        chosen = options.numerical_class or list_static_classes(profile, options)[0][0]
         plan = plan_shapes(options, read_facts(prepared), chosen.activations)
         cache = plan.cache
         body, head = ((prepared / name).with_suffix(".bin").stat().st_size for name in (BODY_FILE, HEAD_FILE))
@@ -98,7 +98,7 @@ class StaticOpenVinoAdapter:
         core = core_with(options.device)
         facts = read_facts(prepared)
         profile = device_profile(core, options.device)
-        chosen = options.numerical_class or numerical_classes(profile, options)[0][0]
+        chosen = options.numerical_class or list_static_classes(profile, options)[0][0]
         activations = chosen.activations
         plan = plan_shapes(options, facts, activations)
         progress("load", 0.0)
@@ -126,7 +126,7 @@ def _static(found: DeviceProfile) -> DeviceProfile:
     return replace(found, weights=(Precision.INT8,), kv_cache=held, exact_kv_cache=held, memory_costs=costs)
 
 
-def numerical_classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+def list_static_classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
     """See adapters.contract.Adapter.classes: the KV cache has the activations' format. Raises Unsupported."""
     asked, order = options.activations, _ACTIVATIONS[profile.name == _CPU]
     there = [one for one in order if one in profile.precisions] or list(order[:1])

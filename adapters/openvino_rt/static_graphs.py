@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from adapters.contract import ModelRefused, Precision
 from adapters.openvino_rt.static_build import BODY_FILE, EMBEDDING_FILE, HEAD_FILE, PLAN_FILE
-from adapters.openvino_rt.static_plan import CacheShape
+from adapters.openvino_rt.static_plan import StaticKvShape
 
 _UNSEEN = -30000.0  # far below any score, and 16 bits still hold it when a score is added
 
@@ -47,10 +47,10 @@ class Positions:
         inputs["places"][count:] = self._capacity - 1  # padding goes where no row ever looks
 
 
-class Body:
+class BodyGraph:
     """The layers, over `width` rows of one sequence."""
 
-    def __init__(self, compiled: Any, width: int, cache: CacheShape) -> None:
+    def __init__(self, compiled: Any, width: int, cache: StaticKvShape) -> None:
         import openvino as ov
 
         self._request = compiled.create_infer_request()
@@ -83,7 +83,7 @@ class Body:
         return self._rows
 
 
-class Head:
+class HeadGraph:
     """The output layer, over so many rows of any sequences as it was compiled for."""
 
     def __init__(self, compiled: Any) -> None:
@@ -100,7 +100,7 @@ class Head:
         return logits
 
 
-def _tensor(values: NDArray[Any], cache: CacheShape) -> Any:
+def _tensor(values: NDArray[Any], cache: StaticKvShape) -> Any:
     import openvino as ov
 
     if cache.precision is not Precision.BF16:
@@ -111,7 +111,7 @@ def _tensor(values: NDArray[Any], cache: CacheShape) -> Any:
 class Compiler:
     """Fixes the shapes of a prepared model's graphs and compiles them for a device."""
 
-    def __init__(self, core: Any, prepared: Path, device: str, settings: dict[str, Any], cache: CacheShape) -> None:
+    def __init__(self, core: Any, prepared: Path, device: str, settings: dict[str, Any], cache: StaticKvShape) -> None:
         """Read the graphs. Raises ModelRefused when a file is gone or damaged."""
         self._core, self._device, self._settings, self._cache = core, device, settings, cache
         self._name = prepared.parent.name
@@ -125,7 +125,7 @@ class Compiler:
             ) from error
         self.embedding = Embedding(table, bfloat16=self.plan["embedding_bfloat16"])
 
-    def body(self, width: int) -> Body:
+    def body(self, width: int) -> BodyGraph:
         """Return the layers for `width` rows. Raises ModelRefused when the device cannot run them."""
         from openvino.preprocess import PrePostProcessor
 
@@ -145,13 +145,13 @@ class Compiler:
             if port.any_name.startswith("past."):
                 convert.input(port.any_name).tensor().set_element_type(self._kind)
         convert.output("present").tensor().set_element_type(self._kind)
-        return Body(self._compile(convert.build()), width, cache)
+        return BodyGraph(self._compile(convert.build()), width, cache)
 
-    def head(self, width: int) -> Head:
+    def head(self, width: int) -> HeadGraph:
         """Return the output layer for `width` rows. Raises ModelRefused when the device cannot run it."""
         model = self._head.clone()
         self._fix(model, lambda name: [1, width, self.plan["hidden"]])
-        return Head(self._compile(model))
+        return HeadGraph(self._compile(model))
 
     @property
     def _kind(self) -> Any:

@@ -30,10 +30,10 @@ from adapters.contract import (
 )
 from adapters.kv_blocks import BlockPool
 from adapters.kv_memory import KvMemory
-from adapters.openvino_rt.failures import classify_failure
-from adapters.openvino_rt.static_graphs import Body, Compiler, Head, Positions
+from adapters.openvino_rt.failures import classify_openvino_failure
+from adapters.openvino_rt.static_graphs import BodyGraph, Compiler, HeadGraph, Positions
 from adapters.openvino_rt.static_plan import StaticPlan
-from adapters.openvino_rt.static_widths import Bits, Cover, agreeing, places
+from adapters.openvino_rt.static_widths import Bits, Cover, agreeing, list_starts
 from adapters.pooled import PooledModel
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
@@ -77,8 +77,8 @@ class StaticModel(PooledModel):
         self._caches = [self._memory.view(slot, cache.kind) for slot in range(options.slots)]
         self._logits = np.empty((0, spec.outputs), np.float32)
         self._closed = False
-        self._bodies: dict[int, Body] = {}
-        self._heads: dict[int, Head] = {}
+        self._bodies: dict[int, BodyGraph] = {}
+        self._heads: dict[int, HeadGraph] = {}
         for index, width in enumerate(plan.widths):
             self._bodies[width] = compiler.body(width)
             if width in plan.verify_rows:
@@ -119,7 +119,7 @@ class StaticModel(PooledModel):
         self._head_cover = Cover({width: _least_ms(head.run) for width, head in self._heads.items()})
         return exact
 
-    def _idle_run(self, body: Body) -> Callable[[], object]:
+    def _idle_run(self, body: BodyGraph) -> Callable[[], object]:
         return lambda: body.run(0, self._caches[0])
 
     def _sample_rows(self) -> tuple[dict[int, list[Rows]], dict[int, list[Rows]]]:
@@ -133,7 +133,7 @@ class StaticModel(PooledModel):
         for start in range(0, length, widest):
             self._layers(widest, 0, start, tokens[start : start + widest])
         found = {
-            width: [self._in_pieces(tokens, starts, width)[-count:] for starts in places(length, count, width)]
+            width: [self._in_pieces(tokens, starts, width)[-count:] for starts in list_starts(length, count, width)]
             for width in self._bodies
         }
         self.release(0)
@@ -143,7 +143,7 @@ class StaticModel(PooledModel):
                 np.concatenate(
                     [self._output(width, rows[start:end]).copy() for start, end in pairwise((*starts, count))]
                 )
-                for starts in places(count, count, width)
+                for starts in list_starts(count, count, width)
             ]
             for width in self._heads
         }
@@ -217,7 +217,7 @@ class StaticModel(PooledModel):
             raise
         except RuntimeError as error:
             self.close()
-            raise classify_failure(error) from error
+            raise classify_openvino_failure(error) from error
 
     def release(self, slot: int) -> None:
         """See the contract."""

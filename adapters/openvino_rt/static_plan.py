@@ -17,7 +17,7 @@ USUAL_CONTEXT_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class CacheShape:
+class StaticKvShape:
     """What lies outside the graphs: `layers` keys and values of (kv_heads, capacity, head_dim) for each sequence, in
     `blocks` blocks of `block` positions for all of them."""
 
@@ -42,7 +42,7 @@ class CacheShape:
     @property
     def kind(self) -> type[np.generic]:
         """The numpy type that holds an element."""
-        return kind_of(self.precision)
+        return choose_numpy_type(self.precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class StaticPlan:
     context_tokens: int
     prefill_rows: int
     verify_rows: tuple[int, ...]
-    cache: CacheShape
+    cache: StaticKvShape
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ class StaticPlan:
         return tuple(sorted({*self.verify_rows, self.prefill_rows}))
 
 
-def kind_of(precision: Precision) -> type[np.generic]:
+def choose_numpy_type(precision: Precision) -> type[np.generic]:
     """Return the numpy type that holds an element; bfloat16 is held as its bits."""
     kinds: dict[Precision, type[np.generic]] = {Precision.BF16: np.uint16, Precision.FP16: np.float16}
     return kinds.get(precision, np.float32)
@@ -73,7 +73,7 @@ def plan_shapes(options: LoadOptions, facts: Mapping[str, Any], precision: Preci
     if static.prefill_rows < 1 or not static.verify_rows or min(static.verify_rows) < 1:
         raise Unsupported("static shapes need prefill_rows of at least 1, and verify_rows of at least one such number")
     layers, kv_heads, head_dim = (int(facts[key]) for key in ("layers", "kv_heads", "head_dim"))
-    item = np.dtype(kind_of(precision)).itemsize
+    item = np.dtype(choose_numpy_type(precision)).itemsize
     position_bytes = 2 * layers * kv_heads * head_dim * item
     longest = static.context_tokens or min(USUAL_CONTEXT_TOKENS, int(facts["context_length"]))
     useful_bytes = min(options.kv_cache_bytes, options.slots * longest * position_bytes)
@@ -85,7 +85,7 @@ def plan_shapes(options: LoadOptions, facts: Mapping[str, Any], precision: Preci
             f"give limits.kv_cache at least {human_bytes(block * position_bytes)}"
         )
     context = _context(static.context_tokens, int(facts["context_length"]), blocks * block, position_bytes)
-    cache = CacheShape(
+    cache = StaticKvShape(
         layers=layers,
         kv_heads=kv_heads,
         head_dim=head_dim,

@@ -56,7 +56,7 @@ def agreeing(found: Mapping[int, Sequence[Bits]], prefill: int) -> tuple[int, ..
     return tuple(sorted(best))
 
 
-def places(length: int, count: int, width: int) -> list[tuple[int, ...]]:
+def list_starts(length: int, count: int, width: int) -> list[tuple[int, ...]]:
     """Return where forwards of `width` may begin. The last `count` rows of a text of `length` must stand at other
     places of them each time. The last forward ends with the text."""
     begins = {length - count, max(0, length - width), max(0, length - max(count, width // 2))}

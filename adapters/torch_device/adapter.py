@@ -109,9 +109,9 @@ class TorchAdapter:
     def rates(self, device: str, threads: int) -> DeviceRates:
         """See adapters/rates.py. Raises AdapterUnavailable, Unsupported."""
         profile = self._profile(device)
-        from adapters.torch_device.rates import rates
+        from adapters.torch_device.rates import measure_torch_rates
 
-        return rates(profile, threads)
+        return measure_torch_rates(profile, threads)
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the format of the files, and the libraries that write them. Raises AdapterUnavailable, Unsupported."""
@@ -141,9 +141,9 @@ class TorchAdapter:
         if weights in (None, FAST):
             write_weights(opened, target)
         else:
-            from adapters.torch_device.quantize import Quantized
+            from adapters.torch_device.quantize import QuantizedTorchWeights
 
-            write_weights(Quantized(open_source(source, Precision.FP32), Precision(weights)), target)
+            write_weights(QuantizedTorchWeights(open_source(source, Precision.FP32), Precision(weights)), target)
         write_facts(target, facts_of(opened, source))
         progress(f"convert {name}", 1.0)
 
@@ -176,7 +176,7 @@ def _classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[
 def _load(prepared: Path, options: LoadOptions, chosen: NumericalClass, progress: Progress) -> TorchModel:
     import torch
 
-    from adapters.torch_device.failures import classify_failure
+    from adapters.torch_device.failures import classify_torch_failure
     from adapters.torch_device.model import TorchModel, bytes_per_token, shapes_for
     from adapters.torch_device.products import Products
     from adapters.torch_device.weights import read_decoder
@@ -202,7 +202,7 @@ def _load(prepared: Path, options: LoadOptions, chosen: NumericalClass, progress
             device=device,
         )
     except (RuntimeError, MemoryError) as error:
-        raise classify_failure(error) from error
+        raise classify_torch_failure(error) from error
     progress("load", 1.0)
     return model
 
@@ -211,8 +211,8 @@ def _network(prepared: Path, decoder: DecoderSpec, products: Products, activatio
     from adapters.torch_device import attention
     from adapters.torch_device.decoder import build
     from adapters.torch_device.model import DTYPES
-    from adapters.torch_device.weights import read_tensors
+    from adapters.torch_device.weights import read_prepared_tensors
 
     attention.register()
-    tensors = read_tensors(prepared, decoder)
+    tensors = read_prepared_tensors(prepared, decoder)
     return build(decoder, tensors, dtype=DTYPES[activations], device=device, make_linear=products.make)

@@ -9,7 +9,7 @@ from adapters.contract import DeviceLost, OutOfMemory
 _OUT_OF_MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc", "alloc_failed")
 
 
-def classify_failure(error: BaseException) -> DeviceLost:
+def classify_torch_failure(error: BaseException) -> DeviceLost:
     """Return what a failure of a forward or of a load means: OutOfMemory, or DeviceLost for anything else."""
     import torch
 

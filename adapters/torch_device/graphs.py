@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from adapters.torch_device.attention import DeviceGroup, KvPool, PagedBatch
-from adapters.torch_device.plan import Indices, Plan
+from adapters.torch_device.plan import ForwardPlan, Indices
 
 MOST_ROWS, MOST_TILES, MOST_READ_BLOCKS = 64, 16, 2048
 LEAST_BLOCKS = 8
@@ -49,7 +49,7 @@ class Size:
         )
 
 
-def size_of(plan: Plan) -> Size | None:
+def size_of(plan: ForwardPlan) -> Size | None:
     """Return the shape of the graph for a plan; None where it is too large, or its tiles differ."""
     tiles, tile = plan.groups[-1].stop, plan.groups[0].tile
     blocks = _next_power(max(group.table.shape[1] for group in plan.groups), LEAST_BLOCKS)
@@ -58,7 +58,7 @@ def size_of(plan: Plan) -> Size | None:
     return size if fits and all(group.tile == tile for group in plan.groups) else None
 
 
-def pad_inputs(plan: Plan, size: Size, scratch_block: int) -> dict[str, Indices]:
+def pad_inputs(plan: ForwardPlan, size: Size, scratch_block: int) -> dict[str, Indices]:
     """Return a plan's inputs in the shapes of a graph. Tiles beyond the plan's read the scratch block's first
     position, which is finite, and nobody reads what they compute."""
     tiles = np.zeros(size.tiles * size.tile, np.int64)
@@ -113,14 +113,14 @@ class Graphs:
         self._captured: dict[Size, tuple[Any, StaticInputs, Any]] = {}
         self._memory: Any = None
 
-    def prepare(self, plan: Plan) -> Size | None:
+    def prepare(self, plan: ForwardPlan) -> Size | None:
         """Capture the graph for a plan if need be; None where there is none for it. Waits for the device."""
         size = size_of(plan)
         if size is not None and size not in self._captured:
             self._captured[size] = self._capture(size)
         return size
 
-    def replay(self, plan: Plan, size: Size) -> Any:
+    def replay(self, plan: ForwardPlan, size: Size) -> Any:
         """Queue the forward, and return where its logits will be: valid until the next replay of any graph."""
         graph, inputs, logits = self._captured[size]
         inputs.send(pad_inputs(plan, size, self._scratch))

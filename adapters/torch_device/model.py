@@ -25,9 +25,9 @@ from adapters.decoder.spec import DecoderSpec
 from adapters.kv_blocks import BlockPool
 from adapters.pooled import PooledModel
 from adapters.torch_device.attention import KvPool
-from adapters.torch_device.failures import classify_failure
-from adapters.torch_device.plan import Shapes, plan
-from adapters.torch_device.runner import Runner
+from adapters.torch_device.failures import classify_torch_failure
+from adapters.torch_device.plan import Shapes, plan_forward
+from adapters.torch_device.runner import ForwardRunner
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
 
@@ -102,7 +102,7 @@ class TorchModel(PooledModel):
             dtype=DTYPES[numerical_class.activations],
             device=device,
         )
-        self._runner: Runner | None = Runner(
+        self._runner: ForwardRunner | None = ForwardRunner(
             network,
             memory,
             block=BLOCK_TOKENS,
@@ -136,10 +136,10 @@ class TorchModel(PooledModel):
                 raise Unsupported(f"slot {segment.slot}: a token is outside the vocabulary")
         self._pool.reserve(batch)
         try:
-            logits, device_ms = self._runner.run(plan(batch, self._pool, self._shapes))
+            logits, device_ms = self._runner.run(plan_forward(batch, self._pool, self._shapes))
         except (RuntimeError, MemoryError) as error:
             self.close()
-            raise classify_failure(error) from error
+            raise classify_torch_failure(error) from error
         return ForwardResult(logits, device_ms)
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ForwardPlan:
     """`ids`, `positions`, `writes` (each row's place in the KV pool), all (rows,). `tiles`: the rows of all tiles
     one after the other; `sources`, (rows,): where among them a row's attention stands. `wanted`: rows whose
     logits come back, of which the first `wanted_count` were asked for."""
@@ -71,7 +71,7 @@ class Plan:
     groups: tuple[Group, ...]
 
 
-def plan(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> Plan:
+def plan_forward(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> ForwardPlan:
     """Return what a forward of `batch` computes; the pool has reserved its blocks. The scratch block, where padding
     is written, is number `pool.total`."""
     count = sum(len(segment.tokens) for segment in batch)
@@ -101,7 +101,7 @@ def plan(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> Plan:
         tiled += parts * tile
     asked = np.concatenate(wanted)
     heads = shapes.pad_rows(len(asked))
-    return Plan(
+    return ForwardPlan(
         ids=ids,
         positions=positions,
         writes=writes,

@@ -17,7 +17,7 @@ GROUP_SIZE = 32
 _OUTER = ("embedding", "head")
 
 
-class Quantized:
+class QuantizedTorchWeights:
     """`weights`, which hold every matrix in full, with matrices of 4 or 8 bits.
 
     With 4 bits, embedding and output layer get 8, because small models lose most by these two.

@@ -10,7 +10,7 @@ from device_profiles.measured import DeviceRates
 from device_profiles.profile import DeviceProfile, Precision
 
 
-def rates(profile: DeviceProfile, threads: int) -> DeviceRates:
+def measure_torch_rates(profile: DeviceProfile, threads: int) -> DeviceRates:
     """Measure a device in the formats that it computes natively."""
     device = torch.device(profile.name.lower())
     if threads and device.type == "cpu":

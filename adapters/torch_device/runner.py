@@ -14,13 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from adapters.contract import Logits
 from adapters.torch_device.attention import DeviceGroup, KvPool, PagedBatch
 from adapters.torch_device.graphs import Graphs
-from adapters.torch_device.plan import Indices, Plan
+from adapters.torch_device.plan import ForwardPlan, Indices
 
 # cuDNN's and FlashAttention's kernels take no mask; of those that do, this one reads keys in an order of its own.
 _MASKED_BACKENDS = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 
 
-class Runner:
+class ForwardRunner:
     """A model on a device, one forward at a time. `windows` are the layers' sliding windows."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Runner:
         self._stage = _Stage(device)
         self._host: Any = None
 
-    def run(self, plan: Plan) -> tuple[Logits, float]:
+    def run(self, plan: ForwardPlan) -> tuple[Logits, float]:
         """Return the wanted rows, valid until the next call, and the milliseconds that the device took."""
         with torch.inference_mode(), _on_device(self._device):
             size = self._graphs.prepare(plan) if self._graphs else None
@@ -47,7 +47,7 @@ class Runner:
             logits = self._on_host(rows)
             return logits, self._clock.stop_ms()
 
-    def _rows(self, plan: Plan) -> Any:
+    def _rows(self, plan: ForwardPlan) -> Any:
         """Return the logits of a plan's wanted rows, padding included, on the device."""
         tables = [group.table for group in plan.groups]
         fixed = [plan.ids, plan.positions, plan.writes, plan.sources, plan.wanted, plan.tiles]

@@ -84,7 +84,7 @@ def read_decoder(prepared: Path) -> DecoderSpec:
         raise _build_damage_error(prepared / _SPEC_FILE, error) from error
 
 
-def read_tensors(prepared: Path, spec: DecoderSpec) -> Iterator[tuple[str, Stored]]:
+def read_prepared_tensors(prepared: Path, spec: DecoderSpec) -> Iterator[tuple[str, Stored]]:
     """Yield (canonical name, tensor), part by part. Raises ModelRefused when a file is gone or damaged."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file

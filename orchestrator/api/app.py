@@ -57,7 +57,7 @@ class ApiSettings:
     objectives: Objectives = NO_OBJECTIVES
 
 
-class Api:
+class ApiRoutes:
     """The routes' shared ground."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Api:
         self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body]
     ) -> Response:
         raw, arrived_s = await self.read(request), self._clock.monotonic_s()
-        body = errors.parse(wire, raw)
+        body = errors.parse_body(wire, raw)
         tokenizer, context = self.resolve_model(body.model)
         bounds = self._settings.acceptance
         submit = translated(body, _request_id(kind), tokenizer, context, _seed, bounds)
@@ -257,10 +257,10 @@ def create_app(
     """Return the app. `tokenizer` gives None, and `model_name` may give "", until the worker is ready. `trial`: of a
     canary, where there is one."""
     app = FastAPI(title="Outrider", version=version("outrider"), docs_url="/docs", redoc_url=None)
-    api = Api(control, tokenizer, model_name, settings, clock, trial)
+    api = ApiRoutes(control, tokenizer, model_name, settings, clock, trial)
     app.state.slo = api.metrics.slo.view
     app.state.on_round = [api.metrics.observe_round, api.liveness.observe_round]
-    errors.install(app)
+    errors.install_error_handlers(app)
     if settings.keys is not None:
         app.add_middleware(KeyGate, keys=settings.keys)
     app.add_middleware(RequestScope, log_words=settings.log_words)
@@ -280,8 +280,8 @@ def create_app(
             raise RequestError(f"there is no model '{name}' here", status=404, code="model_not_found", param="model")
         return api.models()[0]
 
-    tokenize.install(app, api)
-    probes.install(app, api)
+    tokenize.install_tokenize_routes(app, api)
+    probes.install_probe_routes(app, api)
     describe(app, keys=settings.keys is not None)
     return app
 

@@ -63,7 +63,7 @@ def response_of(error: RequestError) -> JSONResponse:
     return JSONResponse(body_of(error), status_code=error.status, headers=headers)
 
 
-def parse(model: type[BaseModel], raw: bytes) -> Any:
+def parse_body(model: type[BaseModel], raw: bytes) -> Any:
     """Return a request body as its model. Raises RequestError naming the first wrong parameter."""
     try:
         return model.model_validate_json(raw)
@@ -111,7 +111,7 @@ def _instead(path: str) -> str:
     return next((f": {way_out}" for known, way_out in _NOT_SERVED.items() if path.startswith(known)), "")
 
 
-def install(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Answer everything that goes wrong in OpenAI's shape; bugs are request_scope's."""
 
     async def handle_request_error(_: Request, error: Exception) -> JSONResponse:

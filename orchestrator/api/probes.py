@@ -32,7 +32,7 @@ class Probed(Protocol):
     model_name: Callable[[], str]
 
 
-def install(app: FastAPI, api: Probed) -> None:
+def install_probe_routes(app: FastAPI, api: Probed) -> None:
     """Add the routes. None of them asks for a key."""
 
     @app.get("/health", **operation(None, Health, statuses=(503,)))

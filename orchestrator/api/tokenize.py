@@ -70,12 +70,12 @@ class ModelApi(Protocol):
     def resolve_model(self, model: str | None) -> tuple[TokenizerPort, int]: ...
 
 
-def install(app: FastAPI, served: ModelApi) -> None:
+def install_tokenize_routes(app: FastAPI, served: ModelApi) -> None:
     """Add both routes."""
 
     @app.post("/tokenize", **operation(TokenizeRequest, TokenizeResponse))
     async def tokenize(request: Request) -> dict[str, Any]:
-        body: TokenizeRequest = errors.parse(TokenizeRequest, await served.read(request))
+        body: TokenizeRequest = errors.parse_body(TokenizeRequest, await served.read(request))
         tokenizer, context = served.resolve_model(body.model)
         tokens = _tokens(body, tokenizer)
         names = [_text(tokenizer, token) for token in tokens] if body.return_token_strs else None
@@ -83,7 +83,7 @@ def install(app: FastAPI, served: ModelApi) -> None:
 
     @app.post("/detokenize", **operation(DetokenizeRequest, DetokenizeResponse))
     async def detokenize(request: Request) -> dict[str, Any]:
-        body: DetokenizeRequest = errors.parse(DetokenizeRequest, await served.read(request))
+        body: DetokenizeRequest = errors.parse_body(DetokenizeRequest, await served.read(request))
         tokenizer, _ = served.resolve_model(body.model)
         wrong = next((token for token in body.tokens if not 0 <= token < tokenizer.vocabulary_size), None)
         if wrong is not None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from adapters.contract import AdapterError
-from adapters.grammar import problem
+from adapters.grammar import find_grammar_problem
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.speculation import wish_of
@@ -189,7 +189,7 @@ def _grammar(request: CompletionRequest | ChatRequest) -> Grammar | None:
 
 def check_grammar(grammar: Grammar, param: str) -> None:
     """Raise RequestError, naming `param`, where a grammar cannot be used. Takes milliseconds, more for a large one."""
-    if found := problem(grammar.kind, grammar.text):
+    if found := find_grammar_problem(grammar.kind, grammar.text):
         what = "schema" if grammar.kind == "json_schema" else "grammar"
         raise RequestError(f"the {what} cannot be used: {found}", param=param, code="unsupported_schema")
 

@@ -15,17 +15,17 @@ import msgspec
 
 from orchestrator.bench.canary_aside import leave_out_canary
 from orchestrator.bench.prompts import OWN_PROMPTS, BenchError, PromptText, read_texts, spread
-from orchestrator.bench.record import FORMULAS, Mode, Prompt, Run, control_ratio, measure, summarise
+from orchestrator.bench.record import FORMULAS, Mode, ModeRun, Prompt, control_ratio, measure_decoding, summarise_modes
 from orchestrator.drafting.port import Drafter
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import Target, load_target, load_tokenizer
+from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
 from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.messages import Sampling, Submit
 
 _WARM_DEPTH = 4
 
 
-def options_of(config: Path | None, exactness: str, adapter: str, concurrency: int) -> EngineOptions:
+def read_decode_options(config: Path | None, exactness: str, adapter: str, concurrency: int) -> EngineOptions:
     """Return what the configuration and the flags say. Raises BenchError, ConfigError."""
     from adapters import registry
     from orchestrator.config.load import default_config_path, load_config
@@ -49,7 +49,7 @@ def options_of(config: Path | None, exactness: str, adapter: str, concurrency: i
     return options.with_model(**changes)
 
 
-def load(options: EngineOptions) -> Target:
+def load_target_with_status(options: EngineOptions) -> LoadedTarget:
     """Load the target, and say meanwhile what is being done."""
     from rich.console import Console
 
@@ -58,13 +58,13 @@ def load(options: EngineOptions) -> Target:
         return load_target(options, lambda stage, fraction: status.update(f"{stage} ..."))
 
 
-def read_prompts(path: Path, target: Target, limit: int) -> list[Prompt]:
+def read_prompts(path: Path, target: LoadedTarget, limit: int) -> list[Prompt]:
     """Read prompts and encode them as the chat API does. Raises BenchError naming file and line."""
     texts = read_texts(path)
     return encode_prompts(spread(texts, min(limit, len(texts)) or len(texts)), target)
 
 
-def encode_prompts(texts: Sequence[PromptText], target: Target) -> list[Prompt]:
+def encode_prompts(texts: Sequence[PromptText], target: LoadedTarget) -> list[Prompt]:
     """Return prompts as the chat API encodes them."""
     tokenizer = load_tokenizer(target.tokenizer_dir)
     stop_tokens = sorted(tokenizer.eos_ids)
@@ -74,8 +74,8 @@ def encode_prompts(texts: Sequence[PromptText], target: Target) -> list[Prompt]:
     ]
 
 
-def run(
-    target: Target,
+def measure_modes(
+    target: LoadedTarget,
     options: EngineOptions,
     drafter: Drafter | None,
     prompts: Sequence[Prompt],
@@ -106,11 +106,11 @@ def run(
     if warm:
         warm_up(target, options, drafter)
     modes: tuple[Mode, ...] = ("plain", "spec", "control") if control else ("plain", "spec")
-    runs = {mode: Run(mode) for mode in modes}
+    runs = {mode: ModeRun(mode) for mode in modes}
     for number, wave in enumerate(_waves(submits, concurrency)):
         for mode in _order(modes, number):
             _measure_wave(target, options, wave, runs[mode], drafter if mode == "spec" else None, depth)
-    summary = summarise(runs["plain"], runs["spec"], prompts)
+    summary = summarise_modes(runs["plain"], runs["spec"], prompts)
     if control:
         summary["control_ratio"] = control_ratio(runs["plain"], runs["control"])
     return {
@@ -150,19 +150,19 @@ def _order(modes: Sequence[Mode], number: int) -> tuple[Mode, ...]:
 
 
 def _measure_wave(
-    target: Target,
+    target: LoadedTarget,
     options: EngineOptions,
     wave: list[Submit],
-    outcome: Run,
+    outcome: ModeRun,
     drafter: Drafter | None,
     depth: int | None,
 ) -> None:
     if depth is not None:
         wave = [msgspec.structs.replace(submit, depth=depth) for submit in wave]
-    measure(build_loop(target, options, drafter), wave, outcome)
+    measure_decoding(build_loop(target, options, drafter), wave, outcome)
 
 
-def warm_up(target: Target, options: EngineOptions, drafter: Drafter | None) -> None:
+def warm_up(target: LoadedTarget, options: EngineOptions, drafter: Drafter | None) -> None:
     """Let runtimes compile their shapes, on prompts of our own: what a drafter learns of them helps with no other.
 
     Drafts have a fixed depth, so whether they pay is not tried here, unmeasured."""
@@ -170,12 +170,12 @@ def warm_up(target: Target, options: EngineOptions, drafter: Drafter | None) -> 
         Submit(f"warm-{prompt.key}", prompt.tokens, 24, stop_tokens=prompt.stop_tokens)
         for prompt in encode_prompts(OWN_PROMPTS[:2], target)
     ]
-    measure(build_loop(target, options, None), warm, Run("plain"))
+    measure_decoding(build_loop(target, options, None), warm, ModeRun("plain"))
     fixed = [msgspec.structs.replace(submit, depth=min(_WARM_DEPTH, options.max_depth)) for submit in warm]
-    measure(build_loop(target, options, drafter), fixed, Run("spec"))
+    measure_decoding(build_loop(target, options, drafter), fixed, ModeRun("spec"))
 
 
-def environment_of(target: Target, options: EngineOptions) -> dict[str, Any]:
+def environment_of(target: LoadedTarget, options: EngineOptions) -> dict[str, Any]:
     """Return what a result was measured with: versions, machine and loaded target."""
     caps = target.model.capabilities
     return {

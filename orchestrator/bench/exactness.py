@@ -10,7 +10,7 @@ from typing import Any
 from adapters.contract import AdapterError, Segment
 from orchestrator.bench.prompts import OWN_PROMPTS, BenchError, PromptText
 from orchestrator.loading.drafters import build_drafter
-from orchestrator.loading.models import Target, load_target
+from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.messages import Sampling
 
@@ -42,7 +42,7 @@ def _texts(prompts: Path | None, limit: int) -> Sequence[PromptText]:
     return spread(texts, min(limit, len(texts)) or len(texts))
 
 
-def _load(options: EngineOptions, *, refresh: bool = False) -> Target:
+def _load(options: EngineOptions, *, refresh: bool = False) -> LoadedTarget:
     from rich.console import Console
 
     with Console(stderr=True).status("loading the target") as status:
@@ -91,7 +91,7 @@ def _candidate(one: Any) -> dict[str, Any]:
 
 def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: int) -> dict[str, Any]:
     """Return how many outputs differ with speculation, greedy and seeded, alone and in company."""
-    from orchestrator.bench.decode import encode_prompts, run
+    from orchestrator.bench.decode import encode_prompts, measure_modes
 
     target = _load(options)
     try:
@@ -99,7 +99,7 @@ def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: i
         for number, (name, sampling) in enumerate(_SAMPLINGS.items()):
             for concurrency in CONCURRENCIES:
                 drafter = build_drafter(options, target)
-                done = run(
+                done = measure_modes(
                     target, options, drafter, prompts, max_tokens, concurrency, sampling, None, warm=number == 0
                 )["summary"]
                 if drafter is not None:
@@ -134,7 +134,7 @@ def _step_vs_fast(options: EngineOptions) -> float | None:
     taken in turn. None where there are no other weights to compare with."""
     if options.model.weights not in ("auto", "as_file"):
         return None
-    targets: list[Target] = []
+    targets: list[LoadedTarget] = []
     try:
         for weights in (options.model.weights, FAST):
             targets.append(_load(options.with_model(weights=weights)))
@@ -148,7 +148,7 @@ def _step_vs_fast(options: EngineOptions) -> float | None:
             target.model.close()
 
 
-def _ratio_at(rows: int, left: Target, right: Target) -> float:
+def _ratio_at(rows: int, left: LoadedTarget, right: LoadedTarget) -> float:
     times: dict[int, list[float]] = {0: [], 1: []}
     for number in range(2 * _TURNS):
         side = number % 2
@@ -156,7 +156,7 @@ def _ratio_at(rows: int, left: Target, right: Target) -> float:
     return statistics.median(times[0]) / statistics.median(times[1])
 
 
-def _step_ms(target: Target, rows: int) -> float:
+def _step_ms(target: LoadedTarget, rows: int) -> float:
     """Return the second of two forwards of so many rows: the first prepares the shape."""
     model = target.model
     tokens = [place % 50 for place in range(_HELD + rows)]

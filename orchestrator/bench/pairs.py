@@ -16,13 +16,13 @@ from adapters import registry
 from adapters.contract import AdapterError
 from device_profiles.units import MIB
 from orchestrator.bench.canary_aside import leave_out_canary
-from orchestrator.bench.decode import encode_prompts, read_prompts, run, warm_up
+from orchestrator.bench.decode import encode_prompts, measure_modes, read_prompts, warm_up
 from orchestrator.bench.prompts import OWN_PROMPTS, BenchError, select_by_name
 from orchestrator.bench.record import FORMULAS, Prompt
 from orchestrator.drafting.port import Drafter
 from orchestrator.errors import OutriderError
 from orchestrator.loading.drafters import build_drafter
-from orchestrator.loading.models import Target, load_target
+from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.options import (
     DraftOptions,
     EngineOptions,
@@ -53,7 +53,7 @@ def measure_pairs(
         found.append(row)
         typer.echo(f"{len(found)} of {len(chosen)}: {row['pair']}", err=True)
     return {
-        "summary": summarise(found),
+        "summary": summarise_pairs(found),
         "runs": found,
         "skipped": skipped,
         "environment": {
@@ -95,7 +95,7 @@ class Pairing:
 def pairings(options: EngineOptions) -> tuple[list[Pairing], list[str]]:
     """Return every pairing of the configured model with itself and the configured draft models over all runtimes and
     devices here, and why the others are left out."""
-    runtimes, skipped = places(options.model)
+    runtimes, skipped = list_model_places(options.model)
     models = [_draft_of(place, options) for place in runtimes]
     for draft in options.drafters:
         if isinstance(draft, ModelDraftOptions) and draft.model.source != options.model.source:
@@ -106,7 +106,7 @@ def pairings(options: EngineOptions) -> tuple[list[Pairing], list[str]]:
     return [Pairing(target, drafters) for target in runtimes for drafters in sets], skipped
 
 
-def places(model: ModelOptions) -> tuple[list[ModelOptions], list[str]]:
+def list_model_places(model: ModelOptions) -> tuple[list[ModelOptions], list[str]]:
     """Return the model on each runtime and device that is here, and why the others are left out."""
     if model.adapter == "simulated":
         return [model], []
@@ -146,12 +146,12 @@ def _select_pairings(only: str, every: Sequence[Pairing]) -> list[Pairing]:
 def _measure_pairings(
     chosen: Sequence[Pairing],
     options: EngineOptions,
-    read: Callable[[Target], list[Prompt]],
+    read: Callable[[LoadedTarget], list[Prompt]],
     max_tokens: int,
     depth: int | None,
 ) -> Iterator[dict[str, Any]]:
     """Measure the pairings, each target loaded once. What cannot be run is told as such."""
-    loaded: Target | None = None
+    loaded: LoadedTarget | None = None
     target: ModelOptions | None = None
     reason = ""
     for pair in chosen:
@@ -173,7 +173,7 @@ def _measure_pairings(
 
 def _measure(
     pair: Pairing,
-    target: Target,
+    target: LoadedTarget,
     options: EngineOptions,
     prompts: Sequence[Prompt],
     max_tokens: int,
@@ -218,7 +218,7 @@ def _is_translated(drafter: Drafter | None) -> bool:
 
 
 def _run(
-    target: Target,
+    target: LoadedTarget,
     options: EngineOptions,
     drafter: Drafter | None,
     prompts: Sequence[Prompt],
@@ -228,7 +228,7 @@ def _run(
 ) -> dict[str, Any]:
     warm_up(target, options, drafter)
     rounds, draft_ms = _drafting(drafter)
-    result = run(target, options, drafter, prompts, max_tokens, 1, sampling, depth, control=True, warm=False)
+    result = measure_modes(target, options, drafter, prompts, max_tokens, 1, sampling, depth, control=True, warm=False)
     now_rounds, now_ms = _drafting(drafter)
     return _figures(result) | {"draft_rounds": now_rounds - rounds, "draft_ms": now_ms - draft_ms}
 
@@ -258,7 +258,7 @@ def _build_failed_row(pair: Pairing, reason: str) -> dict[str, Any]:
     }
 
 
-def summarise(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarise_pairs(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return `pairs`, `identical_pairs` (greedy and sampled, no failure), `failed_pairs`, and the acceptance of sampled
     text by both rules, over the pairs with one draft model."""
     lone = [row for row in found if row.get("rejection")]
@@ -276,7 +276,7 @@ def _acceptance(figures: Sequence[dict[str, Any]]) -> float | None:
     return sum(one["accepted"] for one in figures) / drafted if drafted else None
 
 
-def options_of(config: Path | None) -> EngineOptions:
+def read_pairs_options(config: Path | None) -> EngineOptions:
     """Return what the configuration says. Raises BenchError, ConfigError."""
     from orchestrator.config.load import default_config_path, load_config
 
@@ -291,7 +291,7 @@ def _options_of(pair: Pairing, options: EngineOptions) -> EngineOptions:
     return msgspec.structs.replace(options, model=pair.target, drafters=list(pair.drafters))
 
 
-def _prompts(path: Path | None, target: Target, limit: int) -> list[Prompt]:
+def _prompts(path: Path | None, target: LoadedTarget, limit: int) -> list[Prompt]:
     if path is not None:
         return read_prompts(path, target, limit)
     return encode_prompts(OWN_PROMPTS[: limit or len(OWN_PROMPTS)], target)

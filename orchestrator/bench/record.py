@@ -50,7 +50,7 @@ class Record:
 
 
 @dataclass(slots=True)
-class Run:
+class ModeRun:
     """One mode over all prompts. Round times are milliseconds, of rounds that only decode."""
 
     mode: Mode
@@ -90,7 +90,7 @@ class Run:
         }
 
 
-def measure(loop: DecodeLoop, submits: Sequence[Submit], outcome: Run) -> None:
+def measure_decoding(loop: DecodeLoop, submits: Sequence[Submit], outcome: ModeRun) -> None:
     """Decode the requests to their ends, noting when each token came. Raises OutriderError for a refused one."""
     started = time.perf_counter()
     for submit in submits:
@@ -120,7 +120,7 @@ def tpot_ms(records: Iterable[Record]) -> float:
     return sum(record.last_s - record.first_s for record in several) * MS_PER_S / steps if steps else 0.0
 
 
-def control_ratio(plain: Run, control: Run) -> float:
+def control_ratio(plain: ModeRun, control: ModeRun) -> float:
     """Return by how much two plain runs differ: FORMULAS says how."""
     return _ratio(tpot_ms(plain.records.values()), tpot_ms(control.records.values()))
 
@@ -146,7 +146,7 @@ def figures(plain: Sequence[Record], spec: Sequence[Record]) -> dict[str, float]
     }
 
 
-def summarise(plain: Run, spec: Run, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def summarise_modes(plain: ModeRun, spec: ModeRun, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Return `summary`: the named figures over all prompts, and the same per category."""
     pairs = list(zip(prompts, plain.records.values(), spec.records.values(), strict=True))
     mismatches = [prompt.key for prompt, a, b in pairs if a.tokens != b.tokens]

@@ -22,8 +22,14 @@ from orchestrator.loading.options import draft_specs, engine_options, worker_spe
 from orchestrator.planning.applied import apply_plan, build_option_filter, whole_targets
 from orchestrator.planning.basis import profiles_behind
 from orchestrator.planning.correction import Corrections, Key, correct_costs
-from orchestrator.planning.proposal import PlanError, PlanProposal, build_request_from_config, proposal, propose_here
-from orchestrator.profiling.run import Watch, measure
+from orchestrator.planning.proposal import (
+    PlanError,
+    PlanProposal,
+    build_proposal,
+    build_request_from_config,
+    propose_here,
+)
+from orchestrator.profiling.run import Watch, measure_on_cluster
 from orchestrator.profiling.work import MEASURING_LOCK, Work, list_work, profile_store
 from orchestrator.workers.contract import Cluster, WorkerSpec
 from policies.speculation.state import COLD_DEPTH
@@ -83,7 +89,7 @@ async def _measure(todo: Sequence[Work], store: ProfileStore, cluster: Cluster, 
             progress(title, -1.0)
             try:
                 spec = one.spec(store, refresh=False)
-                await measure(cluster, spec, Watch(partial(_within, progress, title), store.save))
+                await measure_on_cluster(cluster, spec, Watch(partial(_within, progress, title), store.save))
             except WorkerError as error:
                 _log.warning("%s cannot be measured and is not planned with: %s", one.title, error)
     finally:
@@ -116,7 +122,7 @@ class PlanMaking:
     def again(self, first: PlanProposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> StartPlan:
         """Return the plan with costs as they turned out to be. Raises PlanError."""
         cluster = correct_costs(first.cluster, corrections)
-        found = _build_planned(self.config, self.base, proposal(cluster, first.asked, first.behind, first.pairs))
+        found = _build_planned(self.config, self.base, build_proposal(cluster, first.asked, first.behind, first.pairs))
         return replace(found, targets=tuple(_as_it_runs(one, running) for one in found.targets))
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:

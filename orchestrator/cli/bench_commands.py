@@ -27,17 +27,17 @@ def decode(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Decode every prompt plainly and with speculation, in turn; compare the tokens one by one."""
-    from orchestrator.bench.decode import load, options_of, read_prompts, run
+    from orchestrator.bench.decode import load_target_with_status, measure_modes, read_decode_options, read_prompts
     from orchestrator.bench.decode_table import print_decode
     from orchestrator.loading.drafters import build_drafter
     from orchestrator.workers.messages import Sampling
 
-    options = options_of(config, exactness, adapter, concurrency)
+    options = read_decode_options(config, exactness, adapter, concurrency)
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
-    target = load(options)
+    target = load_target_with_status(options)
     loaded = read_prompts(prompts, target, limit)
     drafter = build_drafter(options, target)
-    result = run(target, options, drafter, loaded, max_tokens, concurrency, sampling, depth)
+    result = measure_modes(target, options, drafter, loaded, max_tokens, concurrency, sampling, depth)
     if drafter is not None:
         drafter.close()
     target.model.close()
@@ -60,10 +60,10 @@ def pairs(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Decode with every draft on every target of this machine, greedy and sampled; compare the tokens one by one."""
-    from orchestrator.bench.pairs import measure_pairs, options_of
+    from orchestrator.bench.pairs import measure_pairs, read_pairs_options
     from orchestrator.bench.pairs_table import print_pairs
 
-    options = options_of(config)
+    options = read_pairs_options(config)
     result = measure_pairs(options, only, prompts, limit, max_tokens, depth)
     if json_out is not None:
         json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
@@ -88,10 +88,10 @@ def exactness(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Find the numerical class anew, decode in it with and without speculation, compare with a float32 reference."""
-    from orchestrator.bench.decode import options_of
+    from orchestrator.bench.decode import read_decode_options
     from orchestrator.bench.exactness import CONCURRENCIES, measure_exactness, print_exactness
 
-    options = options_of(config, "bit", adapter, max(CONCURRENCIES))
+    options = read_decode_options(config, "bit", adapter, max(CONCURRENCIES))
     summary = measure_exactness(options, prompts, limit, max_tokens, quality_limit)
     if json_out is not None:
         json_out.write_text(json.dumps({"summary": summary}, indent=1), encoding="utf-8")

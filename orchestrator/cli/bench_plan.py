@@ -45,8 +45,8 @@ def plan(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Run configurations and compare them with their predictions; time planning, and compare plans with the best."""
-    from orchestrator.bench.plan.compare import Comparison
-    from orchestrator.bench.plan.figures import BARS, FORMULAS, summarise
+    from orchestrator.bench.plan.compare import PlanComparison
+    from orchestrator.bench.plan.figures import BARS, FORMULAS, summarise_plan_comparison
     from orchestrator.bench.plan.table import print_comparison
     from orchestrator.config.load import default_config_path, load_config
 
@@ -61,7 +61,7 @@ def plan(
     chosen = spread(chosen, min(limit, len(chosen)) or len(chosen))
     profile_s = _profile_missing(works, loaded, path, refresh=refresh)
     base = path.resolve().parent
-    rows, loads, paces = Comparison(loaded, base, tuple(works), tuple(chosen), requests, output_tokens).rows()
+    rows, loads, paces = PlanComparison(loaded, base, tuple(works), tuple(chosen), requests, output_tokens).rows()
     result: dict[str, Any] = {
         "configurations": rows,
         "workloads": loads,
@@ -76,7 +76,7 @@ def plan(
             "output_tokens": output_tokens,
         },
     }
-    result = {"summary": summarise(result, profile_s), "bars": BARS, "formulas": FORMULAS, **result}
+    result = {"summary": summarise_plan_comparison(result, profile_s), "bars": BARS, "formulas": FORMULAS, **result}
     if json_out is not None:
         json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
     print_comparison(result)
@@ -86,14 +86,14 @@ def configurations(
     runtimes: Sequence[str], depths: Sequence[str] | None, concurrencies: Sequence[int] | None
 ) -> list[Configuration]:
     """Return all that these come to, load by load. Raises BenchError for a depth that is none."""
-    from orchestrator.bench.plan.runs import PLAIN, POLICY, Configuration, Load
+    from orchestrator.bench.plan.runs import PLAIN, POLICY, Configuration, RunLoad
 
     wanted = list(dict.fromkeys(depths or (PLAIN, "4", POLICY)))
     for one in wanted:
         if one != POLICY and not one.isdecimal():
             raise BenchError(f"--depth is a number or {POLICY}, not {one!r}")
     return [
-        Configuration(runtime, depth, Load(count, long))
+        Configuration(runtime, depth, RunLoad(count, long))
         for count in dict.fromkeys(concurrencies or (1, 4))
         for long in (False, True)
         for depth in wanted

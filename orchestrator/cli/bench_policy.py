@@ -35,9 +35,9 @@ def policy(
     plots: Annotated[Path | None, typer.Option(help="Write PNG plots into this directory.")] = None,
 ) -> None:
     """Run the adaptive policy beside plain decoding, then replay all policies on what was recorded."""
-    from orchestrator.bench.policy.asked import check_outputs, options_of, plan_of
+    from orchestrator.bench.policy.asked import check_outputs, plan_of, read_policy_options
     from orchestrator.bench.policy.real import measure_real
-    from orchestrator.bench.policy.recording import load, save
+    from orchestrator.bench.policy.recording import load_recording, save_recording
     from orchestrator.bench.policy.report import build_report
     from orchestrator.bench.policy.table import print_policies
 
@@ -46,14 +46,14 @@ def policy(
     if replay is not None:
         if any((prompts, category, concurrency, sample, config, record)):
             raise BenchError("--replay plays a recording as it is: give it without prompts, loads, --config, --record")
-        recording = load(replay)
+        recording = load_recording(replay)
     else:
         texts = read_texts(prompts) if prompts is not None else list(OWN_PROMPTS)
         plan = plan_of(texts, category, concurrency, sample, limit=limit, tokens=tokens, seed=seed)
-        real = measure_real(options_of(config, max(plan.concurrencies)), texts, plan, costs_s)
+        real = measure_real(read_policy_options(config, max(plan.concurrencies)), texts, plan, costs_s)
         recording = real.recording
         if record is not None:
-            save(recording, record)
+            save_recording(recording, record)
     result = build_report(recording, real, plots)
     if json_out is not None:
         json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")

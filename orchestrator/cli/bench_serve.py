@@ -16,8 +16,8 @@ from orchestrator.bench.prompts import BenchError, read_texts, spread
 
 if TYPE_CHECKING:  # httpx and numpy are loaded only where something is measured
     from orchestrator.bench.traffic.client import Endpoint
-    from orchestrator.bench.traffic.drive import Load
-    from orchestrator.bench.traffic.figures import Run
+    from orchestrator.bench.traffic.drive import TrafficLoad
+    from orchestrator.bench.traffic.figures import TrafficRun
 
 INTERRUPTED_EXIT = 130
 FIXED_FIELDS = {"n", "best_of", "stream", "stream_options"}
@@ -56,13 +56,13 @@ def serve(
     plots: Annotated[Path | None, typer.Option(help="Write PNG plots into this directory.")] = None,
 ) -> None:
     """Send requests in a closed loop (--concurrency) or an open one (--rate); print latencies, rates and goodput."""
-    from orchestrator.bench.traffic.drive import Load
+    from orchestrator.bench.traffic.drive import TrafficLoad
     from orchestrator.bench.traffic.slo import parse_slo
 
     _check_loop(concurrency, rate, arrival, burstiness, timeout)
     objectives = parse_slo(slo)
     texts = read_texts(prompts)
-    load = Load(
+    load = TrafficLoad(
         prompts=spread(texts, requests or len(texts)),
         fields={"max_tokens": max_tokens, "temperature": temperature} | ({"ignore_eos": True} if ignore_eos else {}),
         seed=seed,
@@ -81,7 +81,7 @@ def serve(
             compare or url, compare_model or model, endpoint, headers, compare_body or "{}", "--compare-body"
         )
         endpoints.append(there)
-    result, runs = run(endpoints, load, objectives)
+    result, runs = measure_served_load(endpoints, load, objectives)
     _report(result, runs, endpoints, json_out, plots)
 
 
@@ -138,15 +138,17 @@ def _endpoint(
     return Endpoint(base, model or (served or [""])[0], kind, headers, fields)
 
 
-def run(endpoints: list[Endpoint], load: Load, slo: dict[str, float]) -> tuple[dict[str, Any], list[Run]]:
+def measure_served_load(
+    endpoints: list[Endpoint], load: TrafficLoad, slo: dict[str, float]
+) -> tuple[dict[str, Any], list[TrafficRun]]:
     """Measure and return the whole result (`summary`, `runs`, `environment`, `formulas`) and what it is made of."""
     import asyncio
 
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from orchestrator.bench.traffic.drive import measure
-    from orchestrator.bench.traffic.figures import FORMULAS, compare_endpoints, rows, summarise
+    from orchestrator.bench.traffic.drive import measure_endpoints
+    from orchestrator.bench.traffic.figures import FORMULAS, build_request_rows, compare_endpoints, summarise_traffic
     from orchestrator.bench.traffic.outcome import Outcome
 
     columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"))
@@ -166,8 +168,8 @@ def run(endpoints: list[Endpoint], load: Load, slo: dict[str, float]) -> tuple[d
             failed = bar.tasks[0].fields["failed"] + bool(outcome.error)
             bar.update(task, advance=1, failed=failed)
 
-        runs = asyncio.run(measure(endpoints, load, advance_bar))
-    summaries = [summarise(run, load.rate, slo) for run in runs]
+        runs = asyncio.run(measure_endpoints(endpoints, load, advance_bar))
+    summaries = [summarise_traffic(run, load.rate, slo) for run in runs]
     result = {
         "summary": summaries[0] | (compare_endpoints(runs, summaries) if len(runs) > 1 else {}),
         "runs": [
@@ -176,7 +178,7 @@ def run(endpoints: list[Endpoint], load: Load, slo: dict[str, float]) -> tuple[d
                 "url": endpoint.url,
                 "model": endpoint.model,
                 "body": endpoint.body,
-                "requests": rows(run),
+                "requests": build_request_rows(run),
             }
             for endpoint, run in zip(endpoints, runs, strict=True)
         ],
@@ -186,7 +188,7 @@ def run(endpoints: list[Endpoint], load: Load, slo: dict[str, float]) -> tuple[d
     return result, runs
 
 
-def _environment(endpoint: Endpoint, load: Load, slo: dict[str, float]) -> dict[str, Any]:
+def _environment(endpoint: Endpoint, load: TrafficLoad, slo: dict[str, float]) -> dict[str, Any]:
     opened = {"arrival": load.arrival, "burstiness": load.burstiness, "rate_per_s": load.rate}
     return {
         "outrider": version("outrider"),
@@ -205,7 +207,7 @@ def _environment(endpoint: Endpoint, load: Load, slo: dict[str, float]) -> dict[
 
 
 def _report(
-    result: dict[str, Any], runs: list[Run], endpoints: list[Endpoint], json_out: Path | None, plots: Path | None
+    result: dict[str, Any], runs: list[TrafficRun], endpoints: list[Endpoint], json_out: Path | None, plots: Path | None
 ) -> None:
     """Write and print everything; exits 130 after an interruption, 1 where every request failed."""
     from orchestrator.bench.traffic.table import print_serve
@@ -213,9 +215,9 @@ def _report(
     if json_out is not None:
         json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
     if plots is not None:
-        from orchestrator.bench.traffic.plots import draw
+        from orchestrator.bench.traffic.plots import draw_traffic_plots
 
-        draw(plots, [(endpoint.label, run) for endpoint, run in zip(endpoints, runs, strict=True)])
+        draw_traffic_plots(plots, [(endpoint.label, run) for endpoint, run in zip(endpoints, runs, strict=True)])
     print_serve(result)
     if any(summary["interrupted"] for summary in summaries_of(result)):
         raise typer.Exit(INTERRUPTED_EXIT)

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from orchestrator.cli.daemon_socket import ask, socket_of
+from orchestrator.cli.daemon_socket import query_daemon, socket_of
 from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
 
 app = typer.Typer(help="Compare a share of requests that is drafted for by another variant with the control.")
@@ -23,7 +23,7 @@ def status(
     config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
 ) -> None:
     """Show both variants' figures with their 95 % intervals, and what was decided on which of them."""
-    _show(ask(socket or socket_of(config, port), "/admin/canary"), as_json=as_json)
+    _show(query_daemon(socket or socket_of(config, port), "/admin/canary"), as_json=as_json)
 
 
 @app.command()
@@ -51,7 +51,7 @@ def restart(
 
 
 def _send_verdict(what: str, socket: Path, *, as_json: bool) -> None:
-    _show(ask(socket, f"/admin/canary/{what}", {}), as_json=as_json)
+    _show(query_daemon(socket, f"/admin/canary/{what}", {}), as_json=as_json)
 
 
 def _show(answer: dict[str, Any], *, as_json: bool) -> None:
@@ -64,14 +64,14 @@ def _show(answer: dict[str, Any], *, as_json: bool) -> None:
 
     console = wide_console()
     table = Table("", "others", "canary", "canary - others", title=f"canary: {answer['phase'].replace('_', ' ')}")
-    for row in rows(answer):
+    for row in build_canary_rows(answer):
         add_row(table, *row)
     console.print(table)
     for line in lines(answer):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def rows(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+def build_canary_rows(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """Return the table's rows: the mean of each variant, and the 95 % interval of the difference."""
     arms = [answer["arms"][arm] for arm in ("control", "canary")]
     counted = [str(arm["ttft_ms"]["requests"]) for arm in arms]

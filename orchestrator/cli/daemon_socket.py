@@ -14,7 +14,7 @@ class StatusError(OutriderError):
     """No daemon answers, or it refuses."""
 
 
-def ask(path: Path, route: str = "/admin/status", body: dict[str, Any] | None = None) -> dict[str, Any]:
+def query_daemon(path: Path, route: str = "/admin/status", body: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the daemon's status, or what another admin route says (to `body`, where there is one). Raises StatusError
     when none answers on the socket, or the route refuses."""
     import socket

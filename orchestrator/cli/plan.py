@@ -44,7 +44,7 @@ def plan(
     if library:
         print_library()
         return
-    proposal = propose(config, cluster, profiles)
+    proposal = propose_plan(config, cluster, profiles)
     if as_json:
         from orchestrator.planning.basis import plain
 
@@ -77,7 +77,7 @@ def diff(
         print_diff(found, before, after)
 
 
-def propose(config: Path | None, cluster: Path | None, profiles: Path | None) -> PlanProposal:
+def propose_plan(config: Path | None, cluster: Path | None, profiles: Path | None) -> PlanProposal:
     """Return what is planned for a sketch, or for this machine. Raises OutriderError or AdapterError."""
     from device_profiles.store import ProfileStore
     from orchestrator.config.sketch import load_sketch
@@ -118,7 +118,7 @@ def _load_plan(name: str, config: Path | None, cluster: Path | None, profiles: P
     from policies.planning.plan import Plan
 
     if name == PROPOSED:
-        return propose(config, cluster, profiles).plan
+        return propose_plan(config, cluster, profiles).plan
     try:
         if name == RUNNING:
             return msgspec.convert(_running(config)["plan"], Plan)
@@ -131,10 +131,10 @@ def _load_plan(name: str, config: Path | None, cluster: Path | None, profiles: P
 
 def _running(config: Path | None) -> dict[str, Any]:
     """Return the plan that the daemon of a configuration runs. Raises StatusError or PlanError."""
-    from orchestrator.cli.daemon_socket import ask, socket_of
+    from orchestrator.cli.daemon_socket import query_daemon, socket_of
     from orchestrator.planning.proposal import PlanError
 
-    found = ask(socket_of(config, None), "/admin/plan")
+    found = query_daemon(socket_of(config, None), "/admin/plan")
     if found.get("plan") is None:
         raise PlanError("the daemon runs what cluster.yaml says, without a plan; let it plan with model.adapter: auto")
     return found

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from orchestrator.planning.proposal import PlanProposal
-    from policies.planning.plan import Plan, PlanDiff, Prediction, Replica, Shard
+    from policies.planning.plan import Plan, PlanDiff, Prediction, ReplicaPlacement, Shard
 
 _MOST_REJECTED = 40
 
@@ -94,7 +94,7 @@ def _print_placements(console: Console, proposal: PlanProposal) -> None:
         console.print(f"standby: {standby.why}", markup=False)
 
 
-def _roles(replica: Replica) -> Iterator[tuple[str, Shard]]:
+def _roles(replica: ReplicaPlacement) -> Iterator[tuple[str, Shard]]:
     several = len(replica.shards) > 1
     for number, shard in enumerate(replica.shards, 1):
         yield (f"target shard {number}" if several else "target"), shard

@@ -104,11 +104,11 @@ class _Done:
 def _refuse_while_serving(config: ClusterConfig) -> None:
     """Raise ProfileError where the configuration's daemon answers: its device would be measured at half its speed, and
     its streams would stall."""
-    from orchestrator.cli.daemon_socket import StatusError, ask
+    from orchestrator.cli.daemon_socket import StatusError, query_daemon
     from orchestrator.config.load import admin_socket_path
 
     try:
-        answer = ask(admin_socket_path(config, config.api.port))
+        answer = query_daemon(admin_socket_path(config, config.api.port))
     except StatusError:
         return
     raise ProfileError(
@@ -159,14 +159,14 @@ async def _open_cluster(cluster: Cluster) -> AsyncIterator[Cluster]:
 async def _measure_models(
     cluster: Cluster, todo: list[Work], store: ProfileStore, how: _How, done: _Done, bar: Callable[[str], _Show]
 ) -> None:
-    from orchestrator.profiling.run import Watch, measure
+    from orchestrator.profiling.run import Watch, measure_on_cluster
 
     for one in todo:
         show = bar(one.title)
         try:
             # Described when its turn comes: what was stored meanwhile is known to it.
             spec = one.spec(store, refresh=how.refresh, steps_s=how.steps_s, texts_are_new=done.texts)
-            await measure(cluster, spec, Watch(show, partial(_keep, store, done)))
+            await measure_on_cluster(cluster, spec, Watch(show, partial(_keep, store, done)))
         except WorkerError as error:
             done.failures.append(f"{one.title}: {error}")
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.daemon_socket import ask, socket_of
+from orchestrator.cli.daemon_socket import query_daemon, socket_of
 from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
 from orchestrator.cli.speculation_rows import speculation_rows
 
@@ -38,7 +38,7 @@ def status(
     socket: AdminSocket = None,
 ) -> None:
     """Show the operator's bounds, and which overrides stand, who asked for them and when."""
-    found = ask(socket or socket_of(config, port))["speculation"]
+    found = query_daemon(socket or socket_of(config, port))["speculation"]
     if as_json:
         print(json.dumps(found, indent=1))
     else:
@@ -83,7 +83,7 @@ def _wish(config: dict[str, Any] | None, user: str, engine: int | None, socket: 
     scope: dict[str, Any] = {"user": user} if user else {}
     scope |= {} if engine is None else {"engine": engine}
     asked_by = os.environ.get("SUDO_USER") or getpass.getuser()
-    _print(ask(socket, ROUTE, {**scope, "speculative_config": config, "asked_by": asked_by}))
+    _print(query_daemon(socket, ROUTE, {**scope, "speculative_config": config, "asked_by": asked_by}))
 
 
 def _print(speculation: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from device_profiles.units import human_bytes
-from orchestrator.cli.daemon_socket import ask, socket_of
+from orchestrator.cli.daemon_socket import query_daemon, socket_of
 from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
 from orchestrator.cli.speculation_rows import pair_gauges, speculation_rows, warning_rows
 from orchestrator.workers.cores import spans
@@ -19,7 +19,7 @@ def status(
     as_json: DaemonJson = False,
 ) -> None:
     """Show the effective state: model, device, precision, depth, streams, acceptance."""
-    answer = ask(socket or socket_of(config, port))
+    answer = query_daemon(socket or socket_of(config, port))
     if as_json:
         print(json.dumps(answer, indent=1))
     else:

@@ -13,7 +13,7 @@ from orchestrator.config.target import (
     AdapterName,
     Cores,
     KvCachePrecision,
-    StaticShapes,
+    StaticShapesSection,
     WeightsPrecision,
 )
 
@@ -29,7 +29,7 @@ class SuffixDraft(Section):
     """Memory for earlier outputs; the oldest are forgotten first. `0 B` keeps none."""
 
 
-class ModelDraft(StaticShapes):
+class ModelDraft(StaticShapesSection):
     """A drafter that is a model: any that the runtimes load."""
 
     method: Literal["model"]

@@ -11,7 +11,7 @@ import platformdirs
 from pydantic import ValidationError
 
 from adapters.contract import ModelRefused
-from adapters.model_source import check
+from adapters.model_source import check_source
 from adapters.vocabulary import vocabulary_at_hand
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.keys_file import keys_path, read_keys
@@ -116,7 +116,7 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
         if source.startswith(SIMULATED_PREFIX):
             continue
         try:
-            check(source, path.resolve().parent)
+            check_source(source, path.resolve().parent)
         except ModelRefused as error:
             raise ConfigError(f"{where} {error}") from error
 

@@ -47,7 +47,7 @@ Replicas = Annotated[
 ]
 
 
-class StaticShapes(Section):
+class StaticShapesSection(Section):
     """How a model runs where shapes are static."""
 
     static_shapes: Literal["auto", "on"] = "auto"
@@ -63,7 +63,7 @@ class StaticShapes(Section):
     each."""
 
 
-class Target(StaticShapes):
+class Target(StaticShapesSection):
     """The target model: what is served, and on which runtime it runs."""
 
     source: str = Field(min_length=1)

@@ -108,7 +108,9 @@ class RetokenizedDraft:
     loose: int = 0
 
 
-def proposal(bridge: Bridge, text: DraftText, tokens: Sequence[int], confidences: Sequence[float]) -> RetokenizedDraft:
+def retokenize_draft(
+    bridge: Bridge, text: DraftText, tokens: Sequence[int], confidences: Sequence[float]
+) -> RetokenizedDraft:
     """Return the target's tokens for what a draft model proposes behind `text`: their bytes are the proposal's bytes,
     from the end of what is committed on. Fewer, or none, where the proposal does not go on so."""
     made = RetokenizedDraft()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
-from orchestrator.drafting.retokenize import Bridge, DraftText, RetokenizedDraft, proposal
+from orchestrator.drafting.retokenize import Bridge, DraftText, RetokenizedDraft, retokenize_draft
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observe_token_outcome
@@ -100,7 +100,7 @@ class TranslatingDrafter:
     def _translate_draft(self, known: _TranslatedSequence, draft: Draft, limit: int) -> Draft:
         if not draft.tokens:
             return NOTHING
-        made = known.proposed = proposal(self._bridge, known.text, draft.tokens, draft.confidences)
+        made = known.proposed = retokenize_draft(self._bridge, known.text, draft.tokens, draft.confidences)
         del made.tokens[limit:], made.confidences[limit:]
         if made.loose < len(made.tokens):
             made.confidences[made.loose] *= _LONGER_WORD

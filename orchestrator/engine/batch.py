@@ -61,7 +61,7 @@ class ScheduledSequence:
         return (first, last) if last > first else (0, 0)
 
 
-def plan(
+def schedule_rows(
     running: Sequence[SequenceState], *, max_rows: int, prefill_rows: int, paid_rows: int
 ) -> list[ScheduledSequence]:
     """Share the rows of one forward: first every decoding sequence, then prefills.

@@ -11,7 +11,7 @@ from adapters.contract import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
 from orchestrator.drafting.port import NOTHING
-from orchestrator.engine.batch import ScheduledSequence, count_min_rows, most_blocks, plan, rows_of
+from orchestrator.engine.batch import ScheduledSequence, count_min_rows, most_blocks, rows_of, schedule_rows
 from orchestrator.engine.prefix_cache import PrefixCache
 from orchestrator.engine.sequence import NO_SLOT, SequenceState
 from orchestrator.engine.slo_monitor import SloMonitor
@@ -123,7 +123,7 @@ class Scheduler:
             for session in self._running:
                 session.draft = NOTHING
                 self._prefixes.attach(session)
-            parts = plan(
+            parts = schedule_rows(
                 self._in_turn(),
                 max_rows=caps.max_batch_rows,
                 prefill_rows=self._count_prefill_rows(),

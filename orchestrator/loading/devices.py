@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from adapters import registry
 from adapters.contract import Unsupported
-from adapters.hardware import cores, hardware, kind_of, runtime_version
+from adapters.hardware import cores, hardware, name_device_kind, runtime_version
 from device_profiles.measured import fingerprint
 from device_profiles.profile import DeviceProfile
 
@@ -22,7 +22,7 @@ def device_name(adapter: str, device: str) -> str:
     return names.get(device, device)
 
 
-def device_of(adapter: str, device: str) -> DeviceProfile:
+def find_device(adapter: str, device: str) -> DeviceProfile:
     """Return a runtime's device by its name. Raises AdapterUnavailable, Unsupported."""
     wanted = effective_device(adapter, device)
     there = registry.get(adapter).devices()
@@ -45,4 +45,4 @@ def class_mark_of(device: DeviceProfile) -> str:
 
 def threads_on(device: DeviceProfile, threads: int) -> int:
     """Return how many threads a runtime takes: all physical cores where none are named, 0 off the processor."""
-    return (threads or cores()) if kind_of(device) == "cpu" else 0
+    return (threads or cores()) if name_device_kind(device) == "cpu" else 0

@@ -15,7 +15,7 @@ from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.drafting.variants import VariantDrafter
-from orchestrator.loading.models import LoadedSource, OnProgress, Target, load_model, silent
+from orchestrator.loading.models import LoadedSource, LoadedTarget, OnProgress, load_model, silent
 from orchestrator.loading.options import (
     DraftOptions,
     EngineOptions,
@@ -23,7 +23,13 @@ from orchestrator.loading.options import (
     RemoteOptions,
     SuffixOptions,
 )
-from orchestrator.loading.vocabularies import Pair, compare_vocabularies, prepare_tokenizer, remote_pair, translating
+from orchestrator.loading.vocabularies import (
+    VocabularyPair,
+    compare_vocabularies,
+    prepare_tokenizer,
+    remote_pair,
+    translating,
+)
 from orchestrator.workers.draft_messages import AttachDraft, DrafterState, DraftLink
 from policies.models.vocabulary import Match
 from policies.serving.canary import CanaryVariant
@@ -36,7 +42,9 @@ class Remotes:
         self._report = report
         self._drafters: dict[str, RemoteDrafter] = {}
 
-    def build(self, options: ModelDraftOptions, remote: RemoteOptions, target: Target, pair: Pair) -> Drafter:
+    def build(
+        self, options: ModelDraftOptions, remote: RemoteOptions, target: LoadedTarget, pair: VocabularyPair
+    ) -> Drafter:
         """Return a drafter that waits to be attached."""
         drafter = self._drafters[options.name] = RemoteDrafter(
             options.name,
@@ -54,7 +62,7 @@ class Remotes:
 
 
 def build_drafter(
-    options: EngineOptions, target: Target, progress: OnProgress = silent, remotes: Remotes | None = None
+    options: EngineOptions, target: LoadedTarget, progress: OnProgress = silent, remotes: Remotes | None = None
 ) -> Drafter | None:
     """Return the drafter, with nothing remembered; None where speculation is off. A canary has no part in it.
 
@@ -65,7 +73,7 @@ def build_drafter(
 
 
 def build_lanes(
-    options: EngineOptions, target: Target, progress: OnProgress, remotes: Remotes
+    options: EngineOptions, target: LoadedTarget, progress: OnProgress, remotes: Remotes
 ) -> tuple[Drafter | None, VariantDrafter | None]:
     """Return the drafter of the whole worker, and the same again where the canary has drafters of its own. Raises as
     `build_drafter`."""
@@ -86,7 +94,7 @@ def build_lanes(
 def _build_chain(
     drafters: Sequence[DraftOptions],
     options: EngineOptions,
-    target: Target,
+    target: LoadedTarget,
     progress: OnProgress,
     remotes: Remotes | None,
 ) -> Drafter | None:
@@ -105,7 +113,7 @@ def _build_chain(
     return ChainDrafter(built) if built else None  # one alone, too: its word is calibrated there
 
 
-def _build(options: DraftOptions, engine: EngineOptions, target: Target, progress: OnProgress) -> Drafter:
+def _build(options: DraftOptions, engine: EngineOptions, target: LoadedTarget, progress: OnProgress) -> Drafter:
     if isinstance(options, SuffixOptions):
         return build_suffix(options)
     return _build_model(options, engine, target, progress)
@@ -118,7 +126,9 @@ def build_suffix(options: SuffixOptions) -> SuffixDrafter:
     )
 
 
-def _build_model(options: ModelDraftOptions, engine: EngineOptions, target: Target, progress: OnProgress) -> Drafter:
+def _build_model(
+    options: ModelDraftOptions, engine: EngineOptions, target: LoadedTarget, progress: OnProgress
+) -> Drafter:
     wanted = options.model
 
     def report_stage(stage: str, fraction: float) -> None:

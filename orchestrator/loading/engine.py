@@ -22,7 +22,7 @@ from orchestrator.loading.class_words import describe_choice, describe_rejected
 from orchestrator.loading.devices import device_name
 from orchestrator.loading.drafters import Remotes, build_lanes
 from orchestrator.loading.first_cost import FirstCost, find_stored_cost
-from orchestrator.loading.models import Target, load_target, load_tokenizer
+from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
 from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.measuring.quick import quick_cost
 from orchestrator.workers.cores import effective_cores
@@ -45,7 +45,7 @@ def build_engine(options: dict[str, Any]) -> WorkerEngine:
 
 
 def build_loop(
-    target: Target,
+    target: LoadedTarget,
     options: EngineOptions,
     drafter: Drafter | None,
     policy: DepthPolicy | None = None,
@@ -71,7 +71,7 @@ def build_loop(
     )
 
 
-def first_cost(target: Target, options: EngineOptions, *, drafts: bool = True) -> FirstCost:
+def first_cost(target: LoadedTarget, options: EngineOptions, *, drafts: bool = True) -> FirstCost:
     """Return what is known of rounds before the first: the stored profile, else what a few forwards take. Raises what
     forwards raise."""
     if not drafts and options.objectives == NO_OBJECTIVES:
@@ -90,7 +90,7 @@ def adaptive(first: FirstCost, options: EngineOptions) -> Adaptive:
     return Adaptive(start_cost_model(first.cost), options.pid, options.starting_depth)
 
 
-def build_grammars(target: Target) -> Grammars:
+def build_grammars(target: LoadedTarget) -> Grammars:
     """Return grammars over the target's tokens; its tokenizer is loaded for the first one."""
     return GrammarCompiler(lambda: load_tokenizer(target.tokenizer_dir), target.model.spec.vocabulary_size)
 
@@ -127,7 +127,7 @@ def build_arms(options: EngineOptions, lanes: VariantDrafter | None = None) -> S
     return SpeculationVariants(VariantDepth(options.max_depth, options.fixed_depth), ways, lanes)
 
 
-def sum_planned_bytes(target: Target, options: EngineOptions, drafter: Drafter | None) -> int:
+def sum_planned_bytes(target: LoadedTarget, options: EngineOptions, drafter: Drafter | None) -> int:
     """Return what this process was announced to hold: the target's plan, the suffix drafter's store, and the draft
     models that are not in a process of their own. 0 where the target's costs are not known."""
     if target.plan is None:
@@ -137,7 +137,7 @@ def sum_planned_bytes(target: Target, options: EngineOptions, drafter: Drafter |
     return target.plan.total + suffix + sum(state.planned_memory_bytes for state in states if state.remote is None)
 
 
-def ready_of(target: Target, options: EngineOptions, slots: int, planned: int, costs_from: str) -> Ready:
+def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: int, costs_from: str) -> Ready:
     """Return what a worker says of itself once its target is loaded."""
     caps, spec, chosen = target.model.capabilities, target.model.spec, options.model
     return Ready(

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from adapters.contract import AdapterUnavailable, Unsupported
 from device_profiles.cost import StepCost
-from orchestrator.loading.devices import device_of, mark_of
+from orchestrator.loading.devices import find_device, mark_of
 from orchestrator.loading.models import LoadedSource
 from orchestrator.loading.options import ModelOptions
 from orchestrator.loading.profile_keys import (
-    digest_of,
+    build_profile_key,
+    find_loaded_digest,
     find_profile,
-    key_of,
     profiles_in,
     threads_of,
 )
@@ -35,11 +35,11 @@ def find_stored_cost(target: LoadedSource, options: ModelOptions) -> FirstCost |
     One that has drifted is taken too: how long all rounds take is learned from the first of them, and the shape counts.
     """
     try:
-        device = device_of(options.adapter, options.device)
+        device = find_device(options.adapter, options.device)
     except (AdapterUnavailable, Unsupported):  # a name that the runtime takes and does not list
         return None
-    known = (mark_of(device), threads_of(options, device), digest_of(target))
-    found = find_profile(profiles_in(Path(options.store)), key_of(options, "target", *known))
+    known = (mark_of(device), threads_of(options, device), find_loaded_digest(target))
+    found = find_profile(profiles_in(Path(options.store)), build_profile_key(options, "target", *known))
     if found is None:
         return None
     drifted = f", drifted ({found.drifted})" if found.drifted else ""

@@ -16,11 +16,11 @@ from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.variant import Variant
 from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
-from orchestrator.loading.devices import class_mark_of, device_of, effective_device, threads_on
+from orchestrator.loading.devices import class_mark_of, effective_device, find_device, threads_on
 from orchestrator.loading.memory import predict_memory
 from orchestrator.loading.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.loading.options import EngineOptions, ModelOptions
-from orchestrator.loading.precision import choose
+from orchestrator.loading.precision import choose_model_precision
 from orchestrator.planning.digests import digest_simulated_model, parse_simulated_script
 from policies.models.quantization import PrecisionChoice
 
@@ -61,23 +61,23 @@ class LoadedSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Target(LoadedSource):
+class LoadedTarget(LoadedSource):
     """A loaded target."""
 
     load_s: float
 
     @classmethod
-    def of(cls, loaded: LoadedSource, load_s: float = 0.0) -> Target:
+    def of(cls, loaded: LoadedSource, load_s: float = 0.0) -> LoadedTarget:
         """Return a loaded model as a target."""
         return cls(**{name: getattr(loaded, name) for name in LoadedSource.__dataclass_fields__}, load_s=load_s)
 
 
-def load_target(options: EngineOptions, progress: OnProgress, *, slots: int = 0, refresh: bool = False) -> Target:
+def load_target(options: EngineOptions, progress: OnProgress, *, slots: int = 0, refresh: bool = False) -> LoadedTarget:
     """Prepare (once) and load the target model, for so many sequences (0: as many as may run at once); `refresh`: find
     its numerical class again. Raises what adapters raise."""
     started = time.perf_counter()
     loaded = load_model(options.model, slots or options.max_running, progress, serves=True, refresh=refresh)
-    return Target.of(loaded, time.perf_counter() - started)
+    return LoadedTarget.of(loaded, time.perf_counter() - started)
 
 
 def load_model(
@@ -93,7 +93,7 @@ def load_model(
     else:
         file = store.whole(resolve(options.source, Path(options.base), progress), progress)
         name, source = options.name or file.name, file.source
-        chosen = choose(options, adapter, store, file)
+        chosen = choose_model_precision(options, adapter, store, file)
         prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress)
     choice, plan = chosen.choice if chosen else None, None
     asked = LoadOptions(
@@ -126,7 +126,7 @@ def _question(
     options: ModelOptions, adapter: Adapter, asked: LoadOptions, prepared: Path, file: ModelSource | None
 ) -> ClassQuestion:
     try:
-        device = device_of(options.adapter, options.device)
+        device = find_device(options.adapter, options.device)
         mark, threads = class_mark_of(device), threads_on(device, options.threads)
     except Unsupported:  # a name that the runtime takes and does not list
         mark, threads = "", options.threads

@@ -34,7 +34,9 @@ class PreparedChoice:
     choice: PrecisionChoice
 
 
-def choose(options: ModelOptions, adapter: Adapter, store: ModelStore, file: ModelSource) -> PreparedChoice | None:
+def choose_model_precision(
+    options: ModelOptions, adapter: Adapter, store: ModelStore, file: ModelSource
+) -> PreparedChoice | None:
     """Return how to run a model; None where the runtime knows no such device, which its `load` explains.
 
     Raises ModelRefused when a requested format cannot be met or nothing fits.

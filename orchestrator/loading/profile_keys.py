@@ -26,7 +26,7 @@ class ProfileKey:
     formats: str
 
 
-def key_of(options: ModelOptions, role: str, mark: str, threads: int, digest: str) -> ProfileKey:
+def build_profile_key(options: ModelOptions, role: str, mark: str, threads: int, digest: str) -> ProfileKey:
     """Return what the profile of a model that is to be loaded so is known by."""
     return ProfileKey(mark, options.adapter, role, options.exactness, threads, digest, formats_of(options))
 
@@ -50,7 +50,7 @@ def threads_of(options: ModelOptions, device: DeviceProfile) -> int:
     return threads_on(device, options.threads)
 
 
-def digest_of(loaded: LoadedSource) -> str:
+def find_loaded_digest(loaded: LoadedSource) -> str:
     """Return the digest of a model's files: the store keeps what is prepared from them in a directory of that name."""
     simulated = loaded.source.startswith(SIMULATED_PREFIX)
     return loaded.prepared.name if simulated else loaded.prepared.parent.name

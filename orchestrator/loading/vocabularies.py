@@ -15,20 +15,22 @@ from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.retokenize import Bridge
 from orchestrator.drafting.translate import TranslatingDrafter
-from orchestrator.loading.models import OnProgress, Target, load_tokenizer, silent
+from orchestrator.loading.models import LoadedTarget, OnProgress, load_tokenizer, silent
 from orchestrator.loading.options import ModelDraftOptions, ModelOptions
 from policies.models.vocabulary import Match, compare, refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class VocabularyPair:
     """What a draft's vocabulary is to the target's, and the fingerprint that it has."""
 
     match: Match
     draft_fingerprint: str
 
 
-def compare_vocabularies(draft: ModelDraftOptions, target: ModelOptions, progress: OnProgress = silent) -> Pair:
+def compare_vocabularies(
+    draft: ModelDraftOptions, target: ModelOptions, progress: OnProgress = silent
+) -> VocabularyPair:
     """Compare the vocabularies, downloading a model of the hub. Raises what `model_source.resolve` does, and
     ModelRefused where they differ and are not to be translated."""
     ours = vocabulary_from(target.source, Path(target.base), progress)
@@ -36,7 +38,7 @@ def compare_vocabularies(draft: ModelDraftOptions, target: ModelOptions, progres
     return _pair(draft, ours, theirs)
 
 
-def remote_pair(draft: ModelDraftOptions, target: ModelOptions, loaded: Target) -> Pair:
+def remote_pair(draft: ModelDraftOptions, target: ModelOptions, loaded: LoadedTarget) -> VocabularyPair:
     """Compare the vocabularies of a target and a draft whose worker may be on another machine.
 
     Where the draft's files are not here and it is not to be translated, its worker has to say that its vocabulary is
@@ -48,11 +50,11 @@ def remote_pair(draft: ModelDraftOptions, target: ModelOptions, loaded: Target) 
     with suppress(ModelRefused):
         theirs = vocabulary_at_hand(draft.model.source, Path(draft.model.base), ours)
     if theirs is None:
-        return Pair(Match.IDENTICAL, loaded.model.spec.vocabulary_fingerprint)
+        return VocabularyPair(Match.IDENTICAL, loaded.model.spec.vocabulary_fingerprint)
     return _pair(draft, ours, theirs)
 
 
-def translating(drafter: Drafter, target: Target, draft_tokenizer_dir: str) -> Drafter:
+def translating(drafter: Drafter, target: LoadedTarget, draft_tokenizer_dir: str) -> Drafter:
     """Put a drafter of another vocabulary behind a translation."""
     bridge = Bridge(load_tokenizer(target.tokenizer_dir), load_tokenizer(draft_tokenizer_dir))
     return TranslatingDrafter(drafter, bridge)
@@ -68,8 +70,8 @@ def prepare_tokenizer(draft: ModelDraftOptions) -> str:
     )
 
 
-def _pair(draft: ModelDraftOptions, ours: list[str], theirs: list[str]) -> Pair:
+def _pair(draft: ModelDraftOptions, ours: list[str], theirs: list[str]) -> VocabularyPair:
     found = compare(ours, theirs)
     if found.match is Match.DIFFERS and not draft.translate:
         raise ModelRefused(f"{draft.place}: {refusal(draft.model.source, found)}")
-    return Pair(found.match, vocabulary_fingerprint(theirs))
+    return VocabularyPair(found.match, vocabulary_fingerprint(theirs))

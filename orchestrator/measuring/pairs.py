@@ -48,7 +48,7 @@ class _Counts:
         return DepthYield(self.depth, shares[0], shares[1], self.rounds, self.changes / rounds)
 
 
-def replay(make: Callable[[], Drafter], texts: TargetTexts, *, paid_rows: int, clock: Clock) -> Replayed:
+def replay_drafter(make: Callable[[], Drafter], texts: TargetTexts, *, paid_rows: int, clock: Clock) -> Replayed:
     """Let a new drafter of each depth draft along the texts, one after another, and verify all that it drafts.
     `paid_rows`: of a sequence at least."""
     found, drafting_s, asked = [], 0.0, 0

@@ -38,7 +38,7 @@ def apply_plan(config: ClusterConfig, proposal: PlanProposal, number: int) -> Cl
     placed = tuple(draft for draft in drafts if draft is not None)
     changes: dict[str, Any] = {
         "model": config.model.model_copy(
-            update={"adapter": target.runtime, "device": device_of(proposal, target)},
+            update={"adapter": target.runtime, "device": name_shard_device(proposal, target)},
         ),
         "drafts": placed if replica.depth else (),
     }
@@ -67,7 +67,7 @@ def whole_targets(asked: PlanRequest) -> PlanRequest:
     return replace(asked, placement=placement)
 
 
-def device_of(proposal: PlanProposal, shard: Shard) -> str:
+def name_shard_device(proposal: PlanProposal, shard: Shard) -> str:
     """Return what the shard's runtime calls its device."""
     return proposal.behind[shard.profile].device_for(shard.runtime) or shard.device.rpartition("/")[2]
 
@@ -87,7 +87,7 @@ def _draft(draft: Draft, index: int, proposal: PlanProposal, number: int) -> Dra
         return None
     update: dict[str, Any] = {
         "adapter": chosen.shard.runtime,
-        "device": device_of(proposal, chosen.shard),
+        "device": name_shard_device(proposal, chosen.shard),
         "process": chosen.process,
     }
     if chosen.shard.threads and not draft.threads:

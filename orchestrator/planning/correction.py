@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from policies.planning.plan import Cluster, Option, Role, Shard
+from policies.planning.plan import Inventory, Option, Role, Shard
 
 Key = tuple[str, str, str, int]
 Corrections = Mapping[Key, float]
@@ -17,7 +17,7 @@ def key_of(one: Shard | Option) -> Key:
     return (one.profile, one.runtime, one.weights, one.threads)
 
 
-def correct_costs(cluster: Cluster, corrections: Corrections) -> Cluster:
+def correct_costs(cluster: Inventory, corrections: Corrections) -> Inventory:
     """Return the cluster with the targets' costs multiplied by what they turned out to be."""
     options = tuple(
         scale_option(one, corrections[key_of(one)]) if one.role is Role.TARGET and key_of(one) in corrections else one

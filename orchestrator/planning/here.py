@@ -10,7 +10,7 @@ from device_profiles.profile import Exactness
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.sketched import build_device
 from orchestrator.planning.stored import MeasuredHardware
-from policies.planning.plan import Cluster, Host, Option
+from policies.planning.plan import Host, Inventory, Option
 
 HERE = "here"
 """The name of the host that profiles were measured on."""
@@ -28,7 +28,7 @@ def cluster_here(
     links: Sequence[LinkProfile] = (),
     allowed: Allowed | None = None,
     left: Callable[[MeasuredHardware], int] = lambda one: 0,
-) -> tuple[Cluster, dict[str, MeasuredHardware]]:
+) -> tuple[Inventory, dict[str, MeasuredHardware]]:
     """Return one host with all devices that were measured, and by profile what stands behind its figures.
 
     `free_bytes`: what a plan may fill of a device, by its name; else all its memory. `allowed`: whether an option on a
@@ -46,4 +46,4 @@ def cluster_here(
             if allowed is None or allowed(option, one.device_for(option.runtime))
         ]
         behind[profile] = one
-    return Cluster((Host(HERE, "", cores),), tuple(devices), tuple(options), tuple(links)), behind
+    return Inventory((Host(HERE, "", cores),), tuple(devices), tuple(options), tuple(links)), behind

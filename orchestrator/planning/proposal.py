@@ -25,14 +25,14 @@ from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import MeasuredHardware, load_measured_hardware
 from orchestrator.planning.wanted import (
     SUFFIX,
-    Draft,
+    DraftCandidate,
     build_measured_drafter,
     build_measured_drafters,
     build_plan_goal,
     model_drafter,
 )
-from policies.planning.placement import plan
-from policies.planning.plan import Cluster, NoPlan, Plan, PlanGoal, Role
+from policies.planning.placement import plan_placement
+from policies.planning.plan import Inventory, NoPlan, Plan, PlanGoal, Role
 
 _FIRST_DEPTH = 4
 _MOST_PLANS = 3
@@ -48,7 +48,7 @@ class PlanRequest:
     served in another way, which is not planned; `beside`: what is loaded for that."""
 
     target: PlannedModel
-    drafts: tuple[Draft, ...]
+    drafts: tuple[DraftCandidate, ...]
     suffix: bool
     exactness: Exactness
     depth_bound: int
@@ -64,7 +64,7 @@ class PlanProposal:
     neither measured nor stated, one line each."""
 
     plan: Plan
-    cluster: Cluster
+    cluster: Inventory
     wanted: PlanGoal
     behind: Mapping[str, DeviceSource]
     asked: PlanRequest
@@ -80,7 +80,7 @@ def propose_sketch(sketch: Sketch, asked: PlanRequest, store: ProfileStore | Non
         sources[one.hardware.name] = one
     drafts = [draft.model for draft in asked.drafts]
     cluster, behind = build_sketched_cluster(sketch, sources, asked.target, drafts, asked.exactness)
-    return proposal(cluster, asked, behind)
+    return build_proposal(cluster, asked, behind)
 
 
 def propose_here(
@@ -103,7 +103,7 @@ def propose_here(
     )
     if not any(option.role is Role.TARGET for option in cluster.options):
         raise PlanError(_no_profile(asked, store, found))
-    return proposal(cluster, asked, behind, _of_these_files(store.pairs(), asked))
+    return build_proposal(cluster, asked, behind, _of_these_files(store.pairs(), asked))
 
 
 def _of_these_files(pairs: Sequence[PairAcceptance], asked: PlanRequest) -> list[PairAcceptance]:
@@ -137,7 +137,7 @@ def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base
         return replace(
             build_request_from_config(config, base, sketch.placement), beside=()
         )  # it is loaded here, not there
-    drafts = tuple(Draft(build_sketched_model(one), (one.acceptance,)) for one in sketch.drafts)
+    drafts = tuple(DraftCandidate(build_sketched_model(one), (one.acceptance,)) for one in sketch.drafts)
     return PlanRequest(
         build_sketched_model(sketch.target),
         drafts,
@@ -159,7 +159,9 @@ def build_request_from_config(
     return PlanRequest(
         model_at_hand(model.source, model.name, base, model.weights, store),
         tuple(
-            Draft(model_at_hand(one.source, "", base, one.weights, store), (placement.draft_acceptance,), index, name)
+            DraftCandidate(
+                model_at_hand(one.source, "", base, one.weights, store), (placement.draft_acceptance,), index, name
+            )
             for index, (one, name) in enumerate(zip(config.drafts, draft_names(config.drafts), strict=True))
             if isinstance(one, ModelDraft)
         ),
@@ -173,8 +175,8 @@ def build_request_from_config(
     )
 
 
-def proposal(
-    cluster: Cluster, asked: PlanRequest, behind: Mapping[str, DeviceSource], pairs: Sequence[PairAcceptance] = ()
+def build_proposal(
+    cluster: Inventory, asked: PlanRequest, behind: Mapping[str, DeviceSource], pairs: Sequence[PairAcceptance] = ()
 ) -> PlanProposal:
     """Return a plan; `pairs`: how often drafts were accepted, where that was measured. Raises PlanError."""
     known = {one.drafter for one in pairs if one.target == asked.target.name}
@@ -186,7 +188,7 @@ def proposal(
     return PlanProposal(found, cluster, goal, behind, asked, _list_assumptions(asked, known), tuple(pairs))
 
 
-def _settle_plan(cluster: Cluster, asked: PlanRequest, pairs: Sequence[PairAcceptance]) -> tuple[PlanGoal, Plan]:
+def _settle_plan(cluster: Inventory, asked: PlanRequest, pairs: Sequence[PairAcceptance]) -> tuple[PlanGoal, Plan]:
     """Return what is wanted, and its plan. How often drafts are accepted was measured at several depths and differs
     between them (deep drafts leave the harder rounds). So the figures are those of the depth that the plan chooses."""
     depth = _FIRST_DEPTH
@@ -203,7 +205,7 @@ def _settle_plan(cluster: Cluster, asked: PlanRequest, pairs: Sequence[PairAccep
             depth_bound=asked.depth_bound,
             replicas=asked.replicas,
         )
-        found = plan(cluster, goal)
+        found = plan_placement(cluster, goal)
         chosen = found.replicas[0].depth
         if not pairs or chosen in (0, depth):
             break

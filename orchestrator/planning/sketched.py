@@ -12,7 +12,7 @@ from orchestrator.config.sketch import Sketch, SketchedDevice, SketchedHost, Ske
 from orchestrator.errors import ConfigError
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.source import DeviceSource
-from policies.planning.plan import Cluster, DefaultLinks, Device, Host, Option
+from policies.planning.plan import DefaultLinks, Device, Host, Inventory, Option
 
 _BITS_PER_BYTE = 8
 _SKETCHED = "assumed"
@@ -24,7 +24,7 @@ def build_sketched_cluster(
     target: PlannedModel,
     drafts: Sequence[PlannedModel],
     exactness: Exactness,
-) -> tuple[Cluster, dict[str, DeviceSource]]:
+) -> tuple[Inventory, dict[str, DeviceSource]]:
     """Return hosts, devices, options and links of a sketch, and by profile what stands behind its figures.
 
     `sources`: what its devices may be, by name. Raises ConfigError for one that is not among them.
@@ -50,7 +50,7 @@ def build_sketched_cluster(
         hosts += [Host(name, entry.zone, cores) for name in host_names(entry)]
     links = tuple(replace(_link(one), left=one.hosts[0], right=one.hosts[1]) for one in sketch.links.between)
     flat = tuple(option for found in options.values() for option in found)
-    return Cluster(tuple(hosts), tuple(devices), flat, links, _defaults(sketch)), behind
+    return Inventory(tuple(hosts), tuple(devices), flat, links, _defaults(sketch)), behind
 
 
 def _find_source(one: SketchedDevice, sources: Mapping[str, DeviceSource], place: str) -> DeviceSource:

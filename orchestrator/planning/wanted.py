@@ -9,9 +9,9 @@ from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
 from orchestrator.planning.models import PlannedModel
-from policies.planning.plan import Constraints, Drafter, PlanGoal, ScoreWeights, Workload
+from policies.planning.plan import Constraints, DrafterFacts, PlanGoal, TermWeights, Workload
 
-SUFFIX = Drafter(
+SUFFIX = DrafterFacts(
     name="suffix",
     acceptance=(0.83, 0.83, 0.83, 0.83, 0.6),
     coverage=0.41,
@@ -22,7 +22,7 @@ at depth 4, 1.3 at depth 8."""
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class DraftCandidate:
     """A draft model to choose, and the chance that a token of it is accepted. `index`: its place in `drafts` of
     cluster.yaml; `name`: what the daemon calls it."""
 
@@ -35,7 +35,7 @@ class Draft:
 def build_plan_goal(
     placement: PlacementSection,
     target: PlannedModel,
-    drafters: Sequence[Drafter],
+    drafters: Sequence[DrafterFacts],
     *,
     exactness: Exactness,
     depth_bound: int,
@@ -65,18 +65,18 @@ def build_plan_goal(
             standby=placement.standby,
             keep_free=placement.keep_free,
         ),
-        ScoreWeights(**weights),
+        TermWeights(**weights),
     )
 
 
-def model_drafter(draft: Draft) -> Drafter:
+def model_drafter(draft: DraftCandidate) -> DrafterFacts:
     """Return a draft model as the planner takes it."""
-    return Drafter(draft.model.name, draft.acceptance, draft.model.facts)
+    return DrafterFacts(draft.model.name, draft.acceptance, draft.model.facts)
 
 
 def build_measured_drafters(
-    drafter: Drafter, name: str, pairs: Sequence[PairAcceptance], target: str, concurrency: int, bound: int
-) -> list[Drafter]:
+    drafter: DrafterFacts, name: str, pairs: Sequence[PairAcceptance], target: str, concurrency: int, bound: int
+) -> list[DrafterFacts]:
     """Return a drafter as measured where the policy chooses depths up to a bound: once for each runtime that was
     measured with it, or once for all."""
     known = {one.adapter for one in pairs if (one.drafter, one.target) == (name, target)}
@@ -87,7 +87,7 @@ def build_measured_drafters(
 
 
 def build_measured_drafter(
-    drafter: Drafter,
+    drafter: DrafterFacts,
     name: str,
     pairs: Sequence[PairAcceptance],
     target: str,
@@ -96,7 +96,7 @@ def build_measured_drafter(
     *,
     rule: str = "policy",
     runtime: str = "",
-) -> Drafter:
+) -> DrafterFacts:
     """Return a drafter with what was measured of it on this target at about this depth, where that was.
 
     Of several measurements it is the one in which this rule chose the depth (that which serves, else), in this runtime,

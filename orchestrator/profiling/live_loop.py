@@ -14,7 +14,7 @@ from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import LoadedSource, Target, load_tokenizer
+from orchestrator.loading.models import LoadedSource, LoadedTarget, load_tokenizer
 from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.measuring.known_text import Hours, KnownText
 from orchestrator.measuring.rounds import Decoding, RoundSample, at_pace, fit_rounds, in_turns
@@ -113,7 +113,7 @@ def measure_policy_yield(
     """
     clock = Hours()
     known = KnownText(loaded.model, texts, real.cost, real.overhead, clock, bound)
-    target = replace(Target.of(loaded), model=known)
+    target = replace(LoadedTarget.of(loaded), model=known)
     engine = msgspec.structs.replace(engine, prefix_reuse=False, max_running=sequences, max_depth=bound)
     drafter = build_drafter(engine, target)
     loop = build_loop(target, engine, drafter, Adaptive(start_cost_model(real.cost)), clock)
@@ -135,7 +135,7 @@ def _decode_loops(
     drafters = []
     for loop in loops:
         watched = WatchedModel(loaded.model, slot)
-        target = replace(Target.of(loaded), model=watched)
+        target = replace(LoadedTarget.of(loaded), model=watched)
         drafter = build_drafter(engine, target) if loop.drafts else None
         if drafter is not None:
             drafters.append(drafter)

@@ -16,7 +16,7 @@ import msgspec
 from adapters import registry
 from adapters.decoder.source import open_source
 from adapters.energy import EnergyMeter, energy_meter
-from adapters.hardware import hardware, kind_of, runtime_version
+from adapters.hardware import hardware, name_device_kind, runtime_version
 from adapters.model_source import resolve
 from adapters.rates import MeasuresRates
 from device_profiles.acceptance import PairAcceptance, TargetTexts
@@ -26,12 +26,12 @@ from device_profiles.profile import DeviceProfile
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.loading.class_words import describe_choice, describe_rejected
-from orchestrator.loading.devices import device_of, mark_of
+from orchestrator.loading.devices import find_device, mark_of
 from orchestrator.loading.models import SIMULATED_PREFIX, LoadedSource, load_model
 from orchestrator.loading.options import EngineOptions, ModelOptions, SuffixOptions
-from orchestrator.loading.profile_keys import digest_of, formats_of, threads_of
+from orchestrator.loading.profile_keys import find_loaded_digest, formats_of, threads_of
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
-from orchestrator.measuring.pairs import compare_choices, replay
+from orchestrator.measuring.pairs import compare_choices, replay_drafter
 from orchestrator.measuring.steps import Steps, measure_steps
 from orchestrator.measuring.texts import WORKLOAD
 from orchestrator.profiling.live_loop import LiveLoopResult, measure_policy_yield, prompts_of, talk
@@ -94,9 +94,9 @@ class _Bench:
 
 
 def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
-    device = device_of(job.model.adapter, job.model.device)
-    index = int(device.name.partition(":")[2] or 0) if kind_of(device) == "cuda" else 0
-    meter = energy_meter(kind_of(device), index)
+    device = find_device(job.model.adapter, job.model.device)
+    index = int(device.name.partition(":")[2] or 0) if name_device_kind(device) == "cuda" else 0
+    meter = energy_meter(name_device_kind(device), index)
     bench = _Bench(job, device, meter, progress, SystemClock(), time.perf_counter())
     if not job.known_device:
         yield _measure_device(bench)
@@ -176,7 +176,7 @@ def _power(meter: EnergyMeter, work: Callable[[], None]) -> float | None:
 
 def _texts(loaded: LoadedSource, real: LiveLoopResult) -> TargetTexts:
     prompts = tuple(tuple(one.prompt) for one in prompts_of(loaded)[: len(real.outputs)])
-    return TargetTexts(loaded.name, digest_of(loaded), WORKLOAD, prompts, real.outputs, _now())
+    return TargetTexts(loaded.name, find_loaded_digest(loaded), WORKLOAD, prompts, real.outputs, _now())
 
 
 def _suffix_pairs(
@@ -187,7 +187,7 @@ def _suffix_pairs(
         if not isinstance(draft, SuffixOptions):
             continue
         make = partial(SuffixDrafter, max_match=draft.max_match, memory_bytes=draft.memory_bytes, clock=bench.clock)
-        fixed = replay(make, texts, paid_rows=loaded.model.capabilities.paid_rows, clock=bench.clock)
+        fixed = replay_drafter(make, texts, paid_rows=loaded.model.capabilities.paid_rows, clock=bench.clock)
         of = (texts.target, texts.target_digest, draft.name, texts.workload)
         yield PairAcceptance(*of, "fixed", 1, fixed.by_depth, fixed.draft_ms, _now())
         engine = msgspec.structs.replace(bench.job.engine, model=bench.job.model, drafters=[draft])
@@ -209,7 +209,7 @@ def _draft_pair(bench: _Bench, loaded: LoadedSource) -> PairAcceptance:
         1,
         compare_choices(loaded.model, texts),
         measured_at=_now(),
-        drafter_digest=digest_of(loaded),
+        drafter_digest=find_loaded_digest(loaded),
     )
 
 
@@ -228,7 +228,7 @@ def _describe_model(
         device=bench.device.name,
         role=bench.job.role,
         model=loaded.name,
-        model_digest=digest_of(loaded),
+        model_digest=find_loaded_digest(loaded),
         weights=caps.weights,
         activations=caps.activations.value,
         kv_cache=caps.kv_cache.value,

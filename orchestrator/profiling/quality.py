@@ -26,7 +26,7 @@ from threadpoolctl import threadpool_limits
 from adapters import registry
 from adapters.artefact import read_manifest
 from adapters.contract import LoadedModel, ModelRefused, Precision, Segment
-from adapters.decoder.reference import Reference, Text
+from adapters.decoder.reference import Reference, TextCache
 from adapters.decoder.source import open_source
 from adapters.model_source import ModelSource, resolve
 from adapters.model_store import ModelStore
@@ -109,7 +109,7 @@ def vars_of(texts: ReferenceTexts) -> dict[str, Any]:
 
 
 def _answer_prompts(reference: Reference, prompts: Sequence[list[int]], progress: OnProgress) -> ReferenceTexts:
-    texts = [Text() for _ in prompts]
+    texts = [TextCache() for _ in prompts]
     tokens = [list(prompt) for prompt in prompts]
     new: list[list[int]] = [list(prompt) for prompt in prompts]
     scores: list[list[float]] = [[] for _ in prompts]

@@ -24,7 +24,7 @@ class Watch:
     found: Callable[[Found], object]
 
 
-async def measure(cluster: Cluster, spec: WorkerSpec, watch: Watch) -> None:
+async def measure_on_cluster(cluster: Cluster, spec: WorkerSpec, watch: Watch) -> None:
     """Run one piece of work on an open cluster. Raises WorkerError, with the reason, where it does not end well."""
     worker = await cluster.start(spec)
     try:
@@ -47,7 +47,7 @@ async def measure_path(
     try:
         async for event in _events(worker):
             if isinstance(event, EndpointOpened):
-                await measure(cluster, probe(event.door), watch)
+                await measure_on_cluster(cluster, probe(event.door), watch)
                 return
         raise WorkerLost(f"worker {echo.name} opened no endpoint")
     finally:

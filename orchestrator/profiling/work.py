@@ -21,7 +21,7 @@ from orchestrator.config.target import AUTO
 from orchestrator.loading.devices import effective_device, mark_of
 from orchestrator.loading.models import SIMULATED_PREFIX
 from orchestrator.loading.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
-from orchestrator.loading.profile_keys import find_profile, key_of, profiles_in, threads_of
+from orchestrator.loading.profile_keys import build_profile_key, find_profile, profiles_in, threads_of
 from orchestrator.measuring.texts import WORKLOAD
 from orchestrator.planning.digests import digest_at_hand
 from orchestrator.profiling.measuring_worker import STEPS_S, ProfileJob, job_spec
@@ -72,7 +72,7 @@ class Work:
     def find_model_profile(self, store: ProfileStore) -> MeasuredModel | None:
         """Return what is stored of the model."""
         mine = (self.fingerprint, self.threads, self.digest)
-        return find_profile(store, key_of(self.job.model, self.job.role, *mine))
+        return find_profile(store, build_profile_key(self.job.model, self.job.role, *mine))
 
     def find_device_profile(self, store: ProfileStore) -> MeasuredDevice | None:
         """Return what is stored of the device."""
@@ -81,13 +81,13 @@ class Work:
 
     def texts(self, store: ProfileStore) -> TargetTexts | None:
         """Return what the configured target says, where it is stored."""
-        target = digest_of(self.job.engine.model)
+        target = find_source_digest(self.job.engine.model)
         mine = (target, WORKLOAD)
         return next((one for one in store.texts() if mine == (one.target_digest, one.workload)), None)
 
     def pair(self, store: ProfileStore) -> PairAcceptance | None:
         """Return what is stored of the draft on the configured target."""
-        mine = (digest_of(self.job.engine.model), self.job.drafter, self.digest, WORKLOAD)
+        mine = (find_source_digest(self.job.engine.model), self.job.drafter, self.digest, WORKLOAD)
         for one in store.pairs():
             if mine == (one.target_digest, one.drafter, one.drafter_digest, one.workload):
                 return one
@@ -138,17 +138,17 @@ def remote_work(
         for count in threads or (engine.model.threads,):
             model = engine.with_model(adapter=adapter, device=device, threads=count).model
             job = ProfileJob(engine, model, "target")
-            work += [Work(job, "", count, digest_of(model), node) for node in nodes]
+            work += [Work(job, "", count, find_source_digest(model), node) for node in nodes]
     return work
 
 
-def digest_of(options: ModelOptions) -> str:
+def find_source_digest(options: ModelOptions) -> str:
     """Return the digest of a model's files; the simulated one has its script's. Raises ModelRefused."""
     return digest_at_hand(options.source, Path(options.base), Path(options.store))
 
 
 def _work(job: ProfileJob, device: DeviceProfile) -> Work:
-    return Work(job, mark_of(device), threads_of(job.model, device), digest_of(job.model))
+    return Work(job, mark_of(device), threads_of(job.model, device), find_source_digest(job.model))
 
 
 def _place_target(engine: EngineOptions, device: DeviceProfile, threads: int) -> tuple[EngineOptions, ModelOptions]:

@@ -16,7 +16,7 @@ def effective_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
 
 
-def pin(cores: Sequence[int]) -> None:
+def pin_to_cores(cores: Sequence[int]) -> None:
     """Keep every thread of this process, and all that they make, on these cores; none: leave it as it is.
 
     Raises WorkerStartFailed where this host lets the process have none of them, or not all.

@@ -24,7 +24,7 @@ import msgspec
 
 from orchestrator.errors import WorkerStartFailed
 from orchestrator.workers.contract import Engine, WorkerSpec
-from orchestrator.workers.cores import pin
+from orchestrator.workers.cores import pin_to_cores
 from orchestrator.workers.frames import decode_commands, encode
 from orchestrator.workers.messages import Event, Failed, Stop
 
@@ -103,7 +103,7 @@ class EngineHost:
         """Load the engine and run it until it is stopped. Returns the exit code: 1 after an exception."""
         try:
             try:
-                pin(self._cores)
+                pin_to_cores(self._cores)
                 self._engine = load_engine(self._entry, self._options)
             finally:
                 self._loaded.set()

@@ -28,7 +28,7 @@ class Match(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class VocabularyComparison:
     """`first` is the lowest id that differs (-1 where none does), with its text in both (None: no such id)."""
 
     match: Match
@@ -46,23 +46,23 @@ class Comparison:
         )
 
 
-def refusal(source: str, found: Comparison) -> str:
+def refusal(source: str, found: VocabularyComparison) -> str:
     """Return why a draft model is refused, and the ways out."""
     return f"{source}: {found.words()}. Choose a draft of the target's family, or set mismatched_vocabulary: translate"
 
 
-def compare(target: Sequence[str], draft: Sequence[str]) -> Comparison:
+def compare(target: Sequence[str], draft: Sequence[str]) -> VocabularyComparison:
     """Compare the texts of all token ids, in id order."""
     sizes = len(target), len(draft)
     first = next((index for index, (one, other) in enumerate(zip(target, draft, strict=False)) if one != other), -1)
     if first < 0 and sizes[0] == sizes[1]:
-        return Comparison(Match.IDENTICAL, *sizes)
+        return VocabularyComparison(Match.IDENTICAL, *sizes)
     shared = min(sizes)
     for index in range(shared if first < 0 else first, max(sizes)):
         one, other = (texts[index] if index < len(texts) else None for texts in (target, draft))
         if one != other and not (_stands_for_nothing(one) and _stands_for_nothing(other)):
-            return Comparison(Match.DIFFERS, *sizes, index, one, other)
-    return Comparison(Match.PADDED, *sizes)
+            return VocabularyComparison(Match.DIFFERS, *sizes, index, one, other)
+    return VocabularyComparison(Match.PADDED, *sizes)
 
 
 def _stands_for_nothing(text: str | None) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from device_profiles.units import MS_PER_S, human_bytes
-from policies.planning.plan import Device, Prediction, Score, ScoreWeights, Term, Workload
+from policies.planning.plan import Device, Prediction, Score, Term, TermWeights, Workload
 from policies.planning.shard_cost import ModelPart, context_tokens
 
 _UNKNOWN = 0.5  # of a term whose figures are not known: neither for nor against
@@ -22,7 +22,7 @@ def placement_score(
     used_bytes: Sequence[float],
     prediction: Prediction,
     workload: Workload,
-    weights: ScoreWeights,
+    weights: TermWeights,
 ) -> Score:
     """Return the score of a replica: `devices[i]` runs the target's `parts[i]`, those behind them a draft; each gives
     `used_bytes[i]` of its memory."""

@@ -38,7 +38,7 @@ from policies.planning.draft_yield import (
     tokens_per_round,
     usual_depth,
 )
-from policies.planning.plan import Drafter, Prediction, Workload
+from policies.planning.plan import DrafterFacts, Prediction, Workload
 from policies.planning.shard_cost import ModelPart, TargetTimes, context_tokens, hops_ms, micro_batch_counts
 
 Values = TypeVar("Values", float, NDArray[np.float64])
@@ -60,7 +60,7 @@ class DraftSide:
     """A draft: `part` is None where no model is run. `link`: between the draft's worker and the target's.
     `shared_bandwidth_bytes_per_s`: of a memory that both read at once, 0 where they share none."""
 
-    drafter: Drafter
+    drafter: DrafterFacts
     part: ModelPart | None = None
     overlap: bool = False
     link: LinkProfile = SAME_HOST

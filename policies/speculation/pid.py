@@ -47,7 +47,7 @@ class DepthLimits(NamedTuple):
     most: int
 
 
-class Pid(NamedTuple):
+class PidState(NamedTuple):
     """The controller's state: its integral, the last rate (negative: none yet), the filtered slope, the depth."""
 
     integral: float
@@ -59,20 +59,20 @@ class Pid(NamedTuple):
 DEFAULTS = PidSettings()
 
 
-def start_pid(depth: float, limits: DepthLimits) -> Pid:
+def start_pid(depth: float, limits: DepthLimits) -> PidState:
     """Return a controller that begins at a depth."""
     start = min(max(depth, limits.least), limits.most)
-    return Pid(start, depth=round(start))
+    return PidState(start, depth=round(start))
 
 
 def step_pid(
-    state: Pid,
+    state: PidState,
     rate: float,
     dt: float,
     limits: DepthLimits,
     settings: PidSettings = DEFAULTS,
     promised: float = 1.0,
-) -> tuple[Pid, int]:
+) -> tuple[PidState, int]:
     """Take in an acceptance rate (0 to 1) that was observed over `dt` (> 0), and return the depth from now on.
 
     `promised`: the rate that the drafts led to expect.
@@ -92,4 +92,4 @@ def step_pid(
     depth = least if depth < least else most if depth > most else depth
     if abs(output - depth) > 0.5 + hold or output in limits:
         depth = round(output)
-    return Pid(integral, rate, slope, depth), depth
+    return PidState(integral, rate, slope, depth), depth

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from policies.speculation import pid
 from policies.speculation.cost_model import CostModel
 from policies.speculation.odds import Odds
-from policies.speculation.pid import DEFAULTS, DepthLimits, Pid, PidSettings
+from policies.speculation.pid import DEFAULTS, DepthLimits, PidSettings, PidState
 from policies.speculation.shape_hysteresis import ShapeHysteresis
 from policies.speculation.switching import ON, SpeculationSwitch
 from policies.speculation.types import RoundContext
@@ -23,7 +23,7 @@ class RequestState(NamedTuple):
     """What is known of one request. `limits` of its controller."""
 
     limits: DepthLimits
-    pid: Pid
+    pid: PidState
     odds: Odds = Odds()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import GrammarFailed
-from adapters.grammar import GrammarCompiler, problem
+from adapters.grammar import GrammarCompiler, find_grammar_problem
 from adapters.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.bytes_only()
@@ -86,7 +86,7 @@ def test_more_grammars_than_are_remembered():
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line(kind, text, says):
-    found = problem(kind, text)
+    found = find_grammar_problem(kind, text)
     assert found
     assert says in found
     assert "\n" not in found

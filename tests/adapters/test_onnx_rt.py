@@ -18,7 +18,7 @@ from adapters.invariance import find_variance
 from adapters.kv_memory import KvMemory, block_tokens
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
-from adapters.onnx_rt.providers import choose, confirm
+from adapters.onnx_rt.providers import choose_provider, confirm
 from device_profiles.profile import Exactness
 from tests.support import tiny_models
 from tests.support.tiny_gguf import Tiny, logits, write
@@ -94,7 +94,7 @@ def test_the_device_that_is_stated_is_the_one_that_the_session_took(tmp_path):
     ],
 )
 def test_a_device_names_its_execution_provider(device, provider, options):
-    choice = choose(device, ["AzureExecutionProvider", provider, "CPUExecutionProvider"])
+    choice = choose_provider(device, ["AzureExecutionProvider", provider, "CPUExecutionProvider"])
     assert (choice.device, choice.provider, choice.options) == (device, provider, options)
 
 
@@ -120,7 +120,7 @@ def test_a_device_that_this_runtime_lacks_is_refused_with_the_way_out(tmp_path, 
 @pytest.mark.parametrize("device", ["QNN", "VitisAI"])
 def test_an_npu_provider_that_is_there_is_refused_with_the_reason(device):
     with pytest.raises(Unsupported, match=rf"{device}: it runs graphs of fixed shape.*QDQ"):
-        choose(device, [f"{device}ExecutionProvider", "CPUExecutionProvider"])
+        choose_provider(device, [f"{device}ExecutionProvider", "CPUExecutionProvider"])
 
 
 def test_a_session_that_fell_back_to_another_provider_is_refused(tmp_path, monkeypatch):
@@ -135,7 +135,7 @@ def test_a_session_that_fell_back_to_another_provider_is_refused(tmp_path, monke
     ):
         ADAPTER.load(target, LoadOptions(device="CUDA"), silent)
     with pytest.raises(Unsupported, match="took CPUExecutionProvider where CUDAExecutionProvider was asked for"):
-        confirm(choose("CUDA", names), ["CPUExecutionProvider"])
+        confirm(choose_provider("CUDA", names), ["CPUExecutionProvider"])
 
 
 def resident_bytes() -> int:

@@ -13,7 +13,7 @@ import pytest
 from adapters import registry
 from adapters.contract import LoadOptions, Precision, Segment
 from adapters.decoder.from_gguf import GgufWeights
-from adapters.decoder.reference import Reference, Text
+from adapters.decoder.reference import Reference, TextCache
 from adapters.decoder.spec import Grouped
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
@@ -134,7 +134,7 @@ def list_quantised_matrices(path: Path) -> list[np.ndarray]:
 def expected(default_model_path, answers) -> np.ndarray:
     """Float32 over the file's exact values: our reference in numpy, which shares no reader of blocks with them."""
     model = Reference(GgufWeights(default_model_path, "exact"))
-    return np.concatenate([model.extend([Text()], [text])[0][begin:] for begin, text in answers])
+    return np.concatenate([model.extend([TextCache()], [text])[0][begin:] for begin, text in answers])
 
 
 def test_the_runtimes_choose_what_float32_chooses_over_the_files_exact_values(expected, rows):

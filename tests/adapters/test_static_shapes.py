@@ -24,7 +24,7 @@ from adapters.openvino_rt.static_adapter import StaticOpenVinoAdapter
 from adapters.openvino_rt.static_graphs import Compiler
 from adapters.openvino_rt.static_model import StaticModel
 from adapters.openvino_rt.static_plan import plan_shapes
-from adapters.openvino_rt.static_widths import Cover, agreeing, places
+from adapters.openvino_rt.static_widths import Cover, agreeing, list_starts
 from device_profiles.profile import Exactness
 from tests.support import reference_decoder, tiny_gguf, tiny_models
 
@@ -218,7 +218,7 @@ def test_only_widths_that_agree_are_kept():
 @given(st.integers(1, 12), st.integers(0, 140), st.integers(1, 140))
 def test_sampled_rows_stand_at_other_places_of_a_forward(count, before, width):
     length = before + count
-    cuts = places(length, count, width)
+    cuts = list_starts(length, count, width)
     stands = []
     for starts in cuts:
         ends = [*starts[1:], length]

@@ -28,13 +28,13 @@ from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.spec import Grouped
 from adapters.hf_directory import open_weights
 from adapters.kv_blocks import BlockPool
-from adapters.torch_device.failures import classify_failure
+from adapters.torch_device.failures import classify_torch_failure
 from adapters.torch_device.graphs import Graphs, StaticInputs, pad_inputs, size_of
 from adapters.torch_device.linear import EightBitLinear, FourBitLinear, PackedLinear, PlainLinear, TiledLinear, packs
 from adapters.torch_device.model import shapes_for
-from adapters.torch_device.plan import Plan, Shapes, plan
-from adapters.torch_device.quantize import Quantized
-from adapters.torch_device.weights import Affine, read_decoder, read_tensors, write_weights
+from adapters.torch_device.plan import ForwardPlan, Shapes, plan_forward
+from adapters.torch_device.quantize import QuantizedTorchWeights
+from adapters.torch_device.weights import Affine, read_decoder, read_prepared_tensors, write_weights
 from device_profiles.profile import Exactness
 from tests.adapters.test_hf_reference import TOKENS, VARIANTS
 from tests.support import reference_decoder, tiny_models
@@ -98,7 +98,7 @@ def test_the_files_hold_what_the_source_holds_to_the_bit(tmp_path, default_model
     write_weights(weights, tmp_path)
     spec = read_decoder(tmp_path)
     assert spec == weights.spec
-    found = dict(read_tensors(tmp_path, spec))
+    found = dict(read_prepared_tensors(tmp_path, spec))
     for name in ("embedding", "final_norm", "0.query", "7.down", "29.mlp_norm"):
         expected = weights.tensor(name)
         assert type(found[name]) is type(expected)
@@ -109,9 +109,9 @@ def test_the_files_hold_what_the_source_holds_to_the_bit(tmp_path, default_model
 @pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])
 def test_what_torchao_made_is_kept_to_the_bit_and_is_near_the_weights(tmp_path, precision):
     weights = open_weights(tiny_models.write_model(tmp_path / "model", "llama"))
-    quantised = Quantized(weights, precision)
+    quantised = QuantizedTorchWeights(weights, precision)
     write_weights(quantised, tmp_path)
-    found = dict(read_tensors(tmp_path, read_decoder(tmp_path)))
+    found = dict(read_prepared_tensors(tmp_path, read_decoder(tmp_path)))
     for name, most_steps in (("embedding", 0.51), ("head", 0.51), ("0.down", 0.51), ("3.query", 0.51)):
         kept, made = found[name], quantised.tensor(name)
         assert isinstance(kept, Affine)
@@ -196,7 +196,7 @@ def test_a_pool_that_memory_does_not_hold_is_out_of_memory(tmp_path):
     ],
 )
 def test_failures_have_types(error, kind):
-    assert type(classify_failure(error)) is kind
+    assert type(classify_torch_failure(error)) is kind
 
 
 def test_an_unknown_token_is_refused_before_it_reaches_the_device(tmp_path):
@@ -249,10 +249,10 @@ def test_a_forward_filled_up_to_a_graph_computes_the_same(tmp_path, variant, exa
     for slot, held in ((0, 33), (2, 5)):
         before = [Segment(slot, 0, TOKENS[:held], (0, 0))]
         pool.reserve(before)
-        runner.run(plan(before, pool, shapes))
+        runner.run(plan_forward(before, pool, shapes))
     batch = [Segment(2, 5, TOKENS[5:6], (0, 1)), Segment(0, 33, TOKENS[33:43], (4, 10)), Segment(1, 0, [7, 8], (0, 0))]
     pool.reserve(batch)
-    made = plan(batch, pool, shapes)
+    made = plan_forward(batch, pool, shapes)
     expected = runner.run(made)[0].copy()
     size = size_of(made)
     assert size is not None
@@ -269,11 +269,11 @@ def test_a_forward_filled_up_to_a_graph_computes_the_same(tmp_path, variant, exa
     assert graphs.prepare(big_plan(pool, shapes)) is None
 
 
-def big_plan(pool: BlockPool, shapes: Shapes) -> Plan:
+def big_plan(pool: BlockPool, shapes: Shapes) -> ForwardPlan:
     """A prefill that is larger than any graph."""
     batch = [Segment(3, 0, TOKENS + TOKENS, (159, 160))]
     pool.reserve(batch)
-    return plan(batch, pool, shapes)
+    return plan_forward(batch, pool, shapes)
 
 
 def test_a_product_in_tiles_is_the_product():

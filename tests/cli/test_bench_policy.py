@@ -8,13 +8,13 @@ import pytest
 
 from device_profiles.cost import StepCost
 from orchestrator.bench.policy.arms import PLAIN, Timed, policy_of
-from orchestrator.bench.policy.asked import options_of
+from orchestrator.bench.policy.asked import read_policy_options
 from orchestrator.bench.policy.drafters import KINDS, TURNS_EVERY, Drafters
 from orchestrator.bench.policy.recorder import record_drafts
-from orchestrator.bench.policy.recording import Recording, load, save
+from orchestrator.bench.policy.recording import Recording, load_recording, save_recording
 from orchestrator.bench.policy.recovery import recovery
 from orchestrator.bench.policy.requests import requests_of
-from orchestrator.bench.policy.runs import Runner, alone
+from orchestrator.bench.policy.runs import VisitRunner, alone
 from orchestrator.bench.prompts import OWN_PROMPTS, BenchError
 from orchestrator.drafting.port import Ask
 from orchestrator.loading.models import load_target, load_tokenizer
@@ -40,7 +40,7 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def target(config):
-    options = options_of(config, 4)
+    options = read_policy_options(config, 4)
     loaded = load_target(options, lambda stage, fraction: None)
     yield loaded, options
     loaded.model.close()
@@ -102,7 +102,7 @@ def test_what_cannot_be_run_is_told_in_one_line(outrider, arguments, said):
 def test_a_plain_replay_makes_the_tokens_of_a_plain_run(target, requests):
     loaded, options = target
     submits = requests.all()
-    runner = Runner(loaded, options, lambda tokens: None)
+    runner = VisitRunner(loaded, options, lambda tokens: None)
     runner.read(submits)
     visit = alone(runner.begin(submits, [(0, 1)]))
     kinds = record_drafts(submits, visit.outputs, options, loaded, lambda: None)
@@ -150,8 +150,8 @@ def test_a_recording_is_read_as_it_was_written_and_others_are_refused(target, re
     kinds = record_drafts(requests.all(), outputs, options, loaded, lambda: None)
     made = Recording(kinds, COSTS, COSTS.forward, options.max_depth, 2, [1, 2], {"cpus": 2})
     path = tmp_path / "recording.json"
-    save(made, path)
-    assert load(path) == made
+    save_recording(made, path)
+    assert load_recording(path) == made
     assert made.categories() == CATEGORIES
     for content, said in (
         (path.read_text().replace('"version":1', '"version":7'), "version 7"),
@@ -160,7 +160,7 @@ def test_a_recording_is_read_as_it_was_written_and_others_are_refused(target, re
     ):
         path.write_text(content)
         with pytest.raises(BenchError, match=said):
-            load(path)
+            load_recording(path)
 
 
 def test_depth_recovers_on_these_costs():

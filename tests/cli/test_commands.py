@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.daemon_socket import StatusError, ask
+from orchestrator.cli.daemon_socket import StatusError, query_daemon
 from orchestrator.cli.doctor import _frameworks
 from tests.support.daemon import outrider_process
 
@@ -73,7 +73,7 @@ def test_a_socket_that_nobody_listens_on_is_said_so_and_nothing_is_left_open(tmp
         gone.bind(str(path))
     for tried in (path, tmp_path / "none.sock"):
         with pytest.raises(StatusError, match="no daemon answers on"):
-            ask(tried)
+            query_daemon(tried)
     gc.collect()  # what is still open warns now, and a warning is an error
 
 

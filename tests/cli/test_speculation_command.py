@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.cli.daemon_socket import ask
+from orchestrator.cli.daemon_socket import query_daemon
 from tests.support.daemon import Daemon, configuration, running
 
 BOUNDS = "speculation: {num_speculative_tokens: 6, min_speculative_tokens: 2}"
@@ -31,7 +31,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 @pytest.fixture
 def daemon(served: Daemon) -> Daemon:
     """The daemon, with no wish standing."""
-    ask(served.admin, "/admin/speculation", {"speculative_config": None, "asked_by": "test"})
+    query_daemon(served.admin, "/admin/speculation", {"speculative_config": None, "asked_by": "test"})
     return served
 
 
@@ -68,7 +68,7 @@ def ask_daemon(daemon: Daemon, config: dict[str, Any] | None = None, **more: Any
     ids=str,
 )
 def test_a_request_wins_within_the_operators_bounds_and_is_told(daemon, config, held, header):
-    ask(daemon.admin, "/admin/speculation", wish({"num_speculative_tokens": 5}, user="ada"))
+    query_daemon(daemon.admin, "/admin/speculation", wish({"num_speculative_tokens": 5}, user="ada"))
     found, drafted, told = ask_daemon(daemon, config, user="ada" if config else "eve")
     assert (found, told) == (held, header)
     assert (drafted > 0) == (held[0] != 0) or held[0] is None  # what is bounded is the policy's choice
@@ -148,7 +148,7 @@ def test_an_engines_wish_holds_where_nobody_nearer_says_anything(daemon, outride
 def test_a_request_keeps_what_stood_when_it_started(daemon):
     with daemon.client.completions.create(**ASK | {"max_tokens": 200}, stream=True, user="ada") as stream:
         next(iter(stream))
-        ask(daemon.admin, "/admin/speculation", wish({"method": "off"}, user="ada"))
+        query_daemon(daemon.admin, "/admin/speculation", wish({"method": "off"}, user="ada"))
         assert stream.response.headers["X-Outrider-Speculation"] == "max_speculative_tokens=6; by=default"
     assert ask_daemon(daemon, user="ada")[0] == (0, None, "session", False)
 

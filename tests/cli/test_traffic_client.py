@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from orchestrator.bench.traffic.client import Endpoint, ask, open_client
+from orchestrator.bench.traffic.client import Endpoint, open_client, send_request
 from orchestrator.bench.traffic.outcome import Outcome
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
@@ -64,7 +64,7 @@ async def measure_parts(parts: Sequence[bytes], kind: str = "chat", timeout_s: f
     async with foreign(parts) as url, open_client() as client:
         endpoint = Endpoint(url, "m", kind)  # type: ignore[arg-type]
         payload = endpoint.payload("hello", {"max_tokens": 3})
-        await ask(client, endpoint, payload, outcome, timeout_s, lambda: time.perf_counter() - began_s)
+        await send_request(client, endpoint, payload, outcome, timeout_s, lambda: time.perf_counter() - began_s)
     return outcome
 
 
@@ -162,5 +162,7 @@ async def test_an_end_mark_is_the_end_however_the_connection_ends():
 async def test_nobody_there_is_a_connection_error():
     outcome = Outcome("k", "c")
     async with open_client() as client:
-        await ask(client, Endpoint("http://127.0.0.1:1/v1", "m", "chat"), b"{}", outcome, 1.0, time.perf_counter)
+        await send_request(
+            client, Endpoint("http://127.0.0.1:1/v1", "m", "chat"), b"{}", outcome, 1.0, time.perf_counter
+        )
     assert outcome.error == "connection"

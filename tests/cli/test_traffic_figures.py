@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from orchestrator.bench.prompts import BenchError, spread
 from orchestrator.bench.traffic.arrivals import arrival_times_s
 from orchestrator.bench.traffic.figures import (
-    Run,
+    TrafficRun,
     compare_endpoints,
-    distribution,
     latencies_ms,
     output_over_time,
     running_over_time,
-    summarise,
+    summarise_traffic,
+    summarise_values,
 )
 from orchestrator.bench.traffic.outcome import Outcome
 from orchestrator.bench.traffic.slo import meets, parse_slo
@@ -38,7 +38,7 @@ def outcomes(draw, errors=("", "timeout")):
 
 @given(st.lists(st.floats(0.0, 1e6), min_size=1))
 def test_percentiles_are_ordered_and_inside_what_was_measured(values):
-    found = distribution(values)
+    found = summarise_values(values)
     assert found is not None
     ordered = [found[name] for name in ("median", "p90", "p95", "p99")]
     assert ordered == sorted(ordered)
@@ -49,7 +49,7 @@ def test_percentiles_are_ordered_and_inside_what_was_measured(values):
 
 
 def test_nothing_measured_is_no_distribution():
-    assert distribution([]) is None
+    assert summarise_values([]) is None
 
 
 @given(outcomes(errors=("",)))
@@ -62,17 +62,17 @@ def test_a_latency_is_its_ttft_and_one_tpot_for_each_further_token(outcome):
 
 @given(st.lists(outcomes(), min_size=1), st.floats(1.0, 1e5), st.floats(1.0, 1e5))
 def test_goodput_grows_with_the_objective_and_never_passes_the_throughput(found, one_ms, other_ms):
-    run = Run(found, asked=len(found), wall_s=100.0)
+    run = TrafficRun(found, asked=len(found), wall_s=100.0)
     strict, loose = sorted((one_ms, other_ms))
-    goodputs = [summarise(run, None, {"ttft": ms, "e2e": ms})["goodput_per_s"] for ms in (strict, loose, 1e9)]
-    throughput = summarise(run, None, {})["requests_per_s"]
+    goodputs = [summarise_traffic(run, None, {"ttft": ms, "e2e": ms})["goodput_per_s"] for ms in (strict, loose, 1e9)]
+    throughput = summarise_traffic(run, None, {})["requests_per_s"]
     assert goodputs == sorted(goodputs)
     assert goodputs[-1] == throughput
 
 
 @given(st.lists(outcomes(errors=("",)), min_size=1))
 def test_one_missing_token_count_takes_every_figure_that_would_be_a_guess(found):
-    summary = summarise(Run(found, len(found), 100.0), None, {"tpot": 1e9})
+    summary = summarise_traffic(TrafficRun(found, len(found), 100.0), None, {"tpot": 1e9})
     missing = sum(outcome.generated is None for outcome in found)
     assert summary["without_token_count"] == missing
     if missing:
@@ -100,7 +100,7 @@ def test_the_plotted_throughput_holds_every_token(found, bins):
 
 @given(st.lists(outcomes(), min_size=1))
 def test_failed_requests_are_counted_by_kind_and_have_no_latency(found):
-    summary = summarise(Run(found, len(found), 1.0), None, {})
+    summary = summarise_traffic(TrafficRun(found, len(found), 1.0), None, {})
     failed = sum(bool(outcome.error) for outcome in found)
     assert summary["failed"] == sum(summary["errors"].values()) == failed
     assert len(latencies_ms(found)["e2e_ms"]) == summary["completed"] == len(found) - failed
@@ -161,12 +161,12 @@ def test_prompts_are_spread_evenly_or_used_in_turn(size, count):
 def test_two_endpoints_are_compared_by_ratios_and_by_text():
     def run(latency_s, text):
         made = Outcome("k", "c", chunks_s=[latency_s / 2], last_s=latency_s, end_s=latency_s, generated=3, text=text)
-        return Run([made], 1, latency_s)
+        return TrafficRun([made], 1, latency_s)
 
     runs = [run(1.0, "a"), run(2.0, "a")]
-    found = compare_endpoints(runs, [summarise(run, None, {}) for run in runs])
+    found = compare_endpoints(runs, [summarise_traffic(run, None, {}) for run in runs])
     assert found["ratios"]["e2e_ms_median"] == 0.5
     assert found["ratios"]["output_tok_s"] == 2.0
     assert (found["same_text"], found["same_text_of"]) == (1, 1)
     runs[1].outcomes[0].text = "b"
-    assert compare_endpoints(runs, [summarise(run, None, {}) for run in runs])["same_text"] == 0
+    assert compare_endpoints(runs, [summarise_traffic(run, None, {}) for run in runs])["same_text"] == 0

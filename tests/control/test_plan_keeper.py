@@ -15,7 +15,7 @@ from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
 from orchestrator.errors import WorkerError
 from orchestrator.planning.correction import Corrections, Key, correct_costs
 from orchestrator.planning.models import model_at_hand
-from orchestrator.planning.proposal import PlanProposal, PlanRequest, proposal, propose_here
+from orchestrator.planning.proposal import PlanProposal, PlanRequest, build_proposal, propose_here
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Delta, RequestStats, RoundReport
 from policies.serving.drift import FIRST_PAUSE_S, PATIENCE
@@ -78,7 +78,7 @@ class Making:
     marked: list[tuple[str, float]] = field(default_factory=list)
 
     def again(self, first: PlanProposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> Planned:
-        return Planned(proposal(correct_costs(first.cluster, corrections), first.asked, first.behind))
+        return Planned(build_proposal(correct_costs(first.cluster, corrections), first.asked, first.behind))
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
         self.marked.append((key[0], ratio))

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from device_profiles.store import ProfileStore
-from orchestrator.cli.daemon_socket import ask
+from orchestrator.cli.daemon_socket import query_daemon
 from policies.speculation.state import COLD_DEPTH
 from tests.daemon.test_draft_workers import until
 from tests.support.daemon import READY_WITHIN_S, Daemon, configuration, outrider_process, read_url, running
@@ -43,7 +43,7 @@ def metrics(url: str) -> dict[str, float]:
 
 def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_losing_a_token(tmp_path, plain, outrider):
     expected = plain.client.completions.create(**ASK).choices[0].text
-    assert ask(plain.admin, "/admin/plan") == {"plan": None}
+    assert query_daemon(plain.admin, "/admin/plan") == {"plan": None}
     assert plain.status()["plan"] is None
     script = "base_ms=2&other_ms=3&drift_at=60&drift_ms=20"
     store_simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0}, script=script)
@@ -51,7 +51,7 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
     with running(config) as daemon:
         status = daemon.status()
         assert status["ready"]["device"] == "SIM", "predicted to be the faster one"
-        running_plan = ask(daemon.admin, "/admin/plan")
+        running_plan = query_daemon(daemon.admin, "/admin/plan")
         assert running_plan["plan"]["replicas"][0]["shards"][0]["device"] == "here/SIM"
         assert running_plan["basis"][0]["source"] == "measured"
         assert "nothing would change" in outrider("plan", "diff", "--config", str(config))[1]
@@ -121,7 +121,7 @@ def test_a_canary_of_a_planned_daemon_has_its_drafts_where_the_plan_leaves_the_o
     config = write_planned_config(tmp_path, "", f"placement: {{profile: never}}\n{draft}\n{canary}")
     assert "the canary is not planned" in " ".join(outrider("plan", "--config", str(config)).stdout.split())
     with running(config) as daemon:
-        assert ask(daemon.admin, "/admin/plan")["plan"]["replicas"][0]["depth"] == 0
+        assert query_daemon(daemon.admin, "/admin/plan")["plan"]["replicas"][0]["depth"] == 0
         answers = [daemon.client.completions.with_raw_response.create(**ask_less) for _ in range(16)]
         assert {answer.parse().choices[0].text for answer in answers} == {expected}
         told = {answer.headers["X-Outrider-Speculation"] for answer in answers}
@@ -191,6 +191,6 @@ def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_
         status = daemon.status()
         assert status["plan"]["predicted_tokens_per_s"] > 0
         assert status["ready"]["costs_from"].startswith("stored profile of 20")
-        planned_depth = ask(daemon.admin, "/admin/plan")["plan"]["replicas"][0]["depth"]
+        planned_depth = query_daemon(daemon.admin, "/admin/plan")["plan"]["replicas"][0]["depth"]
         assert status["ready"]["starting_depth"] == (planned_depth or COLD_DEPTH)
     assert time.monotonic() - started < 30

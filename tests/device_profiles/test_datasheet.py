@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_profiles.datasheet import EFFICIENCY, compute_precision, derive_cost
-from device_profiles.known_devices import LIBRARY, DatasheetError, load, load_known_devices
+from device_profiles.known_devices import LIBRARY, DatasheetError, load_datasheet, load_known_devices
 from device_profiles.profile import Precision
 from device_profiles.workload import DecoderShape
 
@@ -68,7 +68,7 @@ def test_a_description_that_is_not_right_is_refused_by_name(tmp_path, old, new, 
     path = tmp_path / "some-gpu.yaml"
     path.write_text(GOOD.replace(old, new, 1))
     with pytest.raises(DatasheetError, match=says) as refused:
-        load(path)
+        load_datasheet(path)
     assert str(path) in str(refused.value)
 
 
@@ -76,13 +76,13 @@ def test_a_source_that_nothing_uses_is_refused(tmp_path):
     path = tmp_path / "some-gpu.yaml"
     path.write_text(GOOD.replace("sources:\n", 'sources:\n  spare: {title: x, url: "https://x"}\n'))
     with pytest.raises(DatasheetError, match="nothing uses spare"):
-        load(path)
+        load_datasheet(path)
 
 
 def test_a_good_description_says_how_a_figure_came_about(tmp_path):
     path = tmp_path / "some-gpu.yaml"
     path.write_text(GOOD)
-    sheet = load(path)
+    sheet = load_datasheet(path)
     assert sheet.flops(Precision.BF16) == 121e12
     assert sheet.matmul_tflops[Precision.BF16].how == "half of what it says"
     assert sheet.flops(Precision.INT8) == 0

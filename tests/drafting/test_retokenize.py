@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.drafting.retokenize import LONGEST_WINDOW_BYTES, Bridge, DraftText, proposal
+from orchestrator.drafting.retokenize import LONGEST_WINDOW_BYTES, Bridge, DraftText, retokenize_draft
 from tests.support import vocabularies
 
 OURS = ["<|end_of_text|>", "<|begin|>", "<|im_end|>", "<|tool|>"]
@@ -95,7 +95,7 @@ def test_a_proposal_continues_what_is_committed(tokenizers, pair, before, after,
     if known.pending:  # go on inside the character where the draft has bytes for it
         drafted = bridge.draft.encode_behind("🙂日é"[data.draw(st.integers(0, 2))] + after, special=False)
         rest = spell(bridge.draft, drafted)
-    made = proposal(bridge, known, drafted, [0.5] * len(drafted))
+    made = retokenize_draft(bridge, known, drafted, [0.5] * len(drafted))
     assert len(made.tokens) == len(made.confidences)
     assert all(0 <= token < bridge.target.vocabulary_size for token in made.tokens)
     assert all(0.0 <= confidence <= 1.0 for confidence in made.confidences)
@@ -117,19 +117,19 @@ def test_any_tokens_are_answered(tokenizers, pair, tokens, before):
     known.extend(token % bridge.target.vocabulary_size for token in before)
     assert all(0 <= token < bridge.draft.vocabulary_size for token in known.tokens)
     drafted = [token % bridge.draft.vocabulary_size for token in tokens]
-    made = proposal(bridge, known, drafted, [0.9] * len(drafted))
+    made = retokenize_draft(bridge, known, drafted, [0.9] * len(drafted))
     assert all(0 <= token < bridge.target.vocabulary_size for token in made.tokens)
 
 
 def test_confidences_multiply_over_the_tokens_that_begin_inside(tokenizers):
     bridge = build_bridge(tokenizers, ("bytes", "toy"))
     drafted = list(b" hello the")
-    made = proposal(bridge, DraftText(bridge), drafted, [0.9] * 6 + [0.5] * 4)
+    made = retokenize_draft(bridge, DraftText(bridge), drafted, [0.9] * 6 + [0.5] * 4)
     assert [bridge.target.token_bytes(token) for token in made.tokens] == [b" hello", b" the"]
     assert made.confidences == pytest.approx([0.9**6, 0.5**4])
     assert made.loose == 1
     back = build_bridge(tokenizers, ("toy", "bytes"))
-    words = proposal(back, DraftText(back), back.draft.encode(" hello the", special=False), [0.9, 0.5])
+    words = retokenize_draft(back, DraftText(back), back.draft.encode(" hello the", special=False), [0.9, 0.5])
     assert words.tokens == drafted
     assert words.confidences == pytest.approx([0.9, 1, 1, 1, 1, 1, 0.5, 1, 1, 1])
 
@@ -145,11 +145,11 @@ def test_control_tokens_of_one_name_are_one_and_others_are_text(tokenizers):
     assert known.tokens.count(3) == 1
     assert known.end == 2
     drafted = draft.encode_behind("the<|tool|>a<|im_end|>", special=True)
-    assert proposal(bridge, known, drafted, [1.0] * len(drafted)).tokens == target.encode(
+    assert retokenize_draft(bridge, known, drafted, [1.0] * len(drafted)).tokens == target.encode(
         "the<|tool|>a<|im_end|>", special=True
     )
     # The draft's own end of a text is the target's end of a turn.
-    assert proposal(bridge, known, [*draft.encode_behind("the", special=False), 2], [1.0] * 3).tokens[-1] == 2
+    assert retokenize_draft(bridge, known, [*draft.encode_behind("the", special=False), 2], [1.0] * 3).tokens[-1] == 2
 
 
 def test_the_targets_begin_token_is_left_to_the_draft(tokenizers):

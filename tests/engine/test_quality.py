@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adapters.decoder.reference import Reference, Text
+from adapters.decoder.reference import Reference, TextCache
 from adapters.hf_directory import open_weights
 from adapters.quality import add_quality, read_quality
 from orchestrator.config.model import ClusterConfig, Store
@@ -26,7 +26,7 @@ def test_the_reference_is_the_formulas_in_any_pieces(tmp_path: Path, name: str):
     weights = open_weights(tiny_models.write_model(tmp_path / name, name))
     tokens = [int(token) for token in np.random.default_rng(1).integers(4, 260, 40)]
     expected = reference_decoder.logits(weights, tokens)
-    reference, one, two = Reference(weights), Text(), Text()
+    reference, one, two = Reference(weights), TextCache(), TextCache()
     first = reference.extend([one, two], [tokens[:25], tokens[:7]])
     rest = reference.extend([one, two], [tokens[25:], tokens[7:30]])
     for pieces, count in (((first[0], rest[0]), 40), ((first[1], rest[1]), 30)):

@@ -17,7 +17,7 @@ from device_profiles.store import ProfileStore
 from orchestrator.config.load import load_config
 from orchestrator.control.state import unlike
 from orchestrator.loading.class_words import cost_ratio, describe_choice, describe_rejected
-from orchestrator.loading.devices import class_mark_of, device_of, threads_on
+from orchestrator.loading.devices import class_mark_of, find_device, threads_on
 from orchestrator.loading.engine import ready_of
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import engine_options
@@ -122,7 +122,7 @@ def test_another_number_of_threads_takes_the_class_that_is_there(tmp_path):
 
 
 def test_workers_on_other_cores_of_one_processor_find_each_others_class():
-    device = device_of("openvino_rt", "CPU")
+    device = find_device("openvino_rt", "CPU")
     allowed = os.sched_getaffinity(0)
     on_all = class_mark_of(device), threads_on(device, 0)
     try:

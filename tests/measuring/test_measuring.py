@@ -17,7 +17,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.drafting.protocol import LinkLost
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.measuring.links import EchoEngine, measure_link
-from orchestrator.measuring.pairs import DEPTHS, compare_choices, replay
+from orchestrator.measuring.pairs import DEPTHS, compare_choices, replay_drafter
 from orchestrator.measuring.quick import quick_cost
 from orchestrator.measuring.rounds import RoundSample, at_pace, fit_rounds
 from orchestrator.measuring.steps import measure_steps
@@ -126,7 +126,7 @@ def suffix():
 
 def test_a_text_that_repeats_its_prompt_accepts_all_drafts():
     known = texts((*PATTERN, *PATTERN, *PATTERN))
-    found = replay(suffix, known, paid_rows=1, clock=SystemClock())
+    found = replay_drafter(suffix, known, paid_rows=1, clock=SystemClock())
     assert [one.depth for one in found.by_depth] == list(DEPTHS)
     for one in found.by_depth:
         assert one.accepted == one.offered
@@ -137,7 +137,7 @@ def test_a_text_that_repeats_its_prompt_accepts_all_drafts():
 
 def test_a_text_of_new_tokens_accepts_nothing():
     known = texts(range(100, 140))
-    found = replay(suffix, known, paid_rows=1, clock=SystemClock())
+    found = replay_drafter(suffix, known, paid_rows=1, clock=SystemClock())
     assert [one.tokens for one in found.by_depth] == [1.0] * len(DEPTHS)
 
 

@@ -12,7 +12,7 @@ from device_profiles.link import LinkProfile
 from device_profiles.measured import DeviceRates
 from policies.planning.placement.links import links_of
 from policies.planning.placement.workers import sum_fixed_bytes
-from policies.planning.plan import Cluster, Device, Drafter, Host, ModelFacts, Option, PlanGoal, Role, Workload
+from policies.planning.plan import Device, DrafterFacts, Host, Inventory, ModelFacts, Option, PlanGoal, Role, Workload
 from policies.planning.shard_cost import ModelPart, kv_bytes
 from policies.planning.throughput import DraftSide, TargetSide, best_depth
 
@@ -31,7 +31,7 @@ def costs(draw: st.DrawFn) -> StepCost:
 
 
 @st.composite
-def clusters(draw: st.DrawFn, *, memory_mib: tuple[int, int] = (50, 900)) -> Cluster:
+def clusters(draw: st.DrawFn, *, memory_mib: tuple[int, int] = (50, 900)) -> Inventory:
     """Up to five devices on up to three hosts in up to two zones; every device has a profile of its own."""
     hosts = tuple(
         Host(f"host-{number}", draw(st.sampled_from(("east", "west"))), draw(st.sampled_from((4, 8, 2, 0))))
@@ -55,7 +55,7 @@ def clusters(draw: st.DrawFn, *, memory_mib: tuple[int, int] = (50, 900)) -> Clu
             for runtime in draw(st.sampled_from((("a",), ("a", "b"), ()))):
                 options.append(draw(_options(name, role, model, runtime)))
     links = draw(st.lists(_links(hosts), max_size=2))
-    return Cluster(hosts, tuple(devices), tuple(options), tuple(links))
+    return Inventory(hosts, tuple(devices), tuple(options), tuple(links))
 
 
 @st.composite
@@ -89,15 +89,17 @@ def loads(draw: st.DrawFn) -> Workload:
     chance = st.sampled_from((0.9, 0.7, 0.5, 0.8, 0.95, 1.0, 0.0))
     drafters = []
     if draw(st.sampled_from((True, True, False))):
-        drafters.append(Drafter("model", tuple(draw(st.lists(chance, min_size=1, max_size=3))), DRAFT))
+        drafters.append(DrafterFacts("model", tuple(draw(st.lists(chance, min_size=1, max_size=3))), DRAFT))
     if draw(st.booleans()):
         offered = tuple(sorted(draw(st.lists(chance, max_size=3)), reverse=True))
-        drafters.append(Drafter("text", (draw(chance),), None, coverage=draw(chance), offered=offered, token_ms=0.01))
+        drafters.append(
+            DrafterFacts("text", (draw(chance),), None, coverage=draw(chance), offered=offered, token_ms=0.01)
+        )
     concurrency, prompt, output = (draw(st.sampled_from(some)) for some in ((1, 2, 3, 4), (1, 100, 600), (300, 50, 1)))
     return Workload(TARGET, tuple(drafters), concurrency, prompt, output, depth_bound=4)
 
 
-def brute_force(cluster: Cluster, wanted: PlanGoal) -> float:
+def brute_force(cluster: Inventory, wanted: PlanGoal) -> float:
     """Return the highest goodput of any target on one device with any draft, by trying all; 0 where none fits."""
     hosts, links = {host.name: host for host in cluster.hosts}, links_of(cluster)
     load, best = wanted.workload, 0.0
@@ -130,7 +132,7 @@ def brute_force(cluster: Cluster, wanted: PlanGoal) -> float:
     return best
 
 
-def _places(cluster: Cluster, role: Role) -> Iterator[tuple[Device, Option]]:
+def _places(cluster: Inventory, role: Role) -> Iterator[tuple[Device, Option]]:
     exact = [one for one in cluster.options if one.role is role and (one.row_invariant or role is Role.DRAFT)]
     for device in cluster.devices:
         yield from ((device, option) for option in exact if option.profile == device.profile)
@@ -140,7 +142,7 @@ def _enough(host: Host, threads: int) -> bool:
     return not host.cores or threads <= host.cores
 
 
-def faster(cluster: Cluster, device: str, factor: float) -> Cluster:
+def faster(cluster: Inventory, device: str, factor: float) -> Inventory:
     """Return the cluster with one device faster at everything."""
     profile = next(one.profile for one in cluster.devices if one.id == device)
     options = tuple(

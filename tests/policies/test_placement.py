@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from orchestrator.bench.plan.exact import best_in_shards
 from orchestrator.bench.plan.fleets import build_goal, fleet, small
-from policies.planning.placement import plan
+from policies.planning.placement import plan_placement
 from policies.planning.placement.candidate import sides
 from policies.planning.placement.filters import usable
 from policies.planning.placement.links import links_of
 from policies.planning.placement.search import SearchSpace, candidate_of, search
-from policies.planning.plan import Cluster, Constraints, DraftPlacement, NoPlan, Plan, PlanGoal, Workload, diff
+from policies.planning.plan import Constraints, DraftPlacement, Inventory, NoPlan, Plan, PlanGoal, Workload, diff
 from policies.planning.throughput import predict
 from tests.policies.placing import DRAFT, TARGET, brute_force, clusters, faster, loads
 
@@ -28,10 +28,10 @@ SHARDS = settings(max_examples=15)
 needs_shards = clusters(memory_mib=(60, 250))
 
 
-def plan_or_none(cluster: Cluster, wish: PlanGoal) -> Plan | None:
+def plan_or_none(cluster: Inventory, wish: PlanGoal) -> Plan | None:
     """Return the plan; None where there is none."""
     try:
-        return plan(cluster, wish)
+        return plan_placement(cluster, wish)
     except NoPlan:
         return None
 
@@ -42,20 +42,20 @@ def list_drafts(found: Plan) -> list[DraftPlacement]:
 
 @MANY
 @given(clusters(), loads())
-def test_a_plan_is_the_best_of_all_that_were_tried_by_hand(cluster: Cluster, load: Workload) -> None:
+def test_a_plan_is_the_best_of_all_that_were_tried_by_hand(cluster: Inventory, load: Workload) -> None:
     wish = PlanGoal(load, Constraints(sharding="never"))
     best = brute_force(cluster, wish)
     if best == 0.0:
         with pytest.raises(NoPlan):
-            plan(cluster, wish)
+            plan_placement(cluster, wish)
     else:
-        found = plan(cluster, wish)
+        found = plan_placement(cluster, wish)
         assert found.goodput_tokens_per_s == pytest.approx(best, rel=1e-9)
 
 
 @FEW
 @given(clusters(), loads())
-def test_what_is_predicted_of_arrays_is_what_is_predicted_of_one(cluster: Cluster, load: Workload) -> None:
+def test_what_is_predicted_of_arrays_is_what_is_predicted_of_one(cluster: Inventory, load: Workload) -> None:
     wish, links = PlanGoal(load, Constraints(sharding="never")), links_of(cluster)
     found = search(SearchSpace(usable(cluster, wish), links, wish, load.concurrency))
     for pairs in found.pairs:
@@ -68,7 +68,7 @@ def test_what_is_predicted_of_arrays_is_what_is_predicted_of_one(cluster: Cluste
 
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads(), st.integers(1, 3), st.sampled_from(("when_needed", "allowed")))
-def test_memory_and_cores_are_never_exceeded(cluster: Cluster, load: Workload, replicas: int, sharding: str) -> None:
+def test_memory_and_cores_are_never_exceeded(cluster: Inventory, load: Workload, replicas: int, sharding: str) -> None:
     limits = Constraints(max_replicas=replicas, sharding=sharding, keep_free=0.1)  # type: ignore[arg-type]
     found = plan_or_none(cluster, PlanGoal(load, limits))
     if found is None:
@@ -88,7 +88,7 @@ def test_memory_and_cores_are_never_exceeded(cluster: Cluster, load: Workload, r
 
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads(), st.randoms(use_true_random=False))
-def test_the_order_of_what_is_given_does_not_matter(cluster: Cluster, load: Workload, random: Any) -> None:
+def test_the_order_of_what_is_given_does_not_matter(cluster: Inventory, load: Workload, random: Any) -> None:
     found = plan_or_none(cluster, PlanGoal(load))
     if found is None:
         return
@@ -96,15 +96,15 @@ def test_the_order_of_what_is_given_does_not_matter(cluster: Cluster, load: Work
     for values in shuffled:
         random.shuffle(values)
     hosts, devices, options, links = (tuple(values) for values in shuffled)
-    other = Cluster(hosts, devices, options, links)
+    other = Inventory(hosts, devices, options, links)
     backwards = replace(load, drafters=load.drafters[::-1])
-    assert plan(other, PlanGoal(backwards)) == found
+    assert plan_placement(other, PlanGoal(backwards)) == found
 
 
 @FEW
 @given(clusters(), loads(), st.data(), st.floats(0.2, 1.0))
 def test_a_faster_device_never_lowers_predicted_goodput(
-    cluster: Cluster, load: Workload, data: st.DataObject, factor: float
+    cluster: Inventory, load: Workload, data: st.DataObject, factor: float
 ) -> None:
     wish = PlanGoal(load, Constraints(sharding="never"))
     found = plan_or_none(cluster, wish)
@@ -112,12 +112,12 @@ def test_a_faster_device_never_lowers_predicted_goodput(
         return
     before = found.goodput_tokens_per_s
     device = data.draw(st.sampled_from([one.id for one in cluster.devices]))
-    assert plan(faster(cluster, device, factor), wish).goodput_tokens_per_s >= before * (1 - 1e-9)
+    assert plan_placement(faster(cluster, device, factor), wish).goodput_tokens_per_s >= before * (1 - 1e-9)
 
 
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads())
-def test_every_device_that_is_not_in_use_has_a_reason(cluster: Cluster, load: Workload) -> None:
+def test_every_device_that_is_not_in_use_has_a_reason(cluster: Inventory, load: Workload) -> None:
     found = plan_or_none(cluster, PlanGoal(load))
     if found is None:
         return
@@ -129,7 +129,7 @@ def test_every_device_that_is_not_in_use_has_a_reason(cluster: Cluster, load: Wo
 
 @FEW
 @given(clusters(), loads(), st.data())
-def test_constraints_hold(cluster: Cluster, load: Workload, data: st.DataObject) -> None:
+def test_constraints_hold(cluster: Inventory, load: Workload, data: st.DataObject) -> None:
     names = [one.id for one in cluster.devices] + [one.name for one in cluster.hosts]
     some = st.lists(st.sampled_from(names), max_size=2, unique=True).map(tuple)
     limits = Constraints(
@@ -163,7 +163,7 @@ def test_constraints_hold(cluster: Cluster, load: Workload, data: st.DataObject)
 
 @SHARDS
 @given(needs_shards, loads())
-def test_shards_are_contiguous_and_complete(cluster: Cluster, load: Workload) -> None:
+def test_shards_are_contiguous_and_complete(cluster: Inventory, load: Workload) -> None:
     found = plan_or_none(cluster, PlanGoal(load, Constraints(shards=2, keep_free=0.0)))
     if found is None:
         return
@@ -177,7 +177,7 @@ def test_shards_are_contiguous_and_complete(cluster: Cluster, load: Workload) ->
 
 @FEW
 @given(clusters(), loads())
-def test_a_useless_draft_is_not_used(cluster: Cluster, load: Workload) -> None:
+def test_a_useless_draft_is_not_used(cluster: Inventory, load: Workload) -> None:
     useless = tuple(replace(one, acceptance=(0.0,)) for one in load.drafters)
     found = plan_or_none(cluster, PlanGoal(replace(load, drafters=useless)))
     if found is None:
@@ -191,13 +191,13 @@ def test_a_useless_draft_is_not_used(cluster: Cluster, load: Workload) -> None:
 
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads(), st.integers(1, 3))
-def test_plans_survive_json_and_equal_themselves(cluster: Cluster, load: Workload, replicas: int) -> None:
+def test_plans_survive_json_and_equal_themselves(cluster: Inventory, load: Workload, replicas: int) -> None:
     wish = PlanGoal(load, Constraints(max_replicas=replicas))
     found = plan_or_none(cluster, wish)
     if found is None:
         return
     assert msgspec.json.decode(msgspec.json.encode(found), type=Plan) == found
-    assert msgspec.json.decode(msgspec.json.encode((cluster, wish)), type=tuple[Cluster, PlanGoal]) == (cluster, wish)
+    assert msgspec.json.decode(msgspec.json.encode((cluster, wish)), type=tuple[Inventory, PlanGoal]) == (cluster, wish)
     same = diff(found, found)
     assert same.changes == ()
     assert same.gain == 0.0
@@ -208,13 +208,13 @@ def test_plans_survive_json_and_equal_themselves(cluster: Cluster, load: Workloa
 def test_shards_are_close_to_the_proven_best(seed: int, measured_links: bool) -> None:
     cluster, wish = small(seed, devices=5, layers=8, measured_links=measured_links)
     best = best_in_shards(cluster, wish)
-    found = plan(cluster, wish).goodput_tokens_per_s if best else 0.0
+    found = plan_placement(cluster, wish).goodput_tokens_per_s if best else 0.0
     assert found <= best * (1 + 1e-3)
     assert found >= 0.97 * best
 
 
 def test_a_thousand_devices_are_planned_for_in_shards() -> None:
-    found = plan(fleet(1000, 20, seed=1), build_goal(shards=8))
+    found = plan_placement(fleet(1000, 20, seed=1), build_goal(shards=8))
     assert len(found.replicas[0].shards) == 8
     assert len({one.what for one in found.rejected}) >= 1000 - 9
     assert found.standby is not None
@@ -226,8 +226,8 @@ def test_more_replicas_serve_more_where_they_are_asked_for() -> None:
     model = replace(wish.workload, target=replace(wish.workload.target, layers=8))
     options = tuple(replace(one, layer_bytes=one.layer_bytes / 10) for one in cluster.options)
     small_enough = replace(cluster, options=options)
-    alone = plan(small_enough, replace(wish, workload=model))
-    several = plan(small_enough, PlanGoal(model, Constraints(max_replicas=4)))
+    alone = plan_placement(small_enough, replace(wish, workload=model))
+    several = plan_placement(small_enough, PlanGoal(model, Constraints(max_replicas=4)))
     assert len(alone.replicas) == 1
     assert len(several.replicas) == 4
     assert several.goodput_tokens_per_s > alone.goodput_tokens_per_s
@@ -244,14 +244,14 @@ def test_what_cannot_be_done_is_refused_with_the_way_out() -> None:
         (Constraints(pin_target=("host-0",), exclude=("host-0",)), "change `pin_target`"),
     ):
         with pytest.raises(NoPlan, match=told):
-            plan(cluster, replace(wish, constraints=limits))
+            plan_placement(cluster, replace(wish, constraints=limits))
     with pytest.raises(NoPlan, match="no device has an option"):
-        plan(replace(cluster, options=()), wish)
+        plan_placement(replace(cluster, options=()), wish)
 
 
 def test_draft_models_have_their_layers_in_one_place() -> None:
     cluster, wish = small(2)
-    found = plan(cluster, wish)
+    found = plan_placement(cluster, wish)
     for draft in list_drafts(found):
         if draft.shard is not None:
             assert (draft.shard.first_layer, draft.shard.end_layer) == (0, 4)
@@ -260,7 +260,7 @@ def test_draft_models_have_their_layers_in_one_place() -> None:
 
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads())
-def test_of_every_device_that_is_not_used_it_is_said_why(cluster: Cluster, load: Workload) -> None:
+def test_of_every_device_that_is_not_used_it_is_said_why(cluster: Inventory, load: Workload) -> None:
     found = plan_or_none(cluster, PlanGoal(load))
     if found is None:
         return
@@ -273,8 +273,8 @@ def test_of_every_device_that_is_not_used_it_is_said_why(cluster: Cluster, load:
 
 def test_a_difference_says_what_starts_anew_and_what_it_brings() -> None:
     cluster, wish = small(2)
-    before = plan(cluster, replace(wish, workload=replace(wish.workload, drafters=())))
-    after = plan(cluster, wish)
+    before = plan_placement(cluster, replace(wish, workload=replace(wish.workload, drafters=())))
+    after = plan_placement(cluster, wish)
     found = diff(before, after)
     assert any(one.part == "replica 1 draft" and not one.before and one.after for one in found.changes)
     assert found.gain == pytest.approx(after.goodput_tokens_per_s / before.goodput_tokens_per_s - 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
-from policies.planning.plan import Drafter, ModelFacts, Option, Role, Workload
+from policies.planning.plan import DrafterFacts, ModelFacts, Option, Role, Workload
 from policies.planning.shard_cost import ModelPart
 from policies.planning.throughput import DraftSide, TargetSide, best_depth, predict, verify_ms
 
@@ -20,7 +20,7 @@ FLAT = Option("p", Role.TARGET, "m", "runtime", "bf16", StepCost((1.0, 2.0), (10
 DRAFT = replace(FLAT, role=Role.DRAFT, cost=StepCost((1.0, 2.0), (2.0, 2.0)))
 LOAD = Workload(MODEL, (), 1, 1, 1000, depth_bound=8)
 TARGET = TargetSide((ModelPart(FLAT),))
-SURE = Drafter("sure", (1.0,), MODEL)
+SURE = DrafterFacts("sure", (1.0,), MODEL)
 LINK = LinkProfile("a", "b", 1.0, float("inf"))
 
 
@@ -54,13 +54,13 @@ def test_goodput_is_tokens_over_rounds_and_their_share_of_prefill() -> None:
     drafted = predict(
         TARGET,
         DraftSide(
-            Drafter("text", (0.5,)),
+            DrafterFacts("text", (0.5,)),
         ),
         LOAD,
         2,
     )
     assert drafted.tokens_per_round == pytest.approx(1.75)
-    rare = predict(TARGET, DraftSide(Drafter("text", (0.5,), coverage=0.5)), LOAD, 2)
+    rare = predict(TARGET, DraftSide(DrafterFacts("text", (0.5,), coverage=0.5)), LOAD, 2)
     assert rare.tokens_per_round == pytest.approx(1.375)
 
 
@@ -92,7 +92,7 @@ def test_one_stream_waits_for_the_sum_of_the_shards_and_many_for_the_slowest() -
 
 @pytest.mark.parametrize(("acceptance", "depth"), [(0.0, 0), (0.3, 1), (0.9, 7)])
 def test_the_depth_follows_acceptance_down_to_not_speculating(acceptance: float, depth: int) -> None:
-    found = best_depth(TARGET, DraftSide(Drafter("d", (acceptance,), MODEL), ModelPart(DRAFT)), LOAD)
+    found = best_depth(TARGET, DraftSide(DrafterFacts("d", (acceptance,), MODEL), ModelPart(DRAFT)), LOAD)
     assert found.depth == depth
     assert found.goodput_tokens_per_s >= found.plain_tokens_per_s
 
@@ -100,7 +100,7 @@ def test_the_depth_follows_acceptance_down_to_not_speculating(acceptance: float,
 def test_a_draft_costs_the_rows_that_are_offered_not_those_that_are_allowed() -> None:
     """6 of 10 rounds have a draft, 3 of 10 a second token: 0.4 T(1) + 0.3 T(2) + 0.3 T(3)."""
     steep = replace(FLAT, cost=StepCost((1.0, 2.0, 3.0), (10.0, 12.0, 20.0)))
-    text = Drafter("text", (0.5,), coverage=0.6, offered=(0.6, 0.3, 0.0), token_ms=1.0)
+    text = DrafterFacts("text", (0.5,), coverage=0.6, offered=(0.6, 0.3, 0.0), token_ms=1.0)
     side = TargetSide((ModelPart(steep),))
     verify = 0.4 * 10.0 + 0.3 * 12.0 + 0.3 * 20.0
     for depth in (2, 3, 8):  # deeper than what is offered costs no more
@@ -111,11 +111,11 @@ def test_a_draft_costs_the_rows_that_are_offered_not_those_that_are_allowed() ->
 def test_a_policys_figures_are_looked_at_with_its_own_bound_only() -> None:
     steep = replace(FLAT, cost=StepCost((1.0, 9.0), (10.0, 50.0)))
     target = TargetSide((ModelPart(steep),))
-    free = Drafter("text", (0.9, 0.05), coverage=1.0, offered=(1.0,))
+    free = DrafterFacts("text", (0.9, 0.05), coverage=1.0, offered=(1.0,))
     assert best_depth(target, DraftSide(free), LOAD).depth == 1
     deep = best_depth(target, DraftSide(replace(free, by_policy=True)), LOAD)
     assert deep.depth == 0, "with its own bound it is slower than no drafts"
-    kept = Drafter("text", (0.9, 0.9, 0.9), coverage=0.5, offered=(0.5, 0.5, 0.2, 0.0), by_policy=True)
+    kept = DrafterFacts("text", (0.9, 0.9, 0.9), coverage=0.5, offered=(0.5, 0.5, 0.2, 0.0), by_policy=True)
     found = best_depth(TARGET, DraftSide(kept), LOAD)
     assert found.depth == 2, "what its drafts have on average"
     whole = predict(TARGET, DraftSide(kept), LOAD, LOAD.depth_bound)
@@ -126,7 +126,7 @@ def test_a_policys_figures_are_looked_at_with_its_own_bound_only() -> None:
 def test_rounds_whose_rows_change_take_longer_by_what_changing_costs(share: float, ms: float, sequences: int) -> None:
     changing = replace(FLAT, cost=replace(FLAT.cost, changing_ms=ms))
     target = TargetSide((ModelPart(changing),), (), sequences)
-    text = Drafter("text", (0.5,), changes=share)
+    text = DrafterFacts("text", (0.5,), changes=share)
     steady = round_of(DraftSide(replace(text, changes=0.0)), 2, target)
     changes = 1.0 - (1.0 - share) ** sequences
     assert round_of(DraftSide(text), 2, target) == pytest.approx(steady + changes * ms)

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from openai import OpenAI
 
-from orchestrator.cli.daemon_socket import StatusError, ask
+from orchestrator.cli.daemon_socket import StatusError, query_daemon
 
 READY_WITHIN_S = 90.0
 STOP_WITHIN_S = 40.0
@@ -33,7 +33,7 @@ class Daemon:
 
     def status(self) -> dict[str, Any]:
         """What `outrider status --json` prints."""
-        return ask(self.admin)
+        return query_daemon(self.admin)
 
     def wait_for(self, what: str, seconds: float = 10.0, **expected: Any) -> None:
         """Wait until the status' section `what` shows the expected values."""
@@ -119,6 +119,6 @@ def _url(process: subprocess.Popen[bytes], admin: Path, log: Path) -> str:
 def read_url(admin: Path) -> str:
     """Where the API is, said over the admin socket; "" while none listens: it is there a moment before one does."""
     try:
-        return str(ask(admin)["api"]).removesuffix("/v1")
+        return str(query_daemon(admin)["api"]).removesuffix("/v1")
     except StatusError:
         return ""

@@ -15,7 +15,7 @@ from device_profiles.profile import Exactness
 from orchestrator.config.load import default_config_path, load_config
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import Target, load_target
+from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.models import load_tokenizer as tokenizer_of
 from orchestrator.loading.options import EngineOptions, engine_options
 from tools.distill.generate import Generator, Settings, interruptible
@@ -61,7 +61,7 @@ def _options(path: Path, concurrency: int) -> EngineOptions:
     return engine_options(read.model_copy(update=changes), path.resolve().parent)
 
 
-def _facts(target: Target, base: Path, end_ids: list[int]) -> TargetFacts:
+def _facts(target: LoadedTarget, base: Path, end_ids: list[int]) -> TargetFacts:
     spec, source = target.model.spec, target.source
     if not source.startswith((PACKAGE_PREFIX, HUB_PREFIX)):  # a path, from the configuration's directory on
         source = str((base / Path(source).expanduser()).absolute())

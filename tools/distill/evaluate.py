@@ -21,10 +21,10 @@ from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from device_profiles.profile import Exactness
 from device_profiles.units import MS_PER_S
-from orchestrator.bench.record import Prompt, Record, Run, measure, tpot_ms
+from orchestrator.bench.record import ModeRun, Prompt, Record, measure_decoding, tpot_ms
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import Target
+from orchestrator.loading.models import LoadedTarget
 from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.messages import Submit
 
@@ -48,7 +48,7 @@ class Way:
 
 
 def compare(
-    target: Target,
+    target: LoadedTarget,
     ways: Sequence[Way],
     prompts: Sequence[Prompt],
     max_tokens: int,
@@ -65,13 +65,13 @@ def compare(
     ]
     # One drafter a way for all prompts, as in a server.
     drafters = {way.name: build_drafter(way.options, target) for way in ways}
-    runs = {way.name: Run("spec") for way in ways}
+    runs = {way.name: ModeRun("spec") for way in ways}
     for way in ways:
-        measure(build_loop(target, way.options, drafters[way.name]), submits[:1], Run("spec"))
+        measure_decoding(build_loop(target, way.options, drafters[way.name]), submits[:1], ModeRun("spec"))
     for number, submit in enumerate(submits):
         turn = number % len(ways)
         for way in (*ways[turn:], *ways[:turn]):
-            measure(build_loop(target, way.options, drafters[way.name]), [submit], runs[way.name])
+            measure_decoding(build_loop(target, way.options, drafters[way.name]), [submit], runs[way.name])
         tell(number + 1)
     # The last one first: OpenVINO gives each model a signal stack, and takes them back right in that order only.
     for drafter in reversed(drafters.values()):
@@ -80,7 +80,7 @@ def compare(
     return _result(runs, prompts)
 
 
-def _result(runs: Mapping[str, Run], prompts: Sequence[Prompt]) -> dict[str, Any]:
+def _result(runs: Mapping[str, ModeRun], prompts: Sequence[Prompt]) -> dict[str, Any]:
     by_way = {name: list(run.records.values()) for name, run in runs.items()}
     tokens = [[record.tokens for record in records] for records in by_way.values()]
     categories = sorted({prompt.category for prompt in prompts})

@@ -14,7 +14,7 @@ from orchestrator.errors import RequestError
 from policies.serving.canary import Figures, Interval, Moments
 
 
-def install(app: FastAPI, trial: CanaryTrial | None) -> None:
+def install_canary_routes(app: FastAPI, trial: CanaryTrial | None) -> None:
     """Add the routes; without a canary they say so."""
 
     def here() -> CanaryTrial:

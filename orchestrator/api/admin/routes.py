@@ -31,8 +31,8 @@ def create_admin_app(
     is the plan that runs, as plain data, `slo` how requests meet their objectives, `trial` the canary's.
     """
     app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
-    errors.install(app)
-    speculation.install(app, control, trial)
+    errors.install_error_handlers(app)
+    speculation.install_speculation_route(app, control, trial)
 
     @app.get("/admin/status")
     async def status() -> dict[str, Any]:
@@ -62,7 +62,7 @@ def create_admin_app(
     async def plan() -> dict[str, Any]:
         return running_plan() or {"plan": None}
 
-    canary.install(app, trial)
+    canary.install_canary_routes(app, trial)
     return app
 
 

@@ -41,12 +41,12 @@ class OverrideBody(Body):
         return self
 
 
-def install(app: FastAPI, control: AdminControl, trial: CanaryTrial | None) -> None:
+def install_speculation_route(app: FastAPI, control: AdminControl, trial: CanaryTrial | None) -> None:
     """Add the route. `trial`: of a canary, where there is one."""
 
     @app.post("/admin/speculation")
     async def wish(request: Request) -> dict[str, Any]:
-        body: OverrideBody = errors.parse(OverrideBody, await request.body())
+        body: OverrideBody = errors.parse_body(OverrideBody, await request.body())
         config, wish = body.speculative_config, None
         if config is not None:  # it leaves nothing open: without a depth the policy chooses
             scope = Scope.SESSION if body.user else Scope.ENGINE

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import track
 
 from orchestrator.bench.plan.figures import row_of
-from orchestrator.bench.plan.predicted import Planned, plan_load
-from orchestrator.bench.plan.runs import Configuration, Load, RunMeasurement, Runner, prompts, select_full_rounds
+from orchestrator.bench.plan.predicted import PlannedLoad, plan_load
+from orchestrator.bench.plan.runs import Configuration, LoopRunner, RunLoad, RunMeasurement, prompts, select_full_rounds
 from orchestrator.bench.prompts import BenchError
 from orchestrator.config.model import ClusterConfig
 from orchestrator.loading.models import load_target
@@ -28,7 +28,7 @@ _PARTS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PlanComparison:
     """What is to be run: `works` names a place of the target for each runtime, `requests` how many of each
     configuration are counted."""
 
@@ -65,7 +65,7 @@ class Comparison:
     def _of(self, runtime: str) -> list[Configuration]:
         return [one for one in self.configurations if one.runtime == runtime]
 
-    def _plans(self, works: Sequence[Work], runners: Mapping[str, Runner]) -> dict[Load, Planned]:
+    def _plans(self, works: Sequence[Work], runners: Mapping[str, LoopRunner]) -> dict[RunLoad, PlannedLoad]:
         asked, store = build_request_from_config(self.config, self.base), profile_store(self.config)
         if not (asked.suffix and asked.depth_bound):
             raise BenchError(
@@ -80,7 +80,7 @@ class Comparison:
         return found
 
     def _run_configurations(
-        self, runners: Mapping[str, Runner]
+        self, runners: Mapping[str, LoopRunner]
     ) -> tuple[dict[Configuration, RunMeasurement], dict[str, list[float]]]:
         """Run everything in turns, each the same share of its work at a time: a machine that changes its pace changes
         it for all. Between, see what the pace is."""
@@ -101,14 +101,14 @@ class Comparison:
         return {one: RunMeasurement(found) for one, found in rounds.items()}, control
 
 
-def _runner(options: EngineOptions, work: Work, slots: int) -> Runner:
+def _runner(options: EngineOptions, work: Work, slots: int) -> LoopRunner:
     model = work.job.model
     here = options.with_model(adapter=model.adapter, device=model.device, threads=model.threads)
     with Console(stderr=True).status(f"loading the target on {model.adapter}"):
-        return Runner(here, load_target(here, lambda stage, fraction: None, slots=slots))
+        return LoopRunner(here, load_target(here, lambda stage, fraction: None, slots=slots))
 
 
-def _load_row(plan: Planned, measured: Mapping[Configuration, RunMeasurement]) -> dict[str, Any]:
+def _load_row(plan: PlannedLoad, measured: Mapping[Configuration, RunMeasurement]) -> dict[str, Any]:
     """Return what was chosen for a load beside the best of what was run; a choice that was not run has no figure."""
     rates = {one: found.tokens_per_s for one, found in measured.items() if one.load == plan.load}
     best, chosen = max(rates, key=lambda one: rates[one]), plan.chosen

@@ -25,7 +25,7 @@ from orchestrator.bench.plan.program import Program
 from policies.planning.draft_yield import all_hit_rate, compute_draft_length_shares, depth_bound, tokens_per_round
 from policies.planning.placement.links import Links, links_of
 from policies.planning.placement.workers import room_bytes, sum_fixed_bytes
-from policies.planning.plan import Cluster, Device, Drafter, ModelFacts, Option, PlanGoal, Role
+from policies.planning.plan import Device, DrafterFacts, Inventory, ModelFacts, Option, PlanGoal, Role
 from policies.planning.shard_cost import ModelPart, context_tokens, kv_bytes, micro_batch_counts
 from policies.planning.throughput import DraftSide, draft_link_ms, draft_ms
 
@@ -41,7 +41,7 @@ class _Case:
     drafts: dict[str, Option]
     links: Links
     wanted: PlanGoal
-    drafter: Drafter | None
+    drafter: DrafterFacts | None
     depth: int
     micro_batches: int
 
@@ -56,7 +56,7 @@ class _Case:
         return self.tokens / self.wanted.workload.output_tokens / self.micro_batches
 
 
-def best_in_shards(cluster: Cluster, wanted: PlanGoal) -> float:
+def best_in_shards(cluster: Inventory, wanted: PlanGoal) -> float:
     """Return the tokens per second of the best plan in two or more layer shards with all requests running at once, 0
     where there is none.
 
@@ -74,7 +74,7 @@ def best_in_shards(cluster: Cluster, wanted: PlanGoal) -> float:
     return best
 
 
-def _depths(wanted: PlanGoal) -> Iterator[tuple[Drafter | None, int]]:
+def _depths(wanted: PlanGoal) -> Iterator[tuple[DrafterFacts | None, int]]:
     yield None, 0
     for drafter in wanted.workload.drafters:
         for depth in range(1, depth_bound(wanted.workload, drafter) + 1):
@@ -184,7 +184,7 @@ def _prefill(program: Program, case: _Case) -> None:
 
 
 def _drafting(
-    program: Program, case: _Case, drafter: Drafter, model: ModelFacts, verify: list[tuple[int, float]]
+    program: Program, case: _Case, drafter: DrafterFacts, model: ModelFacts, verify: list[tuple[int, float]]
 ) -> None:
     """One device without a shard drafts; a round takes all_hit * max(verify, drafting) + (1 - all_hit) * (verify +
     drafting again), and the link between it and the last shard."""

@@ -61,7 +61,7 @@ def row_of(one: Configuration, predicted: Predicted, measured: RunMeasurement, p
     }
 
 
-def summarise(result: dict[str, Any], profile_seconds: float) -> dict[str, Any]:
+def summarise_plan_comparison(result: dict[str, Any], profile_seconds: float) -> dict[str, Any]:
     """Return the summary; a figure that nothing was measured for is None."""
     errors = [abs(row["error"]) for row in result["configurations"]]
     raw = [abs(row["error_as_profiled"]) for row in result["configurations"]]

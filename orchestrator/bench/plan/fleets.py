@@ -12,11 +12,11 @@ from device_profiles.measured import DeviceRates, MatmulRate
 from device_profiles.profile import Precision
 from device_profiles.units import GIB, MS_PER_S
 from policies.planning.plan import (
-    Cluster,
     Constraints,
     Device,
-    Drafter,
+    DrafterFacts,
     Host,
+    Inventory,
     ModelFacts,
     Option,
     PlanGoal,
@@ -55,7 +55,7 @@ _LAYERS = {"target": 80, "draft": 16}
 _KV_BYTES = {"target": 327_680.0, "draft": 32_768.0}
 
 
-def fleet(devices: int, zones: int, seed: int, *, per_host: int = 8, busy: bool = True) -> Cluster:
+def fleet(devices: int, zones: int, seed: int, *, per_host: int = 8, busy: bool = True) -> Inventory:
     """Return a cluster of so many devices: hosts of one kind of device each, spread over the zones. `busy`: other work
     takes some of every device's time, so that no two are alike."""
     draw = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ def fleet(devices: int, zones: int, seed: int, *, per_host: int = 8, busy: bool 
             load = float(draw.uniform(0.0, 0.3)) if busy else 0.0
             found.append(_device(f"{host.name}/{number}", host.name, kind, load))
     options = tuple(_option(kind, role, threads) for kind in _KINDS for role in Role for threads in _threads(kind))
-    return Cluster(tuple(hosts), tuple(found), options)
+    return Inventory(tuple(hosts), tuple(found), options)
 
 
 def build_goal(concurrency: int = 8, **limits: object) -> PlanGoal:
@@ -79,14 +79,14 @@ def build_goal(concurrency: int = 8, **limits: object) -> PlanGoal:
         role: ModelFacts(role, _LAYERS[role], 16_384.0 if role == "target" else 0.0) for role in ("target", "draft")
     }
     drafters = (
-        Drafter("draft", (0.8, 0.76, 0.72, 0.7), models["draft"]),
-        Drafter("text", (0.7, 0.75, 0.8), None, coverage=0.4),
+        DrafterFacts("draft", (0.8, 0.76, 0.72, 0.7), models["draft"]),
+        DrafterFacts("text", (0.7, 0.75, 0.8), None, coverage=0.4),
     )
     load = Workload(models["target"], drafters, concurrency, prompt_tokens=512, output_tokens=256, depth_bound=8)
     return PlanGoal(load, Constraints(**limits))  # type: ignore[arg-type]
 
 
-def small(seed: int, *, devices: int = 6, layers: int = 12, measured_links: bool = False) -> tuple[Cluster, PlanGoal]:
+def small(seed: int, *, devices: int = 6, layers: int = 12, measured_links: bool = False) -> tuple[Inventory, PlanGoal]:
     """Return an instance that an exact solver can do: a few unlike devices on a few hosts in two zones, and a target
     that needs two to five of them."""
     draw = np.random.default_rng(seed)
@@ -115,9 +115,9 @@ def small(seed: int, *, devices: int = 6, layers: int = 12, measured_links: bool
             for number, one in enumerate(hosts)
             for other in hosts[number + 1 :]
         )
-    drafters = (Drafter("draft", (0.8, 0.7, 0.6), draft), Drafter("text", (0.6,), None, coverage=0.5))
+    drafters = (DrafterFacts("draft", (0.8, 0.7, 0.6), draft), DrafterFacts("text", (0.6,), None, coverage=0.5))
     load = Workload(target, drafters, int(draw.integers(1, 7)), 64, 64, depth_bound=3)
-    return Cluster(hosts, tuple(found), tuple(options), links), PlanGoal(load, Constraints(keep_free=0.0))
+    return Inventory(hosts, tuple(found), tuple(options), links), PlanGoal(load, Constraints(keep_free=0.0))
 
 
 def _device(name: str, host: str, kind: _Kind, utilisation: float) -> Device:

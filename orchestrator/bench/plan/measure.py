@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.bench.plan.exact import best_in_shards
 from orchestrator.bench.plan.fleets import build_goal, fleet, small
-from policies.planning.placement import plan
+from policies.planning.placement import plan_placement
 
 _SIZES = {"plan_1k_seconds": 1_000, "plan_10k_seconds": 10_000}
 _ZONES, _SHARDS = 20, 8
@@ -37,7 +37,7 @@ def measure_planning(
 def _speed(name: str, devices: int, seed: int, *, busy: bool, tell: Callable[[str], object]) -> dict[str, Any]:
     cluster, wish = fleet(devices, _ZONES, seed, busy=busy), build_goal(shards=_SHARDS)
     started = time.perf_counter()
-    found = plan(cluster, wish)
+    found = plan_placement(cluster, wish)
     seconds = time.perf_counter() - started
     alike = "no two alike" if busy else "alike by kind"
     rate = found.goodput_tokens_per_s
@@ -50,7 +50,7 @@ def _gap(seed: int, *, measured_links: bool, tell: Callable[[str], object]) -> d
     started = time.perf_counter()
     exact = best_in_shards(cluster, wish)
     seconds = time.perf_counter() - started
-    rate = plan(cluster, wish).goodput_tokens_per_s if exact else 0.0
+    rate = plan_placement(cluster, wish).goodput_tokens_per_s if exact else 0.0
     gap = max(0.0, 1.0 - rate / exact) if exact else 0.0
     links = "measured links" if measured_links else "default links"
     tell(f"small cluster {seed}, {links}: {rate:.2f} of {exact:.2f} tokens/s ({gap:.2%} below the best)")

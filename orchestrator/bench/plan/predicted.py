@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import psutil
 
 from device_profiles.store import ProfileStore
-from orchestrator.bench.plan.runs import CONTROL_BEHIND, CONTROL_ROWS, PLAIN, POLICY, Configuration, Load
+from orchestrator.bench.plan.runs import CONTROL_BEHIND, CONTROL_ROWS, PLAIN, POLICY, Configuration, RunLoad
 from orchestrator.bench.prompts import BenchError
 from orchestrator.planning.applied import whole_targets
 from orchestrator.planning.proposal import PlanProposal, PlanRequest, propose_here
@@ -45,11 +45,11 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedLoad:
     """What is planned for a load, of the runtimes that are measured."""
 
     proposal: PlanProposal
-    load: Load
+    load: RunLoad
 
     @property
     def chosen(self) -> Configuration:
@@ -83,8 +83,8 @@ class Planned:
 
 
 def plan_load(
-    asked: PlanRequest, store: ProfileStore, load: Load, tokens: tuple[int, int], places: Collection[Place]
-) -> Planned:
+    asked: PlanRequest, store: ProfileStore, load: RunLoad, tokens: tuple[int, int], places: Collection[Place]
+) -> PlannedLoad:
     """Plan for a load of prompts and outputs of so many tokens, with nothing but the target's `places` to choose from.
 
     Raises PlanError.
@@ -99,4 +99,4 @@ def plan_load(
         return (option.runtime, option.threads) in places
 
     free = {"CPU": int(psutil.virtual_memory().available)}
-    return Planned(propose_here(mine, store, free, is_allowed), load)
+    return PlannedLoad(propose_here(mine, store, free, is_allowed), load)

@@ -20,7 +20,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.drafting.port import Drafter
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import Target, load_tokenizer
+from orchestrator.loading.models import LoadedTarget, load_tokenizer
 from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.measuring.rounds import Decoding, RoundSample
 from orchestrator.measuring.watched import WatchedModel
@@ -33,7 +33,7 @@ _CONTROLS, _COLD = 12, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RunLoad:
     """What is asked of a configuration: so many requests at once, with short or long prompts."""
 
     concurrency: int
@@ -55,7 +55,7 @@ class Configuration:
 
     runtime: str
     depth: str
-    load: Load
+    load: RunLoad
 
     @property
     def name(self) -> str:
@@ -108,7 +108,7 @@ class RunMeasurement:
         }
 
 
-def select_full_rounds(rounds: Sequence[RoundSample], load: Load, requests: int) -> list[RoundSample]:
+def select_full_rounds(rounds: Sequence[RoundSample], load: RunLoad, requests: int) -> list[RoundSample]:
     """Return the rounds in which all places are taken.
 
     They are those from the end of the first request until no more of them wait. Where requests come one after another,
@@ -124,7 +124,7 @@ def select_full_rounds(rounds: Sequence[RoundSample], load: Load, requests: int)
     return found
 
 
-def prompts(tokenizer: Tokenizer, load: Load, requests: int) -> list[list[int]]:
+def prompts(tokenizer: Tokenizer, load: RunLoad, requests: int) -> list[list[int]]:
     """Return prompts as token ids."""
     return [
         tokenizer.encode_chat([{"role": "user", "content": prompt_text(number, long=load.long)}])
@@ -132,10 +132,10 @@ def prompts(tokenizer: Tokenizer, load: Load, requests: int) -> list[list[int]]:
     ]
 
 
-class Runner:
+class LoopRunner:
     """A loaded target, and the loops of its configurations."""
 
-    def __init__(self, options: EngineOptions, target: Target) -> None:
+    def __init__(self, options: EngineOptions, target: LoadedTarget) -> None:
         self._target = target
         self._options = msgspec.structs.replace(
             options,

@@ -10,7 +10,7 @@ import msgspec
 from orchestrator.bench.canary_aside import leave_out_canary
 from orchestrator.bench.policy.drafters import with_suffix_alone
 from orchestrator.bench.policy.requests import choose_categories
-from orchestrator.bench.policy.session import Plan
+from orchestrator.bench.policy.session import VisitPlan
 from orchestrator.bench.prompts import BenchError, PromptText
 from orchestrator.config.load import default_config_path, load_config
 from orchestrator.loading.options import EngineOptions, engine_options
@@ -28,17 +28,17 @@ def plan_of(
     limit: int,
     tokens: int,
     seed: int,
-) -> Plan:
+) -> VisitPlan:
     """Return what is visited. Raises BenchError."""
     loads = sorted(set(concurrencies or CONCURRENCIES))
     wanted = sorted(set(sampled)) if sampled else [count for count in SAMPLED if count in loads]
     for count in wanted:
         if count not in loads:
             raise BenchError(f"--sample {count} is none of the concurrencies: {', '.join(map(str, loads))}")
-    return Plan(choose_categories(texts, categories or []), loads, wanted, limit, tokens, seed)
+    return VisitPlan(choose_categories(texts, categories or []), loads, wanted, limit, tokens, seed)
 
 
-def options_of(config: Path | None, most_running: int) -> EngineOptions:
+def read_policy_options(config: Path | None, most_running: int) -> EngineOptions:
     """Return the options of a target for so many requests at once. Raises what reading a configuration raises, and
     BenchError where it drafts nothing from the text itself."""
     path = config or default_config_path()

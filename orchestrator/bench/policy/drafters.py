@@ -15,7 +15,7 @@ from orchestrator.bench.prompts import BenchError
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from orchestrator.loading.drafters import build_suffix
-from orchestrator.loading.models import Target
+from orchestrator.loading.models import LoadedTarget
 from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
@@ -130,7 +130,7 @@ class Drafters:
     benchmarks send the same prompts again. `options`: of `with_suffix_alone`.
     """
 
-    def __init__(self, options: EngineOptions, target: Target, *, seed: int = 0) -> None:
+    def __init__(self, options: EngineOptions, target: LoadedTarget, *, seed: int = 0) -> None:
         vocabulary = target.model.spec.vocabulary_size
         own = [one for one in options.drafters if isinstance(one, SuffixOptions)]
         good, turning = ([build_suffix(one) for one in own] for _ in range(2))

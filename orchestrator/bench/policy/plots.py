@@ -40,7 +40,7 @@ class Line:
     tokens: Sequence[int]
 
 
-def draw(directory: Path, mixes: Mixes, found: ComparisonResult | None, recovered: Recovery) -> list[Path]:
+def draw_policy_plots(directory: Path, mixes: Mixes, found: ComparisonResult | None, recovered: Recovery) -> list[Path]:
     """Write all plots that there is something for; return the files. `directory` exists."""
     written = []
     for load, kind in _select_mixes(mixes):

@@ -16,12 +16,12 @@ from orchestrator.bench.policy.arms import ADAPTIVE
 from orchestrator.bench.policy.recorder import measure_replay_costs, record_drafts, with_rounds
 from orchestrator.bench.policy.recording import Recording
 from orchestrator.bench.policy.requests import MIX, Requests, requests_of
-from orchestrator.bench.policy.runs import Runner
-from orchestrator.bench.policy.session import ComparisonResult, Plan, PolicyComparison, PolicyVariant
+from orchestrator.bench.policy.runs import VisitRunner
+from orchestrator.bench.policy.session import ComparisonResult, PolicyComparison, PolicyVariant, VisitPlan
 from orchestrator.bench.prompts import PromptText
 from orchestrator.clock import SystemClock
 from orchestrator.loading.engine import first_cost
-from orchestrator.loading.models import Target, load_target, load_tokenizer
+from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
 from orchestrator.loading.options import EngineOptions
 from orchestrator.measuring.slots import SomeSlots
 from policies.speculation.replay.recorded import Costs
@@ -31,12 +31,12 @@ from policies.speculation.replay.recorded import Costs
 class Real:
     """What was run, and what was recorded of it."""
 
-    plan: Plan
+    plan: VisitPlan
     found: ComparisonResult
     recording: Recording
 
 
-def measure_real(options: EngineOptions, texts: Sequence[PromptText], plan: Plan, costs_s: float) -> Real:
+def measure_real(options: EngineOptions, texts: Sequence[PromptText], plan: VisitPlan, costs_s: float) -> Real:
     """Load, measure, visit, record; a progress bar goes to standard error. Raises what loading and forwards raise."""
     with ExitStack() as stack:
         bar = stack.enter_context(_progress())
@@ -76,13 +76,13 @@ def _show_stages(bar: Progress) -> Callable[[str, float], None]:
 
 def _load_target(
     stack: ExitStack, options: EngineOptions, told: Callable[[str, float], None], *, slots: int = 0
-) -> Target:
+) -> LoadedTarget:
     target = load_target(options, told, slots=slots)
     stack.callback(target.model.close)
     return target
 
 
-def _halves(target: Target, slots: int) -> list[Target]:
+def _halves(target: LoadedTarget, slots: int) -> list[LoadedTarget]:
     """Return a target that was loaded with twice as many `slots` as two, for decode loops in turns. Two copies would
     do as well, if one were not faster than the other by 2 %."""
     return [replace(target, model=SomeSlots(target.model, first, slots)) for first in (0, slots)]
@@ -90,9 +90,9 @@ def _halves(target: Target, slots: int) -> list[Target]:
 
 def _run_visits(
     bar: Progress,
-    plan: Plan,
+    plan: VisitPlan,
     requests: Requests,
-    targets: Sequence[Target],
+    targets: Sequence[LoadedTarget],
     options: EngineOptions,
     costs: Costs,
     known: StepCost,
@@ -115,7 +115,7 @@ def _run_visits(
     def advance_bar(tokens: int) -> None:
         bar.advance(task, size * tokens / expected_tokens)
 
-    plain, runner, *kernel = (Runner(target, options, advance_bar) for target in targets)
+    plain, runner, *kernel = (VisitRunner(target, options, advance_bar) for target in targets)
     session = PolicyComparison(
         plan, requests, plain, runner, kernel[0] if kernel else None, options, costs, known, show_visit
     )
@@ -125,11 +125,11 @@ def _run_visits(
 
 def _record_drafts(
     bar: Progress,
-    plan: Plan,
+    plan: VisitPlan,
     requests: Requests,
     found: ComparisonResult,
     options: EngineOptions,
-    target: Target,
+    target: LoadedTarget,
     costs: Costs,
     known: StepCost,
 ) -> Recording:
@@ -152,7 +152,7 @@ def _record_drafts(
     )
 
 
-def _environment(target: Target, options: EngineOptions, plan: Plan) -> dict[str, Any]:
+def _environment(target: LoadedTarget, options: EngineOptions, plan: VisitPlan) -> dict[str, Any]:
     return {
         **environment_of(target, options),
         "max_depth": options.max_depth,

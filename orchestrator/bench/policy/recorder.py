@@ -14,7 +14,7 @@ from orchestrator.bench.policy.drafters import KINDS, Drafters
 from orchestrator.bench.policy.runs import RoundFigures
 from orchestrator.clock import Clock
 from orchestrator.drafting.port import Ask, Drafter
-from orchestrator.loading.models import Target
+from orchestrator.loading.models import LoadedTarget
 from orchestrator.loading.options import EngineOptions
 from orchestrator.measuring.rounds import RoundSample, fit_rounds
 from orchestrator.measuring.steps import measure_steps
@@ -86,7 +86,7 @@ def record_drafts(
     submits: Iterable[Submit],
     outputs: Mapping[str, Sequence[int]],
     options: EngineOptions,
-    target: Target,
+    target: LoadedTarget,
     advanced: Callable[[], None],
 ) -> dict[str, list[RecordedRequest]]:
     """Return for each kind of drafter what it proposes along the outputs, one request after another, as a server with

@@ -34,7 +34,7 @@ class Recording(msgspec.Struct, frozen=True):
         return list(dict.fromkeys(request.category for request in first))
 
 
-def save(recording: Recording, path: Path) -> None:
+def save_recording(recording: Recording, path: Path) -> None:
     """Write a recording. Raises BenchError."""
     try:
         path.write_bytes(msgspec.json.encode(recording))
@@ -42,7 +42,7 @@ def save(recording: Recording, path: Path) -> None:
         raise BenchError(f"--record {path}: cannot be written: {error.strerror}") from error
 
 
-def load(path: Path) -> Recording:
+def load_recording(path: Path) -> Recording:
     """Read a recording. Raises BenchError for a file that is none, or one of another version."""
     try:
         content = path.read_bytes()

@@ -43,9 +43,9 @@ def build_report(recording: Recording, real: Real | None, plots: Path | None) ->
     found = real.found if real is not None else None
     rows = cell_rows(found, replayed) if found is not None else []
     if plots is not None:
-        from orchestrator.bench.policy.plots import draw
+        from orchestrator.bench.policy.plots import draw_policy_plots
 
-        draw(plots, mixed, found, recovered)
+        draw_policy_plots(plots, mixed, found, recovered)
     return {
         "summary": summary_of(rows, replayed, mixed, found),
         "bars": BARS,

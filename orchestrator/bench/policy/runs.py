@@ -27,7 +27,7 @@ from orchestrator.bench.prompts import BenchError
 from orchestrator.drafting.port import Drafter
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import Target
+from orchestrator.loading.models import LoadedTarget
 from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.messages import RoundReport, Submit
 
@@ -83,10 +83,10 @@ class Visit:
         return sum(one.drafted for one in self.rounds) / max(1, sum(one.sequences for one in self.rounds))
 
 
-class Runner:
+class VisitRunner:
     """Visits on a loaded target. `advanced` hears of every output token."""
 
-    def __init__(self, target: Target, options: EngineOptions, advanced: Callable[[int], None]) -> None:
+    def __init__(self, target: LoadedTarget, options: EngineOptions, advanced: Callable[[int], None]) -> None:
         self.target = target
         self._options = msgspec.structs.replace(options, prefix_reuse=True)
         self._advanced = advanced

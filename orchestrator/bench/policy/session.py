@@ -12,7 +12,7 @@ from device_profiles.cost import StepCost
 from orchestrator.bench.policy.arms import ADAPTIVE, CLIMBER, CONTROL, FIXED, TABLE, Timed, policy_of
 from orchestrator.bench.policy.drafters import KINDS, Drafters
 from orchestrator.bench.policy.requests import MIX, Requests
-from orchestrator.bench.policy.runs import Load, Runner, Visit, Visiting, side_by_side
+from orchestrator.bench.policy.runs import Load, Visit, Visiting, VisitRunner, side_by_side
 from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.messages import Submit
 from policies.speculation.replay.recorded import Costs
@@ -42,7 +42,7 @@ class PolicyVariant(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class VisitPlan:
     """What is visited. `limit`: requests of a cell at least; `sampled`: concurrencies at which all policies run."""
 
     categories: Sequence[str]
@@ -100,7 +100,7 @@ class Plan:
         return 2.0 * waves * self.tokens * (_ROUND_MS + _SEQUENCE_MS * cell.concurrency)
 
 
-class Pair(NamedTuple):
+class VisitPair(NamedTuple):
     """A visit under one variant, and plain decoding beside it."""
 
     plain: Visit
@@ -117,7 +117,7 @@ class ComparisonResult:
     """Results of a session. `uncounted`: cells in which no round of some variant counts, since prompts are so long that
     there is always one being read. `mismatches`: outputs that differ from plain decoding's."""
 
-    pairs: dict[tuple[Cell, PolicyVariant], list[Pair]] = field(default_factory=dict)
+    pairs: dict[tuple[Cell, PolicyVariant], list[VisitPair]] = field(default_factory=dict)
     uncounted: list[Cell] = field(default_factory=list)
     compared: int = 0
     mismatches: list[str] = field(default_factory=list)
@@ -141,11 +141,11 @@ class PolicyComparison:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: VisitPlan,
         requests: Requests,
-        plain: Runner,
-        runner: Runner,
-        kernel: Runner | None,
+        plain: VisitRunner,
+        runner: VisitRunner,
+        kernel: VisitRunner | None,
         options: EngineOptions,
         costs: Costs,
         known: StepCost,
@@ -195,7 +195,7 @@ class PolicyComparison:
             load = self._plan.load(cell)
             both = [self._plain.begin(submits, load), self._begin_visit(arm, submits, load)]
             side_by_side(self._random.sample(both, 2))
-            pair = Pair(both[0].visit, both[1].visit)
+            pair = VisitPair(both[0].visit, both[1].visit)
             self.found.pairs.setdefault((cell, arm), []).append(pair)
             if arm.policy != KERNEL:  # another class may choose other tokens
                 self._compare(_describe_visit(cell, arm), pair)
@@ -210,7 +210,7 @@ class PolicyComparison:
             self._drafters[arm] = Drafters(self._options, self._runner.target, seed=self._plan.seed)
         return self._runner.begin(submits, load, self._drafters[arm].of(arm.kind), timed)
 
-    def _compare(self, described: str, pair: Pair) -> None:
+    def _compare(self, described: str, pair: VisitPair) -> None:
         plain, own = pair.plain.outputs, pair.own.outputs
         self.found.compared += len(own.keys() & plain.keys())
         self.found.mismatches += [

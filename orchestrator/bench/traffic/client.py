@@ -101,7 +101,7 @@ def fetch_model_names(url: str, headers: Mapping[str, str]) -> list[str] | None:
         return None
 
 
-async def ask(
+async def send_request(
     client: httpx.AsyncClient,
     endpoint: Endpoint,
     payload: bytes,

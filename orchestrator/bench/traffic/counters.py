@@ -20,12 +20,12 @@ async def speculation_counters(client: httpx.AsyncClient, base: str) -> Counter[
     """Return drafts, drafted and accepted tokens since the server's start; empty where it does not say."""
     try:
         response = await client.get(f"{base.removesuffix('/v1')}/metrics", timeout=TIMEOUT_S)
-        return parse(response.raise_for_status().text)
+        return parse_counters(response.raise_for_status().text)
     except (httpx.HTTPError, ValueError):
         return Counter()
 
 
-def parse(text: str) -> Counter[str]:
+def parse_counters(text: str) -> Counter[str]:
     """Add up the counters over all their labels. Raises ValueError for what is no Prometheus text."""
     found: Counter[str] = Counter()
     for family in text_string_to_metric_families(text):

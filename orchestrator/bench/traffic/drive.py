@@ -15,9 +15,9 @@ import httpx
 
 from orchestrator.bench.prompts import PromptText, spread
 from orchestrator.bench.traffic.arrivals import Arrival, arrival_times_s
-from orchestrator.bench.traffic.client import Endpoint, ask, open_client
+from orchestrator.bench.traffic.client import Endpoint, open_client, send_request
 from orchestrator.bench.traffic.counters import speculation_counters
-from orchestrator.bench.traffic.figures import Run
+from orchestrator.bench.traffic.figures import TrafficRun
 from orchestrator.bench.traffic.outcome import Outcome
 
 # (number of the request, when it arrives in seconds, None: now)
@@ -27,7 +27,7 @@ CLOSED_LOOP_ROUNDS_A_TURN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TrafficLoad:
     """The load asked for: `rate` requests a second (open loop), or `concurrency` at a time where there is no rate."""
 
     prompts: Sequence[PromptText]
@@ -62,7 +62,7 @@ async def open_loop(send: Send, numbers: Sequence[int], times_s: Sequence[float]
             group.create_task(send(number, time_s))
 
 
-def turns(count: int, endpoints: int, load: Load) -> list[range]:
+def turns(count: int, endpoints: int, load: TrafficLoad) -> list[range]:
     """Return the requests of each turn: all at once for one endpoint, in stretches where two take turns."""
     if endpoints == 1:
         size = count
@@ -73,12 +73,14 @@ def turns(count: int, endpoints: int, load: Load) -> list[range]:
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-async def measure(endpoints: Sequence[Endpoint], load: Load, ended: Callable[[Outcome], None]) -> list[Run]:
+async def measure_endpoints(
+    endpoints: Sequence[Endpoint], load: TrafficLoad, ended: Callable[[Outcome], None]
+) -> list[TrafficRun]:
     """Return a run for each endpoint. SIGINT ends the measurement early; what was measured is returned.
 
     `ended` is called after each request that counts.
     """
-    runs = [Run(asked=len(load.prompts)) for _ in endpoints]
+    runs = [TrafficRun(asked=len(load.prompts)) for _ in endpoints]
     task = asyncio.ensure_future(_measure(endpoints, load, runs, ended))
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, task.cancel)
@@ -91,11 +93,13 @@ async def measure(endpoints: Sequence[Endpoint], load: Load, ended: Callable[[Ou
 
 
 async def _measure(
-    endpoints: Sequence[Endpoint], load: Load, runs: Sequence[Run], ended: Callable[[Outcome], None]
+    endpoints: Sequence[Endpoint], load: TrafficLoad, runs: Sequence[TrafficRun], ended: Callable[[Outcome], None]
 ) -> None:
     async with open_client() as client:
         for endpoint in endpoints:
-            await Stretch(client, endpoint, _warmup_of(load), Run(), lambda _: None).run(range(load.warmup), rate=None)
+            await Stretch(client, endpoint, _warmup_of(load), TrafficRun(), lambda _: None).run(
+                range(load.warmup), rate=None
+            )
         stretches = [Stretch(client, endpoint, load, run, ended) for endpoint, run in zip(endpoints, runs, strict=True)]
         for turn, numbers in enumerate(turns(len(load.prompts), len(endpoints), load)):
             # Who goes first alternates, so that a drift of the machine meets both.
@@ -103,7 +107,7 @@ async def _measure(
                 await stretch.run(numbers, load.rate)
 
 
-def _warmup_of(load: Load) -> Load:
+def _warmup_of(load: TrafficLoad) -> TrafficLoad:
     """Return the load with a number before each prompt, so that no prefix cache holds the prompts that count."""
     texts = [
         dataclasses.replace(prompt, text=f"{number}. {prompt.text}")
@@ -119,8 +123,8 @@ class Stretch:
         self,
         client: httpx.AsyncClient,
         endpoint: Endpoint,
-        load: Load,
-        run: Run,
+        load: TrafficLoad,
+        run: TrafficRun,
         ended: Callable[[Outcome], None],
     ) -> None:
         self._client = client
@@ -162,5 +166,7 @@ class Stretch:
         due_s = self._clock() if arrival_s is None else arrival_s
         outcome = Outcome(prompt.key, prompt.category, number, due_s)
         self._run.outcomes.append(outcome)
-        await ask(self._client, self._endpoint, self._payloads[number], outcome, self._load.timeout_s, self._clock)
+        await send_request(
+            self._client, self._endpoint, self._payloads[number], outcome, self._load.timeout_s, self._clock
+        )
         self._ended(outcome)

@@ -42,7 +42,7 @@ FORMULAS = {
 
 
 @dataclass(slots=True)
-class Run:
+class TrafficRun:
     """One endpoint's measurement, made of one or more stretches of time that are put end to end.
 
     `counted`: by how much the server's own counters of speculation grew (drafts, drafted, accepted).
@@ -56,7 +56,7 @@ class Run:
     counted: Counter[str] = field(default_factory=Counter)
 
 
-def distribution(values: Sequence[float]) -> dict[str, float] | None:
+def summarise_values(values: Sequence[float]) -> dict[str, float] | None:
     """Return mean, median and percentiles (linear between ranks); None of nothing."""
     if not values:
         return None
@@ -77,7 +77,7 @@ def latencies_ms(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
     return {name: [value * MS_PER_S for value in values] for name, values in samples_s.items()}
 
 
-def summarise(run: Run, rate: float | None, slo: Mapping[str, float]) -> dict[str, Any]:
+def summarise_traffic(run: TrafficRun, rate: float | None, slo: Mapping[str, float]) -> dict[str, Any]:
     """Return the named figures of a run; None is written where nothing was measured."""
     ended = [outcome for outcome in run.outcomes if outcome.error != INTERRUPTED]
     good = [outcome for outcome in ended if not outcome.error]
@@ -92,7 +92,7 @@ def summarise(run: Run, rate: float | None, slo: Mapping[str, float]) -> dict[st
         "duration_s": run.wall_s,
         "requests_per_s": _ratio(len(good), run.wall_s),
         **_tokens(good, run.wall_s),
-        **{name: distribution(values) for name, values in latencies_ms(ended).items()},
+        **{name: summarise_values(values) for name, values in latencies_ms(ended).items()},
         **_summarise_load(run, rate),
         **_goodput(ended, run.wall_s, slo),
         **_speculation(good, run.counted),
@@ -100,7 +100,7 @@ def summarise(run: Run, rate: float | None, slo: Mapping[str, float]) -> dict[st
     }
 
 
-def compare_endpoints(runs: Sequence[Run], summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def compare_endpoints(runs: Sequence[TrafficRun], summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what two endpoints' figures have to do with each other: ratios are the first's / the second's."""
     first, second = summaries
     ratios = {
@@ -141,7 +141,7 @@ def _tokens(good: Sequence[Outcome], wall_s: float) -> dict[str, Any]:
     }
 
 
-def _summarise_load(run: Run, rate: float | None) -> dict[str, Any]:
+def _summarise_load(run: TrafficRun, rate: float | None) -> dict[str, Any]:
     """The load that was asked for, and the one that was there."""
     sent = [outcome for outcome in run.outcomes if outcome.end_s]
     lags_ms = [(outcome.sent_s - outcome.arrival_s) * MS_PER_S for outcome in sent]
@@ -149,7 +149,7 @@ def _summarise_load(run: Run, rate: float | None) -> dict[str, Any]:
     return {
         "asked_rate_per_s": rate,
         "achieved_rate_per_s": _ratio(len(sent), run.sending_s) if rate else None,
-        "send_lag_ms": distribution(lags_ms) if rate else None,
+        "send_lag_ms": summarise_values(lags_ms) if rate else None,
         "mean_running": _ratio(sum(outcome.end_s - outcome.arrival_s for outcome in sent), run.wall_s),
         "max_running": max(running, default=0),
     }
@@ -207,7 +207,7 @@ def output_over_time(outcomes: Sequence[Outcome], bins: int, wall_s: float) -> t
     return [float(edge) + width_s / 2 for edge in edges[:-1]], [float(tokens) / width_s for tokens in held]
 
 
-def rows(run: Run) -> list[dict[str, Any]]:
+def build_request_rows(run: TrafficRun) -> list[dict[str, Any]]:
     """Return every request for the JSON output."""
 
     def ms(value_s: float | None) -> float | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from orchestrator.bench.prompts import BenchError
-from orchestrator.bench.traffic.figures import Run, latencies_ms, output_over_time, running_over_time
+from orchestrator.bench.traffic.figures import TrafficRun, latencies_ms, output_over_time, running_over_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def open_directory(directory: Path) -> None:
         raise BenchError(f"--plots {directory}: cannot be made: {error.strerror}") from error
 
 
-def draw(directory: Path, runs: Sequence[tuple[str, Run]]) -> list[Path]:
+def draw_traffic_plots(directory: Path, runs: Sequence[tuple[str, TrafficRun]]) -> list[Path]:
     """Write a distribution for each measured latency, and the load over time; returns the files."""
     written = []
     title, runs = _split_labels(runs)
@@ -54,7 +54,7 @@ def draw(directory: Path, runs: Sequence[tuple[str, Run]]) -> list[Path]:
     return written
 
 
-def _split_labels(runs: Sequence[tuple[str, Run]]) -> tuple[str, list[tuple[str, Run]]]:
+def _split_labels(runs: Sequence[tuple[str, TrafficRun]]) -> tuple[str, list[tuple[str, TrafficRun]]]:
     """Return the first words that all labels share, as a title, and the runs under the words that tell them apart."""
     words = [label.split(" ") for label, _ in runs]
     shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False)))
@@ -63,7 +63,7 @@ def _split_labels(runs: Sequence[tuple[str, Run]]) -> tuple[str, list[tuple[str,
     return title, [(label, run) for label, (_, run) in zip(legend, runs, strict=True)]
 
 
-def _draw_load(path: Path, title: str, runs: Sequence[tuple[str, Run]]) -> Path:
+def _draw_load(path: Path, title: str, runs: Sequence[tuple[str, TrafficRun]]) -> Path:
     figure, (above, below) = _figure(2, title)
     for label, run in runs:
         times_s, running = running_over_time(run.outcomes)

@@ -1,5 +1,5 @@
 """Where target and drafts run: candidates -> filters, which give reasons -> score -> plan."""
 
-from policies.planning.placement.planner import plan
+from policies.planning.placement.planner import plan_placement
 
-__all__ = ["plan"]
+__all__ = ["plan_placement"]

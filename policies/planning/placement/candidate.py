@@ -12,13 +12,13 @@ from policies.planning.placement.links import Links
 from policies.planning.plan import (
     Constraints,
     Device,
-    Drafter,
+    DrafterFacts,
     DraftPlacement,
     Host,
     Option,
     PlanGoal,
     Prediction,
-    Replica,
+    ReplicaPlacement,
     Score,
     Shard,
     Workload,
@@ -63,7 +63,7 @@ class Candidate:
 
     target: tuple[PlacedShard, ...]
     sequences: int
-    drafter: Drafter | None = None
+    drafter: DrafterFacts | None = None
     draft: PlacedShard | None = None
     where: Where = Where.NOWHERE
 
@@ -162,7 +162,7 @@ def sum_used_bytes(candidate: Candidate, load: Workload) -> dict[str, float]:
     return used
 
 
-def problem(candidate: Candidate, cores: Mapping[str, float], load: Workload, limits: Constraints) -> str:
+def find_fit_problem(candidate: Candidate, cores: Mapping[str, float], load: Workload, limits: Constraints) -> str:
     """Return why memory or cores do not allow it, "" where they do."""
     room = {one.device.id: workers.room_bytes(one.device, limits) for one in candidate.placed}
     for device, used in sorted(sum_used_bytes(candidate, load).items()):
@@ -178,7 +178,9 @@ def problem(candidate: Candidate, cores: Mapping[str, float], load: Workload, li
     return ""
 
 
-def replica(best: ScoredCandidate, taken_cores: dict[str, int], hosts: Mapping[str, Host], load: Workload) -> Replica:
+def replica(
+    best: ScoredCandidate, taken_cores: dict[str, int], hosts: Mapping[str, Host], load: Workload
+) -> ReplicaPlacement:
     """Return it as a part of a plan; the cores that it takes are added to `taken_cores`."""
     candidate, prediction = best.candidate, best.prediction
     first = dict(taken_cores)
@@ -192,7 +194,7 @@ def replica(best: ScoredCandidate, taken_cores: dict[str, int], hosts: Mapping[s
         own = candidate.where > Where.IN_TARGET
         draft = DraftPlacement(candidate.drafter.name, shard, "own" if own else "target", own)
     load_s = max(one.option.load_s for one in candidate.target)
-    return Replica(shards, draft, prediction.depth, prediction, best.score, load_s)
+    return ReplicaPlacement(shards, draft, prediction.depth, prediction, best.score, load_s)
 
 
 def _shard(

@@ -21,7 +21,7 @@ from policies.planning.placement.order import Traffic, number_layers
 from policies.planning.placement.rows import Floats, Index, Ints, OptionRows, draft_rows
 from policies.planning.placement.search import SearchSpace
 from policies.planning.placement.shards import CutShard, Hops, Items, cut_shards
-from policies.planning.plan import Drafter, Option
+from policies.planning.plan import DrafterFacts, Option
 from policies.planning.shard_cost import PREFILL_CHUNK_ROWS, context_tokens, kv_bytes
 
 _BOUNDS = 5  # how often the bound on the slowest shard is moved, at most
@@ -48,7 +48,7 @@ class CutTask:
 class CutGoal:
     """What shards are cut for."""
 
-    drafter: Drafter | None
+    drafter: DrafterFacts | None
     depth: int
     micro_batches: int
 

@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from device_profiles.profile import Exactness
-from policies.planning.plan import Cluster, Constraints, Device, Host, NoPlan, Option, PlanGoal, RejectedCandidate, Role
+from policies.planning.plan import (
+    Constraints,
+    Device,
+    Host,
+    Inventory,
+    NoPlan,
+    Option,
+    PlanGoal,
+    RejectedCandidate,
+    Role,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +32,7 @@ class Usable:
     rejected: tuple[RejectedCandidate, ...]
 
 
-def usable(cluster: Cluster, wanted: PlanGoal) -> Usable:
+def usable(cluster: Inventory, wanted: PlanGoal) -> Usable:
     """Return what may host what.
 
     Raises NoPlan where the cluster contradicts itself, or a constraint names what is not there.
@@ -44,7 +54,7 @@ def usable(cluster: Cluster, wanted: PlanGoal) -> Usable:
     )
 
 
-def _check(cluster: Cluster, hosts: dict[str, Host], constraints: Constraints) -> None:
+def _check(cluster: Inventory, hosts: dict[str, Host], constraints: Constraints) -> None:
     for what, names in (("host", [one.name for one in cluster.hosts]), ("device", [one.id for one in cluster.devices])):
         if len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})

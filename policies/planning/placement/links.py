@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_profiles.link import LinkProfile
-from policies.planning.plan import Cluster, DefaultLinks, Host
+from policies.planning.plan import DefaultLinks, Host, Inventory
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def _median(known: list[LinkProfile], default: LinkProfile) -> LinkProfile:
     return replace(default, rtt_ms=rtt, bytes_per_s=rate)
 
 
-def links_of(cluster: Cluster) -> Links:
+def links_of(cluster: Inventory) -> Links:
     """Return a cluster's links, whatever their order: of several for one pair, the one with the longest round trip.
     Links of hosts that are not in the cluster are left out."""
     hosts = {host.name: host for host in cluster.hosts}

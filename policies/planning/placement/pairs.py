@@ -23,7 +23,7 @@ from policies.planning.draft_yield import (
 from policies.planning.placement.candidate import Where
 from policies.planning.placement.links import HostLinks
 from policies.planning.placement.rows import Bools, Floats, Index, Ints, OptionRows
-from policies.planning.plan import Constraints, Drafter, Workload
+from policies.planning.plan import Constraints, DrafterFacts, Workload
 from policies.planning.throughput import DraftSide, compute_shared_read_ms, draft_link_ms, draft_ms, together_ms
 
 _Joined = tuple[Ints, Ints, Ints]  # target rows, draft rows, and where these are from there
@@ -41,7 +41,7 @@ class Pairs:
     """Pairings of target rows with draft rows (-1: none) of one drafter (None: no drafts), the best depth of each and
     its goodput, in tokens per second. `layers`: of the target."""
 
-    drafter: Drafter | None
+    drafter: DrafterFacts | None
     layers: int
     targets: OptionRows
     drafts: OptionRows | None
@@ -58,7 +58,7 @@ def plain_pairs(targets: OptionRows, load: Workload) -> Pairs:
     return _without_model(None, load, targets, targets.sequences / total * MS_PER_S, np.zeros(len(targets), np.int64))
 
 
-def text_pairs(targets: OptionRows, drafter: Drafter, load: Workload) -> Pairs:
+def text_pairs(targets: OptionRows, drafter: DrafterFacts, load: Workload) -> Pairs:
     """Return every target with a drafter that runs no model."""
     depths = np.arange(1, depth_bound(load, drafter) + 1)
     if not len(depths) or not len(targets):
@@ -80,7 +80,7 @@ def model_pairs(
     index: Index,
     targets: OptionRows,
     drafts: OptionRows,
-    drafter: Drafter,
+    drafter: DrafterFacts,
     links: HostLinks,
     load: Workload,
     limits: Constraints,
@@ -104,7 +104,9 @@ def model_pairs(
     return Pairs(drafter, load.target.layers, targets, drafts, left, right, wheres, depth, goodput)
 
 
-def _without_model(drafter: Drafter | None, load: Workload, targets: OptionRows, goodput: Floats, depth: Ints) -> Pairs:
+def _without_model(
+    drafter: DrafterFacts | None, load: Workload, targets: OptionRows, goodput: Floats, depth: Ints
+) -> Pairs:
     count = len(targets)
     nowhere = np.full(count, int(Where.NOWHERE))
     return Pairs(
@@ -112,7 +114,7 @@ def _without_model(drafter: Drafter | None, load: Workload, targets: OptionRows,
     )
 
 
-def _average_verify_ms(targets: OptionRows, drafter: Drafter, bound: int) -> Floats:
+def _average_verify_ms(targets: OptionRows, drafter: DrafterFacts, bound: int) -> Floats:
     """Return the mean verification by depth from 1 to the bound, where not all rounds have as many drafts."""
     shares = np.zeros((targets.ms.shape[1], bound))
     for depth in range(1, bound + 1):
@@ -211,7 +213,7 @@ def _predict_pairs(
     index: Index,
     targets: OptionRows,
     drafts: OptionRows,
-    drafter: Drafter,
+    drafter: DrafterFacts,
     links: HostLinks,
     load: Workload,
     pairs: _Joined,
@@ -238,7 +240,7 @@ def _predict_pairs(
 
 
 def _floors(
-    index: Index, targets: OptionRows, drafts: OptionRows, drafter: Drafter, load: Workload, pairs: _Joined
+    index: Index, targets: OptionRows, drafts: OptionRows, drafter: DrafterFacts, load: Workload, pairs: _Joined
 ) -> Floats:
     """Return the least that reading two models from one memory takes, by depth from 1."""
     draft_layers = drafter.model.layers if drafter.model else 0

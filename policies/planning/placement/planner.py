@@ -9,10 +9,10 @@ from policies.planning.placement.reasons import alternatives, device_reasons, no
 from policies.planning.placement.search import SearchResult, SearchSpace, best, search
 from policies.planning.placement.sharded import best_sharded
 from policies.planning.placement.standby import standby
-from policies.planning.plan import Cluster, Plan, PlanGoal
+from policies.planning.plan import Inventory, Plan, PlanGoal
 
 
-def plan(cluster: Cluster, wanted: PlanGoal) -> Plan:
+def plan_placement(cluster: Inventory, wanted: PlanGoal) -> Plan:
     """Return the plan with the highest predicted goodput, whatever the order of what is given.
 
     Raises NoPlan, with the reasons and the way out, where nothing satisfies what was asked for.

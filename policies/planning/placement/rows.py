@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from policies.planning.draft_yield import all_hit_rate, depth_bound
 from policies.planning.placement import workers
-from policies.planning.plan import Constraints, Device, Drafter, Host, Option, RejectedCandidate, Role, Workload
+from policies.planning.plan import Constraints, Device, DrafterFacts, Host, Option, RejectedCandidate, Role, Workload
 from policies.planning.shard_cost import MOST_BUSY, ModelPart, kv_bytes
 from policies.planning.throughput import DraftSide, TargetSide, draft_ms, verify_ms
 
@@ -139,7 +139,7 @@ def target_rows(
 def draft_rows(
     index: Index,
     drafts: Mapping[str, tuple[Option, ...]],
-    drafter: Drafter,
+    drafter: DrafterFacts,
     load: Workload,
     allowed: Bools,
     sequences: int,

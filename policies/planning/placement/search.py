@@ -12,7 +12,7 @@ from policies.planning.placement.filters import Usable
 from policies.planning.placement.links import HostLinks, Links
 from policies.planning.placement.pairs import Pairs, model_pairs, plain_pairs, text_pairs
 from policies.planning.placement.rows import Index, Ints, OptionRows, draft_rows, index_of, target_rows
-from policies.planning.plan import Drafter, ModelFacts, PlanGoal, RejectedCandidate
+from policies.planning.plan import DrafterFacts, ModelFacts, PlanGoal, RejectedCandidate
 
 _ALIKE = 1e-9  # relative: predictions closer than this are equal
 _SCORED = 512  # candidates that are scored, of those that are predicted alike
@@ -71,7 +71,7 @@ def search(ground: SearchSpace) -> SearchResult:
     return SearchResult(index, tuple(pairs), tuple(rejected))
 
 
-def _find_served_rows(targets: OptionRows, drafter: Drafter) -> Ints:
+def _find_served_rows(targets: OptionRows, drafter: DrafterFacts) -> Ints:
     """Return the rows of targets that may use a drafter."""
     serves = np.array([drafter.serves(option.runtime) for option in targets.options], np.bool_)
     return np.flatnonzero(serves[targets.option]) if len(targets) else np.empty(0, np.int64)
@@ -143,6 +143,6 @@ def candidate_of(found: SearchResult, pairs: Pairs, pair: int) -> Candidate:
     return Candidate((target,), sequences, pairs.drafter, draft, Where(int(pairs.where[pair])))
 
 
-def _layers(drafter: Drafter | None) -> int:
+def _layers(drafter: DrafterFacts | None) -> int:
     model: ModelFacts | None = drafter.model if drafter else None
     return model.layers if model else 0

@@ -18,7 +18,7 @@ from policies.planning.placement.candidate import (
     PlacedShard,
     ScoredCandidate,
     Where,
-    problem,
+    find_fit_problem,
     rate_candidate,
 )
 from policies.planning.placement.cutting import FEW, CutGoal, CutTask, shard_counts, shards_for, task_of, traffic_of
@@ -161,7 +161,7 @@ def _best_with_drafts(task: CutTask, target: tuple[PlacedShard, ...], aim: CutGo
     parts = [ModelPart(one.option, one.layers / load.target.layers, one.device.utilisation) for one in target]
     times, best = TargetTimes(parts, task.sequences, load), None
     for candidate in _candidates(task, target, aim):
-        if not problem(candidate, cores, load, ground.wanted.constraints):
+        if not find_fit_problem(candidate, cores, load, ground.wanted.constraints):
             found = rate_candidate(candidate, ground.links, ground.wanted, times)
             best = found if _is_better(found, best) else best
     return best

@@ -9,7 +9,7 @@ Glossary:
 """
 
 from policies.planning.plan.diff import PlanDiff, diff
-from policies.planning.plan.hardware import Cluster, DefaultLinks, Device, Host, Option, Role
+from policies.planning.plan.hardware import DefaultLinks, Device, Host, Inventory, Option, Role
 from policies.planning.plan.result import (
     DraftPlacement,
     Memory,
@@ -17,22 +17,22 @@ from policies.planning.plan.result import (
     Plan,
     Prediction,
     RejectedCandidate,
-    Replica,
+    ReplicaPlacement,
     Score,
     Shard,
     Standby,
     Term,
 )
-from policies.planning.plan.wanted import Constraints, Drafter, ModelFacts, PlanGoal, ScoreWeights, Workload
+from policies.planning.plan.wanted import Constraints, DrafterFacts, ModelFacts, PlanGoal, TermWeights, Workload
 
 __all__ = [
-    "Cluster",
     "Constraints",
     "DefaultLinks",
     "Device",
     "DraftPlacement",
-    "Drafter",
+    "DrafterFacts",
     "Host",
+    "Inventory",
     "Memory",
     "ModelFacts",
     "NoPlan",
@@ -42,13 +42,13 @@ __all__ = [
     "PlanGoal",
     "Prediction",
     "RejectedCandidate",
-    "Replica",
+    "ReplicaPlacement",
     "Role",
     "Score",
-    "ScoreWeights",
     "Shard",
     "Standby",
     "Term",
+    "TermWeights",
     "Workload",
     "diff",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from policies.planning.plan.result import Plan, Replica, Shard
+from policies.planning.plan.result import Plan, ReplicaPlacement, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def _parts(plan: Plan) -> dict[str, str]:
     return parts
 
 
-def _replica(replica: Replica) -> dict[str, str]:
+def _replica(replica: ReplicaPlacement) -> dict[str, str]:
     parts = {"target": "; ".join(_shard(shard) for shard in replica.shards), "depth": str(replica.depth)}
     if replica.draft is not None:
         where = f" on {_shard(replica.draft.shard)}" if replica.draft.shard is not None else ""

@@ -106,7 +106,7 @@ class DefaultLinks:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Inventory:
     """All there is to choose from. `links` are between host names, and count both ways."""
 
     hosts: tuple[Host, ...]

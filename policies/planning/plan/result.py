@@ -111,7 +111,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaPlacement:
     """One target with its drafts. `depth`: what it starts with, 0 does not speculate."""
 
     shards: tuple[Shard, ...]
@@ -151,7 +151,7 @@ class Plan:
     """The whole plan. `rejected` has at least one entry for every device and every option that is not in use."""
 
     target: str
-    replicas: tuple[Replica, ...]
+    replicas: tuple[ReplicaPlacement, ...]
     standby: Standby | None
     rejected: tuple[RejectedCandidate, ...]
     reasons: tuple[str, ...] = ()

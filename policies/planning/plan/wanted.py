@@ -18,7 +18,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafter:
+class DrafterFacts:
     """A way to draft. `model`: None where no model is run (drafts from the text itself, on the target's host).
 
     `acceptance[i]`: the chance that draft i is accepted if all before it are (the last goes on). `coverage`: the share
@@ -53,7 +53,7 @@ class Workload:
     """The load to plan for: so many requests at once, each of so many prompt (at least one) and output tokens."""
 
     target: ModelFacts
-    drafters: tuple[Drafter, ...] = ()
+    drafters: tuple[DrafterFacts, ...] = ()
     concurrency: int = 1
     prompt_tokens: int = 512
     output_tokens: int = 256
@@ -87,7 +87,7 @@ class Constraints:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreWeights:
+class TermWeights:
     """What each term of the score weighs; only their ratios count.
 
     `indifference`: the share of predicted tokens per second that may be given up for a better score; 0: the score
@@ -108,4 +108,4 @@ class PlanGoal:
 
     workload: Workload
     constraints: Constraints = field(default_factory=Constraints)
-    weights: ScoreWeights = field(default_factory=ScoreWeights)
+    weights: TermWeights = field(default_factory=TermWeights)
