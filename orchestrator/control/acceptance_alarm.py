@@ -1,4 +1,4 @@
-"""Tells people of drafts that are accepted too seldom: one line of the log for each episode, with what can be done."""
+"""Tells people of drafts that are accepted too rarely: one line of the log for each episode, with what can be done."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _RETRY_AFTER_S = {"starting": 5, "draining": 10, "failed": 60}
 @dataclass(frozen=True, slots=True)
 class ControlLimits:
     """`max_running` live streams for each replica and `max_waiting` for all; one more is answered 429. `max_restarts`
-    of each in ten minutes. `request_timeout_s` bounds every request; 0 is no bound. `least_depth`: nobody's wish bounds
+    of each in ten minutes. `request_timeout_s` bounds every request; 0 is no bound. `least_depth`: no override bounds
     the depth below it, but for 0. `refuse_late`: a request that cannot be expected to meet `ttft` is answered 429."""
 
     max_running: int

@@ -1,7 +1,7 @@
-"""The canary's trial: which arm a request is served by, what is known of both, and how it ends.
+"""The canary's trial: which variant a request is served by, what is known of both, and how it ends.
 
-A request's arm follows from its id and is sent with it, so that a worker that goes on with it serves it the same way.
-Figures are folded in until something is decided; from then on every new request gets the arm that was decided for.
+A request's variant follows from its id and is sent with it, so that a worker that goes on with it serves it the same
+way. Figures are folded in until something is decided; from then on every new request gets the arm that was decided for.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CanaryTerms(NamedTuple):
 
 class CanaryEntry(NamedTuple):
     """A request that was taken in. `counted`: its figures belong to the trial of this number. `restarts` of workers
-    when it came: what waited for one says nothing of its arm."""
+    when it came: what waited for one says nothing of its variant."""
 
     arm: CanaryVariant
     counted: bool
@@ -65,7 +65,8 @@ class CanaryEntry(NamedTuple):
 
 
 class CanaryTrial:
-    """See the module. One event loop calls it. `salt` draws the arms; `control` says how workers and drafters are."""
+    """See the module. One event loop calls it. `salt` draws the variants; `control` says how workers and drafters
+    are."""
 
     def __init__(self, terms: CanaryTerms, salt: str, file: TrialFile, control: Control, clock: Clock) -> None:
         self._terms = terms
@@ -79,7 +80,7 @@ class CanaryTrial:
             _log.info("the canary is %s, as before: %s", _format_phase(self._state.phase), self._state.decision.reason)
 
     def assign_variant(self, submit: Submit) -> tuple[Submit, CanaryEntry]:
-        """Give a request its arm. A request that says itself how it is drafted for takes no part while nothing is
+        """Give a request its variant. A request that says itself how it is drafted for takes no part while nothing is
         decided. Nor does one whose output may depend on its drafts. Before each draft worker was ready once nothing
         counts."""
         state = self._state

@@ -1,4 +1,4 @@
-"""What the log says when a replica's gauges have changed: drafters that failed, levers that moved, low acceptance."""
+"""What the log says when a replica's gauges have changed: drafters that failed, SLO actions, low acceptance."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Totals:
 class DraftView:
     """A draft worker now. `phase`: "starting", "ready", "restarting" or "failed"; `detail` says why. `ready` describes
     its process: None before the first is ready, the lost one's until the next is. `number` tells workers of one draft
-    apart, from 0; `target` is the replica that it drafts for ("": none)."""
+    separately, from 0; `target` is the replica that it drafts for ("": none)."""
 
     name: str
     phase: str
@@ -165,7 +165,7 @@ class AdminControl(Control, Protocol):
     """Control, and what only the operator may ask of it."""
 
     def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
-        """Let a wish on speculation stand for a session (`user`), for an engine, or for all engines where neither is
+        """Set an override of speculation for a session (`user`), for an engine, or for all engines where neither is
         named. None takes it back; where neither is named, everybody's. It holds for requests that start from now on.
         Raises RequestError."""
         ...

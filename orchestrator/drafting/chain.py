@@ -101,7 +101,7 @@ class ChainDrafter(DrafterGroup):
 
 
 def _beyond(ask: Ask, best: Draft) -> Ask:
-    """Return a wish that tells what is there already."""
+    """Return an ask that tells what is there already."""
     return replace(ask, promised=min(estimate_accepted_tokens(best.confidences), ask.limit)) if best.tokens else ask
 
 

@@ -31,26 +31,26 @@ class ConnectionThread:
         self._check = check
         self._report = report
         self._changed = threading.Condition()
-        self._door: DraftEndpoint | None = None
+        self._endpoint: DraftEndpoint | None = None
         self._wanted = self._closed = False
         self._made: tuple[Link, Welcome] | None = None
         self._thread: threading.Thread | None = None
 
-    def aim(self, door: DraftEndpoint) -> None:
-        """Connect to what is behind this door from now on."""
+    def aim(self, endpoint: DraftEndpoint) -> None:
+        """Connect to this endpoint from now on."""
         with self._changed:
             if self._closed:
                 return
-            self._door, self._wanted = door, True
+            self._endpoint, self._wanted = endpoint, True
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"connect {self._name}", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
     def again(self) -> None:
-        """The link was lost: connect to the same door once more."""
+        """The link was lost: connect to the same endpoint once more."""
         with self._changed:
-            self._wanted = self._door is not None
+            self._wanted = self._endpoint is not None
             self._changed.notify_all()
 
     def take(self) -> tuple[Link, Welcome] | None:
@@ -72,29 +72,29 @@ class ConnectionThread:
 
     def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
-        while (door := self._next_door()) is not None:
+        while (endpoint := self._next_endpoint()) is not None:
             try:
-                made = self._connect(door)
+                made = self._connect(endpoint)
             except (LinkLost, ProtocolError) as error:
                 self._report(DraftLink(self._name, "lost", str(error)))
                 with self._changed:
-                    if door is self._door and not self._closed:
+                    if endpoint is self._endpoint and not self._closed:
                         self._changed.wait(backoff_s)
-                    backoff_s = min(MAX_BACKOFF_S, 2.0 * backoff_s) if door is self._door else FIRST_BACKOFF_S
+                    backoff_s = min(MAX_BACKOFF_S, 2.0 * backoff_s) if endpoint is self._endpoint else FIRST_BACKOFF_S
             except Refusal as error:
-                self._give_up(door, str(error))
+                self._give_up(endpoint, str(error))
             else:
                 backoff_s = FIRST_BACKOFF_S
-                self._hand_over(door, made)
+                self._hand_over(endpoint, made)
 
-    def _next_door(self) -> DraftEndpoint | None:
+    def _next_endpoint(self) -> DraftEndpoint | None:
         with self._changed:
             while not (self._wanted or self._closed):
                 self._changed.wait()
-            return None if self._closed else self._door
+            return None if self._closed else self._endpoint
 
-    def _connect(self, door: DraftEndpoint) -> tuple[Link, Welcome]:
-        link = Link(knock(door))
+    def _connect(self, endpoint: DraftEndpoint) -> tuple[Link, Welcome]:
+        link = Link(knock(endpoint))
         try:
             link.send(Hello(VERSION, host_id(), self._device))
             welcome = link.welcome(GREETING_S)
@@ -106,16 +106,16 @@ class ConnectionThread:
             raise
         return link, welcome
 
-    def _give_up(self, door: DraftEndpoint, reason: str) -> None:
+    def _give_up(self, endpoint: DraftEndpoint, reason: str) -> None:
         with self._changed:
-            if door is self._door:
+            if endpoint is self._endpoint:
                 self._wanted = False
         self._report(DraftLink(self._name, "refused", reason))
 
-    def _hand_over(self, door: DraftEndpoint, made: tuple[Link, Welcome]) -> None:
+    def _hand_over(self, endpoint: DraftEndpoint, made: tuple[Link, Welcome]) -> None:
         with self._changed:
-            if door is not self._door or self._closed:
-                made[0].close()  # another door was named meanwhile
+            if endpoint is not self._endpoint or self._closed:
+                made[0].close()  # another endpoint was named meanwhile
                 return
             self._wanted = False
             before, self._made = self._made, made

@@ -51,15 +51,15 @@ class EndpointServer:
                 self.close()
                 raise
             addresses.append(f"tcp:{host}:{self.listening[-1].getsockname()[1]}")
-        self.door = DraftEndpoint(addresses, secrets.token_bytes(_KEY_BYTES))
+        self.endpoint = DraftEndpoint(addresses, secrets.token_bytes(_KEY_BYTES))
 
     def admit(self, listening: socket.socket) -> socket.socket | None:
         """Accept whoever knocks there; None where it has no key. Waits GREETING_S a step at most."""
         knocking, _ = listening.accept()
         try:
             with _greeting(knocking) as connection:
-                deliver_challenge(connection, self.door.key)
-                answer_challenge(connection, self.door.key)
+                deliver_challenge(connection, self.endpoint.key)
+                answer_challenge(connection, self.endpoint.key)
         except (OSError, EOFError, AuthenticationError, AssertionError):
             knocking.close()
             return None
@@ -71,10 +71,10 @@ class EndpointServer:
             listening.close()
 
 
-def knock(door: DraftEndpoint) -> socket.socket:
-    """Return a connected socket to whoever is behind the door. Raises LinkLost, with what each address gave."""
+def knock(endpoint: DraftEndpoint) -> socket.socket:
+    """Return a connected socket to the endpoint. Raises LinkLost, with what each address gave."""
     problems = []
-    for address in door.addresses:
+    for address in endpoint.addresses:
         try:
             connected = _connect_socket(address)
         except OSError as error:
@@ -82,8 +82,8 @@ def knock(door: DraftEndpoint) -> socket.socket:
             continue
         try:
             with _greeting(connected) as connection:
-                answer_challenge(connection, door.key)
-                deliver_challenge(connection, door.key)
+                answer_challenge(connection, endpoint.key)
+                deliver_challenge(connection, endpoint.key)
         except (OSError, EOFError, AuthenticationError, AssertionError) as error:
             connected.close()
             problems.append(f"{address}: {type(error).__name__} in the greeting")

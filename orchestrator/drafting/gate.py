@@ -1,10 +1,10 @@
 """Asks a draft model only where it pays: `policies/speculation/gate`, fed with what drafts took and brought.
 
 What is learned belongs to the drafter and not to a request, so a new request does not pay for it again; greedy, coupled
-and drawn drafts are judged apart. Two figures count: the tokens that drafts bring beyond those of cheaper drafters, and
-the time that they add to a round. Where one sequence decodes, the target's part is measured. So whatever the two models
-take from each other (caches, threads) is in it. Else it is taken from the rows, because other drafters' drafts and a
-grown batch would be in it.
+and drawn drafts are judged separately. Two figures count: the tokens that drafts bring beyond those of cheaper
+drafters, and the time that they add to a round. Where one sequence decodes, the target's part is measured. So whatever
+the two models take from each other (caches, threads) is in it. Else it is taken from the rows, because other drafters'
+drafts and a grown batch would be in it.
 
 A text that the model has not read (it is not read while drafts do not pay) is read where that is worth it.
 """
@@ -77,20 +77,20 @@ class DraftGate:
                 kept.append(ask)
             else:
                 by_rule[one.sampling.rule].append((self.reading_ms(one), ask, one))
-        for rule, wishes in by_rule.items():
-            kept += self._worth_it(rule, sorted(wishes, key=lambda wish: wish[0]), step_ms, len(asks))
+        for rule, candidates in by_rule.items():
+            kept += self._worth_it(rule, sorted(candidates, key=lambda candidate: candidate[0]), step_ms, len(asks))
         return kept
 
     def _worth_it(
-        self, rule: Rule, wishes: Sequence[tuple[float, Ask, DraftSequence]], step_ms: float, sequences: int
+        self, rule: Rule, candidates: Sequence[tuple[float, Ask, DraftSequence]], step_ms: float, sequences: int
     ) -> list[Ask]:
-        """Return the wishes that are granted; they come in the order of what there is to read for them."""
-        round_ms = wishes[0][1].round_ms
-        worth = self._worths[rule] = decide_drafting(self._worth(rule), DraftCost(round_ms, step_ms, wishes[0][0]))
+        """Return the asks that are granted; they come in the order of what there is to read for them."""
+        round_ms = candidates[0][1].round_ms
+        worth = self._worths[rule] = decide_drafting(self._worth(rule), DraftCost(round_ms, step_ms, candidates[0][0]))
         if not worth.asked:
             return []
         kept: list[Ask] = []
-        for reading_ms, ask, known in wishes:
+        for reading_ms, ask, known in candidates:
             done = len(known.tokens) - known.prompt
             cost = DraftCost(round_ms, step_ms, reading_ms, sequences)
             if not reads(worth, cost, max(self._usual_tokens - done, done)):

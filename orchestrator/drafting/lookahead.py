@@ -75,12 +75,12 @@ class LookaheadDrafter:
     runs_ahead: bool = False
     hits: int = 0
     misses: int = 0
-    _lines: dict[str, _LookaheadSequence] = field(default_factory=dict)
+    _sequences: dict[str, _LookaheadSequence] = field(default_factory=dict)
     _step_s: float = 0.0
 
     def forget_all(self) -> None:
         """End every sequence: another target is connected, or the same one again, and tells them anew."""
-        for key in tuple(self._lines):
+        for key in tuple(self._sequences):
             self.update(End(key, keep=False))
         self.hits = self.misses = 0
 
@@ -88,32 +88,32 @@ class LookaheadDrafter:
         """Take in what became of a sequence."""
         match update:
             case Begin(key, tokens, sampling):
-                self._lines[key] = _LookaheadSequence(key)
+                self._sequences[key] = _LookaheadSequence(key)
                 self.drafter.begin(key, tokens, sampling)
             case Extend(key, tokens):
-                if (line := self._lines.get(key)) is not None:
-                    line.commit(tokens)
+                if (sequence := self._sequences.get(key)) is not None:
+                    sequence.commit(tokens)
                     self.drafter.extend(key, tokens)
             case End(key, keep):
-                if self._lines.pop(key, None) is not None:
+                if self._sequences.pop(key, None) is not None:
                     self.drafter.end(key, keep=keep)
 
     def answer(self, asks: Sequence[Ask], within_s: float, round_s: float = 0.0) -> list[Draft]:
-        """Return one draft for each wish: at once where they are there already, else what there is in that time.
+        """Return one draft for each ask: at once where they are there already, else what there is in that time.
 
         Where the target waits, `round_s` is the time of one of its rounds. A token that is accepted with chance p saves
         p * round_s, and is drafted while that is more than drafting it takes. 0: nobody waits, and time is free.
         """
-        wishes = [(self._lines[ask.key], ask) for ask in asks if ask.key in self._lines]
-        missing = sum(not line.ahead for line, _ in wishes)
+        asked = [(self._sequences[ask.key], ask) for ask in asks if ask.key in self._sequences]
+        missing = sum(not sequence.ahead for sequence, _ in asked)
         if self.runs_ahead:
-            self.hits += len(wishes) - missing
+            self.hits += len(asked) - missing
             self.misses += missing
         if missing:
-            self._draft_until(self.clock.monotonic_s() + within_s, wishes, round_s)
-        found = {line.key: line.draft(ask) for line, ask in wishes}
-        for line, ask in wishes:
-            line.wanted = len(found[line.key].tokens) + 1 + ask.limit
+            self._draft_until(self.clock.monotonic_s() + within_s, asked, round_s)
+        found = {sequence.key: sequence.draft(ask) for sequence, ask in asked}
+        for sequence, ask in asked:
+            sequence.wanted = len(found[sequence.key].tokens) + 1 + ask.limit
         return [found.get(ask.key, NOTHING) for ask in asks]
 
     def step(self) -> bool:
@@ -121,33 +121,33 @@ class LookaheadDrafter:
         if not self.runs_ahead:
             return False
         growing = [
-            line
-            for line in self._lines.values()
-            if not line.stuck and len(line.ahead) < line.wanted and line.chance >= _LEAST_CHANCE
+            sequence
+            for sequence in self._sequences.values()
+            if not sequence.stuck and len(sequence.ahead) < sequence.wanted and sequence.chance >= _LEAST_CHANCE
         ]
         if growing:
             self._grow(growing)
         return bool(growing)
 
-    def _draft_until(self, end_s: float, wishes: Sequence[tuple[_LookaheadSequence, Ask]], round_s: float) -> None:
-        """Draft until every wish is fulfilled or the next step would be too late; one step at least."""
+    def _draft_until(self, end_s: float, asked: Sequence[tuple[_LookaheadSequence, Ask]], round_s: float) -> None:
+        """Draft until every ask is fulfilled or the next step would be too late; one step at least."""
         price = 0.0  # the first step is free: without it nobody would learn that steps have become cheaper
-        while growing := [line for line, ask in wishes if line.wants_more_for(ask, price)]:
+        while growing := [sequence for sequence, ask in asked if sequence.wants_more_for(ask, price)]:
             self._grow(growing)
             if self.clock.monotonic_s() + self._step_s > end_s:
                 return
             price = self._step_s / round_s if round_s else 0.0
 
-    def _grow(self, lines: Sequence[_LookaheadSequence]) -> None:
-        """Ask for one token more than each line has."""
+    def _grow(self, sequences: Sequence[_LookaheadSequence]) -> None:
+        """Ask for one token more than each sequence has."""
         started_s = self.clock.monotonic_s()
-        drafts = self.drafter.propose([Ask(line.key, len(line.ahead) + 1) for line in lines])
-        for line, draft in zip(lines, drafts, strict=True):
-            grew = len(draft.tokens) > len(line.ahead)
-            line.reading = 0 if grew else max(0, line.reading - 1)
-            line.stuck = not grew and line.reading == 0
+        drafts = self.drafter.propose([Ask(sequence.key, len(sequence.ahead) + 1) for sequence in sequences])
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            grew = len(draft.tokens) > len(sequence.ahead)
+            sequence.reading = 0 if grew else max(0, sequence.reading - 1)
+            sequence.stuck = not grew and sequence.reading == 0
             if grew:
-                line.guess = draft
-        if not any(line.reading for line in lines):  # who reads a prompt takes longer
+                sequence.guess = draft
+        if not any(sequence.reading for sequence in sequences):  # who reads a prompt takes longer
             took_s = self.clock.monotonic_s() - started_s
             self._step_s += (took_s - self._step_s) * (_NEWEST if self._step_s else 1.0)

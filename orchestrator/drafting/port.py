@@ -83,7 +83,7 @@ NOTHING = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A wish for up to `limit` tokens behind everything committed to the sequence `key`.
+    """A request for up to `limit` tokens behind everything committed to the sequence `key`.
 
     `least`: the chance of being accepted, with all before it, below which a token is not worth its verification. A
     drafter to which a token costs time stops there; the loop drops such tokens anyway. `round_ms`: what a round of the

@@ -1,8 +1,8 @@
 """What crosses the link between a target's worker and a draft worker, and the link itself.
 
 Token ids cross it, with a confidence each, and under a rule that judges distributions the sparse row that each was
-drawn from. The target's side speaks first (`Hello`, answered by `Welcome`), then sends turns: what became of sequences,
-and wishes for drafts. A turn with wishes is answered, once. One round costs one message each way.
+drawn from. The target's side speaks first (`Hello`, answered by `Welcome`), then sends draft requests: what became of
+sequences, and asks for drafts. A request with asks is answered, once. One round costs one message each way.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ Update = Begin | Extend | End
 
 
 class DraftRequest(msgspec.Struct, frozen=True, tag="turn", array_like=True):
-    """Updates in their order, then wishes. `number` grows by one with every turn that has wishes; an answer is of
+    """Updates in their order, then asks. `number` grows by one with every turn that has asks; an answer is of
     use within `within_ms`: with what there is by then. Where the target waits for it, `round_ms` is what a round takes
     without waiting, the price of a token; else 0."""
 
@@ -100,7 +100,7 @@ class WireDraft(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DraftResponse(msgspec.Struct, frozen=True, tag="answer", array_like=True):
-    """One guess for each wish of a turn, `took_ms` after it was read. The rest counts since the connection began:
+    """One draft for each ask of a request, `took_ms` after it was read. The rest counts since the connection began:
     sequences whose draft was there before it was asked for (`ahead_hits`), and those whose draft was not."""
 
     number: int
@@ -192,7 +192,7 @@ class Link:
         return _decode_message(_welcomes, self._receive_greeting(timeout_s))
 
     def turn(self) -> DraftRequest | None:
-        """Return the next turn that is there. Raises LinkLost, ProtocolError."""
+        """Return the next draft request that is there. Raises LinkLost, ProtocolError."""
         frame = self._receive(0.0)
         return None if frame is None else _decode_message(_turns, frame)
 

@@ -51,12 +51,12 @@ class RemoteLimits:
 
 @dataclass(frozen=True, slots=True)
 class _PendingRequest:
-    """A turn that is not answered yet."""
+    """A draft request that is not answered yet."""
 
     number: int
     sent_s: float
     waited_until_s: float
-    asks: tuple[tuple[RemoteSequence, int, int], ...]  # the line, how many tokens it had, the limit
+    asks: tuple[tuple[RemoteSequence, int, int], ...]  # the sequence, how many tokens it had, the limit
     usual: bool  # the other side had read all prompts
 
 
@@ -101,35 +101,35 @@ class RemoteDrafter:
         self._apart = self._runs_ahead = False
         self._connector = ConnectionThread(name, device, self._check, self._report)
         self._link: Link | None = None
-        self._lines: dict[str, RemoteSequence] = {}
+        self._sequences: dict[str, RemoteSequence] = {}
         self._updates: list[Update] = []
-        self._wish: _PendingRequest | None = None
+        self._pending: _PendingRequest | None = None
         self._number = 0
         self._pace = DraftWait()
         self._way_ms = math.inf  # there and back, at best
         self._counts = _Counts()
 
-    def attach(self, door: DraftEndpoint) -> None:
-        """Draft by the process behind this door from now on. Thread-safe."""
-        self._connector.aim(door)
+    def attach(self, endpoint: DraftEndpoint) -> None:
+        """Draft by the process at this endpoint from now on. Thread-safe."""
+        self._connector.aim(endpoint)
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
         """See the port."""
-        self._lines[key] = RemoteSequence(key, list(tokens), sampling)
+        self._sequences[key] = RemoteSequence(key, list(tokens), sampling)
         self._note(Begin(key, list(tokens), sampling))
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         """See the port."""
-        line = self._lines.get(key)
-        if line is None:
+        sequence = self._sequences.get(key)
+        if sequence is None:
             return
-        line.tokens.extend(tokens)
-        self._judge(line)
+        sequence.tokens.extend(tokens)
+        self._judge(sequence)
         self._note(Extend(key, list(tokens)))
 
     def end(self, key: str, *, keep: bool) -> None:
         """See the port."""
-        if self._lines.pop(key, None) is not None:
+        if self._sequences.pop(key, None) is not None:
             self._note(End(key, keep))
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
@@ -138,7 +138,7 @@ class RemoteDrafter:
         try:
             self._take_new_link()
             if self._link is not None:
-                self._exchange(self._link, [ask for ask in asks if ask.key in self._lines and not ask.cheap_only])
+                self._exchange(self._link, [ask for ask in asks if ask.key in self._sequences and not ask.cheap_only])
         except LinkLost as error:
             self._drop("lost", str(error))
         except ProtocolError as error:
@@ -180,23 +180,23 @@ class RemoteDrafter:
             self._updates.append(update)
 
     def _exchange(self, link: Link, asks: list[Ask]) -> None:
-        """Say what happened, ask for drafts where no wish is open, and take in what comes in time."""
+        """Say what happened, ask for drafts where none are awaited, and take in what comes in time."""
         self._take(link, 0.0)
         now_s = self._clock.monotonic_s()
-        if self._wish is not None and now_s - self._wish.sent_s > self._limits.answer_timeout_s:
+        if self._pending is not None and now_s - self._pending.sent_s > self._limits.answer_timeout_s:
             self._drop("hung", f"no answer for {self._limits.answer_timeout_s:g} s")
             return
         updates, self._updates = self._updates, []
-        if self._wish is not None or not asks:
+        if self._pending is not None or not asks:
             if updates:
                 link.send(DraftRequest(self._number, updates, []))
             link.flush()
             return
         self._pace = draft_wait.count_draft_request(self._pace)
         round_ms = asks[0].round_ms or asks[0].last_ms  # the last round is a guess, until more is known
-        lines = [self._lines[ask.key] for ask in asks]
-        reading = not all(line.met for line in lines)
-        drafted = all(line.rest(1).tokens for line in lines)
+        sequences = [self._sequences[ask.key] for ask in asks]
+        reading = not all(sequence.met for sequence in sequences)
+        drafted = all(sequence.rest(1).tokens for sequence in sequences)
         wait_ms = 0.0 if reading or drafted else draft_wait.patience_ms(self._pace, round_ms, self._limits.max_wait_ms)
         if wait_ms == 0.0 and not (reading or self._apart):
             link.send(
@@ -205,8 +205,8 @@ class RemoteDrafter:
             return
         self._number += 1
         self._counts.asks += 1
-        sent = tuple((line, len(line.tokens), ask.limit) for line, ask in zip(lines, asks, strict=True))
-        self._wish = _PendingRequest(self._number, now_s, now_s + wait_ms / MS_PER_S, sent, usual=not reading)
+        sent = tuple((sequence, len(sequence.tokens), ask.limit) for sequence, ask in zip(sequences, asks, strict=True))
+        self._pending = _PendingRequest(self._number, now_s, now_s + wait_ms / MS_PER_S, sent, usual=not reading)
         price_ms = round_ms if wait_ms else 0.0
         link.send(DraftRequest(self._number, updates, asks, _IN_TIME * wait_ms or round_ms, price_ms))
         self._take(link, wait_ms / MS_PER_S)
@@ -217,51 +217,51 @@ class RemoteDrafter:
         answer = link.answer(timeout_s)
         if answer is None:
             return
-        wish, self._wish = self._wish, None
-        if wish is None or answer.number != wish.number:
-            raise ProtocolError(f"an answer to turn {answer.number} came, which nobody waits for")
-        drafts = self._drafts(wish, answer)
+        request, self._pending = self._pending, None
+        if request is None or answer.number != request.number:
+            raise ProtocolError(f"an answer to request {answer.number} came, which nobody waits for")
+        drafts = self._drafts(request, answer)
         now_s = self._clock.monotonic_s()
-        waited = now_s <= wish.waited_until_s
-        if wish.usual:
+        waited = now_s <= request.waited_until_s
+        if request.usual:
             self._pace = draft_wait.observe_draft_answer(
-                self._pace, self._answer_ms(wish, answer, now_s, waited=waited)
+                self._pace, self._answer_ms(request, answer, now_s, waited=waited)
             )
         counts = self._counts
         counts.in_time += waited
         counts.late += not waited
         counts.memory_bytes, counts.peak_rss_bytes = answer.memory_bytes, answer.peak_rss_bytes
         counts.ahead_now = (answer.ahead_hits, answer.ahead_misses)
-        for (line, base, _), draft in zip(wish.asks, drafts, strict=True):
-            line.base, line.guess, line.open = base, draft, True
-            line.met = line.met or bool(draft.tokens)
-            self._judge(line)
+        for (sequence, base, _), draft in zip(request.asks, drafts, strict=True):
+            sequence.base, sequence.guess, sequence.open = base, draft, True
+            sequence.met = sequence.met or bool(draft.tokens)
+            self._judge(sequence)
 
-    def _answer_ms(self, wish: _PendingRequest, answer: DraftResponse, now_s: float, *, waited: bool) -> float:
+    def _answer_ms(self, request: _PendingRequest, answer: DraftResponse, now_s: float, *, waited: bool) -> float:
         """Return what it took to the answer; one that nobody waited for may have lain there for a while."""
-        took_ms = (now_s - wish.sent_s) * MS_PER_S
+        took_ms = (now_s - request.sent_s) * MS_PER_S
         if waited:
             self._way_ms = min(self._way_ms, took_ms - answer.took_ms)
             return took_ms
         return min(took_ms, answer.took_ms + (self._way_ms if self._way_ms < math.inf else 0.0))
 
-    def _drafts(self, wish: _PendingRequest, answer: DraftResponse) -> list[Draft]:
+    def _drafts(self, request: _PendingRequest, answer: DraftResponse) -> list[Draft]:
         """Return what an answer brings. Raises ProtocolError where it cannot be one."""
-        if len(answer.drafts) != len(wish.asks):
-            raise ProtocolError(f"{len(answer.drafts)} drafts came for {len(wish.asks)} sequences")
+        if len(answer.drafts) != len(request.asks):
+            raise ProtocolError(f"{len(answer.drafts)} drafts came for {len(request.asks)} sequences")
         return [
             check_guess(guess, limit, self._draft_vocabulary, self.name)
-            for (_, _, limit), guess in zip(wish.asks, answer.drafts, strict=True)
+            for (_, _, limit), guess in zip(request.asks, answer.drafts, strict=True)
         ]
 
-    def _judge(self, line: RemoteSequence) -> None:
-        right = line.verdict()
+    def _judge(self, sequence: RemoteSequence) -> None:
+        right = sequence.verdict()
         if right is not None:
             self._pace = draft_wait.observe_accepted_tokens(self._pace, right)
 
     def _offer(self, ask: Ask) -> Draft:
-        line = self._lines.get(ask.key)
-        return NOTHING if line is None else line.rest(ask.limit)
+        sequence = self._sequences.get(ask.key)
+        return NOTHING if sequence is None else sequence.rest(ask.limit)
 
     def _take_new_link(self) -> None:
         """Change over to a new link, if there is one, and tell it every running sequence."""
@@ -271,23 +271,25 @@ class RemoteDrafter:
         if self._link is not None:
             self._link.close()
         self._link, welcome = made
-        self._wish = None
+        self._pending = None
         self._state, self._reason = "ok", ""
         self._described, self._apart, self._runs_ahead = welcome.drafter, welcome.apart, welcome.runs_ahead
         self._draft_vocabulary = welcome.vocabulary_size
         self._counts.connections += 1
         self._counts.ahead = [self._counts.ahead_of(0), self._counts.ahead_of(1)]
         self._counts.ahead_now = (0, 0)
-        for line in self._lines.values():
-            line.met = False
-        self._updates = [Begin(line.key, list(line.tokens), line.sampling) for line in self._lines.values()]
+        for sequence in self._sequences.values():
+            sequence.met = False
+        self._updates = [
+            Begin(sequence.key, list(sequence.tokens), sequence.sampling) for sequence in self._sequences.values()
+        ]
 
     def _drop(self, state: Literal["lost", "hung", "garbage"], reason: str) -> None:
         """Go on without the link; one that was merely lost is made again."""
         if self._link is not None:
             self._link.close()
             self._link = None
-        self._wish = None
+        self._pending = None
         self._updates = []
         self._report(DraftLink(self.name, state, reason))
         if state == "lost":

@@ -1,4 +1,4 @@
-"""The draft worker: a drafter in a process of its own, perhaps on another host, behind a door.
+"""The draft worker: a drafter in a process of its own, perhaps on another host, behind an endpoint.
 
 It serves one target at a time; whoever knocked last is served. What it drafts is never needed: a target that gets no
 answer goes on without, so nothing here is saved or retried.
@@ -112,11 +112,11 @@ class DraftEngine:
             self._door_bell.close()
 
     def _open(self, hosted: HostedDrafter, emit: Emit) -> None:
-        door = EndpointServer(hosted.host)
-        keeper = threading.Thread(target=self._keep, args=(door,), name="door", daemon=True)
+        server = EndpointServer(hosted.host)
+        keeper = threading.Thread(target=self._keep, args=(server,), name="endpoint", daemon=True)
         keeper.start()
         try:
-            emit(_ready(hosted, door))
+            emit(_ready(hosted, server))
             self._serve(hosted)
             if hosted.state.state == "failed":
                 emit(Failed(hosted.state.reason, restartable=True))
@@ -124,21 +124,21 @@ class DraftEngine:
             self._stopped = True
             self._door_bell.ring()
             keeper.join(GREETING_S)
-            door.close()
+            server.close()
             while not self._knocked.empty():
                 self._knocked.get().close()
 
-    def _keep(self, door: EndpointServer) -> None:
+    def _keep(self, server: EndpointServer) -> None:
         """Let in whoever has the key, in a thread: strangers that say nothing hold up nobody's drafts."""
         poll = select.poll()
         poll.register(self._door_bell.heard, select.POLLIN)
-        for listening in door.listening:
+        for listening in server.listening:
             poll.register(listening, select.POLLIN)
-        by_number = {listening.fileno(): listening for listening in door.listening}
+        by_number = {listening.fileno(): listening for listening in server.listening}
         while not self._stopped:
             for number, _ in poll.poll():
-                with suppress(OSError, KeyError):  # the bell is no door
-                    if (admitted := door.admit(by_number[number])) is not None:
+                with suppress(OSError, KeyError):  # the wake-up socket is no listening socket
+                    if (admitted := server.admit(by_number[number])) is not None:
                         self._knocked.put(admitted)
                         self._bell.ring()
 
@@ -189,21 +189,21 @@ class DraftEngine:
                 link = None
 
     def _obey(self, link: Link, ahead: LookaheadDrafter) -> None:
-        """Carry out all turns that are there; the last that has wishes is answered. Raises LinkLost, ProtocolError."""
+        """Carry out all requests that are there; the last that has asks is answered. Raises LinkLost, ProtocolError."""
         link.flush()
-        wishes: DraftRequest | None = None
+        request: DraftRequest | None = None
         came_s = time.perf_counter()
         while (turn := link.turn()) is not None:
             for update in turn.updates:
                 ahead.update(update)
-            wishes = turn if turn.asks else wishes
-        if wishes is not None:
-            within_s = wishes.within_ms / MS_PER_S - (time.perf_counter() - came_s)
-            found = ahead.answer(wishes.asks, within_s, wishes.round_ms / MS_PER_S)
+            request = turn if turn.asks else request
+        if request is not None:
+            within_s = request.within_ms / MS_PER_S - (time.perf_counter() - came_s)
+            found = ahead.answer(request.asks, within_s, request.round_ms / MS_PER_S)
             drafts = [WireDraft.of(draft) for draft in found]
             took_ms = (time.perf_counter() - came_s) * MS_PER_S
             counts = (ahead.drafter.memory_bytes(), ahead.hits, ahead.misses, self._peak_bytes())
-            link.send(DraftResponse(wishes.number, drafts, took_ms, *counts))
+            link.send(DraftResponse(request.number, drafts, took_ms, *counts))
 
     def _peak_bytes(self) -> int:
         """Return the most that this process held; asked of the system now and then, as asking takes its time."""
@@ -240,10 +240,10 @@ def _apart(hosted: HostedDrafter, hello: Hello) -> bool:
     return hello.host != host_id() or hello.device.casefold() != hosted.state.device.casefold()
 
 
-def _ready(hosted: HostedDrafter, door: EndpointServer) -> DraftReady:
+def _ready(hosted: HostedDrafter, server: EndpointServer) -> DraftReady:
     return DraftReady(
         name=hosted.state.name,
-        door=door.door,
+        door=server.endpoint,
         drafter=hosted.state,
         vocabulary_size=hosted.vocabulary_size,
         vocabulary_fingerprint=hosted.vocabulary_fingerprint,

@@ -72,8 +72,8 @@ class TranslatingDrafter:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See the port."""
         known = [self._known.get(ask.key) for ask in asks]
-        wishes = [replace(ask, limit=_inner_limit(one, ask.limit)) for ask, one in zip(asks, known, strict=True) if one]
-        drafts = iter(self._inner.propose(wishes))
+        asked = [replace(ask, limit=_inner_limit(one, ask.limit)) for ask, one in zip(asks, known, strict=True) if one]
+        drafts = iter(self._inner.propose(asked))
         return [
             NOTHING if one is None else self._translate_draft(one, next(drafts), ask.limit)
             for ask, one in zip(asks, known, strict=True)

@@ -1,4 +1,4 @@
-"""Each request drafted for by its lane's own drafter, so that two sets of drafters can be compared on live traffic."""
+"""Each request is drafted for by its variant's drafter, so that two sets of drafters are compared on live traffic."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from policies.sampling import Sampling
 
 
 class VariantDrafter(DrafterGroup):
-    """`lanes` are drafters by the lanes that have their own; whoever is in none of them gets `usual` (None: nothing).
+    """`variants`: the drafters of those that have their own; all other requests get `default` (None: nothing).
 
     The drafters share nothing: what one learns, and whatever it remembers of outputs, is of its own requests.
     """
 
-    def __init__(self, usual: Drafter | None, lanes: Mapping[str, Drafter]) -> None:
-        super().__init__([*([usual] if usual is not None else []), *lanes.values()])
-        self._usual = usual
-        self._lanes = dict(lanes)
+    def __init__(self, default: Drafter | None, variants: Mapping[str, Drafter]) -> None:
+        super().__init__([*([default] if default is not None else []), *variants.values()])
+        self._default = default
+        self._variants = dict(variants)
         self._joined: dict[str, Drafter] = {}
 
-    def join(self, key: str, lane: str) -> None:
-        """Say which lane a sequence is in, before it begins."""
-        if lane in self._lanes:
-            self._joined[key] = self._lanes[lane]
+    def join(self, key: str, variant: str) -> None:
+        """Say which variant a sequence is in, before it begins."""
+        if variant in self._variants:
+            self._joined[key] = self._variants[variant]
 
     def _of(self, key: str) -> Drafter | None:
-        return self._joined.get(key, self._usual)
+        return self._joined.get(key, self._default)
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
         """See the port."""

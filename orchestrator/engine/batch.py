@@ -15,49 +15,53 @@ SCORED_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """One sequence's share of a forward: `known` committed tokens, then its draft. `samples`: the last known
-    token is in it, so that its row (and the drafts' rows) choose tokens."""
+    """One sequence's share of a forward: `num_query_tokens` committed tokens, then its draft. `emits_logits`: the last
+    committed token is in it, so that its row (and the drafts' rows) choose tokens."""
 
-    session: SequenceState
-    known: int
-    samples: bool
+    sequence: SequenceState
+    num_query_tokens: int
+    emits_logits: bool
 
     @property
     def apart(self) -> bool:
         """The numerical class of its rows (see adapters.contract.Capabilities.apart_tokens)."""
-        return self.session.apart and self.session.prompt_left == 0
+        return self.sequence.apart and self.sequence.prompt_left == 0
 
     @property
     def drafts(self) -> bool:
         """True where draft rows may follow: not where they would be of another class than the rows before them."""
-        return self.samples and (self.apart or not self.session.apart)
+        return self.emits_logits and (self.apart or not self.sequence.apart)
 
     @property
-    def fills(self) -> bool:
+    def is_prefill(self) -> bool:
         """True for a prefill, of a prompt or of tokens that are replayed."""
-        return self.known > 1 or not self.samples
+        return self.num_query_tokens > 1 or not self.emits_logits
 
     @property
     def rows(self) -> int:
         """Rows that are run, drafts included, padding not."""
-        return self.known + (len(self.session.draft.tokens) if self.samples else 0)
+        return self.num_query_tokens + (len(self.sequence.draft.tokens) if self.emits_logits else 0)
 
     def segment(self) -> Segment:
         """Return what the adapter runs."""
-        session = self.session
-        start = session.cached
+        sequence = self.sequence
+        start = sequence.cached
         tokens = [
-            *session.tokens[start : start + self.known],
-            *(session.draft.tokens if self.samples else ()),
+            *sequence.tokens[start : start + self.num_query_tokens],
+            *(sequence.draft.tokens if self.emits_logits else ()),
         ]
-        return Segment(session.slot, start, tokens, self.wanted, self.apart)
+        return Segment(sequence.slot, start, tokens, self.wanted, self.apart)
 
     @property
     def wanted(self) -> tuple[int, int]:
         """The rows whose logits are wanted: those that choose tokens, and a prompt's where it is scored."""
-        session = self.session
-        first = 0 if session.scores_prompt else self.known - 1
-        last = self.known + len(session.draft.tokens) if self.samples else self.known * session.scores_prompt
+        sequence = self.sequence
+        first = 0 if sequence.scores_prompt else self.num_query_tokens - 1
+        last = (
+            self.num_query_tokens + len(sequence.draft.tokens)
+            if self.emits_logits
+            else self.num_query_tokens * sequence.scores_prompt
+        )
         return (first, last) if last > first else (0, 0)
 
 
@@ -71,24 +75,24 @@ def schedule_rows(
     """
     parts: list[ScheduledSequence] = []
     left = max_rows
-    for session in running:
-        if session.uncached == 1 and left >= paid_rows:
-            parts.append(ScheduledSequence(session, 1, samples=True))
+    for sequence in running:
+        if sequence.uncached == 1 and left >= paid_rows:
+            parts.append(ScheduledSequence(sequence, 1, emits_logits=True))
             left -= paid_rows
     if parts:
         left = min(left, prefill_rows)
-    filling = _computing_what_no_other_does([session for session in running if session.uncached > 1])
-    for session, known in _share_prefill_rows(filling, left, paid_rows):
-        parts.append(ScheduledSequence(session, known, samples=known == session.uncached))
+    filling = _computing_what_no_other_does([sequence for sequence in running if sequence.uncached > 1])
+    for sequence, known in _share_prefill_rows(filling, left, paid_rows):
+        parts.append(ScheduledSequence(sequence, known, emits_logits=known == sequence.uncached))
     return parts
 
 
 def _computing_what_no_other_does(filling: Sequence[SequenceState]) -> list[SequenceState]:
     """Leave out whoever waits for rows that one in front of it computes in this forward."""
     kept: list[SequenceState] = []
-    for session in filling:
-        if session.scores_prompt or not any(_same_rows(ahead, session) for ahead in kept):
-            kept.append(session)
+    for sequence in filling:
+        if sequence.scores_prompt or not any(_same_rows(ahead, sequence) for ahead in kept):
+            kept.append(sequence)
     return kept
 
 
@@ -104,19 +108,19 @@ def _share_prefill_rows(filling: Sequence[SequenceState], rows: int, paid_rows: 
     half = min(_count_wanted_rows(oldest), rows if not others else max(rows // 2, paid_rows))
     left = rows - max(half, paid_rows)
     given: list[tuple[SequenceState, int]] = []
-    for session in others:
+    for sequence in others:
         if left < paid_rows:
             break
-        known = min(_count_wanted_rows(session), left)
-        given.append((session, known))
+        known = min(_count_wanted_rows(sequence), left)
+        given.append((sequence, known))
         left -= max(known, paid_rows)
     return [(oldest, min(_count_wanted_rows(oldest), half + max(0, left))), *given]
 
 
-def _count_wanted_rows(session: SequenceState) -> int:
+def _count_wanted_rows(sequence: SequenceState) -> int:
     """Return the rows that a prefill can use in one forward: none of them reaches over the prompt's end."""
-    wanted = session.prompt_left or session.uncached
-    return min(wanted, SCORED_ROWS) if session.scores_prompt else wanted
+    wanted = sequence.prompt_left or sequence.uncached
+    return min(wanted, SCORED_ROWS) if sequence.scores_prompt else wanted
 
 
 def _same_rows(ahead: SequenceState, behind: SequenceState) -> bool:
@@ -143,4 +147,4 @@ def rows_of(parts: Sequence[ScheduledSequence], paid_rows: int) -> int:
 def most_blocks(parts: Sequence[ScheduledSequence], *, paid_rows: int, block_tokens: int) -> int:
     """Return no less than the free blocks that parts without drafts need: found in less time than what they do need,
     for where there are plenty."""
-    return sum(ceil_div(part.known + paid_rows, block_tokens) + 1 for part in parts)
+    return sum(ceil_div(part.num_query_tokens + paid_rows, block_tokens) + 1 for part in parts)

@@ -113,9 +113,9 @@ class DecodeLoop:
 
     def cancel(self, request_id: str) -> None:
         """Forget a request, running or waiting; its slot is free at once. Unknown ids are ignored."""
-        session = self._scheduler.withdraw(request_id)
-        if session is not None:
-            self._retire(session, keep=False)
+        sequence = self._scheduler.withdraw(request_id)
+        if sequence is not None:
+            self._retire(sequence, keep=False)
         else:  # one that gave way waits, and the drafter still knows it
             self._speculator.end(request_id, keep=False)
 
@@ -128,7 +128,10 @@ class DecodeLoop:
         parts = self._schedule_parts()
         proposed = self._clock.monotonic_s()
         if not self._speculator.pauses(parts):
-            room, row_price = self._scheduler.room(parts), self._levels.row_price(prompts=any(p.fills for p in parts))
+            room, row_price = (
+                self._scheduler.room(parts),
+                self._levels.row_price(prompts=any(p.is_prefill for p in parts)),
+            )
             self._speculator.propose(parts, room=room, row_price=row_price)
         draft_ms = (self._clock.monotonic_s() - proposed) * MS_PER_S
         result = self._target.forward([part.segment() for part in parts])
@@ -159,33 +162,33 @@ class DecodeLoop:
         good until they start again."""
         started = self._scheduler.admit()
         parts, preempted = self._scheduler.parts()
-        for session in started:
-            self._speculator.begin(session, drafts=session not in preempted)
+        for sequence in started:
+            self._speculator.begin(sequence, drafts=sequence not in preempted)
         return parts
 
-    def _retire(self, session: SequenceState, *, keep: bool) -> None:
+    def _retire(self, sequence: SequenceState, *, keep: bool) -> None:
         """The sequence ends. `keep`: its output may help later drafts."""
-        self._speculator.end(session.key, keep=keep)
-        self._scheduler.leave(session)
+        self._speculator.end(sequence.key, keep=keep)
+        self._scheduler.leave(sequence)
 
     def _accept(self, parts: Sequence[ScheduledSequence], rows: Sequence[Row]) -> list[VerifiedDraft | None]:
         asked: list[tuple[SequenceState, Row]] = []
         for part, own in zip(parts, rows, strict=True):
-            session = part.session
-            if session.scores is not None and session.scores_prompt:
-                session.scores.see_prompt(own, session.cached + 1)
-            if part.samples:
-                asked.append((session, own[len(own) - len(session.draft.tokens) - 1 :]))
+            sequence = part.sequence
+            if sequence.scores is not None and sequence.scores_prompt:
+                sequence.scores.see_prompt(own, sequence.cached + 1)
+            if part.emits_logits:
+                asked.append((sequence, own[len(own) - len(sequence.draft.tokens) - 1 :]))
         try:
             judged = iter(self._verifier.verdicts(asked))
         except NotFinite as error:
             device = self._target.capabilities.device
             raise DeviceLost(f"{device} computed garbage: {error}") from error
-        return [self._usable(part.session, next(judged)) if part.samples else None for part in parts]
+        return [self._usable(part.sequence, next(judged)) if part.emits_logits else None for part in parts]
 
-    def _usable(self, session: SequenceState, judged: VerifiedDraft | GrammarFailed) -> VerifiedDraft | None:
+    def _usable(self, sequence: SequenceState, judged: VerifiedDraft | GrammarFailed) -> VerifiedDraft | None:
         if isinstance(judged, GrammarFailed):
-            self._fail(session, judged)
+            self._fail(sequence, judged)
             return None
         return judged
 
@@ -195,46 +198,46 @@ class DecodeLoop:
         deltas: list[Delta] = []
         tally = RoundDraftCounts()
         for part, judged, own in zip(parts, verdicts, rows, strict=True):
-            session = part.session
-            if session.slot == NO_SLOT:  # its grammar failed
+            sequence = part.sequence
+            if sequence.slot == NO_SLOT:  # its grammar failed
                 continue
-            filling = session.prompt_left > 0
-            self._prefixes.count(session)
-            session.cached += part.known
+            filling = sequence.prompt_left > 0
+            self._prefixes.count(sequence)
+            sequence.cached += part.num_query_tokens
             if filling:
-                self._prefixes.remember(session)
+                self._prefixes.remember(sequence)
             if judged is None:
                 continue
-            session.cached += judged.accepted
-            self._count(session, judged, tally)
+            sequence.cached += judged.accepted
+            self._count(sequence, judged, tally)
             try:
-                taken, finish = session.commit(judged.tokens)
+                taken, finish = sequence.commit(judged.tokens)
             except GrammarFailed as error:
-                self._fail(session, error)
+                self._fail(sequence, error)
                 continue
             if taken:
-                self._levels.observe_commit(session, ended=bool(finish))
-            deltas.append(_delta(session, taken, finish, own[len(own) - len(session.draft.tokens) - 1 :]))
-            self._speculator.observe_verdict(session, judged.accepted, taken)
+                self._levels.observe_commit(sequence, ended=bool(finish))
+            deltas.append(_delta(sequence, taken, finish, own[len(own) - len(sequence.draft.tokens) - 1 :]))
+            self._speculator.observe_verdict(sequence, judged.accepted, taken)
             if finish:
-                self._retire(session, keep=True)
+                self._retire(sequence, keep=True)
         return deltas, tally
 
-    def _fail(self, session: SequenceState, error: GrammarFailed) -> None:
+    def _fail(self, sequence: SequenceState, error: GrammarFailed) -> None:
         """Give up on one request; the others go on."""
-        self._failed.append(Refused(session.key, f"the grammar failed: {error}", "failed"))
-        self._retire(session, keep=False)
+        self._failed.append(Refused(sequence.key, f"the grammar failed: {error}", "failed"))
+        self._retire(sequence, keep=False)
 
-    def _count(self, session: SequenceState, judged: VerifiedDraft, tally: RoundDraftCounts) -> None:
-        drafted = session.draft.guessed
+    def _count(self, sequence: SequenceState, judged: VerifiedDraft, tally: RoundDraftCounts) -> None:
+        drafted = sequence.draft.guessed
         accepted = min(judged.accepted, drafted)
-        if session.first_token_s == 0.0:
-            session.first_token_s = self._clock.monotonic_s()
-        session.steps += 1
-        session.drafted += drafted
-        session.accepted += accepted
-        tally.add(drafted, accepted, session.submit.sampling.rule)
-        self._by_drafter.add(session.draft, accepted)
+        if sequence.first_token_s == 0.0:
+            sequence.first_token_s = self._clock.monotonic_s()
+        sequence.steps += 1
+        sequence.drafted += drafted
+        sequence.accepted += accepted
+        tally.add(drafted, accepted, sequence.submit.sampling.rule)
+        self._by_drafter.add(sequence.draft, accepted)
 
     def gauges(self, rss_bytes: int, peak_rss_bytes: int = 0) -> Gauges:
         """Return the state between rounds."""
@@ -268,10 +271,10 @@ def _rows_by_part(parts: Sequence[ScheduledSequence], result: ForwardResult) -> 
     return found
 
 
-def _delta(session: SequenceState, taken: list[int], finish: str, rows: Row) -> Delta:
+def _delta(sequence: SequenceState, taken: list[int], finish: str, rows: Row) -> Delta:
     """Return what a round did for a sequence; row i chose token i."""
-    scores = session.scores
+    scores = sequence.scores
     if scores is None:
-        return Delta(session.key, taken, finish, session.stats())
+        return Delta(sequence.key, taken, finish, sequence.stats())
     logprobs = scores.of_tokens(rows, taken)
-    return Delta(session.key, taken, finish, session.stats(), logprobs, scores.take_prompt())
+    return Delta(sequence.key, taken, finish, sequence.stats(), logprobs, scores.take_prompt())

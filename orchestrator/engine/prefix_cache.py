@@ -16,25 +16,27 @@ class PrefixCache:
         self.queries = 0
         self.hits = 0
 
-    def attach(self, session: SequenceState) -> None:
+    def attach(self, sequence: SequenceState) -> None:
         """Begin with what is remembered of the sequence's tokens.
 
         It is to be asked each round until the sequence's first row is computed, because a request in front of it may
         compute more of that very prefix.
         """
         # A remembered prefix brings no logits, and a prompt that is to be scored needs them.
-        if self._enabled and not session.begun and not session.scores_prompt:
-            self._target.release(session.slot)
-            session.cached = session.reused = self._target.attach(session.slot, session.tokens[: session.shared_limit])
+        if self._enabled and not sequence.begun and not sequence.scores_prompt:
+            self._target.release(sequence.slot)
+            sequence.cached = sequence.reused = self._target.attach(
+                sequence.slot, sequence.tokens[: sequence.shared_limit]
+            )
 
-    def count(self, session: SequenceState) -> None:
+    def count(self, sequence: SequenceState) -> None:
         """The sequence's next row is being computed: count, once a stay, what its prefix was good for."""
-        if not session.begun:
-            session.begun = True
-            self.queries += len(session.tokens)
-            self.hits += session.reused
+        if not sequence.begun:
+            sequence.begun = True
+            self.queries += len(sequence.tokens)
+            self.hits += sequence.reused
 
-    def remember(self, session: SequenceState) -> None:
+    def remember(self, sequence: SequenceState) -> None:
         """Let later requests begin with what this one has computed."""
         if self._enabled:
-            self._target.share(session.slot, session.tokens[: min(session.cached, session.shared_limit)])
+            self._target.share(sequence.slot, sequence.tokens[: min(sequence.cached, sequence.shared_limit)])

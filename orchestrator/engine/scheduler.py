@@ -68,17 +68,17 @@ class Scheduler:
         """How many sequences wait for one."""
         return len(self._waiting)
 
-    def add(self, session: SequenceState) -> None:
+    def add(self, sequence: SequenceState) -> None:
         """Queue a sequence."""
-        self._waiting.append(session)
+        self._waiting.append(sequence)
 
     def withdraw(self, key: str) -> SequenceState | None:
         """Forget a waiting sequence; return one that runs, for the caller to end. Unknown keys are ignored."""
-        for session in self._waiting:
-            if session.key == key:
-                self._waiting.remove(session)
+        for sequence in self._waiting:
+            if sequence.key == key:
+                self._waiting.remove(sequence)
                 return None
-        return next((session for session in self._running if session.key == key), None)
+        return next((sequence for sequence in self._running if sequence.key == key), None)
 
     def admit(self) -> list[SequenceState]:
         """Give slots to those who can start now, and return them."""
@@ -89,8 +89,8 @@ class Scheduler:
     def _start_admitted(self) -> list[SequenceState]:
         caps = self._target.capabilities
         blocks = [
-            ceil_div(len(session.tokens) + caps.paid_rows, caps.block_tokens)
-            for session in islice(self._waiting, self.max_running)
+            ceil_div(len(sequence.tokens) + caps.paid_rows, caps.block_tokens)
+            for sequence in islice(self._waiting, self.max_running)
         ]
         count = count_admissible_requests(
             blocks,
@@ -101,9 +101,9 @@ class Scheduler:
         )
         now = self._clock.monotonic_s()
         started = [self._waiting.popleft() for _ in range(count)]
-        for session in started:
-            session.slot = self._free_slots.pop()
-            session.admitted_s = session.admitted_s or now
+        for sequence in started:
+            sequence.slot = self._free_slots.pop()
+            sequence.admitted_s = sequence.admitted_s or now
         self._running += started
         return started
 
@@ -120,9 +120,9 @@ class Scheduler:
         caps = self._target.capabilities
         preempted: list[SequenceState] = []
         while True:
-            for session in self._running:
-                session.draft = NOTHING
-                self._prefixes.attach(session)
+            for sequence in self._running:
+                sequence.draft = NOTHING
+                self._prefixes.attach(sequence)
             parts = schedule_rows(
                 self._in_turn(),
                 max_rows=caps.max_batch_rows,
@@ -139,7 +139,7 @@ class Scheduler:
 
     def _count_prefill_rows(self) -> int:
         """Return the rows of prefill that a forward may have beside sequences that decode."""
-        decoding = [session for session in self._running if session.uncached == 1]
+        decoding = [sequence for sequence in self._running if sequence.uncached == 1]
         if len(decoding) == len(self._running):
             return 0
         return rows_within(
@@ -156,10 +156,10 @@ class Scheduler:
         waited longest, and all who prefill."""
         if not self.levels.may_take_turns:
             return self._running
-        ready = [session for session in self._running if session.uncached == 1]
+        ready = [sequence for sequence in self._running if sequence.uncached == 1]
         if len(ready) <= LEAST_GROUP:
             return self._running
-        context_tokens = sum(session.cached for session in ready) / len(ready)
+        context_tokens = sum(sequence.cached for sequence in ready) / len(ready)
 
         def round_ms(sequences: int) -> float:
             rows = sequences * self._target.capabilities.paid_rows
@@ -167,15 +167,15 @@ class Scheduler:
 
         bound_ms = self.levels.update_round_bound_ms(round_ms(len(ready)))
         size = group_size(round_ms, len(ready), bound_ms=bound_ms, turns_ms=self.levels.turns_ms)
-        waits = sorted(ready, key=lambda session: session.turn)[size:]
-        return [session for session in self._running if session not in waits] if waits else self._running
+        waits = sorted(ready, key=lambda sequence: sequence.turn)[size:]
+        return [sequence for sequence in self._running if sequence not in waits] if waits else self._running
 
     def room(self, parts: Sequence[ScheduledSequence]) -> int:
         """Return the rows that drafts may add to a forward: those that it has left, and that keep what decodes in it
         within the round's latency budget."""
         caps = self._target.capabilities
         left = max(0, caps.max_batch_rows - rows_of(parts, caps.paid_rows))
-        deciding = [part for part in parts if part.samples]
+        deciding = [part for part in parts if part.emits_logits]
         if not self.levels.follows or not deciding:
             return left
         rows, sequences, context_tokens = self._size(deciding)
@@ -188,7 +188,7 @@ class Scheduler:
     def observe_round_time(self, parts: Sequence[ScheduledSequence], tokens: int, round_ms: float) -> None:
         """A round of these parts took so long, and made so many tokens."""
         if self.levels.follows:
-            decoding = [part for part in parts if not part.fills]
+            decoding = [part for part in parts if not part.is_prefill]
             plain_ms = self._cost().ms(*self._size(decoding)) if decoding else 0.0
             sequences, prompts = len(decoding), len(decoding) < len(parts)
             self.levels.observe_round_time(
@@ -199,48 +199,48 @@ class Scheduler:
         """Return the rows, without drafts, the sequences, and the mean of the positions that they hold."""
         alone, paid_rows = len(parts) == 1, self._target.capabilities.paid_rows
         rows = sum(count_min_rows(part, alone, paid_rows) for part in parts)
-        return rows, len(parts), sum(part.session.cached for part in parts) / max(1, len(parts))
+        return rows, len(parts), sum(part.sequence.cached for part in parts) / max(1, len(parts))
 
     def _preempt(self, missing: int) -> list[SequenceState]:
         """Send the youngest back to the head of the queue: their tokens are kept, their cache is computed again."""
         size = self._target.capabilities.block_tokens
-        held = [ceil_div(self._target.count_cached_positions(session.slot), size) for session in self._running]
+        held = [ceil_div(self._target.count_cached_positions(sequence.slot), size) for sequence in self._running]
         gone = self._running[-max(1, victims(held, missing=missing)) :]
-        for session in reversed(gone):
-            self.leave(session)
-            self._waiting.appendleft(session)
+        for sequence in reversed(gone):
+            self.leave(sequence)
+            self._waiting.appendleft(sequence)
         self.preemptions += len(gone)
         return gone
 
-    def leave(self, session: SequenceState) -> None:
+    def leave(self, sequence: SequenceState) -> None:
         """Take a running sequence's slot; what it computed is remembered while there is room."""
-        self._prefixes.remember(session)
-        self._target.release(session.slot)
-        self._running.remove(session)
-        self._free_slots.append(session.slot)
-        session.slot = NO_SLOT
-        session.cached = session.reused = 0
-        session.begun = False
+        self._prefixes.remember(sequence)
+        self._target.release(sequence.slot)
+        self._running.remove(sequence)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = NO_SLOT
+        sequence.cached = sequence.reused = 0
+        sequence.begun = False
 
     def observe(self, parts: Sequence[ScheduledSequence], forward_ms: float) -> None:
         """Learn from a forward what prefill costs. To be called before its verdicts are committed."""
         self._turn += 1
         for part in parts:
-            if part.samples:
-                part.session.turn = self._turn
-        prefill_rows = sum(part.known for part in parts if part.fills)
+            if part.emits_logits:
+                part.sequence.turn = self._turn
+        prefill_rows = sum(part.num_query_tokens for part in parts if part.is_prefill)
         if prefill_rows:
             self._prefill_row_ms = observe_prefill(
                 self._prefill_row_ms,
                 prefill_rows=prefill_rows,
-                decode_ms=self._decode_ms([part.session for part in parts if not part.fills]),
+                decode_ms=self._decode_ms([part.sequence for part in parts if not part.is_prefill]),
                 forward_ms=forward_ms,
             )
 
-    def _decode_ms(self, sessions: Sequence[SequenceState]) -> float:
+    def _decode_ms(self, sequences: Sequence[SequenceState]) -> float:
         """Return what a forward takes in which these sequences decode; 0 where that is not known."""
         cost, paid_rows = self._cost(), self._target.capabilities.paid_rows
-        if not sessions or not cost.seen:
+        if not sequences or not cost.seen:
             return 0.0
-        rows = sum(1 if session.apart and len(sessions) > 1 else paid_rows for session in sessions)
-        return cost.ms(rows, len(sessions), sum(session.cached for session in sessions) / len(sessions))
+        rows = sum(1 if sequence.apart and len(sequences) > 1 else paid_rows for sequence in sequences)
+        return cost.ms(rows, len(sequences), sum(sequence.cached for sequence in sequences) / len(sequences))

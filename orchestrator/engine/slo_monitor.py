@@ -72,21 +72,21 @@ class SloMonitor:
         """True where rounds are bounded even if nobody drafts."""
         return self._objectives.max_round_ms > 0.0
 
-    def observe_commit(self, session: SequenceState, *, ended: bool) -> None:
+    def observe_commit(self, sequence: SequenceState, *, ended: bool) -> None:
         """A sequence got tokens."""
         if not self._watches:
             return
         now_s = self._clock.monotonic_s()
-        if session.pace_tokens == 0:
-            session.pace_s, session.pace_tokens = session.first_token_s, len(session.submit.committed) + 1
-            if not session.submit.committed:  # else its first token came from a worker that was lost
-                self._ttfts_ms.add(now_s, (session.first_token_s - session.submitted_s) * MS_PER_S)
+        if sequence.pace_tokens == 0:
+            sequence.pace_s, sequence.pace_tokens = sequence.first_token_s, len(sequence.submit.committed) + 1
+            if not sequence.submit.committed:  # else its first token came from a worker that was lost
+                self._ttfts_ms.add(now_s, (sequence.first_token_s - sequence.submitted_s) * MS_PER_S)
         if ended:
-            tokens = session.generated - session.pace_tokens
-            if tokens >= _LEAST_TOKENS or (tokens > 0 and session.pace_s == session.first_token_s):
-                self._tpots_ms.add(now_s, (now_s - session.pace_s) * MS_PER_S / tokens)
-            if session.steps >= _LEAST_STEPS:
-                self._tokens_a_step.add(now_s, 1.0 + session.accepted / session.steps)
+            tokens = sequence.generated - sequence.pace_tokens
+            if tokens >= _LEAST_TOKENS or (tokens > 0 and sequence.pace_s == sequence.first_token_s):
+                self._tpots_ms.add(now_s, (now_s - sequence.pace_s) * MS_PER_S / tokens)
+            if sequence.steps >= _LEAST_STEPS:
+                self._tokens_a_step.add(now_s, 1.0 + sequence.accepted / sequence.steps)
 
     def observe_round_time(
         self, *, sequences: int, tokens: int, round_ms: float, plain_ms: float, prompts: bool
@@ -117,9 +117,9 @@ class SloMonitor:
         if self.answer.running != before.running and self._objectives.tpot.ms is not None:
             self._settling = True
             self._tpots_ms.clear()
-            for session in running:
-                if session.pace_tokens:
-                    session.pace_s, session.pace_tokens = now_s, session.generated
+            for sequence in running:
+                if sequence.pace_tokens:
+                    sequence.pace_s, sequence.pace_tokens = now_s, sequence.generated
 
     def update_round_bound_ms(self, plain_ms: float) -> float:
         """Return the longest that a round may be planned to take, where it takes `plain_ms` without drafts."""
@@ -165,13 +165,13 @@ class SloMonitor:
         ttfts_ms = self._ttfts_ms.values(now_s)
         if ttft.ms is not None:  # who waits longer than that is known to be late
             ages_ms = [
-                (now_s - session.submitted_s) * MS_PER_S
-                for session in (*running, *waiting)
-                if session.first_token_s == 0.0 and not session.submit.committed
+                (now_s - sequence.submitted_s) * MS_PER_S
+                for sequence in (*running, *waiting)
+                if sequence.first_token_s == 0.0 and not sequence.submit.committed
             ]
             ttfts_ms += [age_ms for age_ms in ages_ms if age_ms > ttft.ms]
         tpots_ms = self._tpots_ms.values(now_s)
-        tpots_ms += [pace_ms for session in running if (pace_ms := self._pace_ms(session, now_s)) is not None]
+        tpots_ms += [pace_ms for sequence in running if (pace_ms := self._pace_ms(sequence, now_s)) is not None]
         slow = 100.0 - tpot.percentile
         steps = self._tokens_a_step.values(now_s)
         steps += [1.0 + one.accepted / one.steps for one in running if one.steps >= _LEAST_STEPS]
@@ -185,11 +185,11 @@ class SloMonitor:
             prefill_time=self._prompts_ms / self._round_ms if self._round_ms > 0.0 else 0.0,
         )
 
-    def _pace_ms(self, session: SequenceState, now_s: float) -> float | None:
+    def _pace_ms(self, sequence: SequenceState, now_s: float) -> float | None:
         """Return a running request's TPOT so far, since it was last begun to be counted; None: too early to say."""
-        if session.pace_tokens == 0:
+        if sequence.pace_tokens == 0:
             return None
-        tokens, spent_ms = session.generated - session.pace_tokens, (now_s - session.pace_s) * MS_PER_S
+        tokens, spent_ms = sequence.generated - sequence.pace_tokens, (now_s - sequence.pace_s) * MS_PER_S
         if tokens < _LEAST_TOKENS and spent_ms < _LEAST_TOKENS * (self._objectives.tpot.ms or math.inf):
             return None
         return spent_ms / max(1, tokens)

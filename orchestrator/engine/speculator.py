@@ -66,14 +66,14 @@ class Speculator:
         self._pause = DraftPause()
         self._last_ms = 0.0  # what the target's part of the last round took, 0 where it had prompts in it
 
-    def begin(self, session: SequenceState, *, drafts: bool) -> None:
+    def begin(self, sequence: SequenceState, *, drafts: bool) -> None:
         """A sequence starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
-        most = self._most(session)
-        fixed_or_ruled = session.submit.depth is not None or session.rules is not None
-        self._pause.begin_sequence(session.key, never_paused=most > 0 and fixed_or_ruled)
-        self._policy.begin(session.key, most)
-        if drafts and most > 0 and session.depth_bound > 0:
-            self._drafter.begin(session.key, session.tokens, session.submit.sampling)
+        most = self._bound_draft_tokens(sequence)
+        fixed_or_ruled = sequence.submit.depth is not None or sequence.rules is not None
+        self._pause.begin_sequence(sequence.key, never_paused=most > 0 and fixed_or_ruled)
+        self._policy.begin(sequence.key, most)
+        if drafts and most > 0 and sequence.depth_bound > 0:
+            self._drafter.begin(sequence.key, sequence.tokens, sequence.submit.sampling)
 
     def end(self, key: str, *, keep: bool) -> None:
         """A sequence ends. `keep`: its output may help later drafts."""
@@ -85,8 +85,8 @@ class Speculator:
         else:
             self._policy.end(key)
 
-    def _most(self, session: SequenceState) -> int:
-        submit = session.submit
+    def _bound_draft_tokens(self, sequence: SequenceState) -> int:
+        submit = sequence.submit
         asked = submit.most_depth if submit.depth is None else submit.depth
         return self._max_depth if asked is None else min(asked, self._max_depth)
 
@@ -96,11 +96,11 @@ class Speculator:
         if self._pause.take_round(parts):
             self._drafter.propose([])  # it hears that a round begins
             for part in parts:
-                part.session.draft = NOTHING
+                part.sequence.draft = NOTHING
             return True
         paused = self._pause.finish()
         if paused.rounds:
-            filled = any(part.fills for part in paused.last_parts)
+            filled = any(part.is_prefill for part in paused.last_parts)
             rows = 0 if filled else rows_of(paused.last_parts, self._target.capabilities.paid_rows)
             self._policy.observe_pause(paused.rounds, rows)
             for key, tokens in paused.tokens.items():
@@ -110,13 +110,13 @@ class Speculator:
     def propose(self, parts: Sequence[ScheduledSequence], *, room: int, row_price: float = 1.0) -> None:
         """Give every sampling part its draft, within `room` rows and the blocks that are left, outside a pause.
         `row_price`: see policies.speculation.RoundContext."""
-        deciding = [part for part in parts if part.samples]
+        deciding = [part for part in parts if part.emits_logits]
         if not deciding:
             self._drafter.propose([])  # it hears that a round begins
             return
         now = self._round_of(parts, deciding, room, row_price)
         asked = self._policy.decide_draft_limits(now)
-        ruled = any(part.session.rules is not None for part in deciding)
+        ruled = any(part.sequence.rules is not None for part in deciding)
         if ruled or any(asked.limits):
             self._drafting_rounds += 1
             drafts = self._drafts(parts, deciding, now, self._asks(now, asked))
@@ -131,11 +131,11 @@ class Speculator:
             drafts, proposals = [NOTHING] * len(deciding), [_NO_PROPOSAL] * len(deciding)
         depths = _within_room(now, self._policy.decide_depths(now, proposals))
         for part, draft, depth in zip(deciding, drafts, depths, strict=True):
-            part.session.draft = _pad_draft(part.session, draft.truncate(depth), depth) if depth else NOTHING
+            part.sequence.draft = _pad_draft(part.sequence, draft.truncate(depth), depth) if depth else NOTHING
         if any(depths) and self._short_of_blocks(parts):
             depths = [0] * len(depths)
             for part in deciding:  # drafts never cost a running sequence its place
-                part.session.draft = NOTHING
+                part.sequence.draft = NOTHING
         index = {place.key: at for at, place in enumerate(now.places)}
         self._open = _Open(now, drafts, proposals, depths, index)
 
@@ -145,21 +145,25 @@ class Speculator:
         caps, alone = self._target.capabilities, len(parts) == 1
         places, base_rows = [], 0
         for part in deciding:
-            session = part.session
+            sequence = part.sequence
             charged = count_min_rows(part, alone, caps.paid_rows)
-            free = max(0, charged - part.known)
-            most = min(self._most(session), session.depth_bound, room + free) if part.drafts else 0
-            places.append(RoundSequence(session.key, max(0, most), part.known, free, session.submit.depth is not None))
+            free = max(0, charged - part.num_query_tokens)
+            most = min(self._bound_draft_tokens(sequence), sequence.depth_bound, room + free) if part.drafts else 0
+            places.append(
+                RoundSequence(
+                    sequence.key, max(0, most), part.num_query_tokens, free, sequence.submit.depth is not None
+                )
+            )
             base_rows += charged
-        filling_rows = sum(part.known for part in parts if part.fills)
-        context_tokens = sum(part.session.cached for part in deciding) / len(deciding)
+        filling_rows = sum(part.num_query_tokens for part in parts if part.is_prefill)
+        context_tokens = sum(part.sequence.cached for part in deciding) / len(deciding)
         return RoundContext(places, base_rows, room, context_tokens, caps.static_widths, filling_rows, row_price)
 
     def _asks(self, now: RoundContext, asked: DraftLimits) -> list[Ask]:
         return [
             Ask(
                 place.key,
-                min(limit, place.most),
+                min(limit, place.max_draft_tokens),
                 0.0 if place.fixed else asked.least,
                 asked.round_ms,
                 asked.row_ms,
@@ -188,46 +192,46 @@ class Speculator:
             draft = proposed.get(place.key, NOTHING)
             if draft.tokens:
                 draft = draft.within(vocabulary)
-            rules = part.session.rules
-            if rules is not None and place.most > 0 and place.key not in withheld:
-                draft = rules.draft(draft, place.most)
-            drafts.append(draft.truncate(place.most) if draft.tokens else NOTHING)
+            rules = part.sequence.rules
+            if rules is not None and place.max_draft_tokens > 0 and place.key not in withheld:
+                draft = rules.draft(draft, place.max_draft_tokens)
+            drafts.append(draft.truncate(place.max_draft_tokens) if draft.tokens else NOTHING)
         return drafts
 
     def _find_withheld(
         self, parts: Sequence[ScheduledSequence], deciding: Sequence[ScheduledSequence], now: RoundContext
     ) -> set[str]:
         """Return who would draw drafts for which there may be no block: once drawn, a draft is verified."""
-        drawing = {part.session.key for part in deciding if part.session.submit.sampling.draws_drafts}
+        drawing = {part.sequence.key for part in deciding if part.sequence.submit.sampling.draws_drafts}
         if not drawing:
             return drawing
         for part, place in zip(deciding, now.places, strict=True):
-            part.session.draft = Draft((0,) * place.most)
+            part.sequence.draft = Draft((0,) * place.max_draft_tokens)
         short = self._short_of_blocks(parts)
         for part in deciding:
-            part.session.draft = NOTHING
+            part.sequence.draft = NOTHING
         return drawing if short else set()
 
     def _short_of_blocks(self, parts: Sequence[ScheduledSequence]) -> bool:
         return self._target.count_needed_blocks([part.segment() for part in parts]) > self._target.free_blocks()
 
-    def observe_verdict(self, session: SequenceState, accepted: int, taken: Sequence[int]) -> None:
+    def observe_verdict(self, sequence: SequenceState, accepted: int, taken: Sequence[int]) -> None:
         """The verdict on a sequence's draft: so many of its tokens were accepted, and these were committed."""
-        if self._pause.hold_tokens(session.key, taken):
+        if self._pause.hold_tokens(sequence.key, taken):
             return
-        self._drafter.extend(session.key, taken)
+        self._drafter.extend(sequence.key, taken)
         if self._open is not None:
             self._open.tokens += len(taken)
-            index = self._open.index[session.key]
+            index = self._open.index[sequence.key]
             draft = self._open.drafts[index]
-            if not draft.tokens and not session.draft.tokens:
+            if not draft.tokens and not sequence.draft.tokens:
                 return
-            verdict = _compare_draft(session, draft, accepted, taken)
-            self._open.outcomes[session.key] = _Outcome(accepted, verdict)
+            verdict = _compare_draft(sequence, draft, accepted, taken)
+            self._open.outcomes[sequence.key] = _Outcome(accepted, verdict)
             every = 1 + (len(self._open.now.places) - 1) // _WATCHED
             if index % every == self._drafting_rounds % every:
-                right, verified = max(accepted, verdict.accepted), len(session.draft.tokens)
-                self._watch.add(session.submit, draft, verified, right, verdict.compared)
+                right, verified = max(accepted, verdict.accepted), len(sequence.draft.tokens)
+                self._watch.add(sequence.submit, draft, verified, right, verdict.compared)
 
     def settle(self, verify_ms: float, draft_ms: float) -> None:
         """The round is over, after so long for drafting and for all the rest of it: the policy learns from it."""
@@ -277,18 +281,18 @@ def _within_room(now: RoundContext, depths: Sequence[int]) -> list[int]:
     return found
 
 
-def _pad_draft(session: SequenceState, draft: Draft, count: int) -> Draft:
+def _pad_draft(sequence: SequenceState, draft: Draft, count: int) -> Draft:
     """Return the draft with so many tokens. A tolerant judge might accept one that nobody proposed: it gets none."""
-    if len(draft.tokens) >= count or session.submit.sampling.rule == "tolerance":
+    if len(draft.tokens) >= count or sequence.submit.sampling.rule == "tolerance":
         return draft
-    return draft.pad_to(count, session.tokens[-1])
+    return draft.pad_to(count, sequence.tokens[-1])
 
 
-def _compare_draft(session: SequenceState, draft: Draft, accepted: int, taken: Sequence[int]) -> DraftComparison:
+def _compare_draft(sequence: SequenceState, draft: Draft, accepted: int, taken: Sequence[int]) -> DraftComparison:
     """Return what is known of a draft's tokens. Where the target's choice does not depend on drafts, those that were
     not verified are compared with what it went on to choose."""
-    if session.submit.sampling.rule not in ("greedy", "coupled"):
-        return DraftComparison(accepted, min(len(session.draft.tokens), accepted + 1))
+    if sequence.submit.sampling.rule not in ("greedy", "coupled"):
+        return DraftComparison(accepted, min(len(sequence.draft.tokens), accepted + 1))
     right = 0
     for token, chosen in zip(draft.tokens, taken, strict=False):
         if token != chosen:

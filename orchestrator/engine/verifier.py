@@ -28,30 +28,30 @@ class Verifier:
     def verdicts(self, asked: Sequence[tuple[SequenceState, Row]]) -> list[VerifiedDraft | GrammarFailed]:
         """Judge sequences' drafts by their rows (see policies.sampling.verify), each by itself: why it could not be
         done, where a grammar failed. Raises NotFinite."""
-        found = [None if _side_by_side(session) else self._verdict(session, rows) for session, rows in asked]
+        found = [None if _side_by_side(sequence) else self._verdict(sequence, rows) for sequence, rows in asked]
         others = verify_coupled_drafts(
             [
-                (rows, session.draft.tokens, session.submit.sampling, len(session.tokens))
-                for (session, rows), own in zip(asked, found, strict=True)
+                (rows, sequence.draft.tokens, sequence.submit.sampling, len(sequence.tokens))
+                for (sequence, rows), own in zip(asked, found, strict=True)
                 if own is None
             ]
         )
         following = iter(others)
         return [next(following) if own is None else own for own in found]
 
-    def _verdict(self, session: SequenceState, rows: Row) -> VerifiedDraft | GrammarFailed:
-        sampling = session.submit.sampling
+    def _verdict(self, sequence: SequenceState, rows: Row) -> VerifiedDraft | GrammarFailed:
+        sampling = sequence.submit.sampling
         delta = self._learned[_kind(sampling)].delta if sampling.rule == "tolerance" else None
-        if delta is not None and session.draft.tokens:
-            session.tolerance_delta = delta
+        if delta is not None and sequence.draft.tokens:
+            sequence.tolerance_delta = delta
         try:
             found = verify_draft(
                 rows,
-                session.draft.tokens,
+                sequence.draft.tokens,
                 sampling,
-                len(session.tokens),
-                session.rules.shape if session.rules is not None else None,
-                proposals=session.draft.proposals,
+                len(sequence.tokens),
+                sequence.rules.shape if sequence.rules is not None else None,
+                proposals=sequence.draft.proposals,
                 delta=delta,
             )
         except GrammarFailed as error:
@@ -67,9 +67,9 @@ class Verifier:
         return {kind: state.delta for kind, state in self._learned.items() if state.delta is not None}
 
 
-def _side_by_side(session: SequenceState) -> bool:
+def _side_by_side(sequence: SequenceState) -> bool:
     """True where a sequence may be judged together with others: by the coupled rule, as its rows are."""
-    return session.rules is None and session.submit.sampling.rule == "coupled"
+    return sequence.rules is None and sequence.submit.sampling.rule == "coupled"
 
 
 def _kind(sampling: Sampling) -> str:

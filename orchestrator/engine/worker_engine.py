@@ -23,14 +23,14 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """A loop that can run, and the effective state to announce. `attach` connects it to a draft worker. `arms`: how
+    """A loop that can run, and the effective state to announce. `attach` connects it to a draft worker. `variants`: how
     requests are served that say nothing, and the other way where one is tried."""
 
     loop: DecodeLoop
     ready: Ready
     close: Callable[[], None]
     attach: Callable[[AttachDraft], None]
-    arms: SpeculationVariants
+    variants: SpeculationVariants
 
 
 class WorkerEngine:
@@ -99,10 +99,10 @@ class WorkerEngine:
                 if loop.idle:
                     emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
             elif isinstance(command, Submit):
-                refused = loop.submit(loaded.arms.apply_variant(command), arrived_s)
+                refused = loop.submit(loaded.variants.apply_variant(command), arrived_s)
                 if refused is not None:
                     emit(refused)
                 else:
-                    loaded.arms.join_drafter(command)
+                    loaded.variants.join_drafter(command)
             elif isinstance(command, AttachDraft):
                 loaded.attach(command)

@@ -72,23 +72,23 @@ def build_drafter(
     return _build_chain(options.drafters, options, target, progress, remotes)
 
 
-def build_lanes(
+def build_variant_drafters(
     options: EngineOptions, target: LoadedTarget, progress: OnProgress, remotes: Remotes
 ) -> tuple[Drafter | None, VariantDrafter | None]:
     """Return the drafter of the whole worker, and the same again where the canary has drafters of its own. Raises as
     `build_drafter`."""
-    usual = build_drafter(options, target, progress, remotes)
+    default = build_drafter(options, target, progress, remotes)
     canary = options.canary
     if canary is None or not canary.drafters:
-        return usual, None
+        return default, None
     try:
         own = _build_chain(canary.drafters, options, target, progress, remotes)
     except BaseException:
-        if usual is not None:
-            usual.close()
+        if default is not None:
+            default.close()
         raise
-    lanes = VariantDrafter(usual, {} if own is None else {CanaryVariant.CANARY.value: own})
-    return lanes, lanes
+    variants = VariantDrafter(default, {} if own is None else {CanaryVariant.CANARY.value: own})
+    return variants, variants
 
 
 def _build_chain(

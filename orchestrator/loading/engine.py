@@ -20,7 +20,7 @@ from orchestrator.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.engine.worker_engine import LoadedEngine, WorkerEngine
 from orchestrator.loading.class_words import describe_choice, describe_rejected
 from orchestrator.loading.devices import device_name
-from orchestrator.loading.drafters import Remotes, build_lanes
+from orchestrator.loading.drafters import Remotes, build_variant_drafters
 from orchestrator.loading.first_cost import FirstCost, find_stored_cost
 from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
 from orchestrator.loading.options import EngineOptions, SuffixOptions
@@ -102,7 +102,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
     target = load_target(options, progress)
     remotes = Remotes(emit)
     try:
-        drafter, lanes = build_lanes(options, target, progress, remotes)
+        drafter, by_variant = build_variant_drafters(options, target, progress, remotes)
     except BaseException:
         target.model.close()
         raise
@@ -117,14 +117,14 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
         target.model.close()
 
     ready = ready_of(target, options, loop.max_running, planned, first.source)
-    return LoadedEngine(loop, ready, close, remotes.attach, build_arms(options, lanes))
+    return LoadedEngine(loop, ready, close, remotes.attach, build_speculation_variants(options, by_variant))
 
 
-def build_arms(options: EngineOptions, lanes: VariantDrafter | None = None) -> SpeculationVariants:
+def build_speculation_variants(options: EngineOptions, by_variant: VariantDrafter | None = None) -> SpeculationVariants:
     """Return how a worker serves those who say nothing of speculation, and how the canary's requests."""
     canary = options.canary
-    ways = {} if canary is None else {CanaryVariant.CANARY.value: VariantDepth(canary.max_depth, canary.fixed_depth)}
-    return SpeculationVariants(VariantDepth(options.max_depth, options.fixed_depth), ways, lanes)
+    depths = {} if canary is None else {CanaryVariant.CANARY.value: VariantDepth(canary.max_depth, canary.fixed_depth)}
+    return SpeculationVariants(VariantDepth(options.max_depth, options.fixed_depth), depths, by_variant)
 
 
 def sum_planned_bytes(target: LoadedTarget, options: EngineOptions, drafter: Drafter | None) -> int:

@@ -56,21 +56,21 @@ class EchoEngine:
     def run(self, emit: Callable[[Event], None]) -> None:
         """See workers.contract.Engine."""
         try:
-            door = EndpointServer(self._host)
+            server = EndpointServer(self._host)
         except OSError as error:
             emit(Failed(f"no endpoint can be opened at {self._host}: {error.strerror or error}", restartable=False))
             return
-        emit(EndpointOpened(door.door))
+        emit(EndpointOpened(server.endpoint))
         try:
             while not self._stopped.is_set():
-                ready, _, _ = select.select(door.listening, [], [], _POLL_S)
+                ready, _, _ = select.select(server.listening, [], [], _POLL_S)
                 for listening in ready:
-                    admitted = door.admit(listening)
+                    admitted = server.admit(listening)
                     if admitted is not None:
                         with suppress(LinkLost, ProtocolError):
                             self._answer(Link(admitted))
         finally:
-            door.close()
+            server.close()
 
     def _answer(self, link: Link) -> None:
         try:
@@ -87,9 +87,9 @@ class EchoEngine:
             link.close()
 
 
-def measure_link(door: DraftEndpoint, left: str, right: str) -> Iterator[LinkProfile]:
+def measure_link(endpoint: DraftEndpoint, left: str, right: str) -> Iterator[LinkProfile]:
     """Connect to an endpoint of `right` and measure the path. Raises LinkLost, ProtocolError."""
-    link = Link(knock(door))
+    link = Link(knock(endpoint))
     try:
         link.send(Hello(VERSION, host_id(), ""))
         link.welcome(GREETING_S)

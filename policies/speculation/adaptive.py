@@ -34,7 +34,7 @@ class Adaptive:
 
     def __init__(self, cost: CostModel, settings: PidSettings = DEFAULTS, first_depth: float = COLD_DEPTH) -> None:
         self.state = SpeculationState(
-            cost, settings, first_depth=first_depth, same=ShapeHysteresis(changed_ms=cost.fit.changing_ms)
+            cost, settings, first_depth=first_depth, shape=ShapeHysteresis(changed_ms=cost.fit.changing_ms)
         )
         self._decision = DepthDecision([], [])
         self._asks = 0

@@ -58,7 +58,7 @@ def cap(rates: Sequence[float], *, margin: float = 0.0) -> int:
     return best if rates[best] > rates[0] * (1.0 + margin) else 0
 
 
-def reach(confidences: Sequence[float], factor: float, most: int, sure: int, floor: float) -> list[float]:
+def cumulate_acceptance(confidences: Sequence[float], factor: float, most: int, sure: int, floor: float) -> list[float]:
     """Return the chances, all before included, of a draft's leading tokens that may be worth a row.
 
     They are at most `most`: the first `sure` ones whatever their chance, then more while it is above `floor`. `factor`:
@@ -81,23 +81,25 @@ def floor_of(cost: CostModel, rows: int, value: float) -> float:
     return max(LEAST_CHANCE, value * cost.least_added_ms(rows))
 
 
-def rank_candidates(reaches: Sequence[Sequence[float]], free: Sequence[int]) -> list[float]:
-    """Return the chances of all tokens that take a row, the best first. `reaches[s]`: the chances of the tokens of
-    sequence s (falling), of which the first `free[s]` take no row."""
+def rank_candidates(cumulative_acceptance: Sequence[Sequence[float]], free: Sequence[int]) -> list[float]:
+    """Return the chances of all tokens that take a row, the best first. `cumulative_acceptance[s]`: the chances of the
+    tokens of sequence s (falling), of which the first `free[s]` take no row."""
     if any(free):
-        offers = [chance for chances, none in zip(reaches, free, strict=True) for chance in chances[none:]]
+        candidates = [
+            chance for chances, none in zip(cumulative_acceptance, free, strict=True) for chance in chances[none:]
+        ]
     else:
-        offers = list(chain.from_iterable(reaches))
-    offers.sort(reverse=True)
-    return offers
+        candidates = list(chain.from_iterable(cumulative_acceptance))
+    candidates.sort(reverse=True)
+    return candidates
 
 
-def worth_taking(offers: Sequence[float], added_ms: Sequence[float], value: float) -> int:
-    """Return how many of the offers are worth their rows, the best first. `added_ms[i]`: what row i beyond those that
-    are run anyway adds; there are no more rows than that."""
+def worth_taking(candidates: Sequence[float], added_ms: Sequence[float], value: float) -> int:
+    """Return how many of the candidates are worth their rows, the best first. `added_ms[i]`: what row i beyond those
+    that are run anyway adds; there are no more rows than that."""
     best = total = 0.0
     taken = 0
-    for index, (chance, row_ms) in enumerate(zip(offers, added_ms, strict=False), start=1):
+    for index, (chance, row_ms) in enumerate(zip(candidates, added_ms, strict=False), start=1):
         if chance < LEAST_CHANCE:
             break
         total += chance - value * row_ms
@@ -107,13 +109,13 @@ def worth_taking(offers: Sequence[float], added_ms: Sequence[float], value: floa
 
 
 def allocate_depths(
-    reaches: Sequence[Sequence[float]], free: Sequence[int], offers: Sequence[float], taken: int
+    cumulative_acceptance: Sequence[Sequence[float]], free: Sequence[int], candidates: Sequence[float], taken: int
 ) -> list[int]:
-    """Return the depths of the free tokens and the first `taken` offers."""
-    least = offers[taken - 1] if taken else _NEVER
-    equal = taken - bisect_left(offers, -least, 0, taken, key=neg)  # of equal tokens the first sequences' are taken
+    """Return the depths of the free tokens and the first `taken` candidates."""
+    least = candidates[taken - 1] if taken else _NEVER
+    equal = taken - bisect_left(candidates, -least, 0, taken, key=neg)  # of equal tokens the first sequences' are taken
     depths: list[int] = []
-    for chances, none in zip(reaches, free, strict=True):
+    for chances, none in zip(cumulative_acceptance, free, strict=True):
         depth = none if none < len(chances) else len(chances)
         for chance in chances[depth:] if depth else chances:
             if chance > least:
@@ -128,7 +130,7 @@ def allocate_depths(
 
 
 def allocate_depths_in_widths(
-    reaches: Sequence[Sequence[float]],
+    cumulative_acceptance: Sequence[Sequence[float]],
     known: Sequence[int],
     widths: Sequence[int],
     added_ms: Sequence[float],
@@ -139,12 +141,13 @@ def allocate_depths_in_widths(
     as in `rank_candidates` and `worth_taking`."""
     steps = [
         (gain / rows, gain, rows, place, depth)
-        for place, chances in enumerate(reaches)
+        for place, chances in enumerate(cumulative_acceptance)
         for gain, rows, depth in _steps(chances, known[place], widths)
     ]
     steps.sort(key=lambda step: -step[0])
     depths = [
-        min(len(chances), pad_to_width(rows, widths) - rows) for chances, rows in zip(reaches, known, strict=True)
+        min(len(chances), pad_to_width(rows, widths) - rows)
+        for chances, rows in zip(cumulative_acceptance, known, strict=True)
     ]
     best = total = 0.0
     used = taken = 0

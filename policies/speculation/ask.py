@@ -19,10 +19,13 @@ _CHEAP = 0.1  # drafting that takes more than this share of a forward is the swi
 def decide_draft_limits(state: SpeculationState, now: RoundContext) -> list[int]:
     """Return how many tokens to ask the drafter for, for each place."""
     if _pauses(state, now):
-        return [place.most if place.fixed else 0 for place in now.places]
+        return [place.max_draft_tokens if place.fixed else 0 for place in now.places]
     if state.step_ms <= NOTICED * base_ms(state, now):
-        return [place.most for place in now.places]
-    return [place.most if place.fixed else min(place.most, _depth_of(state, place)) for place in now.places]
+        return [place.max_draft_tokens for place in now.places]
+    return [
+        place.max_draft_tokens if place.fixed else min(place.max_draft_tokens, _depth_of(state, place))
+        for place in now.places
+    ]
 
 
 def _choose_probe(sequences: int) -> Probe:
@@ -54,15 +57,15 @@ def is_unprofitable(state: SpeculationState, now: RoundContext) -> bool:
 def decide_pause(state: SpeculationState, now: RoundContext) -> int:
     """Return how many rounds like `now`, the last one, need neither be asked about nor looked at from here on."""
     left = choose_pause_probe(len(now.places)).count_left(state.rounds)
-    kept_up = 0 < state.same.last != now.base_rows  # rows are kept for what may be proposed next
+    kept_up = 0 < state.shape.last != now.base_rows  # rows are kept for what may be proposed next
     if (
         left == 0
         or kept_up
         or state.cost.seen < KNOWN_ROUNDS
-        or any(place.fixed and place.most for place in now.places)
+        or any(place.fixed and place.max_draft_tokens for place in now.places)
     ):
         return 0
-    nobody_may = not any(place.most for place in now.places)
+    nobody_may = not any(place.max_draft_tokens for place in now.places)
     return left if nobody_may or is_unprofitable(state, now) else 0
 
 
@@ -72,10 +75,10 @@ def observe_pause(state: SpeculationState, now: RoundContext, rounds: int, rows:
     switch = state.switch
     if not switching.active(switch):
         switch = switching.observe_plain_round(switch, rounds * base_ms(state, now))
-    same = state.same
-    if rows != same.last:
-        same = same._replace(last=rows, last_base=rows, given_up=0.0)
-    return state._replace(rounds=state.rounds + rounds, switch=switch, same=same)
+    shape = state.shape
+    if rows != shape.last:
+        shape = shape._replace(last=rows, last_base=rows, regret=0.0)
+    return state._replace(rounds=state.rounds + rounds, switch=switch, shape=shape)
 
 
 def _depth_of(state: SpeculationState, place: RoundSequence) -> int:

@@ -38,8 +38,8 @@ def observe_round(
     """Take in a round of these `times`; None where it did more than decode: a prefill in it would be counted as the
     cost of rows."""
     moved: dict[str, RequestState] = {}
-    if any(decision.reaches):
-        outcomes = zip(now.places, verdicts, decision.reaches, decision.depths, strict=True)
+    if any(decision.cumulative_acceptance):
+        outcomes = zip(now.places, verdicts, decision.cumulative_acceptance, decision.depths, strict=True)
         for place, (accepted, compared), chances, depth in outcomes:
             if compared and chances and not place.fixed:
                 judged = chances[: max(depth, compared)]
@@ -48,13 +48,13 @@ def observe_round(
                 )
     requests = {**state.requests, **moved} if moved else state.requests
     if times is None:
-        same = state.same._replace(last=0, last_base=0, given_up=0.0)
-        return state._replace(requests=requests, rounds=state.rounds + 1, same=same)
+        shape = state.shape._replace(last=0, last_base=0, regret=0.0)
+        return state._replace(requests=requests, rounds=state.rounds + 1, shape=shape)
     unasked = not decision.asks and not choose_pause_probe(len(now.places)).is_due(state.rounds)
     if unasked and state.cost.seen >= KNOWN_ROUNDS and switching.active(state.switch):
         rows = now.base_rows + count_added_rows(now, decision.depths)
-        same = state.same._replace(last=rows, last_base=now.base_rows, given_up=decision.given_up)
-        return state._replace(requests=requests, rounds=state.rounds + 1, same=same)
+        shape = state.shape._replace(last=rows, last_base=now.base_rows, regret=decision.regret)
+        return state._replace(requests=requests, rounds=state.rounds + 1, shape=shape)
     return _observe_times(state, now, requests, decision, proposals, times, tokens_made)
 
 
@@ -88,14 +88,14 @@ def _observe_times(
     tokens: int,
 ) -> SpeculationState:
     """Return what is known of costs and of what speculation gains after a round."""
-    sequences, context, same = len(now.places), now.context_tokens, state.same
+    sequences, context, shape = len(now.places), now.context_tokens, state.shape
     more = count_added_rows(now, decision.depths)
     rows = now.base_rows + more
     plain_ms = base_ms(state, now)
     even_ms = state.cost.ms(rows, sequences, context) if more else plain_ms
     slowed = cost_model.is_slowed(times.draft_ms, times.forward_ms)
     expected_ms = even_ms * state.cost.slowdown if slowed else even_ms
-    change_ms = max(0.0, same.change_ms) if state.cost.seen and rows != same.last else 0.0
+    change_ms = max(0.0, shape.change_ms) if state.cost.seen and rows != shape.last else 0.0
     steady_ms = times.forward_ms * expected_ms / (expected_ms + change_ms)
     cost = cost_model.observe_forward(
         *(state.cost, steady_ms),
@@ -112,17 +112,17 @@ def _observe_times(
     if not decision.forced:  # what was forced says nothing of what was chosen
         mean += _NEWEST_VALUE * (gain - mean)
         if decision.asks:
-            drafts = zip(decision.reaches, decision.depths, strict=True) if any(decision.depths) else ()
+            drafts = zip(decision.cumulative_acceptance, decision.depths, strict=True) if any(decision.depths) else ()
             likely = sum([sum(chances[:depth]) for chances, depth in drafts])
             more_ms = expected_ms - plain_ms
-            more_ms += shape_hysteresis.more_ms(same, now.base_rows, more)
+            more_ms += shape_hysteresis.more_ms(shape, now.base_rows, more)
             newest = (likely - worth_per_ms(state, now) * more_ms) / decision.asks
             brought += (_BETTER if newest > brought else _WORSE) * (newest - brought)
     if state.cost.seen:
         over_ms = times.forward_ms - expected_ms
-        same = shape_hysteresis.observe_shape(same, now.base_rows, rows, decision.given_up, over_ms, expected_ms)
+        shape = shape_hysteresis.observe_shape(shape, now.base_rows, rows, decision.regret, over_ms, expected_ms)
     else:
-        same = same._replace(last=rows, last_base=now.base_rows)
+        shape = shape._replace(last=rows, last_base=now.base_rows)
     ask_ms, step_ms = _drafting(state, decision, proposals, times)
     switch = state.switch
     if not switching.active(switch):
@@ -136,7 +136,7 @@ def _observe_times(
         gain=mean,
         step_ms=step_ms,
         rounds=state.rounds + 1,
-        same=same,
+        shape=shape,
         ask_ms=ask_ms,
         brought=brought,
     )

@@ -7,7 +7,8 @@ from verdicts. It is a logistic regression with an offset and one coefficient, u
 
 over the tokens that could be compared: all accepted ones and the first that was not (McCormick, Raftery and others,
 "Dynamic logistic regression", 2012, section 2). `fade` forgets slowly, for a steady text. Surprises that add up to two
-and a quarter standard deviations make it forget at once, so that a text that turns is followed within a few rounds.
+and a quarter standard deviations make it forget at once, so that a text whose acceptance changes is followed within a
+few rounds.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from policies.speculation.allocation import (
     LEAST_CHANCE,
     allocate_depths,
     allocate_depths_in_widths,
+    cumulate_acceptance,
     floor_of,
     rank_candidates,
-    reach,
     worth_taking,
 )
 from policies.speculation.ask import least_chance
@@ -26,14 +26,14 @@ _FORCED = 1e6  # the chance of a token that is verified whatever it costs
 
 def decide_depths(state: SpeculationState, now: RoundContext, proposals: Sequence[DraftSummary]) -> DepthDecision:
     """Return how many tokens of each draft to verify."""
-    before, last = now.base_rows + now.filling_rows, state.same.last
+    before, last = now.base_rows + now.filling_rows, state.shape.last
     nothing = not any(proposal.tokens for proposal in proposals)
-    if nothing and (now.widths or before >= last or state.same.change_ms <= 0.0):
-        count, given_up = len(proposals), state.same.given_up if before == last else 0.0
-        return DepthDecision([0] * count, [[]] * count, given_up=given_up)
+    if nothing and (now.widths or before >= last or state.shape.change_ms <= 0.0):
+        count, regret = len(proposals), state.shape.regret if before == last else 0.0
+        return DepthDecision([0] * count, [[]] * count, regret=regret)
     value = worth_per_ms(state, now)
     floor = floor_of(state.cost, before, value)
-    reaches: list[list[float]] = []
+    cumulative_acceptance: list[list[float]] = []
     longest, forced, drawn, requests = 0, False, False, state.requests
     for place, proposal in zip(now.places, proposals, strict=True):
         key, most, known, free, fixed = place
@@ -51,37 +51,41 @@ def decide_depths(state: SpeculationState, now: RoundContext, proposals: Sequenc
                 drawn = True
                 chances = _worth_drawing(state, now, believed, request.odds.factor, most, free)
             else:
-                chances = reach(believed, request.odds.factor, most, free or 1, floor)
+                chances = cumulate_acceptance(believed, request.odds.factor, most, free or 1, floor)
         longest += len(chances)
-        reaches.append(chances)
+        cumulative_acceptance.append(chances)
     if not longest and now.widths:
-        return DepthDecision([0] * len(reaches), reaches, forced)
-    bids = reaches
+        return DepthDecision([0] * len(cumulative_acceptance), cumulative_acceptance, forced)
+    bids = cumulative_acceptance
     if drawn:
         bids = [
             [_FORCED] * len(chances) if proposal.drawn else chances
-            for chances, proposal in zip(reaches, proposals, strict=True)
+            for chances, proposal in zip(cumulative_acceptance, proposals, strict=True)
         ]
     if now.widths:
-        added_ms = state.cost.estimate_added_ms(before, now.room, len(reaches), now.context_tokens)
-        depths = allocate_depths_in_widths(bids, [place.known for place in now.places], now.widths, added_ms, value)
-        return DepthDecision(depths, reaches, forced)
+        added_ms = state.cost.estimate_added_ms(before, now.room, len(cumulative_acceptance), now.context_tokens)
+        depths = allocate_depths_in_widths(
+            bids, [place.num_query_tokens for place in now.places], now.widths, added_ms, value
+        )
+        return DepthDecision(depths, cumulative_acceptance, forced)
     most = min(now.room, max(longest, last - before))
-    added_ms = state.cost.estimate_added_ms(before, most, len(reaches), now.context_tokens) if most > 0 else []
+    added_ms = (
+        state.cost.estimate_added_ms(before, most, len(cumulative_acceptance), now.context_tokens) if most > 0 else []
+    )
     paid_for = [place.free for place in now.places]
-    offers = rank_candidates(bids, paid_for)
-    best = worth_taking(offers, added_ms, value)
-    taken, filling, given_up = shape_hysteresis.decide_shape(state.same, before, offers, added_ms, value, best)
-    depths = allocate_depths(bids, paid_for, offers, taken)
+    candidates = rank_candidates(bids, paid_for)
+    best = worth_taking(candidates, added_ms, value)
+    taken, filling, regret = shape_hysteresis.decide_shape(state.shape, before, candidates, added_ms, value, best)
+    depths = allocate_depths(bids, paid_for, candidates, taken)
     if filling and not _pad_depths(now, depths, filling):
-        depths, given_up = allocate_depths(bids, paid_for, offers, best), 0.0
-    return DepthDecision(depths, reaches, forced, given_up)
+        depths, regret = allocate_depths(bids, paid_for, candidates, best), 0.0
+    return DepthDecision(depths, cumulative_acceptance, forced, regret)
 
 
 def _pad_depths(now: RoundContext, depths: list[int], filling: int) -> bool:
     """Make drafts longer by so many tokens in all, where they may be. False: they may not, and are as they were."""
     room = [
-        0 if place.fixed else place.most - max(depth, place.free)
+        0 if place.fixed else place.max_draft_tokens - max(depth, place.free)
         for place, depth in zip(now.places, depths, strict=True)
     ]
     if sum(room) < filling:
@@ -101,4 +105,4 @@ def _worth_drawing(
     known before it was drawn. What is behind it and in other drafts does not count. One now and then is verified
     whatever it promises: a drawn token that is not verified cannot be compared with anything."""
     sure = max(free, _UNWORTHY_DRAWS.is_due(state.rounds))
-    return reach(believed, factor, most, sure, max(LEAST_CHANCE, least_chance(state, now)))
+    return cumulate_acceptance(believed, factor, most, sure, max(LEAST_CHANCE, least_chance(state, now)))

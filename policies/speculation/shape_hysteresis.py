@@ -21,12 +21,12 @@ _CLIP = 0.5  # of what is expected: a round in which something else ran teaches 
 class ShapeHysteresis(NamedTuple):
     """`last`: rows of the last forward, `last_base` those of them without drafts; 0 where there was none or where it
     prefilled. `changed_ms`, `same_ms`: how much longer than expected forwards take behind one of another number of
-    rows, and of the same. `given_up`: tokens, since the last change."""
+    rows, and of the same. `regret`: tokens, since the last change."""
 
     last: int = 0
     changed_ms: float = 0.0
     same_ms: float = 0.0
-    given_up: float = 0.0
+    regret: float = 0.0
     last_base: int = 0
 
     @property
@@ -36,39 +36,38 @@ class ShapeHysteresis(NamedTuple):
 
 
 class ShapeDecision(NamedTuple):
-    """Take the best `taken` offers, and fill up with `filling` tokens that nobody offered."""
+    """Take the best `taken` candidates, and fill up with `filling` tokens that nobody proposed."""
 
     taken: int
     filling: int
-    given_up: float
+    regret: float
 
 
 def decide_shape(
     state: ShapeHysteresis,
     before: int,
-    offers: Sequence[float],
+    candidates: Sequence[float],
     added_ms: Sequence[float],
     value: float,
     best: int,
 ) -> ShapeDecision:
-    """Return what to take where `best` offers are best if every number of rows cost the same. `before`: rows without
-    any. The rest as in
-    policies.speculation.allocation.worth_taking."""
+    """Return what to take where `best` candidates are best if every number of rows cost the same. `before`: rows
+    without any. The rest as in policies.speculation.allocation.worth_taking."""
     target, changes_up = state.last - before, _CHANGES_UP
     if target == best or state.change_ms <= 0.0:
-        return ShapeDecision(best, 0, state.given_up)
+        return ShapeDecision(best, 0, state.regret)
     if target < 0:  # rows change anyway, and what is added to them is still to be left out again
-        target, changes_up, state = 0, _CHANGES_UP - 1.0, state._replace(given_up=0.0)
+        target, changes_up, state = 0, _CHANGES_UP - 1.0, state._replace(regret=0.0)
     if target > len(added_ms):
         return ShapeDecision(best, 0, 0.0)
-    taken = min(target, len(offers))
-    lost = sum(offers[taken:best]) - sum(offers[best:taken])
+    taken = min(target, len(candidates))
+    lost = sum(candidates[taken:best]) - sum(candidates[best:taken])
     lost += value * (sum(added_ms[best:target]) - sum(added_ms[target:best]))
     lost = max(0.0, lost)
     changes = changes_up if best > target else _CHANGES_DOWN
-    if state.given_up + lost >= value * changes * state.change_ms:
+    if state.regret + lost >= value * changes * state.change_ms:
         return ShapeDecision(best, 0, 0.0)
-    return ShapeDecision(taken, target - taken, state.given_up + lost)
+    return ShapeDecision(taken, target - taken, state.regret + lost)
 
 
 def more_ms(state: ShapeHysteresis, base: int, more: int) -> float:
@@ -79,7 +78,7 @@ def more_ms(state: ShapeHysteresis, base: int, more: int) -> float:
 
 
 def observe_shape(
-    state: ShapeHysteresis, base: int, rows: int, given_up: float, over_ms: float, expected_ms: float
+    state: ShapeHysteresis, base: int, rows: int, regret: float, over_ms: float, expected_ms: float
 ) -> ShapeHysteresis:
     """Take in a forward that only decoded: how many rows, `base` of them without drafts, and how much longer than
     `expected_ms` it took."""
@@ -89,4 +88,4 @@ def observe_shape(
         same_ms += _NEWEST * (over_ms - same_ms)
     else:
         changed_ms += _NEWEST * (over_ms - changed_ms)
-    return ShapeHysteresis(rows, changed_ms, same_ms, given_up, base)
+    return ShapeHysteresis(rows, changed_ms, same_ms, regret, base)

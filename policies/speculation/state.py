@@ -41,7 +41,7 @@ class SpeculationState(NamedTuple):
     gain: float = 1.0
     step_ms: float = 0.0
     rounds: int = 0
-    same: ShapeHysteresis = ShapeHysteresis()
+    shape: ShapeHysteresis = ShapeHysteresis()
     ask_ms: float = 0.0
     brought: float = _HOPED
 

@@ -9,12 +9,13 @@ from policies.speculation.widths import pad_to_width
 
 
 class RoundSequence(NamedTuple):
-    """One request's share of a round. `most`: the most drafts it may have. `known`: its rows before the draft. `free`:
-    drafts whose rows are run anyway. `fixed`: the request fixed its depth, and gets `most` whatever it costs."""
+    """One request's share of a round. `max_draft_tokens`: the most it may have. `num_query_tokens`: its rows before the
+    draft. `free`: drafts whose rows are run anyway. `fixed`: the request fixed its depth, and gets `max_draft_tokens`
+    whatever it costs."""
 
     key: str
-    most: int
-    known: int = 1
+    max_draft_tokens: int
+    num_query_tokens: int = 1
     free: int = 0
     fixed: bool = False
 
@@ -46,14 +47,14 @@ class DraftSummary(NamedTuple):
 
 class DepthDecision(NamedTuple):
     """`depths[s]`: tokens of draft s to verify. Where it has fewer, the rest is filled up with any tokens, so that the
-    forward has as many rows as the one before. `reaches[s]`: the chances of its tokens, all before included, as far as
-    they were looked at: its first one at least. `forced`: some request fixed its depth. `given_up`: see
-    ShapeHysteresis. `asks`: places whose drafter was asked."""
+    forward has as many rows as the one before. `cumulative_acceptance[s]`: the chances of its tokens, all before
+    included, as far as they were looked at: its first one at least. `forced`: some request fixed its depth. `regret`:
+    see ShapeHysteresis. `asks`: places whose drafter was asked."""
 
     depths: list[int]
-    reaches: list[list[float]]
+    cumulative_acceptance: list[list[float]]
     forced: bool = False
-    given_up: float = 0.0
+    regret: float = 0.0
     asks: int = 0
 
 
@@ -81,6 +82,6 @@ def count_added_rows(now: RoundContext, depths: Sequence[int]) -> int:
             [min(place.free, depth) for place, depth in zip(now.places, depths, strict=True) if place.free]
         )
     return sum(
-        pad_to_width(place.known + depth, now.widths) - pad_to_width(place.known, now.widths)
+        pad_to_width(place.num_query_tokens + depth, now.widths) - pad_to_width(place.num_query_tokens, now.widths)
         for place, depth in zip(now.places, depths, strict=True)
     )

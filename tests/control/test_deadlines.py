@@ -10,7 +10,7 @@ import pytest
 from orchestrator.control.controller import TargetControl
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import DEADLINE, Delta, Submit
-from tests.control.test_reconcile import LIMITS, PROMPT, decode, running
+from tests.control.test_controller import LIMITS, PROMPT, decode, running
 from tests.support import engines
 
 

@@ -21,7 +21,7 @@ from orchestrator.errors import RequestError, WorkerError
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.local import LocalCluster
 from orchestrator.workers.messages import Submit
-from tests.control.test_reconcile import PROMPT, at_once, decode, refusal, until, workers
+from tests.control.test_controller import PROMPT, at_once, decode, refusal, until, workers
 from tests.support import engines
 
 LIMITS = ControlLimits(max_running=4, max_waiting=8, max_restarts=5)

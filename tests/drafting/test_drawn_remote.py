@@ -47,7 +47,7 @@ class InStep(RemoteDrafter):
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         super().propose(asks)
         deadline_s = time.monotonic() + 10.0
-        while self._wish is not None:
+        while self._pending is not None:
             assert time.monotonic() < deadline_s
             time.sleep(0.0001)
             super().propose([])

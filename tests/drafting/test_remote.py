@@ -135,7 +135,7 @@ def answering(answer: Callable[[DraftRequest, Link], None], **welcome: Any) -> I
 
     thread = threading.Thread(target=play, daemon=True)
     thread.start()
-    yield door.door
+    yield door.endpoint
     door.listening[0].shutdown(2)
     thread.join(10.0)
     door.close()

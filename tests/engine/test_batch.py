@@ -24,7 +24,7 @@ def test_parts_never_need_more_blocks_than_is_said(block_tokens, pad_to, even_be
             pool.reserve([Segment(slot, 0, [5] * held, (0, 1))])
         parts.append(
             ScheduledSequence(
-                SequenceState(Submit(str(slot), [5], 1), [5], frozenset(), 0.0, slot=slot), known, samples=True
+                SequenceState(Submit(str(slot), [5], 1), [5], frozenset(), 0.0, slot=slot), known, emits_logits=True
             )
         )
         batch.append(Segment(slot, max(0, held - rolled_back), [5] * known, (0, 1)))

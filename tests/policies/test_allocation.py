@@ -11,10 +11,10 @@ from policies.speculation.allocation import (
     LEAST_CHANCE,
     allocate_depths_in_widths,
     cap,
+    cumulate_acceptance,
     curve,
     floor_of,
     rank_candidates,
-    reach,
     worth_taking,
 )
 from policies.speculation.allocation import allocate_depths as given_depths
@@ -33,45 +33,45 @@ REACHES = st.lists(st.lists(st.floats(LEAST_CHANCE, 1.0), max_size=4).map(fallin
 PRICES = st.floats(0.001, 2.0)
 
 
-def share_out(reaches, free, added_ms, value):
+def share_out(cumulative_acceptance, free, added_ms, value):
     """The depths of the tokens that are worth their rows."""
-    offers = rank_candidates(reaches, free)
-    return given_depths(reaches, free, offers, worth_taking(offers, added_ms, value))
+    candidates = rank_candidates(cumulative_acceptance, free)
+    return given_depths(cumulative_acceptance, free, candidates, worth_taking(candidates, added_ms, value))
 
 
-def worth(reaches, free, depths, added_ms, value):
+def worth(cumulative_acceptance, free, depths, added_ms, value):
     """What share_out maximises: expected tokens, less the worth of the time that the rows add."""
     rows = sum(max(0, depth - none) for depth, none in zip(depths, free, strict=True))
     if rows > len(added_ms):
         return None
-    gained = sum(sum(chances[:depth]) for chances, depth in zip(reaches, depths, strict=True))
+    gained = sum(sum(chances[:depth]) for chances, depth in zip(cumulative_acceptance, depths, strict=True))
     return gained - value * sum(added_ms[:rows])
 
 
 @given(REACHES, st.data())
-def test_no_other_depths_are_worth_more(reaches, data):
-    free = [data.draw(st.integers(0, 2)) for _ in reaches]
+def test_no_other_depths_are_worth_more(cumulative_acceptance, data):
+    free = [data.draw(st.integers(0, 2)) for _ in cumulative_acceptance]
     added_ms = data.draw(st.lists(st.floats(0.0, 3.0), max_size=16))
     value = data.draw(PRICES)
-    depths = share_out(reaches, free, added_ms, value)
-    assert all(0 <= depth <= len(chances) for depth, chances in zip(depths, reaches, strict=True))
-    found = worth(reaches, free, depths, added_ms, value)
-    every = product(*(range(len(chances) + 1) for chances in reaches))
-    best = max(w for other in every if (w := worth(reaches, free, other, added_ms, value)) is not None)
+    depths = share_out(cumulative_acceptance, free, added_ms, value)
+    assert all(0 <= depth <= len(chances) for depth, chances in zip(depths, cumulative_acceptance, strict=True))
+    found = worth(cumulative_acceptance, free, depths, added_ms, value)
+    every = product(*(range(len(chances) + 1) for chances in cumulative_acceptance))
+    best = max(w for other in every if (w := worth(cumulative_acceptance, free, other, added_ms, value)) is not None)
     assert found == pytest.approx(best, abs=1e-9)
 
 
 @given(REACHES, st.data(), PRICES)
-def test_rows_that_are_run_anyway_are_always_used(reaches, data, value):
-    free = [data.draw(st.integers(0, 3)) for _ in reaches]
-    depths = share_out(reaches, free, [1000.0] * 8, value)
-    assert depths == [min(len(chances), none) for chances, none in zip(reaches, free, strict=True)]
+def test_rows_that_are_run_anyway_are_always_used(cumulative_acceptance, data, value):
+    free = [data.draw(st.integers(0, 3)) for _ in cumulative_acceptance]
+    depths = share_out(cumulative_acceptance, free, [1000.0] * 8, value)
+    assert depths == [min(len(chances), none) for chances, none in zip(cumulative_acceptance, free, strict=True)]
 
 
 @given(REACHES, st.integers(0, 16), st.data())
-def test_rows_never_exceed_the_room(reaches, room, data):
-    free = [data.draw(st.integers(0, 2)) for _ in reaches]
-    depths = share_out(reaches, free, [0.0] * room, 1.0)
+def test_rows_never_exceed_the_room(cumulative_acceptance, room, data):
+    free = [data.draw(st.integers(0, 2)) for _ in cumulative_acceptance]
+    depths = share_out(cumulative_acceptance, free, [0.0] * room, 1.0)
     assert sum(max(0, depth - none) for depth, none in zip(depths, free, strict=True)) <= room
 
 
@@ -82,13 +82,13 @@ def test_rows_go_to_the_surest_sequences():
 
 
 @given(REACHES, st.data(), PRICES)
-def test_in_widths_no_row_is_left_that_is_paid_for(reaches, data, value):
+def test_in_widths_no_row_is_left_that_is_paid_for(cumulative_acceptance, data, value):
     widths = sorted(data.draw(st.sets(st.integers(1, 9), min_size=1)))
-    known = [data.draw(st.integers(1, 3)) for _ in reaches]
+    known = [data.draw(st.integers(1, 3)) for _ in cumulative_acceptance]
     room = data.draw(st.integers(0, 30))
-    depths = allocate_depths_in_widths(reaches, known, widths, [0.5] * room, value)
+    depths = allocate_depths_in_widths(cumulative_acceptance, known, widths, [0.5] * room, value)
     used = 0
-    for depth, chances, before in zip(depths, reaches, known, strict=True):
+    for depth, chances, before in zip(depths, cumulative_acceptance, known, strict=True):
         paid = pad_to_width(before + depth, widths)
         assert depth == min(len(chances), paid - before)
         used += paid - pad_to_width(before, widths)
@@ -109,16 +109,16 @@ def test_in_widths_one_sequence_has_its_best_depth(chances, data, value):
 
 @given(CONFIDENCES, st.floats(0.01, 100.0), st.integers(0, 8), st.integers(0, 3), st.floats(0.0, 0.9))
 def test_reach_is_a_chain_of_chances_down_to_the_floor(confidences, factor, most, sure, floor):
-    found = reach(confidences, factor, most, sure, floor)
+    found = cumulate_acceptance(confidences, factor, most, sure, floor)
     assert len(found) <= min(most, len(confidences))
     assert len(found) >= min(sure, most, len(confidences))
     assert all(0.0 <= chance < 1.0 for chance in found)
     assert found == falling(found)
     assert all(chance > floor for chance in found[sure:])
-    plain = reach(confidences, 1.0, most, most, floor)
+    plain = cumulate_acceptance(confidences, 1.0, most, most, floor)
     for index, chance in enumerate(plain):
-        assert chance == pytest.approx(reach(confidences, 1.0, most, most, floor)[index])
-        assert (reach(confidences, 2.0, most, most, floor)[index] >= chance) or chance == 0.0
+        assert chance == pytest.approx(cumulate_acceptance(confidences, 1.0, most, most, floor)[index])
+        assert (cumulate_acceptance(confidences, 2.0, most, most, floor)[index] >= chance) or chance == 0.0
 
 
 @given(st.floats(0.05, 0.95), st.integers(1, 16), st.integers(1, 2), st.floats(0.0, 2000.0))
@@ -132,7 +132,7 @@ def test_the_guard_finds_the_depth_of_most_tokens_a_second(chance, sequences, pa
         assert rate == pytest.approx(1000.0 * sequences * estimate_round_tokens(chance, depth) / ms)
     base = sequences * paid_rows
     value = rates[best] / 1000.0
-    chances = reach([chance] * 12, 1.0, 12, paid_rows - 1, floor_of(COST, base, value))
+    chances = cumulate_acceptance([chance] * 12, 1.0, 12, paid_rows - 1, floor_of(COST, base, value))
     added_ms = COST.estimate_added_ms(base, 12 * sequences, sequences, context)
     depths = share_out([chances] * sequences, [paid_rows - 1] * sequences, added_ms, value)
     tokens = sum(1.0 + sum(chances[:depth]) for depth in depths)

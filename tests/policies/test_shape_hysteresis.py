@@ -13,41 +13,41 @@ ROUNDS = st.lists(st.tuples(CHANCES, st.integers(1, 4)), min_size=1, max_size=40
 ADDED_MS = [0.5] * 20
 
 
-def worth(offers, rows, value):
-    return sum(offers[:rows]) - value * sum(ADDED_MS[:rows])
+def worth(candidates, rows, value):
+    return sum(candidates[:rows]) - value * sum(ADDED_MS[:rows])
 
 
 @given(ROUNDS, st.floats(0.05, 2.0), st.floats(0.0, 5.0))
 def test_rows_change_when_as_much_was_given_up_as_that_takes(rounds, value, change_ms):
     state = ShapeHysteresis(changed_ms=change_ms)
     lost = 0.0  # since the last change
-    for offers, before in rounds:
-        best = worth_taking(offers, ADDED_MS, value)
-        taken, filling, given_up = decide_shape(state, before, offers, ADDED_MS, value, best)
+    for candidates, before in rounds:
+        best = worth_taking(candidates, ADDED_MS, value)
+        taken, filling, regret = decide_shape(state, before, candidates, ADDED_MS, value, best)
         rows = before + taken + filling
-        assert taken <= len(offers)
+        assert taken <= len(candidates)
         if rows == state.last:
-            lost += worth(offers, best, value) - worth(offers, taken + filling, value)
+            lost += worth(candidates, best, value) - worth(candidates, taken + filling, value)
         elif rows == before < best + before and before > state.last:  # they change anyway, but more would change back
-            lost = worth(offers, best, value)
+            lost = worth(candidates, best, value)
             assert lost <= value * change_ms + 1e-6
         else:
             assert (taken, filling) == (best, 0)
             lost = 0.0
         assert lost <= value * (1.0 if best < rows - before else 2.0) * change_ms + 1e-6
-        state = observe_shape(state, before, rows, given_up, 0.0, 10.0)._replace(changed_ms=change_ms)
+        state = observe_shape(state, before, rows, regret, 0.0, 10.0)._replace(changed_ms=change_ms)
 
 
 @given(CHANCES, st.integers(0, 12), st.floats(0.05, 2.0))
-def test_where_a_change_takes_no_time_the_best_is_taken(offers, last, value):
-    best = worth_taking(offers, ADDED_MS, value)
-    assert decide_shape(ShapeHysteresis(last), 1, offers, ADDED_MS, value, best)[:2] == (best, 0)
+def test_where_a_change_takes_no_time_the_best_is_taken(candidates, last, value):
+    best = worth_taking(candidates, ADDED_MS, value)
+    assert decide_shape(ShapeHysteresis(last), 1, candidates, ADDED_MS, value, best)[:2] == (best, 0)
 
 
 def test_a_sure_long_draft_is_worth_a_change_at_once():
-    offers = [0.95**place for place in range(1, 9)]
-    best = worth_taking(offers, ADDED_MS, 0.2)
-    assert decide_shape(ShapeHysteresis(2, changed_ms=5.0), 2, offers, ADDED_MS, 0.2, best).taken == best == 8
+    candidates = [0.95**place for place in range(1, 9)]
+    best = worth_taking(candidates, ADDED_MS, 0.2)
+    assert decide_shape(ShapeHysteresis(2, changed_ms=5.0), 2, candidates, ADDED_MS, 0.2, best).taken == best == 8
 
 
 def test_rows_are_filled_up_for_a_round_that_drafts_nothing():

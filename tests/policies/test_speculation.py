@@ -69,8 +69,8 @@ def test_depths_keep_to_bounds_drafts_and_room(drafts, room, free, rounds):
     for _ in range(rounds):
         state, depths = one_round(state, now, proposals, [right for _, right, _, _ in drafts])
         for depth, place, draft in zip(depths, places, proposals, strict=True):
-            assert 0 <= depth <= min(place.most, draft.tokens)
-            assert depth >= min(free, place.most, draft.tokens)  # its row is paid for
+            assert 0 <= depth <= min(place.max_draft_tokens, draft.tokens)
+            assert depth >= min(free, place.max_draft_tokens, draft.tokens)  # its row is paid for
         assert sum(max(0, depth - free) for depth in depths) <= room
 
 
@@ -182,7 +182,7 @@ def test_time_is_worth_no_less_than_plain_decoding(noise):
         times = RoundTimes(factor * FIT.ms(1 + decision.depths[0]))
         state = observe_round(state, now, proposals, decision, [DraftComparison(0, 1)], times=times, tokens_made=1)
         assert state.cost.ms(1) > 0.0
-    state = state._replace(same=ShapeHysteresis())  # rows are kept for what a change takes, not for the token
+    state = state._replace(shape=ShapeHysteresis())  # rows are kept for what a change takes, not for the token
     for confidence in (0.01, 0.02):
         assert decide_depths(state, now, [DraftSummary(1, (confidence,))]).depths == [0]
 

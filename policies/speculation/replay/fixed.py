@@ -30,7 +30,7 @@ class FixedDepth:
 
     def decide_draft_limits(self, now: RoundContext) -> DraftLimits:
         """See the port."""
-        self._limits = [min(self.depth_of(now, place), place.most) for place in now.places]
+        self._limits = [min(self.depth_of(now, place), place.max_draft_tokens) for place in now.places]
         return DraftLimits(self._limits)
 
     def depth_of(self, now: RoundContext, place: RoundSequence) -> int:
