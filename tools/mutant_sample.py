@@ -32,6 +32,11 @@ Position = tuple[int, int]
 Mutant = dict[str, Any]
 
 
+def identify(mutant: Mutant) -> tuple[str, str, int]:
+    """Return what tells a mutant from the others."""
+    return mutant["module"], mutant["operator"], mutant["occurrence"]
+
+
 def is_not_behaviour(node: ast.AST) -> bool:
     """Return whether a mutant of this part of the program would be a matter of text, types or declarations."""
     match node:

@@ -1,12 +1,13 @@
 """Do the tests see a fault? A sample of mutants of the source, each run against the tests that can reach it.
 
     python -m tools.mutants --json OUT [--number 160] [--seed 1] [--tests-from CHECKOUT]
-    python -m tools.mutants --json OUT --again EARLIER --outcome survived [--directories engine,api]
+    python -m tools.mutants --json OUT --again EARLIER --outcome survived [--directories engine api]
 
 Cosmic Ray makes the mutants. A seed and a source give the same mutants in the same order, whatever the tests are.
 Each runs in a copy of the checkout. `--tests-from` takes the tests, and their settings, of another checkout.
+A run that was stopped goes on where it was, if it is asked for again.
 Where tests depend on time, a kill counts if the test fails twice, and passes without the mutant.
-The tests that killed elsewhere run once more at the end, without mutants: what fails there is `doubtful`.
+All tests that killed run once more at the end, without mutants: a kill by one that fails is `doubtful`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,11 +26,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 
 import grimp
+import pytest
 
-from tools.mutant_sample import ROOT, Mutant, draw_mutants, make_source
+from tools.mutant_sample import ROOT, Mutant, draw_mutants, identify, make_source
 
 REACH = {
     "policies": ("policies", "golden", "planning"),
@@ -40,11 +43,27 @@ REACH = {
     "orchestrator/control": ("control",),
 }
 """A package, and the directories of tests that can reach it: those without worker processes first."""
-TIMED = ("api", "control", "daemon", "workers")
+SURE = ("tests/policies/", "tests/golden/", "tests/planning/", "exit status")
+"""Where a failure does not depend on time."""
 REAL_MODELS = ("default_model", "draft_outputs", "draft_pairs", "quality", "quantised")
 """In names of files whose tests compute with models on the runtimes: too slow to run for each mutant."""
-TEST_TIMEOUT_S = 45
-RUN_TIMEOUT_S = 600
+LIBRARIES = ("fastapi", "hypothesis.strategies", "openai", "prometheus_client", "scipy.stats", "uvicorn")
+"""Loaded once: to load them takes as long as many a test that kills."""
+TEST_TIMEOUT_S, RUN_TIMEOUT_S = 45, 600
+
+
+def run_pytest(place: Path, said: str, arguments: Sequence[str]) -> None:
+    """Run pytest in this process, which has the libraries already but nothing of the program."""
+    os.setsid()
+    with open(said, "w") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    os.chdir(place)
+    os.environ |= {"PYTHONPATH": str(place), "PYTHONHASHSEED": "0"}
+    sys.path[:] = [str(place), *(path for path in sys.path if path not in ("", str(ROOT)))]
+    plugins = (f"-p{name}" for name in ("pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin"))
+    options = ("-q", "-pno:cacheprovider", f"--timeout={TEST_TIMEOUT_S}", "--hypothesis-seed=0")
+    sys.exit(pytest.main(["--disable-plugin-autoload", *plugins, *options, *arguments]))
 
 
 class Copy:
@@ -68,10 +87,8 @@ class Copy:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
         helpers = (self.place / f"{name.replace('.', '/')}.py" for name in found if name.startswith("tests."))
-        conftest = path.with_name("conftest.py")
-        return frozenset(found).union(
-            *(self.find_imports(at) for at in (*helpers, conftest) if at.is_file() and at != path)
-        )
+        near = (at for at in (*helpers, path.with_name("conftest.py")) if at.is_file() and at != path)
+        return frozenset(found).union(*map(self.find_imports, near))
 
     def find_tests(self, module: str, directories: Sequence[str]) -> list[list[str]]:
         """Return the files of tests that can reach a module: those that name it, then the rest."""
@@ -88,25 +105,15 @@ class Copy:
 
     def run(self, tests: Sequence[str], *options: str) -> tuple[str, list[str]]:
         """Run tests; return how they ended, and those that failed."""
-        plugins = (f"-p{name}" for name in ("pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin"))
-        command = [sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", "--disable-plugin-autoload", *plugins]
         shutil.rmtree(self.place / ".hypothesis", ignore_errors=True)
-        environment = os.environ | {"PYTHONPATH": str(self.place), "PYTHONHASHSEED": "0"}
-        with tempfile.TemporaryFile("w+") as said:
-            process = subprocess.Popen(
-                [*command, f"--timeout={TEST_TIMEOUT_S}", "--hypothesis-seed=0", *options, *tests],
-                cwd=self.place, env=environment,
-                stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-            try:
-                code = process.wait(RUN_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            said.seek(0)
+        with tempfile.NamedTemporaryFile("w+") as said:
+            process = get_context("fork").Process(target=run_pytest, args=(self.place, said.name, [*options, *tests]))
+            process.start()
+            process.join(RUN_TIMEOUT_S)
+            code = process.exitcode
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid or 0, signal.SIGKILL)
+            process.join()
             output = said.read()
         failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
         if code is None or (failed and "from pytest-timeout" in output):
@@ -131,10 +138,10 @@ class Copy:
         while True:
             with self.change(module, source):
                 outcome, failed = self.run(tests, "-x", *(f"--deselect={test}" for test in left_out))
-                if not any(test.startswith(f"tests/{name}/") for test in failed for name in TIMED):
+                if not failed or failed[0].startswith(SURE):
                     return outcome, failed
-                again = self.run(failed)[0]
-            if again != "survived" and self.run(failed)[0] == "survived":
+                fails_again = outcome == "timeout" or self.run(failed)[0] != "survived"
+            if fails_again and self.run(failed)[0] == "survived":
                 return outcome, failed
             left_out += failed
 
@@ -149,13 +156,9 @@ class Copy:
         return mutant | {"outcome": outcome, "killed_by": failed[0] if failed else None, "seconds": seconds}
 
 
-def count_outcomes(mutants: Sequence[Mutant]) -> str:
-    """Return how many mutants of each package ended how."""
-    lines = []
-    for package in REACH:
-        ended = Counter(mutant["outcome"] for mutant in mutants if mutant["module"].startswith(f"{package}/"))
-        lines.append(f"{package:24}" + "".join(f"{name} {number:4}  " for name, number in sorted(ended.items())))
-    return "\n".join(lines)
+def package_of(mutant: Mutant) -> str:
+    """Return the package that a mutant is in."""
+    return next(package for package in REACH if mutant["module"].startswith(f"{package}/"))
 
 
 def main() -> None:
@@ -167,22 +170,21 @@ def main() -> None:
     parser.add_argument("--tests-from", type=Path, default=ROOT, help="a checkout whose tests and settings are used")
     parser.add_argument("--again", type=Path, help="the mutants of an earlier run, in place of new ones")
     parser.add_argument("--outcome", help="of those, the ones that ended so")
-    parser.add_argument("--directories", help="directories of tests/, divided by commas, in place of the usual ones")
+    parser.add_argument("--directories", nargs="+", help="directories of tests/, in place of the usual ones")
     asked = parser.parse_args()
     if asked.again:
         earlier = [json.loads(line) for line in asked.again.read_text(encoding="utf-8").splitlines()]
         mutants = [mutant for mutant in earlier if asked.outcome in (None, mutant["outcome"])]
     else:
         mutants = draw_mutants(REACH, asked.number, asked.seed)
+    for library in LIBRARIES:
+        import_module(library)
     ended = [json.loads(line) for line in asked.json.read_text().splitlines()] if asked.json.exists() else []
-    known = [(mutant["module"], mutant["operator"], mutant["occurrence"]) for mutant in ended]
+    known = [identify(mutant) for mutant in ended]
     with tempfile.TemporaryDirectory() as place, asked.json.open("a", encoding="utf-8") as out:
         copy = Copy(Path(place) / "copy", asked.tests_from)
-        for mutant in mutants:
-            if (mutant["module"], mutant["operator"], mutant["occurrence"]) in known:
-                continue
-            usual = next(names for package, names in REACH.items() if mutant["module"].startswith(f"{package}/"))
-            ended.append(copy.judge(mutant, asked.directories.split(",") if asked.directories else usual))
+        for mutant in (mutant for mutant in mutants if identify(mutant) not in known):
+            ended.append(copy.judge(mutant, asked.directories or REACH[package_of(mutant)]))
             print(json.dumps(ended[-1], ensure_ascii=False), file=out, flush=True)
         killers = {test for mutant in ended if "::" in (test := mutant["killed_by"] or "")}
         _, failing = copy.run(sorted(killers)) if killers else ("", [])
@@ -190,7 +192,8 @@ def main() -> None:
         if mutant["killed_by"] in failing:
             mutant["outcome"] = "doubtful"
     asked.json.write_text("".join(json.dumps(mutant, ensure_ascii=False) + "\n" for mutant in ended), encoding="utf-8")
-    print(count_outcomes(ended))
+    for (package, outcome), number in sorted(Counter((package_of(one), one["outcome"]) for one in ended).items()):
+        print(f"{package:24} {outcome:8} {number:4}")
 
 
 if __name__ == "__main__":
