@@ -115,7 +115,7 @@ class Copy:
                 os.killpg(process.pid or 0, signal.SIGKILL)
             process.join()
             output = said.read()
-        failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+        failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
         if code is None or (failed and "from pytest-timeout" in output):
             return "timeout", failed
         if code in (0, 5):  # passed, or nothing left to run
