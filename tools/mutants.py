@@ -147,8 +147,7 @@ class Copy:
 
     def judge(self, mutant: Mutant, directories: Sequence[str]) -> Mutant:
         """Return the mutant with how the tests took it."""
-        start, source = time.monotonic(), make_source(mutant) or ""
-        outcome, failed = "survived", list[str]()
+        start, source, outcome, failed = time.monotonic(), make_source(mutant) or "", "survived", list[str]()
         for tests in self.find_tests(mutant["module"], directories):
             if outcome == "survived":
                 outcome, failed = self.fail_tests(mutant["module"], source, tests)
