@@ -1,5 +1,6 @@
 """A share of requests served another way: who is in it, what is known of it, when it ends."""
 
+import math
 import statistics
 
 import pytest
@@ -69,6 +70,20 @@ def test_the_interval_is_welchs(ours, theirs):
     freedom = stats.ttest_ind(ours, theirs, equal_var=False).df
     if freedom > 3:
         assert found.high - found.low <= 1.35 * width
+
+
+@pytest.mark.parametrize("freedom", [*range(1, 32), 40, 100, 10_000])
+def test_a_mean_has_the_interval_of_students_t(freedom):
+    values = [float(number % 2) for number in range(freedom + 1)]
+    found = moments(values).interval
+    low, high = stats.t.interval(0.95, freedom, statistics.fmean(values), stats.sem(values))
+    assert found.high - found.low == pytest.approx(high - low, rel=5e-4)
+    assert (found.low + found.high) / 2 == pytest.approx(statistics.fmean(values))
+
+
+def test_one_value_leaves_everything_open():
+    assert moments([5.0]).interval == (-math.inf, math.inf)
+    assert moments([5.0, 5.0]).interval == (5.0, 5.0)
 
 
 def arms(canary_tpot, control_tpot, requests, *, canary_ttft=100.0, spread=1.0):
