@@ -131,8 +131,8 @@ def test_a_draft_model_that_slows_forwards_does_not_make_plain_ones_seem_dear(fa
     assert cost.known
     for rows in visited:
         cost = observe_forward(cost, factor * FIT.ms(rows), rows=rows, sequences=1, context_tokens=0.0, slowed=True)
-    assert cost.slowdown == pytest.approx(factor, rel=0.12)
-    assert cost.ms(1) == pytest.approx(FIT.ms(1), rel=0.12)
+    assert cost.slowdown == pytest.approx(factor, rel=0.2)
+    assert cost.ms(1) == pytest.approx(FIT.ms(1), rel=0.2)
     faster = observe_forward(cost, FIT.ms(4) / 2, rows=4, sequences=1, context_tokens=0.0, slowed=True)
     assert faster.slowdown <= cost.slowdown
 

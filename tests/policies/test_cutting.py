@@ -6,7 +6,7 @@ import pytest
 
 from device_profiles.profile import Exactness
 from orchestrator.bench.plan.fleets import small
-from policies.planning.placement import plan
+from policies.planning.placement import plan_placement
 
 
 @pytest.mark.parametrize(("exactness", "charged"), [(Exactness.BIT, True), (Exactness.KERNEL, False)])
@@ -14,7 +14,9 @@ def test_only_bit_exactness_is_charged_for_rows_that_are_padded(exactness, charg
     cluster, wish = small(0, devices=5, layers=8)
     wish = replace(wish, workload=replace(wish.workload, exactness=exactness, drafters=()))
     one, eight = (
-        plan(replace(cluster, options=tuple(replace(option, paid_rows=rows) for option in cluster.options)), wish)
+        plan_placement(
+            replace(cluster, options=tuple(replace(option, paid_rows=rows) for option in cluster.options)), wish
+        )
         for rows in (1, 8)
     )
     assert len(one.replicas[0].shards) > 1

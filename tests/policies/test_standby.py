@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.bench.plan.fleets import small
-from policies.planning.placement import plan
+from policies.planning.placement import plan_placement
 from policies.planning.plan import Role
 
 
@@ -15,7 +15,7 @@ def test_a_lost_shard_is_taken_over_by_the_fastest_way_that_its_heir_has(slow):
     cluster, wish = small(3, devices=6, layers=6)
     targets = [option for option in cluster.options if option.role is Role.TARGET]
     slower = (replace(option, runtime=slow, cost=option.cost.scale_by(3.0)) for option in targets)
-    found = plan(replace(cluster, options=(*cluster.options, *slower)), wish)
+    found = plan_placement(replace(cluster, options=(*cluster.options, *slower)), wish)
     assert len(found.replicas[0].shards) > 1
     assert found.standby is not None
     assert [shard.runtime for shard in found.standby.shards] == ["runtime"]
