@@ -30,7 +30,7 @@ def streams() -> Streams:
     return Streams()
 
 
-def sent_to(streams: Streams, replica: Any, key: str) -> Stream:
+def send_to(streams: Streams, replica: Any, key: str) -> Stream:
     stream = streams.open(Submit(key, [1], 10))
     streams.send(stream, replica.name)
     return stream
@@ -38,14 +38,14 @@ def sent_to(streams: Streams, replica: Any, key: str) -> Stream:
 
 def test_cancelling_tells_the_replica_that_has_the_stream_and_no_other(streams: Streams) -> None:
     one, other = note_replica("one"), note_replica("other")
-    stream = sent_to(streams, other, "a")
+    stream = send_to(streams, other, "a")
     Router(cast(list[Replica], [one]), cast(list[Replica], [other]), streams, SystemClock()).cancel(stream)
     assert (list_cancelled(one), list_cancelled(other)) == ([], ["a"])
 
 
 def test_a_replica_that_is_replaced_gives_its_streams_back(streams: Streams) -> None:
     old, new = note_replica("old"), note_replica("new")
-    first, second = (sent_to(streams, old, key) for key in ("a", "b"))
+    first, second = (send_to(streams, old, key) for key in ("a", "b"))
     retiring: list[Replica] = []
     assert Router(cast(list[Replica], [new]), retiring, streams, SystemClock()).retire(cast(Replica, old)) == 2
     assert list_cancelled(old) == ["a", "b"]
@@ -55,9 +55,9 @@ def test_a_replica_that_is_replaced_gives_its_streams_back(streams: Streams) -> 
 
 def test_streams_that_only_a_replaced_replica_can_go_on_with_stay(streams: Streams) -> None:
     old = note_replica("old")
-    begun = sent_to(streams, old, "begun")
+    begun = send_to(streams, old, "begun")
     begun.sent_kind = ("bf16",)
-    fresh = sent_to(streams, old, "fresh")
+    fresh = send_to(streams, old, "fresh")
     streams.deliver(Delta("begun", [1]), 0.0)
     assert Router([], [], streams, SystemClock()).retire(cast(Replica, old)) == 1
     assert (list_cancelled(old), streams.due(), begun.at) == (["fresh"], [fresh], "old")
