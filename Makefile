@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MODEL_TESTS := tests/exactness tests/engine tests/adapters
 SOURCES := device_profiles policies adapters orchestrator tests tools
 
-.PHONY: setup demo test check format lint types imports clean
+.PHONY: setup demo test check format lint types imports mutants clean
 
 setup: $(STAMP)
 
@@ -49,6 +49,9 @@ types:
 
 imports:
 	$(BIN)/lint-imports
+
+mutants: setup
+	$(BIN)/python -m tools.mutants --json mutants.jsonl
 
 format: setup
 	$(BIN)/ruff format $(SOURCES)

@@ -6,8 +6,8 @@
 Cosmic Ray makes the mutants. A seed and a source give the same mutants in the same order, whatever the tests are.
 Each runs in a copy of the checkout. `--tests-from` takes the tests, and their settings, of another checkout.
 A run that was stopped goes on where it was, if it is asked for again.
-Where tests depend on time, a kill counts if the test fails twice, and passes without the mutant.
-All tests that killed run once more at the end, without mutants: a kill by one that fails is `doubtful`.
+A timeout, and a kill where tests depend on time, count if the test fails twice, and passes without the mutant.
+The other tests that killed run once more at the end, without mutants: a kill by one that fails is `doubtful`.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ class Copy:
         while True:
             with self.change(module, source):
                 outcome, failed = self.run(tests, "-x", *(f"--deselect={test}" for test in left_out))
-                if not failed or failed[0].startswith(SURE):
+                if not failed or (outcome == "killed" and failed[0].startswith(SURE)):
                     return outcome, failed
-                fails_again = outcome == "timeout" or self.run(failed)[0] != "survived"
+                fails_again = self.run(failed)[0] != "survived"
             if fails_again and self.run(failed)[0] == "survived":
                 return outcome, failed
             left_out += failed
@@ -185,7 +185,7 @@ def main() -> None:
         for mutant in (mutant for mutant in mutants if identify(mutant) not in known):
             ended.append(copy.judge(mutant, asked.directories or REACH[package_of(mutant)]))
             print(json.dumps(ended[-1], ensure_ascii=False), file=out, flush=True)
-        killers = {test for mutant in ended if "::" in (test := mutant["killed_by"] or "")}
+        killers = {test for mutant in ended if "::" in (test := mutant["killed_by"] or "") and test.startswith(SURE)}
         _, failing = copy.run(sorted(killers)) if killers else ("", [])
     for mutant in ended:
         if mutant["killed_by"] in failing:
