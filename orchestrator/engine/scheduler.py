@@ -139,7 +139,7 @@ class Scheduler:
 
     def _count_prefill_rows(self) -> int:
         """Return the rows of prefill that a forward may have beside sequences that decode."""
-        decoding = [sequence for sequence in self._running if sequence.uncached == 1]
+        decoding = [ScheduledSequence(one, 1, emits_logits=True) for one in self._running if one.uncached == 1]
         if len(decoding) == len(self._running):
             return 0
         return rows_within(
@@ -233,14 +233,11 @@ class Scheduler:
             self._prefill_row_ms = observe_prefill(
                 self._prefill_row_ms,
                 prefill_rows=prefill_rows,
-                decode_ms=self._decode_ms([part.sequence for part in parts if not part.is_prefill]),
+                decode_ms=self._decode_ms([part for part in parts if not part.is_prefill]),
                 forward_ms=forward_ms,
             )
 
-    def _decode_ms(self, sequences: Sequence[SequenceState]) -> float:
-        """Return what a forward takes in which these sequences decode; 0 where that is not known."""
-        cost, paid_rows = self._cost(), self._target.capabilities.paid_rows
-        if not sequences or not cost.seen:
-            return 0.0
-        rows = sum(1 if sequence.apart and len(sequences) > 1 else paid_rows for sequence in sequences)
-        return cost.ms(rows, len(sequences), sum(sequence.cached for sequence in sequences) / len(sequences))
+    def _decode_ms(self, decoding: Sequence[ScheduledSequence]) -> float:
+        """Return what a forward takes that decodes these alone, without drafts; 0 where that is not known."""
+        cost = self._cost()
+        return cost.ms(*self._size(decoding)) if decoding and cost.seen else 0.0

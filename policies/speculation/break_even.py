@@ -10,11 +10,10 @@ takes.
 from __future__ import annotations
 
 _NEWEST = 0.1  # least weight of the newest observation
-MANY = 1_000
-"""So many observations, or any other number that is not few."""
+_MANY = 1_000  # observations, or any other number that is not few
 
 
-def mean(before: float, newest: float, seen: int = MANY) -> float:
+def mean(before: float, newest: float, seen: int = _MANY) -> float:
     """Return a running mean after one more observation, `seen` (>= 0) before it: of all while they are few."""
     return before + (newest - before) * max(_NEWEST, 1.0 / (seen + 1))
 
