@@ -152,9 +152,13 @@ class TargetControl:
         for whom in concerned:
             _entries.info("speculation wished", **whom, wish=format_override(wish), asked_by=asked_by)
 
+    def check_room(self, coming: int = 0) -> None:
+        """See control.port.Control."""
+        refuse_or_pass(self.view(), self._limits, self._state.streams, self._clock.monotonic_s(), coming)
+
     async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """See control.port.Control. A request is taken in (or refused) when its first token is asked for."""
-        refuse_or_pass(self.view(), self._limits, self._state.streams)
+        self.check_room()
         end_s = deadline_s(submit, self._limits.request_timeout_s, self._clock)
         reader = self._open_stream(submit)
         try:
