@@ -71,6 +71,7 @@ class GrammarCompiler:
         self._library: Any = None
         self._compiled: dict[tuple[str, str], Any] = {}
         self._keeping = threading.Lock()
+        self._loading = threading.Lock()
 
     def prepare(self, grammar: GrammarText) -> None:
         """Compile a grammar ahead of its `start`, in any thread. Raises GrammarFailed."""
@@ -84,21 +85,28 @@ class GrammarCompiler:
         key = (grammar.kind, grammar.text)
         found = self._compiled.get(key)
         if found is None:
-            found = self._compile(*key)
+            try:
+                found = self._compile(*key)
+            except GrammarFailed as error:
+                found = error
             with self._keeping:
                 while len(self._compiled) >= _REMEMBERED:
                     del self._compiled[next(iter(self._compiled))]
                 self._compiled[key] = found
+        if isinstance(found, GrammarFailed):
+            raise GrammarFailed(str(found))
         return found
 
     def _compile(self, kind: str, text: str) -> Any:
         import llguidance
 
-        if words := find_grammar_problem(kind, text):
-            raise GrammarFailed(words)
-        if self._library is None:
-            self._library = _library_tokenizer(self._tokenizer(), self._vocabulary_size)
-        matcher = llguidance.LLMatcher(self._library, _compile_text(kind, text))
+        with self._loading:
+            if self._library is None:
+                self._library = _library_tokenizer(self._tokenizer(), self._vocabulary_size)
+        try:
+            matcher = llguidance.LLMatcher(self._library, _compile_text(kind, text), log_level=0)
+        except ValueError as error:
+            raise GrammarFailed(" ".join(str(error).split())) from error
         if matcher.is_error():
             raise GrammarFailed(" ".join(matcher.get_error().split()))
         return matcher

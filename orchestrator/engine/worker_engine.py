@@ -10,12 +10,14 @@ import psutil
 
 from adapters.contract import AdapterError, DeviceLost
 from orchestrator.clock import Clock
+from orchestrator.engine.compile_lanes import CompileLanes
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants
 from orchestrator.workers.draft_messages import AttachDraft
 from orchestrator.workers.messages import Cancel, Command, Event, Failed, Ready, Stop, Submit
 from orchestrator.workers.process_memory import peak_rss_bytes
 
+COMPILE_TIMEOUT_S = 10.0
 _GAUGES_EVERY_S = 0.25
 
 Emit = Callable[[Event], None]
@@ -40,22 +42,28 @@ class WorkerEngine:
         self._load = load
         self._clock = clock
         self._commands: queue.SimpleQueue[tuple[Command, float]] = queue.SimpleQueue()
-        self._loop: DecodeLoop | None = None
+        self._lanes: CompileLanes | None = None
         self._process = psutil.Process()
         self._gauges_s = 0.0
 
     def submit(self, command: Command) -> None:
-        """See workers.contract.Engine. What a request needs compiled is compiled here, while others decode."""
+        """See workers.contract.Engine. What a request needs compiled is compiled elsewhere, while others decode."""
         arrived_s = self._clock.monotonic_s()
-        if isinstance(command, Submit) and self._loop is not None:
-            self._loop.prepare(command)
+        lanes = self._lanes
+        if lanes is not None and isinstance(command, Submit) and command.grammar is not None:
+            lanes.add(command, arrived_s)
+            return
+        if lanes is not None and isinstance(command, Cancel):
+            lanes.cancel(command.request_id)
         self._commands.put((command, arrived_s))
 
     def run(self, emit: Emit) -> None:
         """See workers.contract.Engine. What an adapter raises becomes a Failed event with one line."""
         try:
             loaded = self._load(emit)
-            self._loop = loaded.loop
+            self._lanes = CompileLanes(
+                loaded.loop.prepare, lambda *request: self._commands.put(request), emit, COMPILE_TIMEOUT_S
+            )
             emit(loaded.ready)
             try:
                 self._decode(loaded, emit)
