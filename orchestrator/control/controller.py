@@ -13,6 +13,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
+import msgspec
+
 from orchestrator.clock import Clock
 from orchestrator.control.actions import (
     Action,
@@ -128,6 +130,10 @@ class TargetControl:
             return StateView(phase, self._preparing, "", self._cluster.runtime, None, None, uptime_s=uptime_s)
         live = state.streams.counts
         replicas = [one.state.view(one.engine, live[one.name], now_s - max(one.heard_s, one.busy_s)) for one in serving]
+        held, gauges = len(state.streams) - live.total(), replicas[0].gauges
+        if held and gauges is not None:  # they wait, and no worker knows of them
+            waiting = msgspec.structs.replace(gauges, waiting=gauges.waiting + held)
+            replicas[0] = replace(replicas[0], gauges=waiting)
         view = whole(
             replicas,
             self._cluster.runtime,

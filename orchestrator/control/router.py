@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from device_profiles.units import MS_PER_S
 from orchestrator.control.actions import Action, EndStream, LogLine, Send
 from orchestrator.control.affinity import block_keys
 from orchestrator.control.overrides import bounds_of, resolve_overrides
@@ -13,6 +14,7 @@ from orchestrator.control.state import FAILED
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Cancel
+from policies.serving.fair_order import hold_back
 from policies.serving.replica_load import predict_prefill_ms, predict_tpot_ms
 from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
 
@@ -68,6 +70,8 @@ class Router:
     def _send_due(self, now_s: float) -> list[Action]:
         actions: list[Action] = []
         for stream in self._streams.due():
+            if not stream.sends and self._streams.takes_turns and self._holds_back():
+                continue
             prefix = self._prefix(stream)
             routed = self._choose_route(stream, prefix, now_s)
             if routed.replica is None and (stream.crashes.suspect or stream.kind):
@@ -81,6 +85,8 @@ class Router:
             found.prefixes.note(prefix)
             if not self._streams.counts[found.name]:
                 found.busy_s = now_s
+            if not stream.sends and self._streams.takes_turns:
+                stream.held_ms = (now_s - stream.opened_s) * MS_PER_S
             sent = self._streams.send(stream, found.name, found.kind)
             bounds = bounds_of(found.state.ready, self._least_depth, stream.submit.lane)
             sent, stream.speculation = resolve_overrides(sent, stream.overrides, found.engine, bounds)
@@ -90,6 +96,12 @@ class Router:
                     LogLine("debug", "request %s goes to %s: %s", (stream.key, found.name, format_route(routed)))
                 )
         return actions
+
+    def _holds_back(self) -> bool:
+        """True while every place is taken: then streams that have owners wait here, for their turn."""
+        serving = [replica for replica in self._replicas.serving if replica.serving]
+        sent = sum(self._streams.counts[replica.name] for replica in serving)
+        return hold_back(sent, sum(replica.places for replica in serving))
 
     def _take_back_waiting(self, now_s: float) -> list[Action]:
         """Take back streams that wait for a place where another replica would be done sooner now."""

@@ -72,7 +72,7 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
                 return state.drafts.observe(event, now_s)
             return _fold_worker_event(state, replica, event, now_s)
         case StreamOpened():
-            state.streams.open(event.submit, event.overrides)
+            state.streams.open(event.submit, event.overrides, now_s)
             return []
         case StreamClosed():
             stream = state.streams.find(event.stream)

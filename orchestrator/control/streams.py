@@ -18,6 +18,7 @@ from orchestrator.control.latency import RecentLatency
 from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Delta, RequestStats, Submit
+from policies.serving.fair_order import FairAccounts, WaitingRequest, order_fairly
 from policies.serving.overrides import EffectiveBound
 
 
@@ -28,7 +29,8 @@ class Stream:
     `at` is the replica that has it ("": none), `sent_id` its id there. `crashes`: see crash_attribution. `kind`: of
     the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of).
     `overrides` stood when it was opened, `speculation` holds by them where it is, and its reader was `told` of that.
-    `first_s`: when its first token came, by the clock.
+    It was `opened_s` by the clock, waited here for `held_ms` until it was first sent, and its first token came at
+    `first_s`.
     """
 
     submit: Submit
@@ -39,6 +41,8 @@ class Stream:
     kind: tuple[str, ...] = ()
     sent_kind: tuple[str, ...] = ()
     crashes: CrashHistory = field(default_factory=CrashHistory)
+    opened_s: float = 0.0
+    held_ms: float = 0.0
     first_s: float | None = None
     last_stats: RequestStats | None = None
     overrides: ActiveOverrides = NO_OVERRIDES
@@ -62,16 +66,25 @@ class Streams:
         self._live: dict[str, Stream] = {}
         self._sent: dict[str, Stream] = {}  # by the id that its worker knows, in the order of sending
         self.counts: Counter[str] = Counter()  # live streams by the replica that has them
+        self.owners: Counter[str] = Counter()  # live streams by whose they are
+        self.accounts = FairAccounts()
         self.latency = RecentLatency()
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def open(self, submit: Submit, overrides: ActiveOverrides = NO_OVERRIDES) -> Stream:
+    @property
+    def takes_turns(self) -> bool:
+        """Whether streams have owners, who get places in fair turns."""
+        return any(self.owners)
+
+    def open(self, submit: Submit, overrides: ActiveOverrides = NO_OVERRIDES, now_s: float = 0.0) -> Stream:
         """Take in a request, under these overrides. Raises RequestError 400 when its id is in use."""
         if submit.request_id in self._live:
             raise RequestError(f"a request with the id {submit.request_id} is running", code="duplicate_request")
-        stream = self._live[submit.request_id] = Stream(submit, list(submit.committed), overrides=overrides)
+        stream = Stream(submit, list(submit.committed), overrides=overrides, opened_s=now_s)
+        self._live[submit.request_id] = stream
+        self.owners[submit.owner] += 1
         return stream
 
     def find(self, key: str) -> Stream | None:
@@ -88,6 +101,9 @@ class Streams:
         if stream.speculation is not stream.told:
             stream.told = stream.speculation
             delta = msgspec.structs.replace(delta, speculation=stream.speculation)
+        if delta.stats is not None and stream.held_ms:
+            waited = msgspec.structs.replace(delta.stats, queue_ms=delta.stats.queue_ms + stream.held_ms)
+            delta = msgspec.structs.replace(delta, stats=waited)
         if delta.tokens and not stream.committed:
             stream.first_s = now_s
             self.latency.observe_first_token(delta.stats)
@@ -121,16 +137,25 @@ class Streams:
         return next((stream for stream in self._sent.values() if stream.crashes.suspect), None)
 
     def due(self) -> list[Stream]:
-        """Return the streams that no replica has, oldest first; of suspects the oldest alone, and none while one
-        is in quarantine."""
+        """Return the streams that no replica has, oldest first, and where they have owners in fair turns; of suspects
+        the oldest alone, and none while one is in quarantine."""
         waiting = [stream for stream in self._live.values() if not stream.at]
+        if self.takes_turns:
+            order = order_fairly([self._work_of(stream) for stream in waiting], self.accounts)
+            waiting = [waiting[index] for index in order]
         suspects = [stream for stream in waiting if stream.crashes.suspect]
         first = [] if self.in_quarantine() is not None else suspects[:1]
         return first + [stream for stream in waiting if not stream.crashes.suspect]
 
+    def _work_of(self, stream: Stream) -> WaitingRequest:
+        left = max(0, min(stream.submit.max_tokens, self.latency.output_tokens) - len(stream.committed))
+        return WaitingRequest(stream.submit.owner, len(stream.submit.prompt) + left)
+
     def send(self, stream: Stream, replica: str, kind: tuple[str, ...] = ()) -> Submit:
         """Count the stream as sent to a replica of this kind; returns what is to be sent."""
         stream.sent_kind = kind
+        if not stream.sends and self.takes_turns:
+            self.accounts = self.accounts.charge(self._work_of(stream))
         stream.sends += 1
         stream.sent_id = stream.key if stream.sends == 1 else f"{stream.key}#{stream.sends}"
         stream.at = replica
@@ -160,6 +185,7 @@ class Streams:
     def drop(self, stream: Stream) -> None:
         """Forget a stream that ends. `at` still says who has it."""
         del self._live[stream.key]
+        self.owners -= Counter([stream.submit.owner])
         self._forget_sent(stream)
 
     def _forget_sent(self, stream: Stream) -> None:
