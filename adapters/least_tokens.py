@@ -7,6 +7,7 @@ its own; spaces weigh little, for there are tokens of many spaces.
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,10 +23,11 @@ _IN_UTF8 = {*range(0x80), *range(0x80, 0xC0), *range(0xC2, 0xF5)}
 
 class LeastTokens:
     """Counts over a vocabulary whose tokens stand for these bytes, in any order. `composes`: a text is brought into
-    NFC before it is cut into tokens."""
+    NFC before it is cut into tokens. `spaces`: U+2581 is a space to it."""
 
-    def __init__(self, pieces: Sequence[bytes], *, composes: bool = False) -> None:
+    def __init__(self, pieces: Sequence[bytes], *, composes: bool = False, spaces: bool = False) -> None:
         self._composes = composes
+        self._spaces = spaces
         longest = np.zeros(256)
         for piece in pieces:
             for value in set(piece):
@@ -42,6 +44,8 @@ class LeastTokens:
             piece = text[start:end]
             if self._composes and not piece.isascii():
                 piece = unicodedata.normalize("NFC", piece)
+            if self._spaces:
+                piece = piece.replace(METASPACE, " ")
             counted = np.frombuffer(piece.encode("utf-8", "ignore"), dtype=np.uint8)
             weight, start = weight + float(self._weights[counted].sum()), end
         return int(weight * _ROUNDING)
@@ -63,16 +67,21 @@ def measure_least_tokens(parsed: Mapping[str, Any], pieces: Sequence[bytes]) -> 
         return None
     normalizer = parsed.get("normalizer") or {}
     steps = normalizer.get("normalizers", []) if normalizer.get("type") == "Sequence" else [normalizer]
-    if not all(_keeps_bytes(step) for step in steps if step):
+    cutting = parsed.get("pre_tokenizer") or {}
+    cuts = cutting.get("pretokenizers", []) if cutting.get("type") == "Sequence" else [cutting]
+    if not all(_keeps_bytes(step) for step in [*steps, *cuts] if step):
         return None
     model = parsed.get("model", {})
     whole = {piece[0] for piece in pieces if len(piece) == 1} >= _IN_UTF8
     if not whole and model.get("unk_token") and model.get("fuse_unk"):
         return None
-    return LeastTokens(pieces, composes=any(step.get("type") == "NFC" for step in steps))
+    composes = any(step.get("type") == "NFC" for step in steps)
+    return LeastTokens(pieces, composes=composes, spaces=METASPACE in json.dumps(steps + cuts, ensure_ascii=False))
 
 
 def _keeps_bytes(step: Mapping[str, Any]) -> bool:
     if step.get("type") == "Replace":
         return step.get("pattern") == {"String": " "} and step.get("content") == METASPACE
-    return step.get("type") in ("NFC", "Prepend")
+    if step.get("type") == "Split":
+        return step.get("behavior") != "Removed"
+    return step.get("type") in ("NFC", "Prepend", "ByteLevel", "Digits", "Metaspace")
