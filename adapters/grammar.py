@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import GrammarFailed
+from adapters.contract import GrammarFailed, GrammarTooComplex
 from adapters.tokenizer import Tokenizer
 
 KINDS = ("json_schema", "regex", "lark")
@@ -129,7 +129,7 @@ class GrammarProgress:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, count=self._vocabulary_size, bitorder="little").view(np.bool_)
         if self._matcher.is_error():
-            raise GrammarFailed(self._words())
+            raise GrammarTooComplex(self._words())
         return allowed
 
     def advance(self, token: int) -> None:
@@ -150,7 +150,8 @@ class GrammarProgress:
         return found
 
     def _words(self) -> str:
-        return " ".join(self._matcher.get_error().split())
+        words, _, _ = self._matcher.get_error().partition("<state>")
+        return " ".join(words.split())
 
 
 def _library_tokenizer(tokenizer: Tokenizer, vocabulary_size: int) -> Any:

@@ -180,6 +180,7 @@ class Daemon:
             vllm_metric_names=self._config.api.vllm_metric_names,
             acceptance=AcceptanceBounds(self._config.speculation.acceptance, self._config.speculation.allow_tolerance),
             objectives=objectives_of(self._config.slo),
+            connections=self._connections,
         )
 
     def _reread_keys(self) -> None:

@@ -21,6 +21,7 @@ from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, Model, ModelList
 from orchestrator.api.body_bounds import refuse_oversized
 from orchestrator.api.choices import choices_of, cost_of, merge_pieces, pieces_of
+from orchestrator.api.connections import Connections
 from orchestrator.api.fingerprint import system_fingerprint
 from orchestrator.api.follow import RequestRecord, VariantReport
 from orchestrator.api.grammar_checks import GrammarChecks
@@ -54,7 +55,7 @@ class ApiSettings:
     translated at a time; how long that may take; and what one key may have (0: no limit). `log_words`: the log has
     requests' and answers' text, and what bugs say. `keys`: None asks for none. `stalled_after_s`: see liveness.
     `vllm_metric_names`: see metrics. `acceptance`: the rules that requests may ask for. `objectives`: what they are to
-    have."""
+    have. `connections`: those of the server, for the metrics."""
 
     max_body_bytes: int
     max_parameter_bytes: int = 256 * 1024
@@ -69,6 +70,7 @@ class ApiSettings:
     vllm_metric_names: bool = False
     acceptance: AcceptanceBounds = field(default_factory=AcceptanceBounds)
     objectives: Objectives = NO_OBJECTIVES
+    connections: Connections | None = None
 
 
 class ApiRoutes:
@@ -86,16 +88,18 @@ class ApiRoutes:
         self.control = control
         self._trial = trial
         self.model_name = model_name
+        self.bodies = BodyBudget(settings.max_bodies_bytes)
         self.metrics = Metrics(
             control,
             clock,
             vllm_names=settings.vllm_metric_names,
             objectives=settings.objectives,
             trial_view=trial.view if trial is not None else None,
+            connections=settings.connections,
+            bodies=self.bodies,
         )
         self.liveness = Liveness(control, clock, settings.stalled_after_s)
         self.tokenizer = tokenizer
-        self.bodies = BodyBudget(settings.max_bodies_bytes)
         self.shares = KeyShares(
             clock,
             most_requests=settings.max_requests_per_key,

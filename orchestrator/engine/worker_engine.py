@@ -65,6 +65,7 @@ class WorkerEngine:
                 loaded.loop.prepare, lambda *request: self._commands.put(request), emit, COMPILE_TIMEOUT_S
             )
             emit(loaded.ready)
+            self._lanes.warm_up()
             try:
                 self._decode(loaded, emit)
             finally:
