@@ -7,6 +7,7 @@ continuation, which costs no choice.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from adapters.tokenizer import Tokenizer
 
 KINDS = ("json_schema", "regex", "lark")
 _REMEMBERED = 32
+_LIMIT = re.compile(r"\bmax is\b|\btoo (complex|large|many)\b|\blimit\b")
 
 
 def find_grammar_problem(kind: str, text: str) -> str:
@@ -129,13 +131,13 @@ class GrammarProgress:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, count=self._vocabulary_size, bitorder="little").view(np.bool_)
         if self._matcher.is_error():
-            raise GrammarTooComplex(self._words())
+            raise self._build_error()
         return allowed
 
     def advance(self, token: int) -> None:
         """Go on over a token. Raises GrammarFailed."""
         if not self._matcher.consume_token(token):
-            raise GrammarFailed(self._words())
+            raise self._build_error()
 
     def fitting(self, tokens: Sequence[int]) -> int:
         """Return how many of the leading tokens may follow."""
@@ -149,9 +151,11 @@ class GrammarProgress:
             self._matcher.rollback(taken)
         return found
 
-    def _words(self) -> str:
+    def _build_error(self) -> GrammarFailed:
+        """Return why the library does not go on. What it says of its state is left out."""
         words, _, _ = self._matcher.get_error().partition("<state>")
-        return " ".join(words.split())
+        # The library's reason for the stop is "InternalError" here, so its words must do.
+        return (GrammarTooComplex if _LIMIT.search(words) else GrammarFailed)(" ".join(words.split()))
 
 
 def _library_tokenizer(tokenizer: Tokenizer, vocabulary_size: int) -> Any:

@@ -42,7 +42,7 @@ def test_the_order_that_was_announced_is_the_one_in_which_places_are_given(waiti
 @given(REQUESTS)
 def test_while_two_owners_wait_none_gets_ahead_by_more_than_a_request_of_each(waiting):
     largest = max((request.work for request in waiting), default=0.0)
-    given_work: Counter[str] = Counter()
+    given_work: dict[str, float] = dict.fromkeys(("a", "b", "c", ""), 0.0)
     left = Counter(request.owner for request in waiting)
     for request in serve(waiting, FairAccounts())[0]:
         given_work[request.owner] += request.work
