@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
@@ -159,10 +159,9 @@ async def watch_streams(url: str, seconds: float) -> Seen:
 Answers = Any  # a queue of (status, seconds)
 
 
-def post_for_ever(url: str, model: str, body: Callable[[str], bytes], stop: Event, answers: Answers) -> None:
+def post_for_ever(url: str, content: bytes, stop: Event, answers: Answers) -> None:
     """Send one body again and again."""
     os.nice(19)
-    content = body(model)
     with httpx.Client(timeout=120.0) as client:
         while not stop.is_set():
             begun = time.perf_counter()
@@ -201,6 +200,17 @@ def medium_schema(model: str) -> bytes:
     return _ask_for_schema(model, 14_000)
 
 
+def no_body(model: str) -> bytes:
+    """Nothing is sent."""
+    return b""
+
+
+def plain_request(model: str) -> bytes:
+    """The same request as those with a schema, without one: it is served too."""
+    head = {"model": model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    return json.dumps(head).encode()
+
+
 def small_schema(model: str) -> bytes:
     """A schema of 14 KiB, which is served, with nearly as many properties as can be followed."""
     return _ask_for_schema(model, 400)
@@ -211,7 +221,7 @@ def wide_schema(model: str) -> bytes:
     return _ask_for_schema(model, 1_700)
 
 
-def idle_connections(url: str, model: str, _: object, stop: Event, answers: Answers) -> None:
+def idle_connections(url: str, _: bytes, stop: Event, answers: Answers) -> None:
     """Open 10,000 connections, and open them again when they are closed."""
     os.nice(19)
     host, port = url.removeprefix("http://").split(":")
@@ -231,7 +241,7 @@ def idle_connections(url: str, model: str, _: object, stop: Event, answers: Answ
         one.close()
 
 
-def drip_feeders(url: str, model: str, _: object, stop: Event, answers: Answers) -> None:
+def drip_feeders(url: str, _: bytes, stop: Event, answers: Answers) -> None:
     """200 clients that send a request byte by byte, half of them stuck in the head, half in the body."""
     os.nice(19)
     host, port = url.removeprefix("http://").split(":")
@@ -267,11 +277,12 @@ BAD: list[tuple[str, Any, Any, int]] = [
     ("120 KB of text, 2 clients", post_for_ever, middling_prompt, 2),
     ("8 MiB schema, 2 clients", post_for_ever, large_schema, 2),
     ("514 KiB schema, 2 clients", post_for_ever, medium_schema, 2),
+    ("no schema, 1 client", post_for_ever, plain_request, 1),
     ("14 KiB schema, 1 client", post_for_ever, small_schema, 1),
     ("60 KiB schema, 1 client", post_for_ever, wide_schema, 1),
-    ("10,000 idle connections", idle_connections, None, 1),
-    ("200 drip-feeding clients", drip_feeders, None, 1),
-    ("nothing", None, None, 0),
+    ("10,000 idle connections", idle_connections, no_body, 1),
+    ("200 drip-feeding clients", drip_feeders, no_body, 1),
+    ("nothing", None, no_body, 0),
 ]
 
 
@@ -285,11 +296,11 @@ def measure_bad(url: str, pid: int, seconds: float, rounds: int) -> list[dict[st
         for _ in range(rounds):
             calm.gaps += asyncio.run(watch_streams(url, seconds)).gaps
             stop, answers = context.Event(), context.Queue()
-            arguments = (url, _model(url), argument, stop, answers)
+            arguments = (url, argument(_model(url)), stop, answers)
             clients = [context.Process(target=target, args=arguments, daemon=True) for _ in range(count)]
             for client in clients:
                 client.start()
-            time.sleep(5.0 if clients else 0.0)  # until they are at it
+            time.sleep(3.0 if clients else 0.0)  # until they are at it
             seen = asyncio.run(watch_streams(url, seconds))
             storm.gaps += seen.gaps
             storm.statuses += seen.statuses

@@ -16,7 +16,7 @@ from orchestrator.errors import RequestError
 OWNER = "outrider.owner"
 """In the scope: whose request this is, by the digest of the key."""
 _OWNER_LETTERS = 12
-OPEN_ROUTES = frozenset({"/health", "/health/decode", "/ready", "/metrics", "/version"})
+OPEN_ROUTES = frozenset({"/started", "/live", "/health", "/health/decode", "/ready", "/metrics", "/version"})
 _WAY_OUT = "send 'Authorization: Bearer KEY'"
 
 

@@ -13,6 +13,7 @@ from orchestrator.clock import Clock
 from orchestrator.engine.compile_lanes import CompileLanes
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants
+from orchestrator.workers.contract import Step
 from orchestrator.workers.draft_messages import AttachDraft
 from orchestrator.workers.messages import Cancel, Command, Event, Failed, Ready, Stop, Submit
 from orchestrator.workers.process_memory import peak_rss_bytes
@@ -21,6 +22,7 @@ COMPILE_TIMEOUT_S = 10.0
 _GAUGES_EVERY_S = 0.25
 
 Emit = Callable[[Event], None]
+ROUND = Step("round", 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,11 @@ class WorkerEngine:
         self._load = load
         self._clock = clock
         self._commands: queue.SimpleQueue[tuple[Command, float]] = queue.SimpleQueue()
+        self._loop: DecodeLoop | None = None
         self._lanes: CompileLanes | None = None
         self._process = psutil.Process()
         self._gauges_s = 0.0
+        self._step: Step | None = Step("load", -1.0)
 
     def submit(self, command: Command) -> None:
         """See workers.contract.Engine. What a request needs compiled is compiled elsewhere, while others decode."""
@@ -57,10 +61,16 @@ class WorkerEngine:
             lanes.cancel(command.request_id)
         self._commands.put((command, arrived_s))
 
+    def describe_step(self) -> Step | None:
+        """See workers.contract.Engine."""
+        loop = self._loop
+        return Step("round", loop.expected_ms) if self._step is ROUND and loop is not None else self._step
+
     def run(self, emit: Emit) -> None:
         """See workers.contract.Engine. What an adapter raises becomes a Failed event with one line."""
         try:
             loaded = self._load(emit)
+            self._loop = loaded.loop
             self._lanes = CompileLanes(
                 loaded.loop.prepare, lambda *request: self._commands.put(request), emit, COMPILE_TIMEOUT_S
             )
@@ -83,6 +93,7 @@ class WorkerEngine:
                 return
             if loop.idle:
                 continue
+            self._step = ROUND
             emit(loop.run_round())
             for failed in loop.failures():
                 emit(failed)
@@ -96,6 +107,8 @@ class WorkerEngine:
         loop = loaded.loop
         wait = loop.idle
         while True:
+            if wait:
+                self._step = None
             try:
                 command, arrived_s = self._commands.get(block=wait)
             except queue.Empty:
