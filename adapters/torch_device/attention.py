@@ -9,6 +9,7 @@ tiles of T rows and L positions of a table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,13 @@ class KvPool:
         """Write (N, K, D) at `places`, (N,)."""
         for cache, rows in zip(self._caches[layer], (key, value), strict=True):
             cache.flatten(0, 1).index_copy_(0, places, rows)
+
+    def erase(self, blocks: Sequence[int]) -> None:
+        """Overwrite blocks with zeros."""
+        with torch.inference_mode():
+            for caches in self._caches:
+                for cache in caches:
+                    cache[list(blocks)] = 0
 
     def read(self, layer: int, table: Any) -> tuple[Any, Any]:
         """Return keys and values of the blocks of `table`, (g, blocks): both (g, K, L, D), positions before heads in

@@ -112,6 +112,7 @@ class Graphs:
         self._windows, self._device = windows, device
         self._captured: dict[Size, tuple[Any, StaticInputs, Any]] = {}
         self._memory: Any = None
+        self.capturing = False  # it stays so where a capture failed
 
     def prepare(self, plan: ForwardPlan) -> Size | None:
         """Capture the graph for a plan if need be; None where there is none for it. Waits for the device."""
@@ -144,8 +145,10 @@ class Graphs:
                 forward()
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
+        self.capturing = True
         with torch.cuda.graph(graph, pool=self._memory):
             logits = forward()
+        self.capturing = False
         self._memory = self._memory or graph.pool()
         return graph, inputs, logits
 

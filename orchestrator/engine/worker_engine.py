@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import psutil
 
-from adapters.contract import AdapterError, DeviceLost
+from adapters.contract import AdapterError
 from orchestrator.clock import Clock
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants
 from orchestrator.workers.draft_messages import AttachDraft
-from orchestrator.workers.messages import Cancel, Command, Event, Failed, Ready, Stop, Submit
+from orchestrator.workers.failures import describe_failure, describe_loading_failure
+from orchestrator.workers.messages import Cancel, Command, Event, Ready, Stop, Submit
 from orchestrator.workers.process_memory import peak_rss_bytes
 
 _GAUGES_EVERY_S = 0.25
@@ -55,16 +56,17 @@ class WorkerEngine:
         """See workers.contract.Engine. What an adapter raises becomes a Failed event with one line."""
         try:
             loaded = self._load(emit)
-            self._loop = loaded.loop
-            emit(loaded.ready)
-            try:
-                self._decode(loaded, emit)
-            finally:
-                loaded.close()
-        except DeviceLost as error:
-            emit(Failed(str(error), restartable=True))
         except AdapterError as error:
-            emit(Failed(str(error), restartable=False))
+            emit(describe_loading_failure(error))
+            return
+        self._loop = loaded.loop
+        emit(loaded.ready)
+        try:
+            self._decode(loaded, emit)
+        except (AdapterError, MemoryError) as error:
+            emit(describe_failure(error))
+        finally:
+            loaded.close()
 
     def _decode(self, loaded: LoadedEngine, emit: Emit) -> None:
         loop = loaded.loop
