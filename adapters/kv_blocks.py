@@ -107,27 +107,31 @@ class BlockPool:
     def release(self, slot: int) -> list[int]:
         """Free a slot's blocks; what others may ask for again is remembered until the room is needed.
 
-        Returns those of them that may hold garbage: they are to be overwritten before the next forward.
+        Returns what `discard` does, and is that for a slot that shares garbage: what it computed follows from it.
         """
+        if self._suspects and not self._suspects.isdisjoint(self._tables.get(slot, ())):
+            return self.discard(slot)
+        self._drop_all(slot)
+        return []
+
+    def _drop_all(self, slot: int) -> list[int]:
         blocks = self._tables.pop(slot, [])
         for block in reversed(blocks):
             self._drop(block)
         self._held.pop(slot, None)
         self._fixed.pop(slot, None)
-        if not self._suspects:
-            return []
-        unused = [block for block in blocks if block in self._suspects and self._users[block] == 0]
-        self._suspects.difference_update(unused)
-        return unused
+        return blocks
 
     def discard(self, slot: int) -> list[int]:
         """See adapters.contract.LoadedModel.discard. Returns the blocks that nobody uses any more: they are to be
         overwritten before the next forward."""
-        table = self._tables.get(slot, [])
-        for block in table:
+        for block in self._tables.get(slot, ()):
             self._prefixes.forget(block)
             self._suspects.add(block)
-        return self.release(slot)
+        blocks = self._drop_all(slot)
+        unused = [block for block in blocks if self._users[block] == 0]
+        self._suspects.difference_update(unused)
+        return unused
 
     def _use(self, block: int) -> None:
         self._prefixes.wake(block)

@@ -167,8 +167,7 @@ class PagedModel(PooledModel):
 
     def _erase(self, blocks: Sequence[int]) -> None:
         for cache in self._caches:
-            rows = cache.bytes_data.reshape(cache.shape[0], -1)  # whatever the element is, zero is no bit
-            rows[list(blocks)] = 0
+            cache.data.reshape(cache.shape[0], -1)[list(blocks)] = 0
 
     def close(self) -> None:
         """See the contract."""

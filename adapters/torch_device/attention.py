@@ -20,13 +20,15 @@ NAME = "outrider_paged"
 
 
 class KvPool:
-    """Keys and values of all layers: blocks of `block` positions, and one more, the scratch block of padding."""
+    """Keys and values of all layers: blocks of `block` positions, and two more. Padding is written to the scratch
+    block. The blank one behind it is read where a table is filled up: nothing is ever written there, as padding may be
+    garbage that a mask does not hide (0 times NaN is NaN)."""
 
     def __init__(
         self, *, layers: int, blocks: int, block: int, kv_heads: int, head_dim: int, dtype: Any, device: Any
     ) -> None:
         """Allocate. Raises torch's errors when memory runs out."""
-        shape = (blocks + 1, block, kv_heads, head_dim)
+        shape = (blocks + 2, block, kv_heads, head_dim)
         self._caches = [
             (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
             for _ in range(layers)

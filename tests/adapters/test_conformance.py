@@ -216,14 +216,17 @@ def test_garbage_that_is_discarded_reaches_nobody(model):
     model.share(0, tokens)
     assert model.attach(1, tokens) == 2 * size
     poisoned = poison(model, 0)
-    last = Segment(0, len(tokens), tokens[:2], (0, 2))
-    assert np.isfinite(model.forward([last]).logits).all() is np.bool_(not poisoned)
+    batch = [Segment(0, len(tokens), tokens[:2], (0, 2)), Segment(4, 0, tokens[:5], (0, 5))]
+    rows = model.forward(batch).logits
+    assert np.isfinite(rows[:2]).all() == (not poisoned)
+    assert np.array_equal(bits(rows[2:]), bits(expected[:5]))  # nor does it reach who is in the same forward
+    model.release(4)
     model.discard(0)
     model.discard(0)
     assert model.count_cached_positions(0) == 0
     assert model.attach(2, tokens) == 0
     rest = model.forward([Segment(1, 2 * size, tokens[2 * size :], (0, 1))]).logits  # who shared it has it still
-    assert np.isfinite(rest).all() is np.bool_(not poisoned)
+    assert np.isfinite(rest).all() == (not poisoned)
     model.share(1, tokens[: 2 * size])
     assert model.attach(2, tokens) == 0
     model.release(1)

@@ -59,7 +59,7 @@ def poison(model: Any, slot: int) -> bool:
     memory = getattr(model, "_memory", None)
     if memory is None:  # OpenVINO
         for cache in model._caches:
-            cache.bytes_data.reshape(cache.shape[0], -1)[blocks] = 0xFF
+            cache.data.view(np.uint8).reshape(cache.shape[0], -1)[blocks] = 0xFF
     elif hasattr(memory, "_piece_bytes"):
         size = memory._piece_bytes
         for piece in range(memory._caches * memory._heads):
