@@ -14,7 +14,7 @@ from typing import Any
 from adapters.contract import ModelRefused, Progress
 from device_profiles.units import MIB
 
-_CHUNK_BYTES = 4 * MIB
+_CHUNK_BYTES = MIB
 
 EachChunk = Callable[[int], None]
 """Called with the number of bytes that were read."""

@@ -31,6 +31,8 @@ from adapters.artefact import (
     Origin,
     damage,
     find_changed_content,
+    find_mark,
+    find_verified_s,
     is_verified,
     mark_corrupt,
     note_verified,
@@ -60,6 +62,10 @@ class StoreFull(AdapterError):
 
 class StoreUnwritable(AdapterError):
     """The store's directory cannot be written; the message names it and the way out."""
+
+
+class _Stopped(Exception):
+    """Whoever reads an artefact is to stop."""
 
 
 class Recipe(Protocol):
@@ -159,13 +165,39 @@ class ModelStore:
         found = ((path.parent, read_manifest(path.parent)) for path in sorted(self.root.glob(f"*/*/{MANIFEST}")))
         return [(path, manifest) for path, manifest in found if manifest is not None]
 
+    def read_again(self, before_s: float, wait: Callable[[int], bool]) -> Iterator[tuple[Path, str]]:
+        """Read artefacts that were loaded since the machine was started and were not read since `before_s` (seconds
+        since the epoch). Yields those that are damaged, marked, with what is wrong.
+
+        `wait` is called with the bytes read after each piece; True stops. One process at a time: others do nothing.
+        """
+        lock = FileLock(self.root / "reading.lock")
+        try:
+            lock.acquire(blocking=False)
+        except (Timeout, OSError):
+            return
+        try:
+            for artefact, _ in self.all():
+                due = is_verified(artefact) and not before_s < find_verified_s(artefact) <= time.time()
+                if due and not find_mark(artefact) and (problem := _verify(artefact, wait)) is not None:
+                    yield artefact, problem
+        except _Stopped:
+            return
+        finally:
+            lock.release()
+
     def _find_change(self, artefact: Path, progress: Progress) -> str | None:
         """Read every byte of an artefact, once since the machine was started; return what is damaged."""
         if is_verified(artefact):
             return None
         with suppress(StoreUnwritable), self._hold_lock(artefact, progress):
-            return None if is_verified(artefact) else _verify(artefact, progress)
-        return _verify(artefact, progress)  # of a read-only store, at every load
+            if is_verified(artefact):
+                return None
+            _remove_drafts(artefact)
+            progress(f"verifying {artefact.name}", -1.0)
+            return _verify(artefact)
+        progress(f"verifying {artefact.name}, which cannot be noted down here", -1.0)
+        return _verify(artefact)
 
     def _artefact(self, origin: Origin) -> Path:
         return self.root / origin.digest[:16] / f"{origin.recipe_name}-{_short_hash(origin.recipe)}"
@@ -232,9 +264,14 @@ class _Job:
     identity: list[list[int]]
 
 
-def _verify(artefact: Path, progress: Progress) -> str | None:
-    progress(f"verifying {artefact.name}", -1.0)
-    problem = find_changed_content(artefact)
+def _verify(artefact: Path, wait: Callable[[int], bool] = lambda _count: False) -> str | None:
+    """Read every byte of an artefact, and note down what was found; returns what is damaged. Raises _Stopped."""
+
+    def each_chunk(count: int) -> None:
+        if wait(count):
+            raise _Stopped
+
+    problem = find_changed_content(artefact, each_chunk)
     if problem is None:
         note_verified(artefact, time.time())
     else:

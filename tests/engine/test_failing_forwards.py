@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from adapters.contract import OutOfMemory
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.measuring.known_text import Hours
-from orchestrator.workers.messages import Submit
+from orchestrator.workers.messages import Refused, Submit
 from policies.serving.batch_bound import FIRST_HOLD_S
 from tests.engine.test_loop import WildDrafter
 from tests.support.failing import FailingModel
@@ -25,7 +25,8 @@ def expected() -> dict[str, list[int]]:
 
 def decode(loop, submits):
     """What each request got, and what was refused; every round's refusals are asked for once, as the engine does."""
-    out, refused = {submit.request_id: [] for submit in submits}, []
+    out: dict[str, list[int]] = {submit.request_id: [] for submit in submits}
+    refused: list[Refused] = []
     for submit in submits:
         assert loop.submit(submit) is None
     while not loop.idle:
@@ -141,7 +142,7 @@ def test_no_memory_for_many_rows_makes_forwards_smaller_and_changes_no_token(exp
 def test_memory_that_is_gone_in_mid_stream_sends_the_youngest_back_and_they_go_on(expected):
     model = FailingModel(toy())
     loop = loop_over(model, suffix(), running=6)
-    out = {submit.request_id: [] for submit in requests(10)}
+    out: dict[str, list[int]] = {submit.request_id: [] for submit in requests(10)}
     for submit in requests(10):
         loop.submit(submit)
     for number in itertools.count():
@@ -252,7 +253,7 @@ def test_whatever_a_drafter_raises_costs_its_drafts_only(expected, where, at):
 def test_identity_under_any_shortage(expected, most_rows, running, blocks, from_round):
     model = FailingModel(toy(kv_blocks=blocks))
     loop = loop_over(model, suffix(), running=running)
-    out = {submit.request_id: [] for submit in requests(6)}
+    out: dict[str, list[int]] = {submit.request_id: [] for submit in requests(6)}
     for submit in requests(6):
         if loop.submit(submit) is not None:
             del out[submit.request_id]
