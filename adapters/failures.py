@@ -11,10 +11,12 @@ _OUT_OF_MEMORY = (
     "alloc_failed",  # CUBLAS_STATUS_ALLOC_FAILED and the like
     "bad_alloc",
     "bfcarena",
-    "can't allocate memory",
+    "can't alloc",
     "cannot allocate",
     "cl_mem_object_allocation_failure",
     "cl_out_of_host_memory",
+    "could not create a memory",
+    "could not create a primitive",  # oneDNN drops its reason; shapes that it knows fail so without memory only
     "failed to allocate",
     "not enough memory",
     "out of memory",

@@ -21,6 +21,7 @@ from adapters.contract import (
     ModelRefused,
     OutOfMemory,
     Precision,
+    RuntimeFailed,
     Segment,
     Unsupported,
 )
@@ -192,7 +193,7 @@ def test_a_pool_that_memory_does_not_hold_is_out_of_memory(tmp_path):
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"), OutOfMemory),
         (MemoryError(), OutOfMemory),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), DeviceLost),
-        (RuntimeError("could not execute a primitive"), DeviceLost),
+        (RuntimeError("could not execute a primitive"), RuntimeFailed),
     ],
 )
 def test_failures_have_types(error, kind):
