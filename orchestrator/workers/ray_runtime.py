@@ -23,7 +23,13 @@ import msgspec
 from orchestrator.errors import WorkerError, WorkerLost, WorkerStartFailed
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.frames import decode_events, encode
-from orchestrator.workers.host import NODE_ADDRESS, EngineHost, one_line
+from orchestrator.workers.host import (
+    NODE_ADDRESS,
+    EngineHost,
+    die_before_the_daemon,
+    end_process_with_its_threads,
+    one_line,
+)
 from orchestrator.workers.messages import Command, Event, Stop
 from orchestrator.workers.output import say
 from orchestrator.workers.process_end import end_process, read_start_time_s
@@ -165,6 +171,8 @@ class HostActor:
         import ray
 
         os.environ[NODE_ADDRESS] = ray.util.get_node_ip_address()
+        end_process_with_its_threads()
+        die_before_the_daemon()
         self._host = EngineHost(entry, options, cores)
         self._code = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -181,7 +189,10 @@ class HostActor:
         return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), pid, read_start_time_s(pid)
 
     def submit(self, frame: bytes) -> None:
-        self._host.deliver(frame)
+        try:
+            self._host.deliver(frame)
+        except Exception as error:  # Ray would keep it to itself
+            threading.excepthook(threading.ExceptHookArgs((type(error), error, None, threading.current_thread())))
 
     def events(self) -> Iterator[bytes]:
         yield from self._host.frames()
