@@ -23,5 +23,5 @@ def build_cluster(config: ClusterConfig) -> Cluster:
     if config.cluster.on_ray:
         from orchestrator.workers.ray_runtime import RayCluster
 
-        return RayCluster(config.cluster.address, has_token=config.cluster.token == "required")
+        return RayCluster(config.cluster.address, has_token=config.cluster.auth == "token")
     return local_cluster()

@@ -211,12 +211,12 @@ def _check_replicas(config: ClusterConfig, path: Path, lines: Lines) -> None:
 def _check_cluster(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Refuse keys that would change nothing. Raises ConfigError."""
     cluster = config.cluster
-    for key in ("address", "token"):
+    for key in ("address", "auth"):
         where = f"{path}:{lines.get(('cluster', key), 1)}: cluster.{key}:"
         if key in cluster.model_fields_set and getattr(cluster, key) and cluster.runtime == "local":
             raise ConfigError(f"{where} goes with Ray, and cluster.runtime is 'local'; leave one of them out")
-    if "token" in cluster.model_fields_set and not cluster.address:
-        where = f"{path}:{lines.get(('cluster', 'token'), 1)}: cluster.token:"
+    if "auth" in cluster.model_fields_set and not cluster.address:
+        where = f"{path}:{lines.get(('cluster', 'auth'), 1)}: cluster.auth:"
         raise ConfigError(f"{where} goes with cluster.address; a Ray of the daemon's own always has a token")
 
 

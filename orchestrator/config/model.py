@@ -73,13 +73,13 @@ class ClusterSection(Section):
     """How worker processes are started."""
 
     runtime: Literal["auto", "ray", "local"] = "auto"
-    """`local`: a subprocess on this machine. `ray`: an actor, on any host of a Ray cluster. `auto`: `ray` where there is
-    an `address`, else `local`."""
+    """`local`: a subprocess on this machine. `ray`: an actor, on any host of a Ray cluster. `auto`: `ray` where there
+    is an `address`, else `local`."""
     address: str = ""
     """An existing Ray cluster (`HOST:PORT` or `auto`). Empty, with `runtime: ray`: the daemon starts its own on this
     machine."""
-    token: Literal["required", "none"] = "required"
-    """`required`: a Ray at `address` is joined with its token only (`RAY_AUTH_TOKEN`, or a file that
+    auth: Literal["token", "none"] = "token"
+    """`token`: a Ray at `address` is joined with its token only (`RAY_AUTH_TOKEN`, or a file that
     `RAY_AUTH_TOKEN_PATH` names). `none`: it has none, and whoever reaches its ports runs code on its hosts."""
     max_restarts: int = Field(default=5, ge=0, le=1000)
     """Restarts of a worker within ten minutes before the daemon gives up on it; each worker has its own."""

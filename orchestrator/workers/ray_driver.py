@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import logging
+import os
 import re
 import signal
 import socket
@@ -35,9 +36,9 @@ from orchestrator.workers.ray_messages import (
     Join,
     Joined,
     Nodes,
+    Notice,
     NotJoined,
     NotStarted,
-    Notice,
     PassDown,
     PassUp,
     Printed,
@@ -47,7 +48,7 @@ from orchestrator.workers.ray_messages import (
     receive_frame,
     with_length,
 )
-from orchestrator.workers.ray_settings import NAMESPACE, init_options, probe
+from orchestrator.workers.ray_settings import NAMESPACE, init_options
 
 START_TIMEOUT_S = 60.0
 """Bounds the wait for a place and for the actor's process, while the head answers."""
@@ -59,6 +60,7 @@ _ANSWER_EVERY_S = 1.0
 _ANSWER_TIMEOUT_S = 2.0
 _EXIT_CODE_TIMEOUT_S = 5.0
 _REACH_TIMEOUT_S = 1.0
+_APPEARS_WITHIN_S = 5.0  # a host: the cluster may be a few seconds old
 _NODE_SHARE = 0.001  # of a node's own resource: binds an actor to it, and leaves room for a thousand
 _EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes| There are some|$)", re.MULTILINE)
 
@@ -76,7 +78,7 @@ class Driver:
         self._processes: dict[int, tuple[int, float]] = {}
         self._ended: set[int] = set()
         self._changing = threading.Lock()
-        self._head = True  # it answers
+        self.head_answers = True
 
     def answer(self) -> None:
         """Tell every second whether the head answers. Never returns."""
@@ -91,7 +93,7 @@ class Driver:
                 stale = "the head at this address is that of another cluster now"
             except self._ray.exceptions.RayError:
                 head = False
-            self._head = head
+            self.head_answers = head
             self._link.send(Answered(head, stale))
             time.sleep(_ANSWER_EVERY_S)
 
@@ -138,8 +140,13 @@ class Driver:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _require_host(self, ip: str) -> None:
-        """Raise ClusterAway where a host is not in the cluster now, or cannot be reached: Ray would wait for it."""
-        nodes = {node["NodeManagerAddress"]: int(node["NodeManagerPort"]) for node in self._alive()}
+        """Raise ClusterAway where a host is not in the cluster, or cannot be reached: Ray would wait for it."""
+        deadline_s = time.monotonic() + _APPEARS_WITHIN_S
+        while True:
+            nodes = {node["NodeManagerAddress"]: int(node["NodeManagerPort"]) for node in self._alive()}
+            if ip in nodes or time.monotonic() > deadline_s:
+                break
+            time.sleep(_ANSWER_EVERY_S)
         if ip not in nodes:
             there = ", ".join(sorted(nodes)) or "none"
             raise ClusterAway(f"host {ip} is not in the Ray cluster now, which has {there}; start Ray on it")
@@ -200,9 +207,8 @@ class Driver:
         self._submits.pop(number, None)
         node, process = self._nodes.pop(number, ""), self._processes.pop(number, None)
         errors = (self._ray.exceptions.RayError, ValueError)
-        if not self._head:  # `ray.kill` waits for it
-            with suppress(*errors):
-                actor.end.options(num_returns=0, concurrency_group="ending").remote()
+        if not self.head_answers and self._end_from_inside(actor):  # `ray.kill` would wait for the head
+            return
         if node == self._node:
             self._link.send(Gone(number))
         with suppress(*errors):
@@ -213,6 +219,16 @@ class Driver:
         task = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(end_process)
         with suppress(*errors):  # the node is gone, and all its processes with it
             self._ray.get(task.remote(*process, HANGS_AFTER_S, KILL_TIMEOUT_S))
+
+    def _end_from_inside(self, actor: Any) -> bool:
+        """Let the process end itself; returns whether it is gone."""
+        try:
+            self._ray.get(actor.end.options(concurrency_group="ending").remote(), timeout=HANGS_AFTER_S)
+        except self._ray.exceptions.GetTimeoutError:
+            return False
+        except self._ray.exceptions.RayError:
+            return True
+        return False
 
 
 class Link:
@@ -237,10 +253,7 @@ def join(order: Join) -> Any:
         raise WorkerError(f"{error}: pip install ray, or set cluster.runtime: local") from error
     logging.getLogger("ray").setLevel(logging.WARNING)
     try:
-        probe(address)
         ray.init(**init_options(address, order.directory))
-    except WorkerError:
-        raise
     except Exception as error:
         if not address:
             way_out = "set cluster.runtime: local to do without it"
@@ -298,8 +311,11 @@ def main() -> int:
     link.send(Joined())
     threading.Thread(target=driver.answer, name="answer", daemon=True).start()
     _carry_out_orders(reading, driver)
-    ray.shutdown()
-    return 0
+    if driver.head_answers:  # Ray would wait for it, to take leave
+        ray.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # whatever other threads wait for
 
 
 def _carry_out_orders(reading: BinaryIO, driver: Driver) -> None:

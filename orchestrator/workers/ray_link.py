@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from typing import Protocol
@@ -28,9 +27,9 @@ from orchestrator.workers.ray_messages import (
     Join,
     Joined,
     Nodes,
+    Notice,
     NotJoined,
     NotStarted,
-    Notice,
     Order,
     PassUp,
     Printed,
@@ -113,8 +112,10 @@ class DriverLink:
             self._writer.write(with_length(encode(order)))
 
     async def start(self, spec: WorkerSpec, actor: ActorEnd) -> tuple[int, Appeared]:
-        """Start an actor and return its number. Raises ClusterAway and WorkerStartFailed; then, and when cancelled, it is
-        ended."""
+        """Start an actor and return its number. Raises ClusterAway and WorkerStartFailed; then it is ended, and when
+        cancelled too."""
+        if self.retired.is_set():
+            raise ClusterAway(self.why)
         number = next(self._numbers)
         appeared = self._starting[number] = asyncio.get_running_loop().create_future()
         self._actors[number] = actor  # from now on: its frames are close behind its appearance
@@ -196,11 +197,11 @@ class DriverLink:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         why = self.why or f"the Ray driver process {how}"
         self.ended.set()
-        for actor in tuple(self._actors.values()):
+        actors, self._actors = self._actors, {}
+        self.retire(why)  # before anybody hears of it, and starts another
+        for actor in actors.values():
             actor.take_end(f"is lost: {why}")
             actor.take_gone()
-        self._actors.clear()
-        self.retire(why)
 
     async def _tick(self) -> None:
         """End a driver process that says nothing any more."""
@@ -282,7 +283,9 @@ async def join_ray(order: Join, environment: dict[str, str]) -> DriverLink:
         if isinstance(error, TimeoutError):
             raise ClusterAway(f"cannot {where}: no answer within {_JOIN_TIMEOUT_S:g} s") from None
         if isinstance(error, asyncio.IncompleteReadError | ConnectionError):
-            raise ClusterAway(f"cannot {where}: the Ray driver process ended with code {code}; see its output") from None
+            raise ClusterAway(
+                f"cannot {where}: the Ray driver process ended with code {code}; see its output"
+            ) from None
         raise
     if isinstance(answer, NotJoined):
         writer.close()

@@ -13,7 +13,7 @@ from orchestrator.workers.contract import WorkerSpec
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """Join the Ray at `address`; "": start one, with its files in `directory`. The first message, and the only first."""
+    """The first message: join the Ray at `address`. Where that is "", start one, with its files in `directory`."""
 
     address: str
     directory: str
@@ -125,8 +125,8 @@ LENGTH_BYTES = 4
 """Before each frame: its length, big endian."""
 
 _encoder = msgspec.msgpack.Encoder()
-_orders = msgspec.msgpack.Decoder(Order)
-_notices = msgspec.msgpack.Decoder(Notice)
+_orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+_notices: msgspec.msgpack.Decoder[Notice] = msgspec.msgpack.Decoder(Notice)
 
 
 def encode(message: Order | Notice) -> bytes:

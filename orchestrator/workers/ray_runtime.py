@@ -1,7 +1,7 @@
 """Workers as Ray actors, on this machine or on any node of a Ray cluster.
 
-Ray itself runs in a process of its own, `ray_driver`: nothing it does can block or end the daemon. When its cluster goes
-away, workers that still run go on, new ones are refused at once, and a new driver process joins when it is back.
+Ray itself runs in a process of its own, `ray_driver`: nothing it does can block or end the daemon. When its cluster
+goes away, workers that still run go on and new ones are refused at once. A new driver process joins when it is back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orchestrator.workers.messages import Command, Event, Stop
 from orchestrator.workers.process_end import end_process
 from orchestrator.workers.ray_link import AWAY_AFTER_S, DriverLink, join_ray
 from orchestrator.workers.ray_messages import Appeared, EndActor, Join, PassDown
-from orchestrator.workers.ray_settings import driver_environment
+from orchestrator.workers.ray_settings import driver_environment, probe
 from orchestrator.workers.reachability import wait_until_cut_off
 from orchestrator.workers.session_directory import SessionDirectory
 
@@ -97,10 +97,10 @@ class RayCluster:
         if self._link is None:
             raise ClusterAway(f"{asked}: Ray is away: {self._why}")
         if self._link.silent_s > AWAY_AFTER_S:
-            raise ClusterAway(f"{asked}: {self._silence(self._link)}")
+            raise ClusterAway(f"{asked}: {self._describe_silence(self._link)}")
         return self._link
 
-    def _silence(self, link: DriverLink) -> str:
+    def _describe_silence(self, link: DriverLink) -> str:
         where = f" at {self._address}" if self._address else ""
         return f"Ray's head{where} has not answered for {link.silent_s:.0f} s; is it running (ray start --head)?"
 
@@ -108,6 +108,7 @@ class RayCluster:
         if "://" in self._address:
             raise WorkerError(f"cluster.address {self._address}: Ray's client protocol is not supported; use HOST:PORT")
         environment = driver_environment(self._address, has_token=self._has_token, environment=os.environ)
+        await probe(self._address)
         directory = None if self._address else await asyncio.to_thread(SessionDirectory)
         try:
             link = await join_ray(Join(self._address, str(directory.path) if directory else ""), environment)
@@ -127,45 +128,60 @@ class RayCluster:
             await asyncio.to_thread(directory.remove)
 
     async def _keep_joined(self) -> None:
-        """Watch the link, and have a new one when it can be used no longer."""
-        silent = False
+        """Watch the link, and have a new one when it is of no use any more: this task alone changes it."""
         while True:
             link = self._link
-            if link is None:
-                await self._join_again()
-                silent = False
+            if link is None or link.silent_s > AWAY_AFTER_S:
+                await self._wait_until_back()
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     await link.retired.wait()
-            if link.silent_s > AWAY_AFTER_S and not silent:
-                silent = True
-                _log.warning("ray away", reason=self._silence(link))
-                link.fail_starts(self._silence(link))
-                if not self._address:  # it is ours, and will not come back by itself
-                    link.retire("its head died")
-            elif silent and link.silent_s <= AWAY_AFTER_S:
-                silent = False
-                _log.info("ray back", workers=len(self._workers))
-            if link.retired.is_set():
-                if not silent:
-                    _log.warning("ray away", reason=link.why)
-                self._why = link.why
-                if not link.ended.is_set():
-                    self._older.add(link)
-                link.retire(link.why)
-                self._link = None
+                    self._give_up(link, link.why)
 
-    async def _join_again(self) -> None:
-        pause_s = _FIRST_PAUSE_S
-        while self._link is None:
-            await asyncio.sleep(pause_s)
+    async def _wait_until_back(self) -> None:
+        """Until the link's head answers again, or another driver process has joined what answers in its place."""
+        link, pause_s = self._link, _FIRST_PAUSE_S
+        if link is not None:
+            self._why = self._describe_silence(link)
+            link.fail_starts(self._why)
+            if not self._address:  # it is ours, and will not come back by itself
+                self._give_up(link, "its head died")
+        _log.warning("ray away", reason=self._why)
+        while self._link is None or self._link.silent_s > AWAY_AFTER_S:
+            joining = asyncio.create_task(self._join(), name="join Ray again")
             try:
-                self._link = await self._join()
-            except (WorkerError, OSError) as error:
-                self._why = str(error)
+                await self._wait_for_either(joining)
+            finally:
+                if not joining.done():
+                    joining.cancel()
+                    await asyncio.wait([joining])
+            if not joining.cancelled() and joining.exception() is None:
+                if self._link is not None:
+                    self._give_up(self._link, "another driver process has joined")
+                self._link = joining.result()
+            elif not joining.cancelled():
+                self._why = str(joining.exception())
+                await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         _log.info("ray back", workers=len(self._workers))
+
+    async def _wait_for_either(self, joining: asyncio.Task[DriverLink]) -> None:
+        """Wait until another driver process has joined, or has not, or the head answers the one that there is."""
+        while not joining.done():
+            await asyncio.wait([joining], timeout=_LOOK_EVERY_S)
+            if self._link is not None:
+                if self._link.retired.is_set():
+                    self._give_up(self._link, self._link.why)
+                elif self._link.silent_s <= AWAY_AFTER_S:
+                    return
+
+    def _give_up(self, link: DriverLink, why: str) -> None:
+        """Start nothing more through a link. Its workers go on."""
+        link.retire(why)
+        self._why, self._link = link.why, None
+        if not link.ended.is_set():
+            self._older.add(link)
 
     def _watch(self, worker: RayWorker) -> None:
         """See that the worker is lost when its host is cut off."""

@@ -5,11 +5,12 @@ Nothing here imports ray; `ray_driver` and `ray_actor` do.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
-import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def driver_environment(address: str, *, has_token: bool, environment: Mapping[st
 
 def _require_token(address: str, environment: Mapping[str, str]) -> None:
     """Refuse to join where nobody is asked for a token: whoever reaches such a cluster runs code on its hosts."""
-    way_out = "or set cluster.token: none, if that cluster has none"
+    way_out = "or set cluster.auth: none, if that cluster has none"
     mode = environment.get("RAY_AUTH_MODE", "token").lower()
     if mode != "token":
         raise WorkerError(
@@ -81,17 +82,21 @@ def _require_token(address: str, environment: Mapping[str, str]) -> None:
     )
 
 
-def probe(address: str) -> None:
+async def probe(address: str) -> None:
     """Raise ClusterAway where nothing listens: at once, while Ray tries for 40 s."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S).close()
-    except OSError as error:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except OSError as error:  # TimeoutError is one
         raise ClusterAway(
             f"cannot join Ray at {address}: {type(error).__name__}: {error}; is it running (ray start --head)?"
         ) from error
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 def init_options(address: str, directory: str) -> dict[str, Any]:
