@@ -1,8 +1,8 @@
 """The process that drives Ray for the daemon: it joins or starts a cluster, and passes frames to and from actors.
 
-It is a process of its own because Ray's native code blocks the caller while the cluster's head is away, ends its
-process when it loses patience, and takes over signals (docs/adr/0048-ray-in-a-process-of-its-own.md). Besides
-`ray_actor` it is the only module that imports ray. Run as `python -m orchestrator.workers.ray_driver`.
+It is a process of its own because of Ray's native code: that blocks the caller while the cluster's head is away, ends
+its process when it loses patience, and takes over signals. docs/adr/0048-ray-in-a-process-of-its-own.md has what was
+seen. Besides `ray_actor` it is the only module that imports ray. Run as `python -m orchestrator.workers.ray_driver`.
 """
 
 from __future__ import annotations
@@ -78,24 +78,16 @@ class Driver:
         self._processes: dict[int, tuple[int, float]] = {}
         self._ended: set[int] = set()
         self._changing = threading.Lock()
+        self._head = ray._private.worker.global_worker.gcs_client
         self.head_answers = True
+        self.leaving = threading.Event()
 
     def answer(self) -> None:
-        """Tell every second whether the head answers. Never returns."""
-        client = self._ray._private.worker.global_worker.gcs_client
-        here = self._ray.NodeID.from_hex(self._node)
-        while True:
-            head, stale = True, ""
-            try:
-                if not client.check_alive([here], timeout=_ANSWER_TIMEOUT_S)[0]:
-                    stale = "the Ray node of this host has left the cluster"
-            except self._ray.exceptions.AuthenticationError:
-                stale = "the head at this address is that of another cluster now"
-            except self._ray.exceptions.RayError:
-                head = False
-            self.head_answers = head
-            self._link.send(Answered(head, stale))
-            time.sleep(_ANSWER_EVERY_S)
+        """Tell every second whether the head answers, until this process takes its leave."""
+        while not self.leaving.wait(_ANSWER_EVERY_S):
+            answer = self._ask_head()
+            self.head_answers = answer.head and not answer.stale
+            self._link.send(answer)
 
     def list_nodes(self) -> None:
         """Send the addresses of the hosts."""
@@ -117,7 +109,9 @@ class Driver:
             reason = f"no Ray node had a place for it within {START_TIMEOUT_S:g} s (see ray status)"
             self._link.send(NotStarted(number, reason))
         except Exception as error:
-            self._link.send(NotStarted(number, reason_of(error)))
+            answer = self._ask_head()
+            away = not answer.head or bool(answer.stale)  # no fault of the worker's
+            self._link.send(NotStarted(number, answer.stale or reason_of(error), away))
         else:
             self._follow(number, stream)
 
@@ -135,6 +129,17 @@ class Driver:
         if actor is not None:
             self._end_actor(number, actor)
         self._link.send(Gone(number))
+
+    def _ask_head(self) -> Answered:
+        here = self._ray.NodeID.from_hex(self._node)
+        try:
+            if self._head.check_alive([here], timeout=_ANSWER_TIMEOUT_S)[0]:
+                return Answered(head=True)
+        except self._ray.exceptions.AuthenticationError:
+            return Answered(head=True, stale="the head at this address is that of another cluster now")
+        except self._ray.exceptions.RayError:
+            return Answered(head=False)
+        return Answered(head=True, stale="the Ray node of this host has left the cluster")
 
     def _alive(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
@@ -201,13 +206,12 @@ class Driver:
         return "ended"
 
     def _end_actor(self, number: int, actor: Any) -> None:
-        """Ray asks the process itself to end, and one that is stopped does not hear it: it is killed from outside, on
-        its own node, by the daemon where that is this host. Where that node cannot be reached, this happens when it
-        can again."""
+        """Ray asks the process itself to end, and one that is stopped does not hear it. That is killed from outside, on
+        its own node, by the daemon where that is this host. Where it cannot be reached, this happens when it can."""
         self._submits.pop(number, None)
         node, process = self._nodes.pop(number, ""), self._processes.pop(number, None)
         errors = (self._ray.exceptions.RayError, ValueError)
-        if not self.head_answers and self._end_from_inside(actor):  # `ray.kill` would wait for the head
+        if not self.head_answers and self._end_from_inside(actor):  # `ray.kill` goes by the head
             return
         if node == self._node:
             self._link.send(Gone(number))
@@ -311,6 +315,7 @@ def main() -> int:
     link.send(Joined())
     threading.Thread(target=driver.answer, name="answer", daemon=True).start()
     _carry_out_orders(reading, driver)
+    driver.leaving.set()
     if driver.head_answers:  # Ray would wait for it, to take leave
         ray.shutdown()
     sys.stdout.flush()

@@ -57,17 +57,17 @@ class RayCluster:
         """See workers.contract.Cluster."""
         if self._keeping is None:
             self._link = await self._join()
-            self._keeping = asyncio.create_task(self._keep_joined(), name="keep Ray joined")
+            self._keeping = asyncio.create_task(self._keep_require_link(), name="keep Ray joined")
 
     async def nodes(self) -> list[str]:
         """See workers.contract.Cluster."""
-        return [] if self._keeping is None else await self._joined("hosts").nodes()
+        return [] if self._keeping is None else await self._require_link("hosts").nodes()
 
     async def start(self, spec: WorkerSpec) -> RayWorker:
         """See workers.contract.Cluster."""
         if self._keeping is None:
             raise WorkerStartFailed(f"worker {spec.name} cannot be started: {self._why}")
-        worker = RayWorker(spec.name, self._joined(f"worker {spec.name}"), self._forget)
+        worker = RayWorker(spec.name, self._require_link(f"worker {spec.name}"), self._forget)
         self._workers.add(worker)
         try:
             await worker.appear(spec)
@@ -92,7 +92,7 @@ class RayCluster:
         if self._leaving:
             await asyncio.wait(self._leaving)
 
-    def _joined(self, asked: str) -> DriverLink:
+    def _require_link(self, asked: str) -> DriverLink:
         """Return the link to start workers through. Raises ClusterAway where there is none now."""
         if self._link is None:
             raise ClusterAway(f"{asked}: Ray is away: {self._why}")
@@ -127,7 +127,7 @@ class RayCluster:
         if directory is not None:
             await asyncio.to_thread(directory.remove)
 
-    async def _keep_joined(self) -> None:
+    async def _keep_require_link(self) -> None:
         """Watch the link, and have a new one when it is of no use any more: this task alone changes it."""
         while True:
             link = self._link

@@ -85,7 +85,8 @@ class RayNodes:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start_head(self) -> None:
-        """Start it on the near host. It knows nothing of one before; where that one was, Ray would take it for alive."""
+        """Start it on the near host. It knows nothing of one before."""
+        # Ray would take that one for alive: it looks at processes of all hosts here.
         (self._directory / "ray_current_cluster").unlink(missing_ok=True)
         arguments = ("--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={self._directory}")
         self._started.insert(0, _ray(self._hosts.near, self._hosts.near_ip, self._directory, *arguments))
