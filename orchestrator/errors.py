@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from policies.serving.failover.blame import LossKind
+
 
 class OutriderError(Exception):
     """Root of Outrider's own errors."""
@@ -24,11 +26,17 @@ class ConfigError(OutriderError):
 
 
 class WorkerError(OutriderError):
-    """Something is wrong with a worker process."""
+    """Something is wrong with a worker process. `kind` is one of policies.serving.failover.blame.LossKind."""
+
+    kind: LossKind = "crashed"
 
 
 class WorkerLost(WorkerError):
     """The worker process ended or stopped answering."""
+
+    def __init__(self, message: str, kind: LossKind = "crashed") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class WorkerStartFailed(WorkerError):
@@ -37,6 +45,8 @@ class WorkerStartFailed(WorkerError):
 
 class ClusterAway(WorkerError):
     """No worker can be started now, as the cluster or the host asked for is away; this may be over without us."""
+
+    kind: LossKind = "host"
 
 
 class DaemonError(OutriderError):

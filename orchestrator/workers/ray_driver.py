@@ -75,6 +75,7 @@ class Driver:
         self._actors: dict[int, Any] = {}
         self._submits: dict[int, Any] = {}
         self._nodes: dict[int, str] = {}
+        self._places: dict[int, tuple[str, int]] = {}
         self._processes: dict[int, tuple[int, float]] = {}
         self._ended: set[int] = set()
         self._changing = threading.Lock()
@@ -182,7 +183,8 @@ class Driver:
         self._nodes[number], self._processes[number] = node, (pid, began_s)
         self._submits[number] = actor.submit.options(num_returns=0, concurrency_group="commands")
         ports = {node["NodeID"]: int(node["NodeManagerPort"]) for node in self._alive()}
-        self._link.send(Appeared(number, ip, ports.get(node, 0), pid, began_s, here=node == self._node))
+        self._places[number] = ip, ports.get(node, 0)
+        self._link.send(Appeared(number, *self._places[number], pid, began_s, here=node == self._node))
         stream: Iterator[Any] = actor.events.options(num_returns="streaming", concurrency_group="events").remote()
         return stream
 
@@ -191,9 +193,17 @@ class Driver:
             for reference in stream:
                 self._link.send(PassUp(number, self._ray.get(reference)))
         except Exception as error:
-            self._link.send(Ended(number, f"died: {reason_of(error)}"))
+            self._link.send(Ended(number, f"died: {reason_of(error)}", host=not self._has_node(number)))
         else:
             self._link.send(Ended(number, self._exit(number)))
+
+    def _has_node(self, number: int) -> bool:
+        """Whether a worker's Ray node is still there: where it is not, its workers died of that."""
+        try:
+            socket.create_connection(self._places[number], _REACH_TIMEOUT_S).close()
+        except OSError:
+            return False
+        return True
 
     def _exit(self, number: int) -> str:
         actor = self._actors.get(number)

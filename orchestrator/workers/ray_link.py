@@ -60,8 +60,8 @@ class ActorEnd(Protocol):
         """A frame of events came."""
         ...
 
-    def take_end(self, how: str) -> None:
-        """No more will come."""
+    def take_end(self, how: str, *, host: bool) -> None:
+        """No more will come. `host`: its host or its cluster failed, not the worker."""
         ...
 
     def take_gone(self) -> None:
@@ -200,7 +200,7 @@ class DriverLink:
         actors, self._actors = self._actors, {}
         self.retire(why)  # before anybody hears of it, and starts another
         for actor in actors.values():
-            actor.take_end(f"is lost: {why}")
+            actor.take_end(f"is lost: {why}", host=True)
             actor.take_gone()
 
     async def _tick(self) -> None:
@@ -229,9 +229,9 @@ class DriverLink:
                     self._answered_s = asyncio.get_running_loop().time()
                 if stale:
                     self.retire(stale)
-            case Ended(number, how):
+            case Ended(number, how, host):
                 if (actor := self._actors.get(number)) is not None:
-                    actor.take_end(how)
+                    actor.take_end(how, host=host)
             case Gone(number):
                 if (actor := self._actors.get(number)) is not None:
                     actor.take_gone()

@@ -93,10 +93,12 @@ class PassUp(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """No more frames come from a worker. `how` it ended, as in "exited with code 1"."""
+    """No more frames come from a worker. `how` it ended, as in "exited with code 1". `host`: it was not the worker that
+    failed, but the Ray node that it ran on."""
 
     number: int
     how: str
+    host: bool = False
 
 
 class Gone(msgspec.Struct, frozen=True, tag=True):

@@ -24,6 +24,7 @@ from orchestrator.workers.ray_messages import Appeared, EndActor, Join, PassDown
 from orchestrator.workers.ray_settings import driver_environment, probe
 from orchestrator.workers.reachability import wait_until_cut_off
 from orchestrator.workers.session_directory import SessionDirectory
+from policies.serving.failover.blame import LossKind
 
 _CLOSE_GRACE_S = _KILL_TIMEOUT_S = 5.0
 _HANGS_AFTER_S = 1.0  # a process that Ray has told to end
@@ -219,6 +220,7 @@ class RayWorker:
         self._ended = asyncio.Event()
         self._gone = asyncio.Event()
         self._killing: asyncio.Task[None] | None = None
+        self._kind: LossKind = "crashed"
         self._frames: asyncio.Queue[bytes | str] = asyncio.Queue()  # a text is how it ended
 
     async def appear(self, spec: WorkerSpec) -> None:
@@ -249,7 +251,7 @@ class RayWorker:
                 yield event
         self._kill()
         if not self._stopping:
-            raise WorkerLost(f"worker {self.name} ({self.where}) {frame}")
+            raise WorkerLost(f"worker {self.name} ({self.where}) {frame}", self._kind)
 
     async def stop(self, grace_s: float) -> None:
         """See workers.contract.Worker."""
@@ -262,14 +264,17 @@ class RayWorker:
     def lose(self, how: str) -> None:
         """End the events now: its host is cut off. Its process is ended when that can be reached again."""
         self._cut_off = True
-        self.take_end(how)
+        self.take_end(how, host=True)
+        self.take_gone()
 
     def take_frame(self, frame: bytes) -> None:
         """See ray_link.ActorEnd."""
         self._frames.put_nowait(frame)
 
-    def take_end(self, how: str) -> None:
+    def take_end(self, how: str, *, host: bool) -> None:
         """See ray_link.ActorEnd."""
+        if host and not self._ended.is_set():
+            self._kind = "host"
         self._ended.set()
         self._frames.put_nowait(how)
 

@@ -24,7 +24,7 @@ def test_the_daemon_outlives_the_head_and_serves_again(tmp_path: Path, monkeypat
 
 def outlive_the_head(directory: Path, hosts: Hosts, nodes: RayNodes) -> None:
     config = configuration(directory)
-    text = config.read_text().replace("runtime: local", f"address: '{hosts.address}', max_restarts: 1000")
+    text = config.read_text().replace("runtime: local", f"address: '{hosts.address}', max_restarts: 0")
     config.write_text(text)
     with running(config) as daemon:
         assert daemon.status()["runtime"] == "ray"

@@ -169,8 +169,9 @@ async def test_an_own_ray_that_dies_is_replaced_and_leaves_nothing() -> None:
         ready = await anext(event async for event in replacement.events() if isinstance(event, Ready))
         for one in psutil.Process().children():
             one.kill()
-        with pytest.raises(WorkerLost, match="Ray driver process was killed by SIGKILL"):
+        with pytest.raises(WorkerLost, match="Ray driver process was killed by SIGKILL") as lost:
             await tokens_until(replacement.events(), 1)
+        assert lost.value.kind == "host"
         with pytest.raises(ClusterAway, match="killed by SIGKILL"):
             await cluster.start(engines.spec())
         assert await is_gone(ready.pid, within_s=20.0)

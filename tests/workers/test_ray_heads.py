@@ -45,8 +45,9 @@ async def lose_the_far_host(cluster: RayCluster, hosts: Hosts) -> None:
     assert await tokens_until(events, 10) == engines.tokens(PROMPT, 10)
     hosts.cable("down")
     cut_s = time.monotonic()
-    with pytest.raises(WorkerLost, match=f"host {hosts.far_ip} is cut off, it has not answered for"):
+    with pytest.raises(WorkerLost, match=f"host {hosts.far_ip} is cut off, it has not answered for") as lost:
         await tokens_until(events, 100_000)
+    assert lost.value.kind == "host"
     lost_s = time.monotonic()
     assert lost_s - cut_s < 8.0
     await worker.stop(5.0)
@@ -69,8 +70,9 @@ async def lose_the_head(cluster: RayCluster, hosts: Hosts, nodes: RayNodes) -> N
         await cluster.start(engines.spec())
     assert time.monotonic() - began_s < 15.0
     began_s = time.monotonic()
-    with pytest.raises(ClusterAway):
+    with pytest.raises(ClusterAway) as refused:
         await cluster.start(engines.spec())
+    assert refused.value.kind == "host"  # which spends no worker's restarts
     assert time.monotonic() - began_s < 1.0
     assert await tokens_until(events, 200) == engines.tokens(PROMPT, 210)[10:]
     nodes.start_head()
