@@ -93,7 +93,7 @@ class Driver:
     def list_nodes(self) -> None:
         """Send the addresses of the hosts."""
         try:
-            found = sorted({node["NodeManagerAddress"] for node in self._alive()})
+            found = sorted({node.node_manager_address for node in self._alive()})
         except self._ray.exceptions.RayError:
             found = []
         self._link.send(Nodes(found))
@@ -142,14 +142,16 @@ class Driver:
             return Answered(head=False)
         return Answered(head=True, stale="the Ray node of this host has left the cluster")
 
-    def _alive(self) -> list[dict[str, Any]]:
-        return [node for node in self._ray.nodes() if node["Alive"]]
+    def _alive(self) -> list[Any]:
+        """Not by `ray.nodes`: that waits for the head, and ends this process where another cluster's answers."""
+        nodes = self._head.get_all_node_info(timeout=_ANSWER_TIMEOUT_S).values()
+        return [node for node in nodes if node.state == node.ALIVE]
 
     def _require_host(self, ip: str) -> None:
         """Raise ClusterAway where a host is not in the cluster, or cannot be reached: Ray would wait for it."""
         deadline_s = time.monotonic() + _APPEARS_WITHIN_S
         while True:
-            nodes = {node["NodeManagerAddress"]: int(node["NodeManagerPort"]) for node in self._alive()}
+            nodes = {node.node_manager_address: node.node_manager_port for node in self._alive()}
             if ip in nodes or time.monotonic() > deadline_s:
                 break
             time.sleep(_ANSWER_EVERY_S)
@@ -182,7 +184,7 @@ class Driver:
         ip, node, pid, began_s = self._ray.get(actor.place.remote(), timeout=START_TIMEOUT_S)
         self._nodes[number], self._processes[number] = node, (pid, began_s)
         self._submits[number] = actor.submit.options(num_returns=0, concurrency_group="commands")
-        ports = {node["NodeID"]: int(node["NodeManagerPort"]) for node in self._alive()}
+        ports = {node.node_id.hex(): node.node_manager_port for node in self._alive()}
         self._places[number] = ip, ports.get(node, 0)
         self._link.send(Appeared(number, *self._places[number], pid, began_s, here=node == self._node))
         stream: Iterator[Any] = actor.events.options(num_returns="streaming", concurrency_group="events").remote()
