@@ -26,7 +26,7 @@ FRAMEWORKS = {
     "onnxruntime": ("warn", "pip install 'outrider[onnx]', or model.adapter: openvino_rt"),
     "torch": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
     "transformers": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
-    "ray": ("warn", "pip install ray, or cluster.runtime: local"),
+    "ray": ("warn", "pip install ray, where cluster.address names a cluster of several hosts"),
 }
 BUILDS = {"onnxruntime": tuple(f"onnxruntime-{kind}" for kind in ("gpu", "qnn", "directml", "openvino"))}
 """Other distributions of the same import package: one of them is as good."""
@@ -137,9 +137,7 @@ def _machine() -> list[Check]:
         Check("cores", "ok", str(psutil.cpu_count(logical=False) or psutil.cpu_count())),
         _least("memory", memory.available, LEAST_MEMORY_BYTES, "free memory, or lower limits.kv_cache"),
         _least(f"disk of the store ({store})", disk, LEAST_DISK_BYTES, "free space, or set store.directory"),
-        _least(
-            str(SHARED_MEMORY), shm, GIB // 2, "enlarge it, or set cluster.runtime: local (Ray keeps objects there)"
-        ),
+        _least(str(SHARED_MEMORY), shm, GIB // 2, "enlarge it where workers run on Ray, which keeps objects there"),
     ]
 
 
