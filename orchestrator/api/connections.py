@@ -26,6 +26,8 @@ SEND_BUFFER_BYTES = 256 * 1024
 _RESERVED_FILES = 256
 """Files that connections leave free: workers, logs, the admin socket, a model that is loaded."""
 _HURRIED_WRITE_S = 5.0
+_LINGER_S = 2.0
+_MOST_LINGERING = 128
 
 Phase = Literal["idle", "head", "body", "answer"]
 _log = get_logger(__name__)
@@ -65,6 +67,8 @@ class Connections:
         self._open: dict[WatchedProtocol, None] = {}
         self._waiting: dict[WatchedProtocol, None] = {}  # idle ones and those that send a head, the oldest first
 
+        self._lingering: set[WatchedProtocol] = set()
+
     def __len__(self) -> int:
         return len(self._open)
 
@@ -95,6 +99,14 @@ class Connections:
         """Forget a connection that is closed."""
         self._open.pop(one, None)
         self._waiting.pop(one, None)
+        self._lingering.discard(one)
+
+    def may_linger(self, one: WatchedProtocol) -> bool:
+        """Return whether a connection that was refused may stay open for a moment: so many may, beside the others."""
+        if len(self._lingering) >= _MOST_LINGERING:
+            return False
+        self._lingering.add(one)
+        return True
 
     def note_phase(self, one: WatchedProtocol, phase: Phase) -> None:
         """A connection has come to another phase."""
@@ -111,6 +123,7 @@ class WatchedProtocol(H11Protocol):
         self._watch = watch
         self._phase: Phase | None = None
         self._begun = False  # something of the next request has come
+        self._ended = False  # what comes is dropped
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
 
@@ -119,12 +132,14 @@ class WatchedProtocol(H11Protocol):
         super().connection_made(transport)
         if not self._watch.add(self):
             self._refuse(429, "too many connections are open; try again", "too_many_connections", retry_after_s=1)
-            self._close()
+            self._linger()
             return
         self._look()
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
+        if self._ended:
+            return
         self._begun = True
         super().data_received(data)
         self._look()
@@ -164,12 +179,15 @@ class WatchedProtocol(H11Protocol):
             self._write_deadline = None
             self._abort_later()
 
-    def end(self, reason: str) -> None:
-        """Close a connection that is not answered now."""
+    def end(self, reason: str, *, refused: bool = False) -> None:
+        """Close a connection that is not answered now. `refused`: its client is to read what it was told."""
         self._watch.closed[reason] += 1
         self._watch.discard(self)
         self._stop_timers()
-        self._close()
+        if refused:
+            self._linger()
+        else:
+            self._close()
 
     def _look(self) -> None:
         """See which phase this is, and set its deadline where it has just begun."""
@@ -201,7 +219,7 @@ class WatchedProtocol(H11Protocol):
         if unanswered:
             self._refuse(408, f"the request's {self._phase} did not come in time; send it again", "request_timeout")
         _log.debug("connection timed out", phase=self._phase)
-        self.end(f"{self._phase}_timeout")
+        self.end(f"{self._phase}_timeout", refused=unanswered)
 
     def _refuse(self, status: int, message: str, code: str, *, retry_after_s: int | None = None) -> None:
         """Write an answer past the application, which has none to give."""
@@ -214,6 +232,20 @@ class WatchedProtocol(H11Protocol):
             f"{retry}Connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
+
+    def _linger(self) -> None:
+        """Say that no more comes, and close a while later: closed at once, with more to read, TCP takes back what was
+        said. What still comes is dropped."""
+        self._ended = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not self._watch.may_linger(self):
+            self._close()
+            return
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._deadline = self.loop.call_later(_LINGER_S, self._close)
 
     def _close(self) -> None:
         self.transport.close()
