@@ -17,6 +17,7 @@ from tools.chaos.run import Options, make_run
 from tools.chaos.service import Layout
 from tools.chaos.timeline import check_library
 
+_WIDTH = 120
 _EPILOGUE = "kinds of faults:\n" + "\n".join(f"  {name:18}{kind.description}" for name, kind in KINDS.items())
 
 
@@ -83,7 +84,7 @@ def main() -> int:
         return 2
     if options.json_out is not None:
         options.json_out.write_text(json.dumps(report, indent=1), encoding="utf-8")
-    show_report(report, Console())
+    show_report(report, Console() if sys.stdout.isatty() else Console(width=_WIDTH))
     if report["broken"]:
         return 2
     return 0 if is_whole(report["summary"]) else 1

@@ -11,9 +11,11 @@ from tools.chaos.compare import Difference, compare_tokens, split_text
 
 @dataclass(slots=True)
 class ClientAnswer:
-    """What came of one answer. `tokens` are its tokens' texts where they were asked for."""
+    """What came of one answer. `calls` are its tool calls by their index: they may be told between pieces of text.
+    `tokens` are its tokens' texts where they were asked for."""
 
     text: str = ""
+    calls: dict[int, str] = field(default_factory=dict)
     tokens: list[str] = field(default_factory=list)
     finish: str = ""
     completion_tokens: int | None = None
@@ -34,9 +36,11 @@ class ClientAnswer:
         for choice in chunk.get("choices") or ():
             message = choice.get(part) or {}
             text = choice.get("text") or message.get("content") or ""
-            for call in message.get("tool_calls") or ():
-                function = call.get("function") or {}
-                text += (function.get("name") or "") + (function.get("arguments") or "")
+            for number, call in enumerate(message.get("tool_calls") or ()):
+                function, index = call.get("function") or {}, call.get("index", number)
+                told = (function.get("name") or "") + (function.get("arguments") or "")
+                self.calls[index] = self.calls.get(index, "") + told
+                came = came or bool(told)
             self.text += text
             self.tokens += _list_tokens(choice.get("logprobs") or {})
             self.finish = choice.get("finish_reason") or self.finish
@@ -45,7 +49,7 @@ class ClientAnswer:
 
     def units(self, case: Case) -> list[str]:
         """Return what is compared: tokens, or words where no tokens were asked for."""
-        return self.tokens if case.scored else split_text(self.text)
+        return self.tokens if case.scored else split_text("\n".join((self.text, *self.calls.values())))
 
     def compare(self, case: Case, undisturbed: ClientAnswer, *, whole: bool) -> Difference:
         """Return in what this answer differs. Numbers of tokens and the reason of the end are compared too."""
@@ -53,7 +57,7 @@ class ClientAnswer:
         if whole and not difference:
             counted = (self.completion_tokens or 0) - (undisturbed.completion_tokens or 0)
             known = self.completion_tokens is not None and undisturbed.completion_tokens is not None
-            other = self.finish != undisturbed.finish or self.text != undisturbed.text
+            other = (self.finish, self.text, self.calls) != (undisturbed.finish, undisturbed.text, undisturbed.calls)
             if known and counted:
                 return Difference(lost=max(0, -counted), doubled=max(0, counted))
             return Difference(wrong=int(other))

@@ -40,7 +40,7 @@ def compare_tokens(expected: Sequence[str], found: Sequence[str], *, whole: bool
     Both ends that agree are left aside, so a single gap, repetition or substitution is counted exactly.
     """
     if not whole:
-        expected = _reached(expected, found)
+        expected = _cut_at_break(expected, found)
     start = _count_alike(expected, found)
     most = min(len(expected), len(found)) - start
     end = min(most, _count_alike(expected[::-1], found[::-1]))
@@ -58,7 +58,7 @@ def compare_tokens(expected: Sequence[str], found: Sequence[str], *, whole: bool
     return total
 
 
-def _reached(expected: Sequence[str], found: Sequence[str]) -> Sequence[str]:
+def _cut_at_break(expected: Sequence[str], found: Sequence[str]) -> Sequence[str]:
     """Return the part of the undisturbed run that a broken stream can have had."""
     alike = _count_alike(expected, found)
     return expected[: len(found)] if alike < len(found) else expected[:alike]

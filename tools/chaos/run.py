@@ -44,8 +44,8 @@ from tools.chaos.timeline import draw_timeline
 from tools.chaos.watch import Watch
 
 CASES = {"scripted": 24, "default": 16}
-LENGTHS = {"scripted": Lengths(60, 160, 2800), "default": Lengths(24, 64, 14_000)}
-AT_ONCE = 4
+LENGTHS = {"scripted": Lengths(120, 480, 2800), "default": Lengths(24, 64, 14_000)}
+AT_ONCE = 8
 READY_LIMIT_S = 180.0
 SETTLE_S = 2.0
 THINK_S = 1.0
@@ -259,7 +259,7 @@ class _Run:
         undisturbed = self._undisturbed[case.key, stream.streamed]
         units, expected = answer.units(case), undisturbed.units(case)
         stream.tokens = len(units) if answer.completion_tokens is None else answer.completion_tokens
-        if stream.error and not answer.text:
+        if stream.error and not units:
             stream.unfinished_tokens = len(expected)
             return
         stream.difference = answer.compare(case, undisturbed, whole=not stream.error)

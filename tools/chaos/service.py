@@ -108,13 +108,13 @@ def read_workers(status: Mapping[str, Any]) -> list[WorkerSeen]:
     """Return the workers that a status tells of."""
     found = []
     for one in status["replicas"]:
-        found.append(_seen(str(one["name"]), "target", one, one["totals"]["restarts"]))
+        found.append(_read_worker(str(one["name"]), "target", one, one["totals"]["restarts"]))
     for one in status["drafts"]:
-        found.append(_seen(f"draft {one['name']} {one['number']}", "draft", one, one["restarts"]))
+        found.append(_read_worker(f"draft {one['name']} {one['number']}", "draft", one, one["restarts"]))
     return found
 
 
-def _seen(title: str, role: Literal["target", "draft"], one: Mapping[str, Any], restarts: int) -> WorkerSeen:
+def _read_worker(title: str, role: Literal["target", "draft"], one: Mapping[str, Any], restarts: int) -> WorkerSeen:
     pid, address = _PID.search(one["worker"]), _ADDRESS.search(one["worker"])
     return WorkerSeen(
         *(title, role, one["phase"], int(pid[1]) if pid else 0, restarts),

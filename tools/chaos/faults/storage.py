@@ -18,7 +18,7 @@ from tools.chaos.service import Layout
 SMALL_MIB = {"scripted": 32, "default": 2048}
 _BLOCK_BYTES = 1 << 20
 _FLIPPED_BYTES = 4096
-_SCRIPT_FLAG = b"shift="
+_SCRIPT_FLAG = b"shift=0"
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def flip_bits(data: bytes, pick: float) -> bytes:
     changed = bytearray(data)
     place = data.find(_SCRIPT_FLAG) if len(data) < _FLIPPED_BYTES else -1
     if place >= 0:
-        changed[place + len(_SCRIPT_FLAG)] ^= 1
+        changed[place + len(_SCRIPT_FLAG) - 1] ^= 1
         return bytes(changed)
     start = int(len(data) * (0.5 + 0.4 * pick))
     for index in range(start, min(len(data), start + _FLIPPED_BYTES)):
