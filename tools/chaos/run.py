@@ -154,6 +154,7 @@ class _Run:
         self.streams: list[StreamRecord] = []
         self.faults: list[FaultRecord] = []
         self._broken: list[str] = []
+        self._held: set[str] = set()
 
     def _now_s(self) -> float:
         return time.monotonic() - self._began_s
@@ -275,6 +276,11 @@ class _Run:
         fault = KINDS[planned.kind](self._arena, planned, record)
         record.disrupts = fault.disrupts
         await asyncio.sleep(max(0.0, planned.at_s - self._now_s()))
+        if fault.group in self._held:
+            record.skipped = f"another fault of {fault.group} still holds"
+            return
+        held = {fault.group} - {""}
+        self._held |= held
         record.began_s = self._now_s()
         try:
             await fault.inject()
@@ -286,6 +292,8 @@ class _Run:
         except Exception as error:  # a fault that cannot be made spoils its own row, not a run of fifteen minutes
             record.skipped = f"the tool failed: {type(error).__name__}: {error}"
             self._broken.append(f"{planned.kind}: {record.skipped}")
+        finally:
+            self._held -= held
         record.healed_s = self._now_s()
         if not record.victims:
             record.cleared_s = record.healed_s

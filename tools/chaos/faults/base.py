@@ -39,12 +39,14 @@ class Arena:
 
 
 class Fault(ABC):
-    """One fault of a kind. `disrupts`: clients may see a pause, which counts as its recovery."""
+    """One fault of a kind. `disrupts`: clients may see a pause, which counts as its recovery. Of one `group` only one
+    fault holds at a time, as healing the first would heal the second; "" is none."""
 
     kind: ClassVar[str]
     description: ClassVar[str]
     shape: ClassVar[Shape] = Shape()
     disrupts: ClassVar[bool] = True
+    group: ClassVar[str] = ""
 
     def __init__(self, arena: Arena, planned: PlannedFault, record: FaultRecord) -> None:
         self.arena = arena

@@ -51,6 +51,7 @@ class ClockJump(Fault):
     """The wall clock of the daemon and its workers jumps, and jumps back. Nobody may be restarted for it."""
 
     kind = "clock-jump"
+    group = "clock-jump"
     description = "the wall clock that the daemon and its workers ask for jumps by up to a day, and back"
     shape = Shape(1, 3.0, 8.0)
 

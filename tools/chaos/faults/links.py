@@ -45,6 +45,7 @@ class CutLink(LinkFault):
     """The cable between the hosts is out: nothing passes, and nobody is told."""
 
     kind = "cut-link"
+    group = "cut-link"
     description = "nothing passes between the two hosts during the hold"
     shape = Shape(1, 4.0, 15.0)
 
@@ -62,6 +63,7 @@ class SlowLink(LinkFault):
     """The link is slow. That costs speed, and nobody may be restarted for it."""
 
     kind = "slow-link"
+    group = "slow-link"
     description = "each frame between the two hosts takes 20 to 200 ms longer during the hold"
     shape = Shape(1, 5.0, 12.0)
 
@@ -80,6 +82,7 @@ class RayNode(LinkFault):
     """A node of Ray is gone with all its workers, and comes back."""
 
     kind = "ray-node"
+    group = "ray"
     description = "all processes of Ray on the far host are killed; the node joins again after the hold"
     shape = Shape(1, 3.0, 10.0)
 
@@ -98,6 +101,7 @@ class RayHead(Fault):
     """Ray's head is gone: with hosts of our own it is started again, in the daemon's own Ray that is the daemon's."""
 
     kind = "ray-head"
+    group = "ray"
     description = "Ray's head is killed; with two hosts it is started again after the hold"
     shape = Shape(1, 3.0, 8.0)
 

@@ -38,6 +38,7 @@ class StopTarget(Fault):
     """A target's worker does nothing for a while, and is not gone: a hang."""
 
     kind = "stop-target"
+    group = "stop-target"
     description = "SIGSTOP of a target's worker; SIGCONT after the hold, if the process is still there"
     shape = Shape(1, 12.0, 25.0)
     role = "target"
@@ -60,6 +61,7 @@ class StopDraft(StopTarget):
     """A draft's worker does nothing for a while."""
 
     kind = "stop-draft"
+    group = "stop-draft"
     description = "SIGSTOP of a draft worker; SIGCONT after the hold, if the process is still there"
     shape = Shape(1, 6.0, 15.0)
     role = "draft"
@@ -69,6 +71,7 @@ class Suspend(Fault):
     """The whole service stands still, as on a machine that was suspended. That is no hang of anybody."""
 
     kind = "suspend"
+    group = "suspend"
     description = "SIGSTOP of the daemon and all workers, SIGCONT after the hold: nobody may be restarted for it"
     shape = Shape(1, 4.0, 12.0)
 
@@ -90,6 +93,7 @@ class KillDaemon(Fault):
     """The daemon is gone at once, and is started again as by its unit. Clients resume their streams."""
 
     kind = "daemon"
+    group = "daemon"
     description = "SIGKILL of the daemon, which is started again at once; clients resume by Last-Event-ID"
 
     async def inject(self) -> None:

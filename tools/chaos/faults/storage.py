@@ -36,6 +36,7 @@ class DiskFull(Fault):
     """The file system of all that the daemon keeps is full; a worker dies meanwhile and has to come back."""
 
     kind = "disk-full"
+    group = "storage"
     description = "the small file system that holds the state is filled, a target's worker is killed, room comes back"
     shape = Shape(1, 5.0, 12.0)
 
@@ -80,6 +81,7 @@ class CorruptArtefact(Fault):
     """
 
     kind = "corrupt-artefact"
+    group = "storage"
     description = "bits flip in a file of prepared weights, then a target's worker is killed and loads them"
     shape = Shape(1, 8.0, 14.0)
 
