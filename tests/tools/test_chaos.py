@@ -191,15 +191,14 @@ def test_flipped_bits_are_another_file_of_the_same_size(data, pick):
     assert changed != data
 
 
-def test_a_script_with_a_flipped_bit_is_another_model():
-    assert flip_bits(b"base_ms=8&shift=0", 0.5) == b"base_ms=8&shift=1"
-
-
 def test_kinds_that_cannot_be_made_have_a_reason():
-    kinds, skipped = choose_kinds(["kill-target", "kill-draft", "cut-link"], Layout("scripted", "local", 1, 0, 1))
+    kinds, skipped = choose_kinds(
+        ["kill-target", "kill-draft", "cut-link", "corrupt-artefact"], Layout("scripted", "local", 1, 0, 1)
+    )
     assert [kind.kind for kind in kinds] == ["kill-target"]
     assert "--drafts" in skipped["kill-draft"]
     assert "--runtime ray" in skipped["cut-link"]
+    assert "--model default" in skipped["corrupt-artefact"]
 
 
 def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -54,8 +54,7 @@ def write_configuration(directory: Path, layout: Layout, port: int) -> Path:
     """Write the cluster.yaml of a run; everything that the daemon keeps is under `directory`/state."""
     scripted = layout.model == "scripted"
     target: dict[str, Any] = (
-        # `shift=0` says the toy's own tokens: one bit of that file makes another model of it.
-        {"source": "simulated:toy?base_ms=20&row_ms=0.05&shift=0", "adapter": "simulated", "name": "toy"}
+        {"source": "simulated:toy?base_ms=20&row_ms=0.05", "adapter": "simulated", "name": "toy"}
         if scripted
         else {"source": DEFAULT_SOURCE, "adapter": "openvino_rt", "name": "default"}
     )

@@ -18,7 +18,6 @@ from tools.chaos.service import Layout
 SMALL_MIB = {"scripted": 32, "default": 2048}
 _BLOCK_BYTES = 1 << 20
 _FLIPPED_BYTES = 4096
-_SCRIPT_FLAG = b"shift=0"
 
 
 @contextmanager
@@ -85,11 +84,16 @@ class CorruptArtefact(Fault):
     description = "bits flip in a file of prepared weights, then a target's worker is killed and loads them"
     shape = Shape(1, 8.0, 14.0)
 
+    @classmethod
+    def find_obstacle(cls, layout: Layout) -> str:
+        """See Fault."""
+        return "the toy has no prepared weights: --model default" if layout.model == "scripted" else ""
+
     async def inject(self) -> None:
         """See Fault."""
         victim = self.choose("target")
         self.before = {one.title: one.pid for one in self.arena.kept_workers}
-        self.path = _find_artefact(self.arena.state / "store", scripted=self.arena.layout.model == "scripted")
+        self.path = _find_artefact(self.arena.state / "store")
         self.good = await asyncio.to_thread(self.path.read_bytes)
         self.bad = flip_bits(self.good, self.planned.pick)
         await asyncio.to_thread(_replace, self.path, self.bad)
@@ -115,23 +119,17 @@ class CorruptArtefact(Fault):
             self.arena.service.send_signal(one.pid, signal.SIGKILL)
 
 
-def _find_artefact(store: Path, *, scripted: bool) -> Path:
-    """Return the file to corrupt: a simulated model's script, else the largest of all prepared files."""
-    found = [path for path in store.rglob("script.txt" if scripted else "*") if path.is_file()]
-    named = [path for path in found if not scripted or _SCRIPT_FLAG in path.read_bytes()]
-    if not named:
+def _find_artefact(store: Path) -> Path:
+    """Return the file to corrupt: the largest of all prepared files."""
+    found = [path for path in store.rglob("*") if path.is_file()]
+    if not found:
         raise NoTarget("there is no prepared file")
-    return max(named, key=lambda path: path.stat().st_size)
+    return max(found, key=lambda path: path.stat().st_size)
 
 
 def flip_bits(data: bytes, pick: float) -> bytes:
-    """Return data in which bits have flipped. In a script it is the one that makes another model of it; in weights the
-    lowest of many neighbouring bytes, in their second half."""
+    """Return data in which bits of many neighbouring bytes have flipped, in their second half."""
     changed = bytearray(data)
-    place = data.find(_SCRIPT_FLAG) if len(data) < _FLIPPED_BYTES else -1
-    if place >= 0:
-        changed[place + len(_SCRIPT_FLAG) - 1] ^= 1
-        return bytes(changed)
     start = int(len(data) * (0.5 + 0.4 * pick))
     for index in range(start, min(len(data), start + _FLIPPED_BYTES)):
         changed[index] ^= 0x11
