@@ -124,6 +124,14 @@ def test_an_answer_with_other_counts_or_another_end_differs():
     assert ClientAnswer("a b c", finish="length", completion_tokens=3).compare(case, good, whole=True)
 
 
+def test_an_answer_that_broke_within_a_word_differs_only_where_it_came_to_other_letters():
+    case = Case("0 tool", "chat", {})
+    good = ClientAnswer("one two three", {0: "look{}"}, finish="stop")
+    assert not ClientAnswer("one tw", {0: "lo"}).compare(case, good, whole=False)
+    assert ClientAnswer("one tx", {}).compare(case, good, whole=False)
+    assert ClientAnswer("one", {0: "la"}).compare(case, good, whole=False)
+
+
 def stream(times: list[float], ended_s: float = math.inf, error: str = "", lane: int = 0) -> StreamRecord:
     return StreamRecord(0, lane, "case", True, times[0] if times else 0.0, ended_s, times, error=error)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tools.chaos.cases import Case
-from tools.chaos.compare import Difference, compare_tokens, split_text
+from tools.chaos.compare import NO_DIFFERENCE, Difference, compare_tokens, split_text
 
 
 @dataclass(slots=True)
@@ -51,8 +51,15 @@ class ClientAnswer:
         """Return what is compared: tokens, or words where no tokens were asked for."""
         return self.tokens if case.scored else split_text("\n".join((self.text, *self.calls.values())))
 
+    def _begins(self, whole: ClientAnswer) -> bool:
+        """Return whether this broken answer is the beginning of a whole one; a stream may break within a word."""
+        calls = all(whole.calls.get(index, "").startswith(call) for index, call in self.calls.items())
+        return calls and whole.text.startswith(self.text)
+
     def compare(self, case: Case, undisturbed: ClientAnswer, *, whole: bool) -> Difference:
         """Return in what this answer differs. Numbers of tokens and the reason of the end are compared too."""
+        if not whole and not case.scored and self._begins(undisturbed):
+            return NO_DIFFERENCE
         difference = compare_tokens(undisturbed.units(case), self.units(case), whole=whole)
         if whole and not difference:
             counted = (self.completion_tokens or 0) - (undisturbed.completion_tokens or 0)

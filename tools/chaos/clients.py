@@ -1,7 +1,7 @@
 """Ordinary clients: the `openai` library with its default two retries. Where the daemon dies too, they resume streams.
 
 A client that lost its connection sends the same request again, with the same `Idempotency-Key`. `Last-Event-ID` names
-the last event that it saw. The daemon answers with the events behind that one.
+the last event that it saw. The daemon answers with the events behind that one; a 503 of one that starts is asked again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from openai import APIConnectionError, APIError, APITimeoutError, AsyncOpenAI
+import httpx
+from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, AsyncOpenAI
 
 from tools.chaos.answers import ClientAnswer
 from tools.chaos.cases import Case
@@ -63,7 +64,7 @@ class ChaosClient:
                 await (self._stream(case, told, headers) if stream else self._ask(case, told, headers))
                 return
             except Exception as error:
-                if not self.resumes or not is_connection_loss(error):
+                if not self.resumes or not (is_connection_loss(error) or is_starting(error)):
                     raise StreamBroken(describe_error(error)) from error
                 if told.events and not told.last_event:
                     text = f"the daemon was lost, and its events have no ids to resume from: {describe_error(error)}"
@@ -140,6 +141,11 @@ def is_connection_loss(error: BaseException) -> bool:
     if isinstance(error, APIConnectionError | ConnectionError):
         return True
     return any(base.__name__ == "TransportError" for base in type(error).__mro__)
+
+
+def is_starting(error: BaseException) -> bool:
+    """Return whether a daemon answered that does not serve yet."""
+    return isinstance(error, APIStatusError) and error.status_code == httpx.codes.SERVICE_UNAVAILABLE
 
 
 def describe_error(error: BaseException) -> str:
