@@ -17,7 +17,8 @@ from tools.chaos.service import Layout
 
 SMALL_MIB = {"scripted": 32, "default": 2048}
 _BLOCK_BYTES = 1 << 20
-_FLIPPED_BYTES = 4096
+_FLIPPED_BYTES = 256 << 10
+_LOADED_WITHIN_S = 120.0
 
 
 @contextmanager
@@ -103,6 +104,11 @@ class CorruptArtefact(Fault):
         self.gone.append(victim.pid)
         self.arena.service.send_signal(victim.pid, signal.SIGKILL)
 
+    async def hold(self) -> None:
+        """Wait until the bad file was loaded, or nobody could load it, and then for the hold."""
+        await self.arena.watch.until_ready(self.record.victims, self.gone, _LOADED_WITHIN_S)
+        await super().hold()
+
     async def heal(self) -> None:
         """See Fault."""
         with suppress(OSError):
@@ -132,7 +138,7 @@ def flip_bits(data: bytes, pick: float) -> bytes:
     changed = bytearray(data)
     start = int(len(data) * (0.5 + 0.4 * pick))
     for index in range(start, min(len(data), start + _FLIPPED_BYTES)):
-        changed[index] ^= 0x11
+        changed[index] ^= 0xA5
     return bytes(changed)
 
 
