@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -19,6 +20,7 @@ from tools.chaos.schedule import Shape
 _POISON_TOKENS = 200
 _IDLE, _DRIPPING, _READING = 60, 20, 6
 _REPEATS = 40
+_RECEIVE_BUFFER_BYTES = 2048
 
 
 class Poison(Fault):
@@ -101,8 +103,16 @@ class SlowClients(Fault):
 
     async def _hold_connection(self, first: bytes, then: bytes, *, read: bool = False) -> None:
         """Return when the daemon closes the connection."""
-        # A small buffer, so that what is not read stays with the daemon.
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.arena.service.port, limit=64)
+        # Small buffers, so that what is not read stays with the daemon.
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+        connection.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self.arena.service.port))
+            reader, writer = await asyncio.open_connection(sock=connection, limit=64)
+        except OSError:
+            connection.close()
+            return
         try:
             writer.write(first)
             for index in range(1_000_000):
