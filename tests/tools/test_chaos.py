@@ -28,6 +28,7 @@ from tools.chaos.records import (
     kinds_met,
     list_activity,
     measure_recovery,
+    measure_silence,
     summarise,
 )
 from tools.chaos.schedule import QUIET_END_S, Shape, plan_faults
@@ -143,6 +144,9 @@ def fault(**fields: Any) -> FaultRecord:
 def test_recovery_is_the_longest_wait_for_a_next_token():
     running = [stream([9.0, 10.1, 13.5, 13.6], 13.7), stream([9.5, 10.2, 10.3], 10.4)]
     assert measure_recovery(10.0, running) == pytest.approx(3.5)
+    assert measure_silence(running[0]) == pytest.approx(3.4)
+    pace = stream([9.95, 10.3, 10.7, 11.1], 11.2)
+    assert measure_recovery(10.0, [pace]) == pytest.approx(0.3)
     over, later = stream([1.0, 2.0], 3.0), stream([11.0, 20.0], 21.0)
     assert measure_recovery(10.0, [over, later]) is None
     assert measure_recovery(10.0, [*running, stream([9.0, 10.1], 12.0, "APIError")]) is None

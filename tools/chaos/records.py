@@ -16,6 +16,8 @@ SETTLE_S = 2.0
 """So long after a fault was cleared, restarts are still its own."""
 DRAINED_S = 1.0
 """A pause is a fault's own when it begins before the fault, or at most so much later: tokens are on their way."""
+PAUSE_S = 0.5
+"""Of gaps that begin behind a fault, only so long ones are pauses: shorter ones are the pace of tokens."""
 ACTIVITY_GAP_S = 0.25
 """Tokens that are no further apart are one stretch of activity in the report."""
 
@@ -96,9 +98,16 @@ def measure_recovery(at_s: float, streams: Sequence[StreamRecord]) -> float | No
         if stream.error and times[-1] <= at_s + DRAINED_S:
             return None
         for before, after in zip(times, [*times[1:], stream.ended_s], strict=True):
-            if after > at_s and before <= at_s + DRAINED_S and math.isfinite(after):
+            begins = before <= at_s or (before <= at_s + DRAINED_S and after - before >= PAUSE_S)
+            if after > at_s and begins and math.isfinite(after):
                 longest = max(longest or 0.0, after - at_s)
     return longest
+
+
+def measure_silence(stream: StreamRecord) -> float:
+    """Return the longest time in which a streamed answer had no token, from its request to its end."""
+    ends = (stream.began_s, *stream.times_s, stream.ended_s)
+    return max(after - before for before, after in zip(ends, ends[1:], strict=False)) if stream.streamed else 0.0
 
 
 def list_activity(times_s: Sequence[float]) -> list[tuple[float, float]]:
@@ -142,6 +151,7 @@ def summarise(
         "recovery_p50_s": _percentile(recoveries, 50),
         "recovery_p99_s": _percentile(recoveries, 99),
         "false_alarms": sum(restart.count for restart in find_false_alarms(restarts, faults)),
+        "longest_silence_s": round(max(map(measure_silence, streams), default=0.0), 3),
         "tokens": sum(stream.tokens for stream in streams),
         "unfinished_tokens": sum(stream.unfinished_tokens for stream in streams),
         "resumes": sum(stream.resumes for stream in streams),
@@ -177,6 +187,7 @@ def summarise_kinds(faults: Sequence[FaultRecord], streams: Sequence[StreamRecor
             "doubled_tokens": total.doubled,
             "recovery_p50_s": _percentile(recoveries, 50),
             "recovery_max_s": max(recoveries, default=None),
+            "longest_silence_s": round(max(map(measure_silence, here), default=0.0), 3),
             "ready_max_s": max(ready, default=None),
             "never_ready": sum(bool(fault.victims) and fault.cleared_s is None for fault in mine),
         }

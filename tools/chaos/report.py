@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tools.chaos.records import LOSSES, StreamRecord, is_whole, list_activity
+from tools.chaos.records import LOSSES, StreamRecord, is_whole, list_activity, measure_silence
 
 MOST_EXAMPLES = 12
 MOST_LOG_LINES = 400
@@ -26,6 +26,7 @@ _COLUMNS = {
     "doubled_tokens": "double",
     "recovery_p50_s": "p50 s",
     "recovery_max_s": "max s",
+    "longest_silence_s": "silence s",
     "ready_max_s": "ready s",
     "never_ready": "never",
 }
@@ -45,6 +46,7 @@ def stream_row(stream: StreamRecord, met: list[str]) -> dict[str, Any]:
         **{f"{name}_tokens": count for name, count in asdict(stream.difference).items()},
         "unfinished_tokens": stream.unfinished_tokens,
         "first_difference": stream.first_difference,
+        "longest_silence_s": round(measure_silence(stream), _DIGITS),
         "resumes": stream.resumes,
         "faults_met": met,
         "active_s": [[round(start, 2), round(end, 2)] for start, end in list_activity(stream.times_s)],

@@ -8,6 +8,8 @@ from tools.chaos.faults.base import Fault, NoTarget
 from tools.chaos.schedule import Shape
 from tools.chaos.watch import DAEMON
 
+_SERVES_WITHIN_S = 120.0
+
 
 class KillTarget(Fault):
     """A target's worker is gone at once."""
@@ -98,8 +100,10 @@ class KillDaemon(Fault):
 
     async def inject(self) -> None:
         """See Fault."""
-        before = {one.title: one.pid for one in self.arena.kept_workers}
         self.blame(*self.arena.kept_workers, detail=f"SIGKILL of the daemon, pid {self.arena.service.pid}")
         self.record.victims += (DAEMON,)
-        self.before = before
         await self.arena.service.kill_daemon()
+
+    async def hold(self) -> None:
+        """Wait until the new daemon serves: the next one is not to be killed while it starts."""
+        await self.arena.watch.until_ready(self.record.victims, (), _SERVES_WITHIN_S)
