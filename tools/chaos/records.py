@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,7 @@ def measure_recovery(at_s: float, streams: Sequence[StreamRecord]) -> float | No
 def measure_silence(stream: StreamRecord) -> float:
     """Return the longest time in which a streamed answer had no token, from its request to its end."""
     ends = (stream.began_s, *stream.times_s, stream.ended_s)
-    return max(after - before for before, after in zip(ends, ends[1:], strict=False)) if stream.streamed else 0.0
+    return max(after - before for before, after in pairwise(ends)) if stream.streamed else 0.0
 
 
 def list_activity(times_s: Sequence[float]) -> list[tuple[float, float]]:
