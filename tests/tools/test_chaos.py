@@ -20,6 +20,7 @@ from tools.chaos.compare import Difference, compare_tokens, split_text
 from tools.chaos.faults import KINDS, choose_kinds
 from tools.chaos.faults.storage import flip_bits
 from tools.chaos.records import (
+    DAEMON,
     FaultRecord,
     Restart,
     StreamRecord,
@@ -162,6 +163,9 @@ def test_a_restart_is_a_false_alarm_where_no_fault_may_be_its_cause():
     its_own, never_back = Restart(11.0, "target-0", 1, ""), fault(victims=("target-0",))
     assert find_false_alarms([its_own, of_other, early, late], [killed]) == [of_other, early, late]
     assert find_false_alarms([late], [never_back]) == []
+    daemon = Restart(11.0, DAEMON, 1, "exited with 1")
+    assert find_false_alarms([daemon], [killed]) == []
+    assert find_false_alarms([daemon], [fault(cleared_s=15.0)]) == [daemon]
     assert find_false_alarms([its_own], [fault(began_s=None, victims=("target-0",))]) == [its_own]
 
 

@@ -65,7 +65,8 @@ class RayHosts:
         deadline = time.monotonic() + _START_S
         while self.on_near(self._refuses):
             if time.monotonic() > deadline:
-                raise ChaosError(f"Ray's head did not start: see {self.directory}")
+                log = (self.directory / f"{self.near}.log").read_text(encoding="utf-8", errors="replace")
+                raise ChaosError(f"Ray's head did not start: {' | '.join(log.splitlines()[-8:])}")
             time.sleep(0.2)
 
     def start_node(self) -> None:

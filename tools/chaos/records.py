@@ -13,6 +13,8 @@ import numpy as np
 
 from tools.chaos.compare import NO_DIFFERENCE, Difference
 
+DAEMON = "daemon"
+"""Its name among the workers. Where it ends by itself, a fault that costs workers may be the cause."""
 SETTLE_S = 2.0
 """So long after a fault was cleared, restarts are still its own."""
 DRAINED_S = 1.0
@@ -73,7 +75,8 @@ class Restart:
 def is_explained(restart: Restart, faults: Sequence[FaultRecord]) -> bool:
     """Return whether a fault may be the cause of a restart."""
     for fault in faults:
-        if fault.began_s is None or restart.worker not in fault.victims:
+        may_cost = restart.worker in fault.victims or (restart.worker == DAEMON and bool(fault.victims))
+        if fault.began_s is None or not may_cost:
             continue
         until_s = math.inf if fault.cleared_s is None else fault.cleared_s + SETTLE_S
         if fault.began_s <= restart.at_s <= until_s:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from tools.chaos.records import Restart
+from tools.chaos.records import DAEMON, Restart
 from tools.chaos.service import Service, WorkerSeen, read_workers
 
 LOOK_EVERY_S = 0.2
-DAEMON = "daemon"
 
 
 class Watch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
@@ -90,11 +91,11 @@ class RayNode(LinkFault):
         """See Fault."""
         self.blame(*self.list_far(), detail="Ray's node on the far host is killed")
         self.gone += [one.pid for one in self.list_far()]
-        self.hosts.kill_node()
+        await asyncio.to_thread(self.hosts.kill_node)
 
     async def heal(self) -> None:
         """See Fault."""
-        self.hosts.start_node()
+        await asyncio.to_thread(self.hosts.start_node)
 
 
 class RayHead(Fault):
@@ -116,7 +117,7 @@ class RayHead(Fault):
         if self.arena.hosts is None:
             self._kill_embedded()
         else:
-            self.arena.hosts.kill_head()
+            await asyncio.to_thread(self.arena.hosts.kill_head)
         self.blame(*everybody, detail="Ray's head is killed")
         self.gone += [one.pid for one in everybody if self.arena.hosts is None or one.host == self.arena.hosts.near_ip]
 
@@ -133,4 +134,4 @@ class RayHead(Fault):
     async def heal(self) -> None:
         """See Fault."""
         if self.arena.hosts is not None:
-            self.arena.hosts.restart_head()
+            await asyncio.to_thread(self.arena.hosts.restart_head)

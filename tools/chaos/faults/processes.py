@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 
 from tools.chaos.faults.base import Fault, NoTarget
+from tools.chaos.records import DAEMON
 from tools.chaos.schedule import Shape
-from tools.chaos.watch import DAEMON
 
 _SERVES_WITHIN_S = 120.0
 
