@@ -84,9 +84,12 @@ class RayHosts:
         _end(self.nodes[self.far])
 
     def restart_head(self) -> None:
-        """Start a head again. It knows nothing of the far node, which is started again too, as its unit would be."""
-        self.start_head()
+        """Start a head again. It knows nothing of the far node, which is ended before and started again behind it.
+
+        Ray looks for a head among all processes of the machine, and would take the far node for one of the near host.
+        """
         _end(self.nodes[self.far])
+        self.start_head()
         self.start_node()
 
     def _start(self, host: str, address: str, *arguments: str) -> None:
