@@ -17,6 +17,8 @@ _LEAST_BAR_S = 0.05
 _LANE_HEIGHT = 0.7
 _STREAM_COLOUR = "0.35"
 _ERROR_COLOUR = "red"
+_REDS = (6, 7)
+"""Of matplotlib's tab20: red is for errors alone."""
 
 
 def check_library() -> None:
@@ -35,8 +37,8 @@ def draw_timeline(path: Path, title: str, faults: Sequence[FaultRecord], streams
 
     injected = [fault for fault in faults if fault.began_s is not None]
     kinds = sorted({fault.kind for fault in injected})
-    palette = colormaps["tab20"]
-    colours = {kind: palette(number % 20) for number, kind in enumerate(kinds)}
+    palette = [colormaps["tab20"](number) for number in range(20) if number not in _REDS]
+    colours = {kind: palette[number % len(palette)] for number, kind in enumerate(kinds)}
     lanes = max((stream.lane for stream in streams), default=0) + 1
     figure = Figure(figsize=(12.0, 4.0 + 0.22 * lanes), layout="constrained")
     figure.suptitle(title)
