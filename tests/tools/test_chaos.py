@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tools.chaos.__main__ import build_parser, read_options
 from tools.chaos.answers import ClientAnswer
 from tools.chaos.cases import Case, Lengths, make_cases
 from tools.chaos.compare import Difference, compare_tokens, split_text
@@ -217,17 +218,6 @@ def test_kinds_that_cannot_be_made_have_a_reason():
     assert "--model default" in skipped["corrupt-artefact"]
 
 
-def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tools.chaos", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -237,10 +227,23 @@ def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--streams", "0"), "--streams"),
     ],
 )
-def test_bad_usage_ends_with_2_and_says_why(arguments, said):
-    done = chaos(*arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
+def test_bad_usage_ends_with_2_and_says_why(arguments, said, capsys):
+    parser = build_parser()
+    with pytest.raises(SystemExit) as ended:
+        read_options(parser.parse_args(arguments), parser)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tools.chaos", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
 
 
 def test_killed_workers_cost_clients_nothing(tmp_path):
