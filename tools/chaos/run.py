@@ -46,7 +46,7 @@ from tools.chaos.watch import Watch
 CASES = {"scripted": 24, "default": 16}
 LENGTHS = {"scripted": Lengths(120, 480, 2800), "default": Lengths(24, 64, 14_000)}
 AT_ONCE = 8
-READY_LIMIT_S = 180.0
+READY_LIMIT_S = 90.0
 SETTLE_S = 2.0
 THINK_S = 1.0
 STREAMED_SHARE = 0.75
@@ -155,6 +155,7 @@ class _Run:
         self.faults: list[FaultRecord] = []
         self._broken: list[str] = []
         self._held: set[str] = set()
+        self._pending = 0
 
     def _now_s(self) -> float:
         return time.monotonic() - self._began_s
@@ -216,8 +217,9 @@ class _Run:
             async with asyncio.TaskGroup() as group:
                 for lane in range(self._layout.streams):
                     group.create_task(self._send_one_after_another(lane))
+                self._pending = len(plan)
                 for planned in plan:
-                    group.create_task(self._strike(planned))
+                    group.create_task(self._strike(planned)).add_done_callback(self._count_down)
             await asyncio.sleep(SETTLE_S)
             await self._watch.look()
         finally:
@@ -227,11 +229,14 @@ class _Run:
                 with suppress(asyncio.CancelledError):
                     await task
 
+    def _count_down(self, _: asyncio.Task[None]) -> None:
+        self._pending -= 1
+
     async def _send_one_after_another(self, lane: int) -> None:
-        """Be one client: send requests until the time is over."""
+        """Be one client: send requests until the time is over, and every fault that struck."""
         drawn = random.Random(f"client {self._options.seed} {lane}")  # noqa: S311  # which comes when is no secret
         async with self._open_client() as opened:
-            while self._now_s() < self._options.duration_s:
+            while self._now_s() < self._options.duration_s or self._pending:
                 case = drawn.choice(self._cases)
                 streamed = drawn.random() < STREAMED_SHARE
                 await self._send(

@@ -125,7 +125,8 @@ class RayHead(Fault):
         import psutil
 
         children = psutil.Process(self.arena.service.pid).children(recursive=True)
-        heads = [child for child in children if "gcs_server" in child.name()]
+        alive = (child for child in children if child.status() != psutil.STATUS_ZOMBIE)
+        heads = [child for child in alive if "gcs_server" in child.name()]
         if not heads:
             raise NoTarget("the daemon has no gcs_server")
         for head in heads:
