@@ -28,6 +28,7 @@ from orchestrator.control.admission import ControlLimits
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.controller import TargetControl
 from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
+from orchestrator.control.state import STARTING
 from orchestrator.errors import ConfigError, DaemonError
 from orchestrator.loading.models import load_tokenizer
 from orchestrator.loading.options import objectives_of
@@ -37,6 +38,8 @@ from orchestrator.systemd import Notifier
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Progress
+
+_START_EXTENSION_S = 60.0
 
 _log = get_logger(__name__)
 
@@ -75,6 +78,7 @@ class Daemon:
                 self._config.speculation.min_speculative_tokens,
                 ttft=objectives_of(self._config.slo).ttft,
                 refuse_late=self._config.slo.late == "refuse",
+                quarantine_s=limits.quarantine_s,
             ),
             self._clock,
             drafts=drafts,
@@ -181,6 +185,7 @@ class Daemon:
         return ready.model if ready is not None else self._config.model.name
 
     async def _serve(self, url: str, admin_path: Path) -> None:
+        telling = asyncio.create_task(self._tell_systemd(), name="tell systemd")
         try:
             if await self._start_workers():
                 ready = self._control.view().ready
@@ -201,16 +206,36 @@ class Daemon:
                     max_depth=ready.max_depth,
                 )
                 self._notifier.ready()
-                await self._stop.wait()
+                await self._wait_for_end()
             self._notifier.stopping()
             await self._control.drain(self._config.limits.drain_timeout_s)
         finally:
+            telling.cancel()
             if self._keeper is not None:
                 await self._keeper.close()
             await self._control.close()
             if self._trial is not None:
                 self._trial.save()
         _log.info("stopped")
+
+    async def _wait_for_end(self) -> None:
+        """Wait until told to stop. Raises DaemonError when no worker can ever serve again."""
+        failed = asyncio.ensure_future(self._control.wait_failed())
+        stopped = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if failed.done():
+            raise DaemonError(failed.result())
+        failed.cancel()
+
+    async def _tell_systemd(self) -> None:
+        """Say that the daemon lives, by what watches its workers, and that a load goes on."""
+        while True:
+            self._control.look()
+            if self._control.view().phase == STARTING:
+                self._notifier.extend_start(_START_EXTENSION_S)
+            self._notifier.alive()
+            await asyncio.sleep(self._notifier.alive_every_s)
 
     async def _start_workers(self) -> bool:
         """Plan where that is asked for, and start the workers; False when told to stop before one serves."""

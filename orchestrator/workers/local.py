@@ -19,12 +19,14 @@ from orchestrator.workers.frames import decode_events, encode
 from orchestrator.workers.host import HEADER_BYTES, frame_length, with_header
 from orchestrator.workers.messages import Command, Event, Stop
 from orchestrator.workers.output import follow
+from policies.serving.failover.blame import LossKind
 
 _READ_AHEAD_BYTES = 1024 * 1024
 _CLOSE_GRACE_S = 5.0
 _TEARDOWN_S = 5.0  # from the last event to the end of the process
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _LAST_WORDS_S = 1.0
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 _PACKAGES_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -142,7 +144,8 @@ class LocalWorker:
             raise WorkerLost(f"{self._describe_process()} sent what is no event: {error}") from error
         ended = await self._reap(_TEARDOWN_S)
         if not self._stopping:
-            raise WorkerLost(f"{self._describe_process()} {ended}")
+            kind: LossKind = "killed" if self._process.returncode in _FROM_OUTSIDE else "crashed"
+            raise WorkerLost(f"{self._describe_process()} {ended}", kind)
 
     async def stop(self, grace_s: float) -> None:
         """See workers.contract.Worker."""

@@ -52,6 +52,8 @@ class Garbage:
 
     def submit(self, command: object) -> None: ...
 
+    def describe_step(self) -> None: ...
+
     def run(self, emit: Callable[[Event], None]) -> None:
         emit(cast(Event, {"type": "unheard of"}))
         time.sleep(60.0)
