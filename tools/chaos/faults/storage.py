@@ -17,7 +17,7 @@ from tools.chaos.service import Layout
 
 SMALL_MIB = {"scripted": 32, "default": 2048}
 _BLOCK_BYTES = 1 << 20
-_FLIPPED_BYTES = 256 << 10
+_SECTOR_BYTES, _GARBAGE_BYTES = 512, 256 << 10
 _LOADED_WITHIN_S = 120.0
 
 
@@ -134,11 +134,12 @@ def _find_artefact(store: Path) -> Path:
 
 
 def flip_bits(data: bytes, pick: float) -> bytes:
-    """Return data in which bits of many neighbouring bytes have flipped, in their second half."""
+    """Return data in which bits have flipped: a few in a sector, or a stretch of garbage where `pick` is 0.5 or more."""
     changed = bytearray(data)
+    count, mask = (_GARBAGE_BYTES, 0xA5) if pick >= 0.5 else (_SECTOR_BYTES, 0x11)
     start = int(len(data) * (0.5 + 0.4 * pick))
-    for index in range(start, min(len(data), start + _FLIPPED_BYTES)):
-        changed[index] ^= 0xA5
+    for index in range(start, min(len(data), start + count)):
+        changed[index] ^= mask
     return bytes(changed)
 
 
