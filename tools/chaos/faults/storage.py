@@ -134,7 +134,7 @@ def _find_artefact(store: Path) -> Path:
 
 
 def flip_bits(data: bytes, pick: float) -> bytes:
-    """Return data in which bits have flipped: a few in a sector, or a stretch of garbage where `pick` is 0.5 or more."""
+    """Return data in which bits have flipped: a few in a sector, or, from a `pick` of 0.5 on, a stretch of garbage."""
     changed = bytearray(data)
     count, mask = (_GARBAGE_BYTES, 0xA5) if pick >= 0.5 else (_SECTOR_BYTES, 0x11)
     start = int(len(data) * (0.5 + 0.4 * pick))
