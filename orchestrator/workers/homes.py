@@ -1,0 +1,124 @@
+"""Where a local worker is found again by the next daemon: a directory with its door, its output and its record.
+
+The directory of all homes belongs to one daemon at a time, which holds the lease of its state directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fcntl import F_SETPIPE_SZ, fcntl
+from pathlib import Path
+
+import msgspec
+
+_DOOR, _OUTPUT, _RECORD = "door", "output", "record"
+_BACKLOG = 4
+_PIPE_BYTES = 1024 * 1024  # what an orphan may print before it waits, or loses the rest
+
+
+class HomeRecord(msgspec.Struct, frozen=True):
+    """Who lives in a home. `birth`: see process_handle.read_birth. `digest`: see code_version.digest_worker."""
+
+    name: str
+    pid: int
+    birth: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHome:
+    """The directory of one worker."""
+
+    path: Path
+
+    def write_record(self, record: HomeRecord) -> None:
+        """Say who lives here; until then nobody is looked for here."""
+        draft = self.path / f"{_RECORD}.new"
+        draft.write_bytes(msgspec.msgpack.encode(record))
+        os.replace(draft, self.path / _RECORD)
+
+    def read_record(self) -> HomeRecord | None:
+        """Return who lives here; None where nobody does, or it cannot be read."""
+        try:
+            return msgspec.msgpack.decode((self.path / _RECORD).read_bytes(), type=HomeRecord)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def open_door(self) -> socket.socket:
+        """Return a socket that listens here, for the worker to inherit. Raises OSError."""
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with _short_path(self.path) as path:
+                door.bind(f"{path}/{_DOOR}")
+            door.listen(_BACKLOG)
+        except BaseException:
+            door.close()
+            raise
+        return door
+
+    def connect(self) -> socket.socket:
+        """Return a socket to the worker that lives here. Raises OSError: nobody does any more."""
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            link.setblocking(False)
+            with _short_path(self.path) as path:
+                link.connect(f"{path}/{_DOOR}")
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def make_output(self) -> tuple[int, int]:
+        """Return where the worker's output is read, and where it prints. Raises OSError.
+
+        The worker can read what it prints itself: so printing goes on working while nobody else reads.
+        """
+        os.mkfifo(self.path / _OUTPUT, 0o600)
+        reading = self.open_output()
+        try:
+            return reading, os.open(self.path / _OUTPUT, os.O_RDWR | os.O_CLOEXEC)
+        except BaseException:
+            os.close(reading)
+            raise
+
+    def open_output(self) -> int:
+        """Return where the worker's output is read. Raises OSError."""
+        reading = os.open(self.path / _OUTPUT, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with suppress(OSError):  # the user has many large pipes already
+            fcntl(reading, F_SETPIPE_SZ, _PIPE_BYTES)
+        return reading
+
+    def remove(self) -> None:
+        """Remove the directory. Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def make_home(directory: Path, name: str) -> WorkerHome:
+    """Make a home in the directory of all. Raises OSError."""
+    home = WorkerHome(directory / f"{re.sub(r'[^A-Za-z0-9-]', '_', name)[:40]}.{secrets.token_hex(6)}")
+    home.path.mkdir(mode=0o700)
+    return home
+
+
+def list_homes(directory: Path) -> list[WorkerHome]:
+    """Return the homes in the directory of all, which is made where it is missing. Raises OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return [WorkerHome(Path(entry.path)) for entry in sorted(os.scandir(directory), key=lambda entry: entry.name)]
+
+
+@contextmanager
+def _short_path(directory: Path) -> Iterator[str]:
+    """Name a directory so briefly that a socket in it can be named: the kernel takes 107 bytes, and directories of
+    state may be longer."""
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{opened}"
+    finally:
+        os.close(opened)
