@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -17,9 +12,9 @@ from typing import Any
 
 import httpx
 import psutil
-import pytest
 
-from tests.support.daemon import Daemon, configuration, outrider_process, running
+from orchestrator.workers.homes import list_homes
+from tests.support.daemon import Daemon, configuration, running
 
 BODY: dict[str, Any] = {
     "model": "toy",
@@ -49,6 +44,7 @@ class Client:
     key: str = ""
     last: str = ""
     texts: dict[int, str] = field(default_factory=dict)
+    scores: list[float | None] = field(default_factory=list)
     roles: int = 0
     finishes: list[str] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
@@ -90,6 +86,7 @@ class Client:
             for choice in event["choices"]:
                 delta = choice.get("delta") or {"content": choice.get("text")}
                 self.roles += "role" in delta
+                self.scores += (choice.get("logprobs") or {}).get("token_logprobs", [])
                 index = choice["index"]
                 self.texts[index] = self.texts.get(index, "") + (delta.get("content") or "")
                 if choice["finish_reason"]:
@@ -141,6 +138,7 @@ def test_a_killed_daemon_is_followed_by_one_that_has_its_workers_and_its_streams
             assert client.statuses == [200, 200]
             assert client.done
             assert client.texts == undisturbed.texts
+            assert client.scores == undisturbed.scores
             assert client.roles == undisturbed.roles
             assert sorted(client.finishes) == sorted(undisturbed.finishes)
             assert len(client.ids) == len(set(client.ids))
@@ -153,7 +151,95 @@ def test_a_killed_daemon_is_followed_by_one_that_has_its_workers_and_its_streams
 
 def workers_of_state(directory: Path) -> list[int]:
     """The workers that a daemon with its state there has, or left behind."""
-    from orchestrator.workers.homes import list_homes
-
     records = [home.read_record() for home in list_homes(directory / "state" / "workers")]
     return [record.pid for record in records if record is not None]
+
+
+def test_an_answer_that_is_not_streamed_is_there_for_its_key(tmp_path):
+    """What an ordinary client does: it sends the same request again."""
+    config = configuration(tmp_path, script="base_ms=20", extra="drafts: []")
+    headers = {"Idempotency-Key": "once"}
+    with running(config) as first:
+        expected = httpx.post(f"{first.url}/v1/completions", json=BODY, timeout=60).json()["choices"]
+        ask = threading.Thread(target=_post, args=(f"{first.url}/v1/completions", headers))
+        ask.start()
+        first.wait_for("", streams=1)
+        first.kill()
+        ask.join(30)
+    with running(config) as second:
+        wait_for_tokens(second)  # it goes on before anybody asks
+        answer = httpx.post(f"{second.url}/v1/completions", json=BODY, headers=headers, timeout=60).json()
+        assert answer["choices"] == expected
+        assert answer["usage"]["completion_tokens"] == BODY["max_tokens"]
+        assert second.status()["totals"]["generated"] <= BODY["max_tokens"]
+
+
+def wait_for_tokens(daemon: Daemon) -> None:
+    deadline = time.monotonic() + 30
+    while not daemon.status()["totals"]["generated"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _post(url: str, headers: dict[str, str]) -> None:
+    with suppress(httpx.TransportError):
+        httpx.post(url, json=BODY, headers=headers, timeout=60)
+
+
+def test_what_a_drain_cuts_off_goes_on_in_the_next_daemon(tmp_path):
+    config = configuration(tmp_path, script="base_ms=15", extra="limits: {drain_timeout_s: 0.2}")
+    with running(config) as first:
+        plain = Client("/v1/completions", BODY)
+        plain.read(first.url)
+        client = Client("/v1/completions", BODY)
+        client.read(first.url, events=10)
+        assert first.stop() == 0
+    with running(config) as second:
+        client.read(second.url)
+        assert client.texts == plain.texts
+
+
+def test_a_draft_worker_is_adopted_too_and_drafts_for_its_target_again(tmp_path):
+    drafts = "drafts: [{method: model, source: 'simulated:toy?', adapter: simulated, process: own}]\n"
+    config = configuration(tmp_path, script="base_ms=10", extra=drafts)
+    with running(config) as first:
+        wait_for_draft(first)
+        plain = Client("/v1/completions", BODY)
+        plain.read(first.url)
+        pids = workers_of(first)
+        assert len(pids) == 2
+        client = Client("/v1/completions", BODY)
+        kill_in_mid_stream(first, [client], 5)
+    with running(config) as second:
+        wait_for_draft(second)
+        assert workers_of(second) == pids
+        client.read(second.url)
+        assert client.texts == plain.texts
+        before = asks_of(second)
+        Client("/v1/completions", BODY).read(second.url)
+        assert asks_of(second) > before
+
+
+def wait_for_draft(daemon: Daemon) -> None:
+    deadline = time.monotonic() + 30
+    while not (drafts := daemon.status()["drafts"]) or drafts[0]["phase"] != "ready" or not asks_of(daemon):
+        assert time.monotonic() < deadline
+        Client("/v1/completions", BODY | {"max_tokens": 20}).read(daemon.url)
+
+
+def asks_of(daemon: Daemon) -> int:
+    """How often the target's worker asked its draft worker."""
+    gauges = daemon.status()["replicas"][0]["gauges"]
+    return sum(one["remote"]["asks"] for one in (gauges or {"drafters": []})["drafters"] if one["remote"])
+
+
+def test_without_a_next_daemon_workers_end_and_a_stop_leaves_none(tmp_path):
+    config = configuration(tmp_path)
+    config.write_text(config.read_text().replace("runtime: local", "runtime: local, orphan_wait_s: 1"))
+    with running(config) as daemon:
+        (pid,) = workers_of(daemon)
+        daemon.kill()
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
