@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 
 from orchestrator.workers.homes import list_homes
 from tests.support.daemon import Daemon, configuration, running
@@ -243,3 +244,32 @@ def test_without_a_next_daemon_workers_end_and_a_stop_leaves_none(tmp_path):
     while psutil.pid_exists(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.model
+def test_the_default_models_kernels_say_what_they_would_have_said(tmp_path, first_layers_path, shared_store):
+    config = tmp_path / "cluster.yaml"
+    config.write_text(
+        f"model: {{source: '{first_layers_path}', name: toy}}\ncluster: {{runtime: local}}\n"
+        f"api: {{port: 0, admin_socket: '{tmp_path}/admin.sock'}}\nstore: {{directory: '{shared_store}'}}\n"
+        f"state: {{directory: '{tmp_path}/state'}}\nlimits: {{kv_cache: 256 MiB}}\n",
+        encoding="utf-8",
+    )
+    asks = [BODY | {"max_tokens": 60, "temperature": temperature} for temperature in (0.0, 0.8)]
+    with running(config) as first:
+        plain = [Client("/v1/completions", ask) for ask in asks]
+        for client in plain:
+            client.read(first.url)
+        pids = workers_of(first)
+        clients = [Client("/v1/completions", ask, key=f"k{number}") for number, ask in enumerate(asks)]
+        kill_in_mid_stream(first, clients, 6)
+        assert not all(client.done for client in clients)
+    begun_s = time.monotonic()
+    with running(config) as second:
+        ready_s = time.monotonic() - begun_s
+        assert workers_of(second) == pids
+        for client, undisturbed in zip(clients, plain, strict=True):
+            client.read(second.url)
+            assert client.texts == undisturbed.texts
+            assert len(client.ids) == len(set(client.ids))
+    assert ready_s < 30.0  # some 2 s on a machine that has nothing else to do
