@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,11 +21,13 @@ import msgspec
 
 _DOOR, _OUTPUT, _RECORD = "door", "output", "record"
 _BACKLOG = 4
+_STATE_FIELD, _START_FIELD = 0, 19  # of /proc/PID/stat, behind the command's name
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PIPE_BYTES = 1024 * 1024  # what an orphan may print before it waits, or loses the rest
 
 
 class HomeRecord(msgspec.Struct, frozen=True):
-    """Who lives in a home. `birth`: see process_handle.read_birth. `digest`: see code_version.digest_worker."""
+    """Who lives in a home. `birth`: see `read_birth`. `digest`: see code_version.digest_worker."""
 
     name: str
     pid: int
@@ -110,7 +113,40 @@ def make_home(directory: Path, name: str) -> WorkerHome:
 def list_homes(directory: Path) -> list[WorkerHome]:
     """Return the homes in the directory of all, which is made where it is missing. Raises OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return [WorkerHome(Path(entry.path)) for entry in sorted(os.scandir(directory), key=lambda entry: entry.name)]
+    with os.scandir(directory) as entries:
+        return [WorkerHome(Path(one)) for one in sorted(entry.path for entry in entries if entry.is_dir())]
+
+
+def read_birth(pid: int) -> str:
+    """Return what no other process with this number has: the boot, and the tick in which it began. Raises OSError."""
+    return f"{_BOOT_ID.read_text().strip()} {_read_stat(pid)[_START_FIELD]}"
+
+
+def is_alive(pid: int, birth: str) -> bool:
+    """Whether the process with this number is the one that was born then, and runs."""
+    try:
+        return _read_stat(pid)[_STATE_FIELD] not in ("Z", "X") and read_birth(pid) == birth
+    except OSError:
+        return False
+
+
+def kill_all(directory: Path) -> None:
+    """Kill whoever lives in the directory of all homes."""
+    for home in list_homes(directory):
+        record = home.read_record()
+        if record is not None:
+            with suppress(OSError):
+                descriptor = os.pidfd_open(record.pid)  # from here on the number is nobody else's
+                try:
+                    if is_alive(record.pid, record.birth):
+                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                finally:
+                    os.close(descriptor)
+            home.remove()
+
+
+def _read_stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 @contextmanager

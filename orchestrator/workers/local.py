@@ -19,12 +19,12 @@ from orchestrator.errors import WorkerLost, WorkerStartFailed
 from orchestrator.workers.code_version import digest_code, digest_worker
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.frames import decode_events, encode
-from orchestrator.workers.homes import HomeRecord, WorkerHome, list_homes, make_home
+from orchestrator.workers.homes import HomeRecord, WorkerHome, list_homes, make_home, read_birth
 from orchestrator.workers.host import HEADER_BYTES, frame_length, with_header
 from orchestrator.workers.local_host import ORPHAN_GRACE_S, Adoption
 from orchestrator.workers.messages import Command, Event, Stop
 from orchestrator.workers.output import follow
-from orchestrator.workers.process_handle import ProcessHandle, describe_end, read_birth
+from orchestrator.workers.process_handle import ProcessHandle, describe_end
 
 _READ_AHEAD_BYTES = 1024 * 1024
 _CLOSE_GRACE_S = 5.0
@@ -34,6 +34,7 @@ _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _KILL_S = 2.0  # from SIGKILL to the end; only an uninterruptible wait takes longer
 _LAST_WORDS_S = 0.5
 _ANSWER_S = 3.0  # an orphan that does not answer for so long hangs
+_GUARD = "guard"
 _PACKAGES_ROOT = Path(__file__).resolve().parents[2]
 
 _log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class LocalCluster:
         self._orphans: list[_Orphan] = []
         self._workers: set[LocalWorker] = set()
         self._opened = False
+        self._guard: _Guard | None = None
 
     async def open(self) -> None:
         """See workers.contract.Cluster. Looks for workers that the last daemon left behind."""
@@ -70,6 +72,8 @@ class LocalCluster:
         digest_code()  # of the code as it is now, not as it is when a worker is started again
         try:
             homes = list_homes(self._policy.directory)
+            await _end_last_guard(self._policy.directory)
+            self._guard = _start_guard(self._policy)
         except OSError as error:
             _log.warning("workers will end with the daemon: %s", error)
             self._policy = None
@@ -107,6 +111,11 @@ class LocalCluster:
             *(worker.stop(_CLOSE_GRACE_S) for worker in tuple(self._workers)),
             *(self._end_orphan(orphan) for orphan in orphans),
         )
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.record.unlink(missing_ok=True)
+            await guard.process.end(0.0, 0.0, _KILL_S)
+            os.close(guard.pipe)
 
     def _take_orphan(self, name: str, digest: str) -> _Orphan | None:
         """Return the orphan to adopt; where there is none, one that is in the way of a new worker."""
@@ -192,6 +201,15 @@ class _Orphan:
 
 
 @dataclass(frozen=True, slots=True)
+class _Guard:
+    """The process of orchestrator.workers.guard. `pipe` tells it of our end, `record` tells the next daemon of it."""
+
+    process: ProcessHandle
+    pipe: int
+    record: Path
+
+
+@dataclass(frozen=True, slots=True)
 class _Started:
     """A worker process, and all that connects it to the daemon. `output`: the descriptor that its output comes from."""
 
@@ -201,6 +219,41 @@ class _Started:
     writer: asyncio.StreamWriter
     output: int
     home: WorkerHome | None
+
+
+def _start_guard(policy: OrphanPolicy) -> _Guard:
+    """Start the guard of this daemon's workers. Raises OSError."""
+    heard, pipe = os.pipe()
+    with os.fdopen(heard):
+        arguments = [
+            sys.executable,
+            "-P",
+            "-m",
+            "orchestrator.workers.guard",
+            str(policy.directory),
+            str(policy.wait_s),
+        ]
+        environment = _with_our_packages(dict(os.environ))
+        child = subprocess.Popen(
+            arguments,
+            stdin=heard,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+    process, record = ProcessHandle.of_child(child), policy.directory / _GUARD
+    record.write_bytes(msgspec.msgpack.encode((process.pid, read_birth(process.pid))))
+    return _Guard(process, pipe, record)
+
+
+async def _end_last_guard(directory: Path) -> None:
+    """End the guard of the last daemon: its workers are ours from here on."""
+    with suppress(FileNotFoundError, msgspec.MsgspecError):
+        pid, birth = msgspec.msgpack.decode((directory / _GUARD).read_bytes(), type=tuple[int, str])
+        last = ProcessHandle.find(pid, birth)
+        if last is not None:
+            await last.end(0.0, 0.0, _KILL_S)
 
 
 def _popen(
@@ -229,7 +282,10 @@ def _record(home: WorkerHome, record: HomeRecord) -> None:
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:
     """Return the daemon's environment with the worker's additions, and with our packages importable."""
-    environment = {**os.environ, **spec.environment}
+    return _with_our_packages({**os.environ, **spec.environment})
+
+
+def _with_our_packages(environment: dict[str, str]) -> dict[str, str]:
     if _PACKAGES_ROOT.name not in ("site-packages", "dist-packages"):  # a checkout that is not installed
         known = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (known, str(_PACKAGES_ROOT))))

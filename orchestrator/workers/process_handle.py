@@ -10,16 +10,8 @@ import os
 import signal
 import subprocess
 from contextlib import suppress
-from pathlib import Path
 
-_STATE_FIELD, _START_FIELD = 0, 19  # of /proc/PID/stat, behind the command's name
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def read_birth(pid: int) -> str:
-    """Return what no other process with this number has: the boot, and the tick in which it began. Raises OSError."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return f"{_BOOT_ID.read_text().strip()} {fields[_START_FIELD]}"
+from orchestrator.workers.homes import is_alive
 
 
 class ProcessHandle:
@@ -41,18 +33,14 @@ class ProcessHandle:
 
     @classmethod
     def find(cls, pid: int, birth: str) -> ProcessHandle | None:
-        """Hold the process with this number if it is the one that was born then (see `read_birth`); None where that one
-        has ended."""
+        """Hold the process with this number if it is the one that was born then (see `homes.read_birth`); None where
+        that one has ended."""
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:
             return None
-        try:
-            # The number stands for this process as long as the descriptor does, so what is read now is its own.
-            same = read_birth(pid) == birth and not _is_dead(pid)
-        except OSError:
-            same = False
-        if not same:
+        # The number stands for this process as long as the descriptor does, so what is read now is its own.
+        if not is_alive(pid, birth):
             os.close(descriptor)
             return None
         return cls(pid, descriptor)
@@ -119,8 +107,3 @@ def describe_end(code: int | None) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
-
-
-def _is_dead(pid: int) -> bool:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return fields[_STATE_FIELD] in ("Z", "X")

@@ -122,7 +122,7 @@ async def test_an_orphan_is_adopted_as_it_is_and_has_forgotten_what_it_did(tmp_p
         assert got["b"] == engines.tokens([1, 2, 3], 8)
         assert len(got.get("a", ())) <= 1  # the round that ran when it was cancelled
     assert await is_gone(pid)
-    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240 -- a local directory
+    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240 -- a local directory, and no guard either
 
 
 async def test_an_adopted_worker_can_be_orphaned_again(tmp_path: Path) -> None:
@@ -147,6 +147,11 @@ async def test_an_orphan_that_nobody_adopts_ends(tmp_path: Path) -> None:
     await asyncio.sleep(0.3)
     assert not await is_gone(pid, 0.1)
     assert await is_gone(pid, 10.0)
+
+
+async def test_an_orphan_that_hangs_ends_all_the_same(tmp_path: Path) -> None:
+    pid = await kill_daemon("local", engines.HANG, tmp_path, 0.5)
+    assert await is_gone(pid, 30.0)
 
 
 @pytest.mark.parametrize("prompt", [1, engines.HANG])
