@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-_DOOR, _OUTPUT, _RECORD = "door", "output", "record"
+_DOOR, _OUTPUT, _RECORD, _GUARD = "door", "output", "record", "guard"
 _BACKLOG = 4
 _STATE_FIELD, _START_FIELD = 0, 19  # of /proc/PID/stat, behind the command's name
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -130,19 +130,43 @@ def is_alive(pid: int, birth: str) -> bool:
         return False
 
 
+def kill(pid: int, birth: str) -> None:
+    """Kill the process with this number, if it is the one that was born then."""
+    with suppress(OSError):
+        descriptor = os.pidfd_open(pid)  # from here on the number is nobody else's
+        try:
+            if is_alive(pid, birth):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
+
+
 def kill_all(directory: Path) -> None:
     """Kill whoever lives in the directory of all homes."""
     for home in list_homes(directory):
         record = home.read_record()
         if record is not None:
-            with suppress(OSError):
-                descriptor = os.pidfd_open(record.pid)  # from here on the number is nobody else's
-                try:
-                    if is_alive(record.pid, record.birth):
-                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                finally:
-                    os.close(descriptor)
+            kill(record.pid, record.birth)
             home.remove()
+
+
+def write_guard(directory: Path, pid: int) -> None:
+    """Say who guards the homes. Raises OSError."""
+    (directory / _GUARD).write_bytes(msgspec.msgpack.encode((pid, read_birth(pid))))
+
+
+def read_guard(directory: Path) -> tuple[int, str] | None:
+    """Return the number and the birth of whoever guards the homes."""
+    try:
+        return msgspec.msgpack.decode((directory / _GUARD).read_bytes(), type=tuple[int, str])
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def remove_guard(directory: Path) -> None:
+    """Nobody guards the homes any more."""
+    with suppress(OSError):
+        (directory / _GUARD).unlink()
 
 
 def _read_stat(pid: int) -> list[str]:

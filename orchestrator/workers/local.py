@@ -19,7 +19,16 @@ from orchestrator.errors import WorkerLost, WorkerStartFailed
 from orchestrator.workers.code_version import digest_code, digest_worker
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.frames import decode_events, encode
-from orchestrator.workers.homes import HomeRecord, WorkerHome, list_homes, make_home, read_birth
+from orchestrator.workers.homes import (
+    HomeRecord,
+    WorkerHome,
+    list_homes,
+    make_home,
+    read_birth,
+    read_guard,
+    remove_guard,
+    write_guard,
+)
 from orchestrator.workers.host import HEADER_BYTES, frame_length, with_header
 from orchestrator.workers.local_host import ORPHAN_GRACE_S, Adoption
 from orchestrator.workers.messages import Command, Event, Stop
@@ -34,7 +43,6 @@ _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _KILL_S = 2.0  # from SIGKILL to the end; only an uninterruptible wait takes longer
 _LAST_WORDS_S = 0.5
 _ANSWER_S = 3.0  # an orphan that does not answer for so long hangs
-_GUARD = "guard"
 _PACKAGES_ROOT = Path(__file__).resolve().parents[2]
 
 _log = logging.getLogger(__name__)
@@ -113,7 +121,7 @@ class LocalCluster:
         )
         guard, self._guard = self._guard, None
         if guard is not None:
-            guard.record.unlink(missing_ok=True)
+            remove_guard(guard.directory)
             await guard.process.end(0.0, 0.0, _KILL_S)
             os.close(guard.pipe)
 
@@ -202,11 +210,11 @@ class _Orphan:
 
 @dataclass(frozen=True, slots=True)
 class _Guard:
-    """The process of orchestrator.workers.guard. `pipe` tells it of our end, `record` tells the next daemon of it."""
+    """The process of orchestrator.workers.guard. `pipe` tells it of our end, `directory` has its homes."""
 
     process: ProcessHandle
     pipe: int
-    record: Path
+    directory: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,18 +250,17 @@ def _start_guard(policy: OrphanPolicy) -> _Guard:
             env=environment,
             start_new_session=True,
         )
-    process, record = ProcessHandle.of_child(child), policy.directory / _GUARD
-    record.write_bytes(msgspec.msgpack.encode((process.pid, read_birth(process.pid))))
-    return _Guard(process, pipe, record)
+    process = ProcessHandle.of_child(child)
+    write_guard(policy.directory, process.pid)
+    return _Guard(process, pipe, policy.directory)
 
 
 async def _end_last_guard(directory: Path) -> None:
     """End the guard of the last daemon: its workers are ours from here on."""
-    with suppress(FileNotFoundError, msgspec.MsgspecError):
-        pid, birth = msgspec.msgpack.decode((directory / _GUARD).read_bytes(), type=tuple[int, str])
-        last = ProcessHandle.find(pid, birth)
-        if last is not None:
-            await last.end(0.0, 0.0, _KILL_S)
+    told = read_guard(directory)
+    last = None if told is None else ProcessHandle.find(*told)
+    if last is not None:
+        await last.end(0.0, 0.0, _KILL_S)
 
 
 def _popen(
