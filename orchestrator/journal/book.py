@@ -32,9 +32,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BookLimits:
-    """`memory_bytes` for all that is kept; `ended_s` how long an answer is kept that nobody reads or decodes;
-    `detached_s` how long a request with a key goes on without a reader; `sync_s` how often the file is forced to the
-    disk (0: never)."""
+    """`memory_bytes` bound all that is kept. An answer that nobody reads or decodes is kept for `ended_s`. A request
+    with a key goes on without a reader for `detached_s`. The file is forced to the disk every `sync_s` (0: never)."""
 
     memory_bytes: int
     ended_s: float
