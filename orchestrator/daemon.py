@@ -143,7 +143,7 @@ class Daemon:
                 await task
             return False
         task.result()
-        found = await asyncio.to_thread(make_plan, self._config, self._base)
+        found = await asyncio.to_thread(make_plan, self._config, self._base, self._state)
         replica = found.proposal.plan.replicas[0]
         _log.info(
             "planned",

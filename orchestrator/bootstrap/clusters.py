@@ -32,4 +32,9 @@ def build_cluster(config: ClusterConfig, state: Path | None = None) -> Cluster:
         return local_cluster()
     from orchestrator.workers.local import LocalCluster, OrphanPolicy
 
-    return LocalCluster(OrphanPolicy(state / "workers", wait_s))
+    return LocalCluster(OrphanPolicy(workers_directory(state), wait_s))
+
+
+def workers_directory(state: Path) -> Path:
+    """Return where a daemon's local workers are found by the next one, in its own directory `state`."""
+    return state / "workers"

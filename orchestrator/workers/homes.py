@@ -150,6 +150,17 @@ def kill_all(directory: Path) -> None:
             home.remove()
 
 
+def sum_orphans_bytes(directory: Path) -> int:
+    """Return the memory of those who live in the directory of all homes."""
+    found = 0
+    for home in list_homes(directory):
+        record = home.read_record()
+        if record is not None and is_alive(record.pid, record.birth):
+            with suppress(OSError):
+                found += int(Path(f"/proc/{record.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return found
+
+
 def write_guard(directory: Path, pid: int) -> None:
     """Say who guards the homes. Raises OSError."""
     (directory / _GUARD).write_bytes(msgspec.msgpack.encode((pid, read_birth(pid))))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -15,7 +17,9 @@ import psutil
 import pytest
 
 from orchestrator.workers.homes import list_homes
+from tests.daemon.test_plans import write_planned_config
 from tests.support.daemon import Daemon, configuration, running
+from tests.support.profiles import store_simulated_profiles
 
 BODY: dict[str, Any] = {
     "model": "toy",
@@ -244,6 +248,32 @@ def test_without_a_next_daemon_workers_end_and_a_stop_leaves_none(tmp_path):
     while psutil.pid_exists(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_worker_that_is_still_loading_goes_on_loading_for_the_next_daemon(tmp_path):
+    config = configuration(tmp_path, script="load_ms=6000")
+    command = [sys.executable, "-m", "orchestrator.cli.main", "serve", "--config", str(config)]
+    with (tmp_path / "log").open("wb") as log:
+        first = subprocess.Popen(command, stderr=log)
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "state" / "workers").exists() or not (pids := workers_of_state(tmp_path)):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        first.kill()
+        first.wait()
+    with running(config) as second:
+        assert workers_of(second) == pids
+
+
+def test_a_planned_worker_is_adopted_by_the_same_plan(tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "2")
+    store_simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0}, script="base_ms=2")
+    config = write_planned_config(tmp_path, "base_ms=2", "placement: {profile: never}")
+    with running(config) as first:
+        pids = workers_of(first)
+        first.kill()
+    with running(config) as second:
+        assert workers_of(second) == pids
 
 
 @pytest.mark.model
