@@ -31,6 +31,7 @@ from orchestrator.control.admission import ControlLimits
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.controller import TargetControl
 from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
+from orchestrator.control.state import STARTING
 from orchestrator.errors import ConfigError, DaemonError
 from orchestrator.loading.models import load_tokenizer
 from orchestrator.loading.options import objectives_of
@@ -42,6 +43,7 @@ from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Progress
 
 _TEND_S = 1.0
+_START_EXTENSION_S = 60.0
 
 _log = get_logger(__name__)
 
@@ -83,6 +85,7 @@ class Daemon:
                 self._config.speculation.min_speculative_tokens,
                 ttft=objectives_of(self._config.slo).ttft,
                 refuse_late=self._config.slo.late == "refuse",
+                quarantine_s=limits.quarantine_s,
             ),
             self._clock,
             drafts=drafts,
@@ -200,6 +203,7 @@ class Daemon:
         if interrupted:
             _log.info("answers of the last daemon can be resumed", answers=len(interrupted))
         tending = asyncio.create_task(self._tend_book(), name="tend the journal")
+        telling = asyncio.create_task(self._tell_systemd(), name="tell systemd")
         try:
             if await self._start_workers():
                 ready = self._control.view().ready
@@ -222,13 +226,14 @@ class Daemon:
                 self._notifier.ready()
                 if self._kept is not None:
                     self._kept.go_on(interrupted)
-                await self._stop.wait()
+                await self._wait_for_end()
             self._notifier.stopping()
             if self._kept is not None:
                 self._kept.let_go()
             await self._control.drain(self._config.limits.drain_timeout_s)
         finally:
             tending.cancel()
+            telling.cancel()
             if self._keeper is not None:
                 await self._keeper.close()
             await self._control.close()
@@ -243,6 +248,25 @@ class Daemon:
         while True:
             await asyncio.sleep(self._config.journal.sync_s or _TEND_S)
             await self._book.tend()
+
+    async def _wait_for_end(self) -> None:
+        """Wait until told to stop. Raises DaemonError when no worker can ever serve again."""
+        failed = asyncio.ensure_future(self._control.wait_failed())
+        stopped = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if failed.done():
+            raise DaemonError(failed.result())
+        failed.cancel()
+
+    async def _tell_systemd(self) -> None:
+        """Say that the daemon lives, by what watches its workers, and that a load goes on."""
+        while True:
+            self._control.look()
+            if self._control.view().phase == STARTING:
+                self._notifier.extend_start(_START_EXTENSION_S)
+            self._notifier.alive()
+            await asyncio.sleep(self._notifier.alive_every_s)
 
     async def _start_workers(self) -> bool:
         """Plan where that is asked for, and start the workers; False when told to stop before one serves."""

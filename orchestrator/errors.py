@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from policies.serving.failover.blame import LossKind
+
 
 class OutriderError(Exception):
     """Root of Outrider's own errors."""
@@ -23,11 +25,17 @@ class ConfigError(OutriderError):
 
 
 class WorkerError(OutriderError):
-    """Something is wrong with a worker process."""
+    """Something is wrong with a worker process. `kind` is one of policies.serving.failover.blame.LossKind."""
+
+    kind: LossKind = "crashed"
 
 
 class WorkerLost(WorkerError):
     """The worker process ended or stopped answering."""
+
+    def __init__(self, message: str, kind: LossKind = "crashed") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class WorkerStartFailed(WorkerError):

@@ -41,6 +41,20 @@ class Readiness(Answered):
     model: str
 
 
+class Started(Answered):
+    """`GET /started`."""
+
+    status: Literal["started"]
+    model: str
+
+
+class Live(Answered):
+    """`GET /live`."""
+
+    status: Literal["live"]
+    phase: str
+
+
 class Version(Answered):
     """`GET /version`."""
 

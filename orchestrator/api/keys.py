@@ -13,7 +13,7 @@ from orchestrator.api.errors import response_of
 from orchestrator.config.keys_file import read_keys
 from orchestrator.errors import RequestError
 
-OPEN_ROUTES = frozenset({"/health", "/health/decode", "/ready", "/metrics", "/version"})
+OPEN_ROUTES = frozenset({"/started", "/live", "/health", "/health/decode", "/ready", "/metrics", "/version"})
 _WAY_OUT = "send 'Authorization: Bearer KEY'"
 
 

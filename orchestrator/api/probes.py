@@ -1,4 +1,4 @@
-"""What operators and their tools ask: does it live, does it serve, does it decode, how much."""
+"""What operators and their tools ask: has it started, does it live, does it serve, does it decode, how much."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.api import errors
-from orchestrator.api.answers import DecodeHealth, Health, Readiness, Version
+from orchestrator.api.answers import DecodeHealth, Health, Live, Readiness, Started, Version
 from orchestrator.api.liveness import Liveness
 from orchestrator.api.metrics.collector import Metrics
 from orchestrator.api.openapi import operation
@@ -34,6 +34,16 @@ class Probed(Protocol):
 
 def install_probe_routes(app: FastAPI, api: Probed) -> None:
     """Add the routes. None of them asks for a key."""
+
+    @app.get("/started", **operation(None, Started, statuses=(503,)))
+    async def started() -> Response:
+        if api.control.view().ready is None:
+            return errors.response_of(not_ready(api.control))
+        return JSONResponse({"status": "started", "model": api.model_name()})
+
+    @app.get("/live", **operation(None, Live, statuses=()))
+    async def live() -> Response:
+        return JSONResponse({"status": "live", "phase": api.control.view().phase})
 
     @app.get("/health", **operation(None, Health, statuses=(503,)))
     async def health() -> Response:

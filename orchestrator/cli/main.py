@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from adapters.contract import AdapterError
-from orchestrator.cli import bench, canary, config, models, plan, speculation
+from orchestrator.cli import bench, canary, config, models, plan, quarantine, speculation
 from orchestrator.cli.devices import devices
 from orchestrator.cli.doctor import doctor
 from orchestrator.cli.profile import profile
@@ -35,6 +35,7 @@ app.add_typer(plan.app, name="plan")
 app.add_typer(models.app, name="models")
 app.add_typer(speculation.app, name="speculation")
 app.add_typer(canary.app, name="canary")
+app.add_typer(quarantine.app, name="quarantine")
 
 
 def _show_version(asked: bool) -> None:

@@ -44,6 +44,8 @@ class Limits(Section):
     """Keep the KV cache of prompts while there is room, and begin later requests with it where they begin alike."""
     request_timeout_s: float = Field(default=0.0, ge=0, le=86_400)
     """The longest time for one request, its waiting included; 0 is no limit. A request may ask for less."""
+    quarantine_s: float = Field(default=3600.0, ge=0, le=86_400)
+    """How long a request is refused that has ended workers: its prompt, with the same grammar and sampling."""
     max_body: Size = Field(default=ByteSize(8 * 1024 * 1024))
     """The largest request body."""
     drain_timeout_s: float = Field(default=30.0, ge=0, le=3600)
@@ -77,7 +79,8 @@ class ClusterSection(Section):
     address: str = ""
     """An existing Ray cluster (`HOST:PORT` or `auto`). Empty: the daemon starts its own on this machine."""
     max_restarts: int = Field(default=5, ge=0, le=1000)
-    """Restarts of a worker within ten minutes before the daemon gives up on it; each worker has its own."""
+    """Restarts of a worker within ten minutes, at most 15 s apart; then it is started once a minute. Each worker has
+    its own. Where no worker ever served, the daemon ends instead."""
     orphan_wait_s: float = Field(default=60.0, ge=0, le=3600)
     """How long a worker that lost its daemon keeps its model loaded for the next one; 0 ends it with the daemon. Ray
     ends its workers with the daemon."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from orchestrator.control.latency import MAX_RETRY_AFTER_S
 from orchestrator.control.port import ReplicaView, StateView
-from orchestrator.control.state import FAILED, effective_places
+from orchestrator.control.state import FAILED, RESTARTING, effective_places
 from orchestrator.control.streams import Streams
 from orchestrator.errors import RequestError
 from policies.serving.slo import ANY, Objective, retry_s
@@ -17,7 +18,8 @@ _RETRY_AFTER_S = {"starting": 5, "draining": 10, "failed": 60}
 @dataclass(frozen=True, slots=True)
 class ControlLimits:
     """`max_running` live streams for each replica and `max_waiting` for all; one more is answered 429. `max_restarts`
-    of each in ten minutes. `request_timeout_s` bounds every request; 0 is no bound. `least_depth`: no override bounds
+    of each in ten minutes, before it is tried once a minute only. `quarantine_s`: how long a request is refused that
+    ended its workers. `request_timeout_s` bounds every request; 0 is no bound. `least_depth`: no override bounds
     the depth below it, but for 0. `refuse_late`: a request that cannot be expected to meet `ttft` is answered 429."""
 
     max_running: int
@@ -27,6 +29,7 @@ class ControlLimits:
     least_depth: int = 0
     ttft: Objective = ANY
     refuse_late: bool = False
+    quarantine_s: float = 3600.0
 
 
 def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams) -> None:
@@ -41,12 +44,20 @@ def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams) -> 
             code=f"model_{phase}",
             retry_after_s=_RETRY_AFTER_S[phase],
         )
+    tried = [replica for replica in view.replicas if replica.phase != FAILED]
+    if phase == RESTARTING and all(replica.spent for replica in tried):
+        raise RequestError(
+            f"the model is restarting: {view.detail}",
+            status=503,
+            kind="server_error",
+            code="model_restarting",
+            retry_after_s=math.ceil(max(1.0, min(replica.back_in_s for replica in tried))),
+        )
     expected_ms = streams.latency.times.ttft_ms(
         view.streams, max(1, sum(places_of(replica) for replica in view.replicas))
     )
     late_s = min(MAX_RETRY_AFTER_S, retry_s(expected_ms, limits.ttft))
-    started = sum(replica.phase != FAILED for replica in view.replicas)
-    if view.streams >= started * limits.max_running + limits.max_waiting:
+    if view.streams >= len(tried) * limits.max_running + limits.max_waiting:
         raise _busy(
             f"the queue is full: {view.streams} requests run or wait",
             "queue_full",

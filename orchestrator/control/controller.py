@@ -38,6 +38,7 @@ from orchestrator.control.events import (
     ControlEvent,
     DrainBegun,
     DrainOver,
+    QuarantineReleased,
     RolloutAsked,
     RolloutDropped,
     StreamClosed,
@@ -46,8 +47,8 @@ from orchestrator.control.events import (
     WorkersChosen,
 )
 from orchestrator.control.overrides import NO_OVERRIDES, OverrideScope, bounds_of, change_overrides, format_override
-from orchestrator.control.port import PlanView, StateView
-from orchestrator.control.state import DRAINING, STARTING, add_totals, format_progress, whole
+from orchestrator.control.port import PlanView, QuarantinedView, StateView
+from orchestrator.control.state import DRAINING, FAILED, STARTING, add_totals, format_progress, whole
 from orchestrator.control.step import State, step
 from orchestrator.control.supervisor import Supervisor
 from orchestrator.errors import RequestError, WorkerError
@@ -87,7 +88,7 @@ class TargetControl:
         self._cluster = cluster
         self._limits = limits
         self._clock = clock
-        self._state = State(limits.max_restarts, limits.least_depth)
+        self._state = State(limits.max_restarts, limits.least_depth, limits.quarantine_s)
         self._supervisor = Supervisor(cluster, sleep, self._post)
         self._overrides = NO_OVERRIDES
         self._readers: dict[str, Reader] = {}  # of live streams, by the request's id
@@ -98,6 +99,7 @@ class TargetControl:
         self._preparing = "the workers are being planned"
         self._opening: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
+        self._failed = asyncio.Event()
         self._started_s = clock.monotonic_s()
         self.set_specs(specs, [drafts] * len(specs))
 
@@ -119,6 +121,15 @@ class TargetControl:
         await self._settled.wait()
         return self.view()
 
+    def look(self) -> None:
+        """Look for what is due, as after a WakeAfter: whoever calls this knows afterwards that control works."""
+        self._post(Woke())
+
+    async def wait_failed(self) -> str:
+        """Wait until no worker can ever serve; returns why."""
+        await self._failed.wait()
+        return self.view().detail
+
     def view(self) -> StateView:
         """See control.port.Control."""
         state, now_s = self._state, self._clock.monotonic_s()
@@ -127,7 +138,10 @@ class TargetControl:
             phase = DRAINING if state.draining else STARTING
             return StateView(phase, self._preparing, "", self._cluster.runtime, None, None, uptime_s=uptime_s)
         live = state.streams.counts
-        replicas = [one.state.view(one.engine, live[one.name], now_s - max(one.heard_s, one.busy_s)) for one in serving]
+        replicas = [
+            one.state.view(one.engine, live[one.name], now_s - max(one.life.heard_s, one.busy_s), now_s)
+            for one in serving
+        ]
         view = whole(
             replicas,
             self._cluster.runtime,
@@ -141,7 +155,7 @@ class TargetControl:
             theirs = bounds_of(view.ready, least, CanaryVariant.CANARY.value)
             view = replace(view, bounds=bounds_of(view.ready, least), canary_bounds=theirs)
         shown = replace(view, totals=add_totals([state.replicas.gone, view.totals]), plan=plan)
-        return replace(shown, drafts=state.drafts.views(), wishes=self._overrides)
+        return replace(shown, drafts=state.drafts.views(), wishes=self._overrides, losses=dict(state.losses))
 
     def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
         """See control.port.AdminControl."""
@@ -151,6 +165,24 @@ class TargetControl:
         self._overrides, concerned = changed
         for whom in concerned:
             _entries.info("speculation wished", **whom, wish=format_override(wish), asked_by=asked_by)
+
+    def list_quarantined(self) -> list[QuarantinedView]:
+        """See control.port.AdminControl."""
+        now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
+        return [
+            QuarantinedView(
+                *(one.digest, one.request_id, one.prompt_tokens, one.deaths, one.cause),
+                since_s=wall_s - (now_s - one.since_s),
+                until_s=wall_s + (one.until_s - now_s),
+            )
+            for one in self._state.blame.quarantined(now_s)
+        ]
+
+    def release_quarantined(self, digests: Sequence[str]) -> list[str]:
+        """See control.port.AdminControl."""
+        known = {one.digest for one in self.list_quarantined()}
+        self._post(QuarantineReleased(digests))
+        return [digest for digest in digests if digest in known]
 
     async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """See control.port.Control. A request is taken in (or refused) when its first token is asked for."""
@@ -262,6 +294,8 @@ class TargetControl:
         match action:
             case Settle():
                 self._settled.set()
+                if all(one.state.phase == FAILED for one in self._state.replicas.serving):
+                    self._failed.set()
             case WakeAfter(after_s):
                 asyncio.get_running_loop().call_later(after_s, self._post, Woke())
             case FinishRollout(engines, error) if self._changed is not None and not self._changed.done():

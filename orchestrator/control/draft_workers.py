@@ -88,15 +88,19 @@ class DraftWorkers:
             return []
         match event:
             case WorkerStarted():
-                return worker.observe_start(event.where)
+                return worker.observe_start(event.where, now_s)
             case WorkerSaid():
-                told = worker.observe(event.event)
+                told = worker.observe(event.event, now_s)
                 return [*told, *self._attach(worker), *self._match()] if isinstance(event.event, DraftReady) else told
             case WorkerEnding():
                 worker.life.observe_ending()
                 return []
             case WorkerEnded():
-                return [*worker.observe_end(event.cause, now_s), *self._match()]
+                return [*worker.observe_end(event, now_s), *self._match()]
+
+    def list_loading(self) -> list[WorkerLife]:
+        """Return the workers that are not ready yet."""
+        return [worker.life for worker in self._workers if not worker.serving]
 
     def views(self) -> tuple[DraftView, ...]:
         """Return the state of each."""
@@ -176,17 +180,18 @@ class _DraftWorker:
             self._detail = link.reason
         return actions
 
-    def observe_start(self, where: str) -> list[Action]:
+    def observe_start(self, where: str, now_s: float) -> list[Action]:
         """A new process is there; it is not ready yet."""
         self._where = where
-        return self.life.observe_start(where)
+        return self.life.observe_start(where, now_s)
 
-    def observe(self, event: Event) -> list[Action]:
+    def observe(self, event: Event, now_s: float) -> list[Action]:
         """Its worker said something."""
-        actions = self.life.observe(event)
+        actions = self.life.observe(event, now_s)
         match event:
             case DraftReady():
                 self.ready, self._serving = event, True
+                self.life.served = True
                 self._phase, self._detail = READY, ""
                 actions.append(LogLine("info", "draft worker %s ready: %s", (self.name, self._where)))
             case Progress(stage, _):
@@ -195,13 +200,14 @@ class _DraftWorker:
                 pass
         return actions
 
-    def observe_end(self, cause: str, now_s: float) -> list[Action]:
-        """Its worker is gone; another follows, or none does."""
-        loss = self.life.observe_end(cause, now_s)
+    def observe_end(self, end: WorkerEnded, now_s: float) -> list[Action]:
+        """Its worker is gone; another follows, or none does. One that is lost too often is out of use until it is ready
+        again."""
+        loss = self.life.observe_end(end.cause, end.kind, now_s)
         self._serving, self._detail = False, loss.cause
         if loss.restart:
             self._restarts += 1
-            self._phase, self._detail = RESTARTING, loss.restart
+            self._phase, self._detail = FAILED if loss.spent else RESTARTING, loss.restart
         if not loss.failure:
             return list(loss.actions)
         self._phase, self._detail = FAILED, loss.failure

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Event, Submit
+from policies.serving.failover.blame import LossKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,11 @@ class WorkerSaid:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnding:
-    """A worker says nothing more; the last of its process is being cleared away."""
+    """A worker says nothing more; the last of its process is being cleared away. `cause`: as seen from outside."""
 
     worker: int
+    cause: str
+    kind: LossKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class WorkerEnded:
 
     worker: int
     cause: str
+    kind: LossKind = "crashed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,13 @@ class ControlClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantineReleased:
+    """The operator lets these requests run again."""
+
+    digests: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Woke:
     """The time of a WakeAfter has come."""
 
@@ -128,5 +139,6 @@ ControlEvent = (
     | DrainBegun
     | DrainOver
     | ControlClosed
+    | QuarantineReleased
     | Woke
 )

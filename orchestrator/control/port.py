@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.messages import Delta, Gauges, Ready, Submit
 from policies.serving.canary import Figures, Interval, PromotionRule
+from policies.serving.failover.blame import LossKind
 from policies.serving.overrides import OperatorBounds, Override
 
 
@@ -45,7 +46,8 @@ class DraftView:
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
     """One replica of the target now. `engine` counts from 0; `silent_s`: for how long it has had streams and said
-    nothing (0 where it has none); the rest is as in StateView."""
+    nothing (0 where it has none). `spent`: it was lost too often of late, and is tried again from time to time;
+    `back_in_s`: when it can be expected to serve, by its last start. The rest is as in StateView."""
 
     engine: int
     name: str
@@ -57,6 +59,8 @@ class ReplicaView:
     totals: Totals
     streams: int
     silent_s: float = 0.0
+    spent: bool = False
+    back_in_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,8 @@ class StateView:
     before the first is ready, the lost one's until the next is; of several replicas the first that serves. `gauges` and
     `totals` add up over the replicas. `plan`: None where nothing was left to one. `bounds` of speculation are the
     operator's (None before the first worker is ready), `canary_bounds` those of the canary's requests, `wishes` those
-    of sessions and engines.
+    of sessions and engines. `losses`: of target workers, by the replica's number and the
+    kind (policies.serving.failover.blame).
     """
 
     phase: str
@@ -142,6 +147,21 @@ class StateView:
     bounds: OperatorBounds | None = None
     canary_bounds: OperatorBounds | None = None
     wishes: ActiveOverrides = NO_OVERRIDES
+    losses: dict[tuple[int, LossKind], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedView:
+    """A request that is refused, for it has ended workers. `digest` names the prompt, the grammar and the sampling but
+    for the seed; `request_id` is that of the one that was convicted, `cause` the last death. Times: since 1970."""
+
+    digest: str
+    request_id: str
+    prompt_tokens: int
+    deaths: int
+    cause: str
+    since_s: float
+    until_s: float
 
 
 class Control(Protocol):
@@ -168,4 +188,12 @@ class AdminControl(Control, Protocol):
         """Set an override of speculation for a session (`user`), for an engine, or for all engines where neither is
         named. None takes it back; where neither is named, everybody's. It holds for requests that start from now on.
         Raises RequestError."""
+        ...
+
+    def list_quarantined(self) -> list[QuarantinedView]:
+        """Return the requests that are refused for having ended workers, the last convicted first."""
+        ...
+
+    def release_quarantined(self, digests: Sequence[str]) -> list[str]:
+        """Let requests run again; returns those of them that were refused."""
         ...

@@ -21,6 +21,7 @@ from policies.serving.replica_load import ReplicaPace, observe_replica_round
 
 ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
 """The way out where replicas differ."""
+_ENOUGH_PROGRESSED = 2  # one of them is not the one that is blamed
 
 
 class Rank(Enum):
@@ -36,15 +37,18 @@ class Rank(Enum):
 @dataclass(slots=True, eq=False)
 class Replica:
     """`engine` is its place among the replicas, from 0. `name` is unique, also among replicas whose spec has the same.
-    `heard_s`: when its worker said something last; `busy_s`: when it got the first of its streams."""
+    `busy_s`: when it got the first of its streams. Of its worker: `runs` counts the streams that it was sent,
+    `progressed` names the first of them that had a token, `death` is the number of its death (None while it lives)."""
 
     life: WorkerLife
     name: str
     engine: int
     state: TargetState
     rank: Rank
-    heard_s: float = 0.0
     busy_s: float = 0.0
+    runs: int = 0
+    progressed: set[str] = field(default_factory=set)
+    death: int | None = None
     prefixes: SeenPrefixes = field(default_factory=lambda: SeenPrefixes(0))
     pace: ReplicaPace = field(default_factory=ReplicaPace)
 
@@ -63,6 +67,16 @@ class Replica:
         """True while its worker decodes."""
         return self.life.running and self.state.serving
 
+    def observe_progress(self, stream: str) -> None:
+        """Its worker made tokens for a stream."""
+        if len(self.progressed) < _ENOUGH_PROGRESSED:
+            self.progressed.add(stream)
+
+    def observe_start(self, where: str, now_s: float) -> None:
+        """Another worker is there."""
+        self.runs, self.progressed, self.death = 0, set(), None
+        self.state.where, self.state.due_s = where, now_s
+
     @property
     def kind(self) -> tuple[str, ...]:
         """What decides its tokens (control.state.kind_of)."""
@@ -74,9 +88,8 @@ class Replica:
         ready = self.state.ready
         return effective_places(ready, self.state.gauges) if ready is not None else 1
 
-    def observe(self, event: Event, now_s: float) -> None:
+    def observe(self, event: Event) -> None:
         """Its worker said something: learn from it for routing."""
-        self.heard_s = now_s
         match event:
             case RoundReport():
                 tokens = sum(len(delta.tokens) for delta in event.deltas)

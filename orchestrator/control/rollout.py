@@ -52,7 +52,7 @@ class Rollout:
             return []
         return [action for one in change.coming for action in self._replicas.dismiss(one)]
 
-    def advance(self) -> list[Action]:
+    def advance(self, now_s: float) -> list[Action]:
         """Take the steps that are possible by now."""
         change = self._change
         actions: list[Action] = []
@@ -62,7 +62,7 @@ class Rollout:
             if change.error:
                 actions += [action for one in change.coming for action in self._replicas.dismiss(one)]
             elif all(one.serving for one in change.coming):
-                actions += self._switch(change)
+                actions += self._switch(change, now_s)
         for old in self._replicas.list_ranked(Rank.RETIRING):
             if self._replicas.closed or old.state.phase == FAILED or self._router.is_drained(old):
                 actions += self._replicas.dismiss(old)
@@ -87,7 +87,7 @@ class Rollout:
                 return f"worker {one.name} cannot serve: {one.state.detail}"
         return ""
 
-    def _switch(self, change: _Change) -> list[Action]:
+    def _switch(self, change: _Change, now_s: float) -> list[Action]:
         """Let the new replicas serve and take the streams from those that leave, in one step."""
         change.switched = True
         actions: list[Action] = []
@@ -97,7 +97,7 @@ class Rollout:
             old.rank = Rank.RETIRING
         for old in change.leaving:
             successor = self._replicas.transfer_totals(old)
-            moved, cancelled = self._router.retire(old)
+            moved, cancelled = self._router.retire(old, now_s)
             actions += cancelled
             if successor is not None:
                 text = "worker %s takes the place of %s: %d streams move"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.control.actions import Action, EndStream, LogLine, Send
 from orchestrator.control.affinity import block_keys
+from orchestrator.control.blame import Witness
 from orchestrator.control.overrides import bounds_of, resolve_overrides
 from orchestrator.control.replicas import Rank, Replica, Replicas
 from orchestrator.control.state import FAILED
@@ -16,8 +16,8 @@ from orchestrator.workers.messages import Cancel
 from policies.serving.replica_load import predict_prefill_ms, predict_tpot_ms
 from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
 
-LOSSES_ARE_KNOWN_S = 2.0
-"""So long after a loss, any other replica that died with it has been reported."""
+TRIAL_PATIENCE_S = 20.0
+"""So long a suspect waits for a worker that has run nothing; then a replica gives up its streams for it."""
 
 
 class Router:
@@ -28,13 +28,13 @@ class Router:
         self._replicas = replicas
         self._streams = streams
         self._least_depth = least_depth
-        self._lost_s = -math.inf
+        self._reserved = ""  # the replica that is emptied for a suspect
 
     def feed(self, now_s: float) -> list[Action]:
         """Send every stream that is due, and those that wait behind others while another replica has a place."""
         if not len(self._streams):
             return []
-        sent = self._send_due(now_s)
+        sent = [*self._reserve(now_s), *self._send_due(now_s)]
         taken = self._take_back_waiting(now_s)
         return [*sent, *taken, *(self._send_due(now_s) if taken else [])]
 
@@ -44,19 +44,25 @@ class Router:
         told: list[Action] = [EndStream(stream.key, error)] if error is not None else []
         return [*self._cancel(stream), *told]
 
-    def retire(self, replica: Replica) -> tuple[int, list[Action]]:
+    def fail_over(self, stream: Stream, now_s: float) -> None:
+        """Let another replica go on with a stream, where there is one: this one has given it up."""
+        stream.failed_at.append(stream.at)
+        self._streams.recall(stream, now_s)
+
+    def retire(self, replica: Replica, now_s: float) -> tuple[int, list[Action]]:
         """Take the streams back from a replica that retires, but for those that only it can go on with;
         returns how many. They are due again."""
         moves = any(other.kind == replica.kind for other in self._replicas.serving)
         taken = [stream for stream in self._streams.at(replica.name) if moves or not stream.kind]
-        return len(taken), [action for stream in taken for action in self._recall(stream)]
+        return len(taken), [action for stream in taken for action in self._recall(stream, now_s)]
 
-    def recall_streams(self, replica: Replica, now_s: float) -> Stream | None:
-        """Take all streams back from a replica whose worker is gone; returns the one to blame for that."""
-        self._lost_s = now_s
+    def recall_streams(self, replica: Replica, now_s: float) -> list[Witness]:
+        """Take all streams back from a replica whose worker is gone; returns those that ran there."""
         ready = replica.state.ready
         places = ready.slots if ready is not None else 0
-        return self._streams.recall_replica(replica.name, places, only_one=len(self._replicas.serving) == 1)
+        return self._streams.recall_replica(
+            replica.name, places, pure=replica.runs == 1, progressed=replica.progressed, now_s=now_s
+        )
 
     def is_drained(self, replica: Replica) -> bool:
         """True when no stream needs a retiring replica any more."""
@@ -67,10 +73,13 @@ class Router:
 
     def _send_due(self, now_s: float) -> list[Action]:
         actions: list[Action] = []
+        several = len(self._replicas.serving) > 1
         for stream in self._streams.due():
+            if several and self._streams.is_begun_elsewhere(stream):
+                continue  # one request never ends two replicas at once; and its prompt will be in a cache
             prefix = self._prefix(stream)
             routed = self._choose_route(stream, prefix, now_s)
-            if routed.replica is None and (stream.crashes.suspect or stream.kind):
+            if routed.replica is None and (self._streams.is_suspect(stream) or stream.kind):
                 continue
             if routed.replica is None:
                 break
@@ -81,11 +90,12 @@ class Router:
             found.prefixes.note(prefix)
             if not self._streams.counts[found.name]:
                 found.busy_s = now_s
+            found.runs += 1
             sent = self._streams.send(stream, found.name, found.kind)
             bounds = bounds_of(found.state.ready, self._least_depth, stream.submit.lane)
             sent, stream.speculation = resolve_overrides(sent, stream.overrides, found.engine, bounds)
             actions.append(Send(found.worker, sent))
-            if len(self._replicas.serving) > 1:
+            if several:
                 actions.append(
                     LogLine("debug", "request %s goes to %s: %s", (stream.key, found.name, format_route(routed)))
                 )
@@ -98,18 +108,32 @@ class Router:
         actions: list[Action] = []
         for replica in serving if free else []:
             waiting = self._streams.at(replica.name)[replica.places :]
-            for stream in [
-                stream for stream in waiting if not stream.crashes.progressed and not stream.crashes.suspect
-            ]:
+            for stream in [stream for stream in waiting if not stream.gained and not self._streams.is_suspect(stream)]:
                 routed = self._choose_route(stream, self._prefix(stream), now_s)
                 if free and routed.replica not in (None, replica.name):
-                    actions += self._recall(stream)
+                    actions += self._recall(stream, now_s)
                     free -= 1
         return actions
 
-    def _recall(self, stream: Stream) -> list[Action]:
+    def _reserve(self, now_s: float) -> list[Action]:
+        """Empty the replica with the fewest streams for a suspect that has waited long enough."""
+        due = [stream for stream in self._streams.due() if self._streams.is_suspect(stream)]
+        if not due:
+            self._reserved = ""
+            return []
+        serving = [one for one in self._replicas.serving if one.serving]
+        if any(one.name == self._reserved for one in serving) or now_s - due[0].due_s < TRIAL_PATIENCE_S or not serving:
+            return []
+        taken = min(serving, key=lambda one: self._streams.counts[one.name])
+        self._reserved = taken.name
+        text = "worker %s is emptied: request %s, which may have ended its worker, is to run there alone"
+        line = LogLine("warning", text, (taken.name, due[0].key))
+        streams = self._streams.at(taken.name)
+        return [line, *(action for stream in streams for action in self._recall(stream, now_s))]
+
+    def _recall(self, stream: Stream, now_s: float) -> list[Action]:
         cancelled = self._cancel(stream)
-        self._streams.recall(stream)
+        self._streams.recall(stream, now_s)
         return cancelled
 
     def _cancel(self, stream: Stream) -> list[Action]:
@@ -125,10 +149,31 @@ class Router:
         outs = {one.name: "is being replaced" for one in retiring if stay or one not in can_go_on}
         if can_go_on:
             outs |= {one.name: "its tokens would differ" for one in self._replicas.serving if one not in can_go_on}
-        is_known = now_s - self._lost_s >= LOSSES_ARE_KNOWN_S
-        return choose_route(
-            stream, prefix, every, self._streams, lambda one: is_known or one.heard_s >= self._lost_s, outs
-        )
+        elsewhere = [one for one in every if one.serving and one.name not in stream.failed_at and one.name not in outs]
+        if elsewhere:
+            outs |= dict.fromkeys(stream.failed_at, "computed no finite number for it")
+        outs |= self._bar(stream, every, now_s)
+        return choose_route(stream, prefix, every, self._streams, outs)
+
+    def _bar(self, stream: Stream, replicas: Sequence[Replica], now_s: float) -> dict[str, str]:
+        """Say of some replicas why they do not take a stream while there are suspects. A suspect goes where nothing but
+        suspects is, to a worker that has run nothing while such a one is there or due. Nothing else goes there."""
+        if not self._streams.has_suspects:
+            return {}
+        counts, tries = self._streams.counts, self._streams.count_suspects()
+        if not self._streams.is_suspect(stream):
+            trial = self._streams.on_trial()
+            busy = {trial.at: "tries a suspect"} if trial is not None else {}
+            if self._reserved:
+                busy[self._reserved] = "is to try a suspect"
+            due = any(self._streams.is_suspect(one) for one in self._streams.due())
+            return {one.name: "is to try a suspect" for one in replicas if due and not one.runs} | busy
+        bars = {one.name: "has other requests" for one in replicas if counts[one.name] > tries[one.name]}
+        fresh = any(one.life.coming or (one.life.running and not one.runs) for one in replicas)
+        if fresh and now_s - stream.due_s < TRIAL_PATIENCE_S:
+            late = "has run other requests; another worker will have run none"
+            bars |= {one.name: late for one in replicas if one.runs and not tries[one.name]}
+        return bars
 
     def _prefix(self, stream: Stream) -> list[int]:
         """Return the keys of the prompt's blocks; none where there is nothing to choose."""
@@ -140,23 +185,14 @@ def choose_route(
     prefix: Sequence[int],
     replicas: Sequence[Replica],
     streams: Streams,
-    is_alive: Callable[[Replica], bool],
     outs: Mapping[str, str],
 ) -> Route:
-    """Return where a stream goes, by the keys of its prompt's blocks (control.affinity).
-
-    A suspect is tried by one replica at a time, which then takes nothing new; the replica must be known to have
-    outlived the last one that was lost (`is_alive`). `outs` says of some replicas why they do not take it.
-    """
-    tried = streams.in_quarantine()
+    """Return where a stream goes, by the keys of its prompt's blocks (control.affinity). `outs` says of some replicas
+    why they do not take it."""
     states = []
     for replica in replicas:
         out = outs.get(replica.name, "") if replica.serving else replica.state.phase
-        if not out and stream.crashes.suspect and not is_alive(replica):
-            out = "may have been lost with the last one"
-        if not out and tried is not None and tried.at == replica.name:
-            out = "tries a suspect"
-        cached = 0 if stream.crashes.suspect else replica.prefixes.count_cached_tokens(prefix)
+        cached = 0 if streams.is_suspect(stream) else replica.prefixes.count_cached_tokens(prefix)
         states.append(_state(replica, out, streams.counts[replica.name], cached, replicas))
     tokens = len(stream.submit.prompt) + len(stream.committed)
     left = stream.submit.max_tokens - len(stream.committed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -17,10 +16,6 @@ READY: Final = "ready"
 RESTARTING: Final = "restarting"
 DRAINING: Final = "draining"
 FAILED: Final = "failed"
-
-RESTART_WINDOW_S = 600.0
-FIRST_BACKOFF_S = 0.2
-MAX_BACKOFF_S = 15.0
 
 
 def fold_round(totals: Totals, round_: RoundReport, delivered: int) -> Totals:
@@ -70,33 +65,9 @@ def effective_places(ready: Ready, gauges: Gauges | None) -> int:
 
 
 @dataclass(slots=True)
-class RestartBudget:
-    """How often and how soon a lost worker is started again: `limit` restarts within RESTART_WINDOW_S."""
-
-    limit: int
-    first_cause: str = ""
-    restarts_s: deque[float] = field(default_factory=deque)
-
-    def spend(self, cause: str, now_s: float) -> float | None:
-        """Return after how many seconds to start again; None when the budget is spent."""
-        while self.restarts_s and now_s - self.restarts_s[0] > RESTART_WINDOW_S:
-            self.restarts_s.popleft()
-        if not self.restarts_s:
-            self.first_cause = cause
-        if len(self.restarts_s) >= self.limit:
-            return None
-        self.restarts_s.append(now_s)
-        return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (len(self.restarts_s) - 1))
-
-    def describe_exhaustion(self, cause: str) -> str:
-        """Return why there is no further restart; the first cause is told too, being nearer to the root."""
-        first = f"; the first time: {self.first_cause}" if self.first_cause != cause else ""
-        return f"gave up after {len(self.restarts_s)} restarts within ten minutes: {cause}{first}"
-
-
-@dataclass(slots=True)
 class TargetState:
-    """The target's phase, and the last that its worker told. `ready` outlives a lost worker."""
+    """The target's phase, and the last that its worker told. `ready` outlives a lost worker. `due_s`: when the next
+    worker is started, or was; `start_s`: how long the last start took. `spent`: it was lost too often of late."""
 
     name: str
     phase: str = STARTING
@@ -106,6 +77,9 @@ class TargetState:
     gauges: Gauges | None = None
     totals: Totals = field(default_factory=Totals)
     serving: bool = False
+    spent: bool = False
+    due_s: float = 0.0
+    start_s: float = 0.0
 
     def observe(self, event: Event, delivered: int = 0) -> None:
         """Fold one event of the current worker. `delivered`: see fold_round."""
@@ -115,7 +89,7 @@ class TargetState:
             case Gauges():
                 self.gauges = event
             case Ready():
-                self.ready, self.serving = event, True
+                self.ready, self.serving, self.spent = event, True, False
                 self.phase, self.detail = READY, ""
             case Progress():
                 self.detail = format_progress(event)
@@ -130,23 +104,26 @@ class TargetState:
         if self.phase == READY:
             self.phase = RESTARTING
 
-    def mark_restarting(self, detail: str) -> None:
+    def mark_restarting(self, detail: str, due_s: float, *, spent: bool) -> None:
         """One more restart is under way."""
         self.totals = replace(self.totals, restarts=self.totals.restarts + 1)
-        self.detail = detail
+        self.detail, self.due_s, self.spent = detail, due_s, spent
 
     def mark_failed(self, cause: str) -> None:
         """Nothing more will be tried."""
         self.phase, self.detail = FAILED, cause
         self.serving = False
 
-    def view(self, engine: int, streams: int, silent_s: float = 0.0) -> ReplicaView:
+    def view(self, engine: int, streams: int, silent_s: float = 0.0, now_s: float = 0.0) -> ReplicaView:
         """Return the state for people and metrics."""
+        back_in_s = 0.0 if self.serving else max(0.0, self.due_s + self.start_s - now_s)
         return ReplicaView(
             *(engine, self.name, self.phase, self.detail, self.where or self.name, self.ready, self.gauges),
             totals=self.totals,
             streams=streams,
             silent_s=silent_s if streams else 0.0,
+            spent=self.spent,
+            back_in_s=back_in_s,
         )
 
 

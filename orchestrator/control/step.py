@@ -6,9 +6,12 @@ After every event the same rules look at the state: a rollout advances where it 
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from orchestrator.control.actions import Action, EndStream, LogLine, Notify, Settle, TellGauges, WakeAfter
+from orchestrator.control.blame import NO_RETRY, Blame, refuse
 from orchestrator.control.draft_workers import DraftWorkers
 from orchestrator.control.events import (
     ClusterFailed,
@@ -17,6 +20,7 @@ from orchestrator.control.events import (
     ControlEvent,
     DrainBegun,
     DrainOver,
+    QuarantineReleased,
     RolloutAsked,
     RolloutDropped,
     StreamClosed,
@@ -30,37 +34,55 @@ from orchestrator.control.events import (
 )
 from orchestrator.control.replicas import ALIKE, Rank, Replica, Replicas, compare
 from orchestrator.control.rollout import Rollout
-from orchestrator.control.router import LOSSES_ARE_KNOWN_S, Router
+from orchestrator.control.router import Router
 from orchestrator.control.state import FAILED, STARTING
-from orchestrator.control.streams import Streams
-from orchestrator.control.worker_life import WorkerLives
+from orchestrator.control.streams import Stream, Streams
+from orchestrator.control.watch import Watch, Watched
+from orchestrator.control.worker_life import NO_DEATH, WorkerLives
 from orchestrator.errors import RequestError
 from orchestrator.workers.draft_messages import DraftLink
 from orchestrator.workers.messages import Failed, Gauges, Progress, Ready, Refused, RoundReport
+from policies.serving.failover.blame import LossKind
 
+_WATCHED = (Rank.JOINING, Rank.SERVING, Rank.RETIRING)
 _SHUTTING_DOWN = "the server is shutting down; send the request again"
 
 
 class State:
     """All that control knows. Whoever reads it changes nothing."""
 
-    def __init__(self, max_restarts: int, least_depth: int = 0) -> None:
+    def __init__(self, max_restarts: int, least_depth: int = 0, quarantine_s: float = 0.0) -> None:
         lives = WorkerLives(max_restarts)
-        self.streams = Streams()
+        self.blame = Blame(quarantine_s)
+        self.watch = Watch()
+        self.streams = Streams(self.blame)
         self.replicas = Replicas(lives)
         self.drafts = DraftWorkers(lives)
         self.router = Router(self.replicas, self.streams, least_depth)
         self.rollout = Rollout(self.replicas, self.router, self.drafts)
         self.draining = False
+        self.losses: Counter[tuple[int, LossKind]] = Counter()
+
+    def list_watched(self) -> list[Watched]:
+        """Return the workers that have something to do, and since when."""
+        replicas = self.replicas.list_ranked(*_WATCHED)
+        loading = [replica.life for replica in replicas if not replica.state.serving] + self.drafts.list_loading()
+        return [Watched(life, loading=True) for life in loading if life.running] + [
+            Watched(replica.life, loading=False, since_s=replica.busy_s)
+            for replica in replicas
+            if replica.serving and self.streams.counts[replica.name]
+        ]
 
 
 def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
     """Fold an event into the state; returns what is to be done, in order. Observers come last: what they ask for then
     follows all of that. Raises RequestError where a stream cannot be opened; nothing has changed then."""
     actions = _fold(state, event, now_s)
-    actions += state.rollout.advance()
+    actions += state.rollout.advance(now_s)
     if not state.replicas.closed:
         actions += state.router.feed(now_s)
+        look_s = state.watch.schedule_look(state.list_watched(), now_s)
+        actions += [WakeAfter(look_s)] if look_s is not None else []
     return sorted(actions, key=lambda action: isinstance(action, Notify))
 
 
@@ -72,7 +94,7 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
                 return state.drafts.observe(event, now_s)
             return _fold_worker_event(state, replica, event, now_s)
         case StreamOpened():
-            state.streams.open(event.submit, event.overrides)
+            state.streams.open(event.submit, event.overrides, now_s)
             return []
         case StreamClosed():
             stream = state.streams.find(event.stream)
@@ -81,8 +103,11 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
             return state.rollout.ask(event.targets, event.drafts)
         case RolloutDropped():
             return state.rollout.drop()
-        case Woke():
+        case QuarantineReleased():
+            state.blame.release(event.digests)
             return []
+        case Woke():
+            return _end_hung(state, now_s)
         case _:
             return _fold_phase(state, event)
 
@@ -120,16 +145,18 @@ def _fold_worker_event(
 ) -> list[Action]:
     match event:
         case WorkerStarted():
-            replica.state.where = event.where
-            return replica.life.observe_start(event.where)
+            replica.observe_start(event.where, now_s)
+            return replica.life.observe_start(event.where, now_s)
         case WorkerSaid():
-            replica.observe(event.event, now_s)
-            return [*replica.life.observe(event.event), *_fold_said(state, replica, event, now_s)]
+            if not replica.life.running:  # it is being ended: whatever it had is somebody else's
+                return replica.life.observe(event.event, now_s)
+            replica.observe(event.event)
+            return [*replica.life.observe(event.event, now_s), *_fold_said(state, replica, event, now_s)]
         case WorkerEnding():
             replica.life.observe_ending()
-            return []
+            return _lose_worker(state, replica, event.cause, event.kind, now_s)
         case WorkerEnded():
-            return _lose_worker(state, replica, event.cause, now_s)
+            return _replace_worker(state, replica, event.cause, event.kind, now_s)
 
 
 def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -> list[Action]:
@@ -141,7 +168,7 @@ def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -
     if isinstance(event, RoundReport):
         return _fold_round(state, replica, event, now_s)
     if isinstance(event, Ready):
-        return _fold_ready(state, replica, event)
+        return _fold_ready(state, replica, event, now_s)
     before = replica.state.gauges
     replica.state.observe(event)
     match event:
@@ -153,12 +180,20 @@ def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -
             return state.drafts.observe_link(replica.name, event)
         case Refused():
             stream = state.streams.find_sent(event.request_id)
-            if stream is None:
-                return []
-            state.streams.drop(stream)
-            return [EndStream(stream.key, _build_refusal(event))]
+            return _fold_refused(state, replica, stream, event, now_s) if stream is not None else []
         case _:
             return []
+
+
+def _fold_refused(state: State, replica: Replica, stream: Stream, refused: Refused, now_s: float) -> list[Action]:
+    """End a stream that its worker does not go on with, but try once more where it computed no finite number."""
+    if refused.kind == "not_finite" and not stream.failed_at:
+        text = "request %s is tried again: worker %s computed no finite number for it"
+        line = LogLine("warning", text, (stream.key, replica.name))
+        state.router.fail_over(stream, now_s)
+        return [line]
+    state.streams.drop(stream)
+    return [EndStream(stream.key, _build_refusal(refused))]
 
 
 def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float) -> list[Action]:
@@ -168,12 +203,15 @@ def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float)
         done = msgspec.structs.replace(done, deltas=deltas, engine=replica.engine)
     told = [one for delta in done.deltas if (one := state.streams.deliver(delta, now_s)) is not None]
     delivered = sum(len(one.delta.tokens) for one in told)
+    for one in told:
+        if one.delta.tokens:
+            replica.observe_progress(one.stream)
     state.replicas.count_for_successor(replica, done, delivered)
     replica.state.observe(done, delivered)
     return [*told, Notify(done)]
 
 
-def _fold_ready(state: State, replica: Replica, ready: Ready) -> list[Action]:
+def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> list[Action]:
     """Let a worker serve, unless its tokens would differ from those that streams have."""
     actions: list[Action] = []
     if replica.rank is Rank.SERVING and replica.state.ready is None:
@@ -183,6 +221,8 @@ def _fold_ready(state: State, replica: Replica, ready: Ready) -> list[Action]:
             refused = Failed(f"{replica.name} serves with {why}: {alike}", restartable=False)
             return actions + replica.life.end(refused)
     again = " again" if replica.state.phase != STARTING else ""
+    replica.life.served = True
+    replica.state.start_s = now_s - replica.state.due_s
     replica.state.observe(ready)
     values = (replica.name, again, replica.state.where, len(state.streams))
     actions += [Settle(), LogLine("info", "worker %s ready%s: %s, %d streams go on", values)]
@@ -191,24 +231,39 @@ def _fold_ready(state: State, replica: Replica, ready: Ready) -> list[Action]:
     return actions
 
 
-def _lose_worker(state: State, replica: Replica, cause: str, now_s: float) -> list[Action]:
-    """A replica's worker is gone: its streams are due again, and another worker follows, or none does."""
-    had_streams = replica.rank in (Rank.SERVING, Rank.RETIRING)
-    loss = replica.life.observe_end(cause, now_s)
-    replica.state.mark_worker_lost(loss.cause)
-    actions: list[Action] = []
-    if had_streams:
-        culprit = state.router.recall_streams(replica, now_s)
-        if culprit is not None:
-            text = "request %s is ended: its worker died each time it ran; %s"
-            error = _build_broken_error("the worker died each time it ran this request; it is not tried again")
-            state.streams.drop(culprit)
-            actions += [LogLine("error", text, (culprit.key, loss.cause)), EndStream(culprit.key, error)]
-        if not state.replicas.closed:
-            actions.append(WakeAfter(LOSSES_ARE_KNOWN_S))  # a trial may wait for that
+def _lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_s: float) -> list[Action]:
+    """A replica's worker is of no use any more, whatever is left of its process: its streams are due again."""
+    if replica.death is not None:
+        return []
+    replica.death = state.blame.number_death()
+    cause, kind = replica.life.explain(cause, kind)
+    replica.state.mark_worker_lost(cause)
+    if state.replicas.closed or replica.rank not in (Rank.SERVING, Rank.RETIRING):
+        return []
+    state.losses[replica.engine, kind] += 1
+    seen = state.router.recall_streams(replica, now_s)
+    convicted = state.blame.observe_death(replica.death, kind, cause, seen, now_s)
+    if convicted is None:
+        return []
+    text = "request %s is refused from now on: it ended %d workers, alone in the last; %s"
+    actions: list[Action] = [LogLine("error", text, (convicted.request_id, convicted.deaths, cause))]
+    error = refuse(convicted, now_s)
+    guilty = [stream for stream in state.streams.live() if stream.digest == convicted.digest]
+    return actions + [action for stream in guilty for action in state.router.end(stream, error)]
+
+
+def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_s: float) -> list[Action]:
+    """A replica's worker is gone: another follows, or none can."""
+    actions = _lose_worker(state, replica, cause, kind, now_s)
+    number = replica.death if replica.death is not None else NO_DEATH
+    hopeless = replica.rank is Rank.JOINING or not any(one.life.served for one in state.replicas.with_streams)
+    explained = state.blame.explained
+    loss = replica.life.observe_end(cause, kind, now_s, number=number, explained=explained, hopeless=hopeless)
     if loss.restart:
-        replica.state.mark_restarting(loss.restart)
+        replica.state.mark_restarting(loss.restart, now_s + loss.after_s, spent=loss.spent)
     actions += loss.actions
+    if loss.spent and replica.rank is Rank.SERVING:
+        actions += state.drafts.detach_target(replica.name)
     if loss.failure:
         replica.state.mark_failed(loss.failure)
         actions.append(LogLine("error", "worker %s failed: %s", (replica.name, loss.failure)))
@@ -217,6 +272,17 @@ def _lose_worker(state: State, replica: Replica, cause: str, now_s: float) -> li
             after = _give_up(state, loss.failure) if given_up else state.drafts.detach_target(replica.name)
             actions += after
     state.replicas.forget_ended(replica)
+    return actions
+
+
+def _end_hung(state: State, now_s: float) -> list[Action]:
+    """End workers that hang; their streams go on elsewhere at once."""
+    actions: list[Action] = []
+    for life, why in state.watch.find_hung(state.list_watched(), now_s):
+        actions.append(LogLine("error", "%s hangs: %s; it is ended", (life.title, why)))
+        actions += life.end(Failed(f"it hung: {why}", restartable=True, kind="hung"))
+        if (replica := state.replicas.find(life.number)) is not None:
+            actions += _lose_worker(state, replica, why, "hung", now_s)
     return actions
 
 
@@ -233,8 +299,6 @@ def _end_streams(state: State, message: str) -> list[Action]:
 def _build_refusal(event: Refused) -> RequestError:
     if event.kind == "invalid":
         return RequestError(event.message, status=400)
-    return _build_broken_error(event.message)
-
-
-def _build_broken_error(message: str) -> RequestError:
-    return RequestError(message, status=500, kind="server_error", code="failed")
+    if event.kind == "not_finite":
+        return RequestError(f"{event.message}, twice", status=422, code="not_finite", headers=NO_RETRY)
+    return RequestError(event.message, status=500, kind="server_error", code="failed")

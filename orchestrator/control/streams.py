@@ -8,24 +8,30 @@ is nobody's. No effects.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 import msgspec
 
 from orchestrator.control.actions import Deliver
-from orchestrator.control.crash_attribution import CrashHistory, find_culprit
+from orchestrator.control.blame import Blame, Witness, digest_request
 from orchestrator.control.latency import RecentLatency
 from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Delta, RequestStats, Submit
+from policies.serving.failover.blame import SETTLED_TOKENS
 from policies.serving.overrides import EffectiveBound
+
+_MOST_ANSWERED = 4096
 
 
 @dataclass(slots=True, eq=False)
 class Stream:
     """One request.
 
-    `at` is the replica that has it ("": none), `sent_id` its id there. `crashes`: see crash_attribution. `kind`: of
+    `at` is the replica that has it ("": none), `sent_id` its id there. `gained`: the tokens that it had there.
+    `probation`: the tokens that it must have there before anything joins it. `due_s`: since when it waits for a
+    replica. `failed_at`: replicas that computed no finite number for it. `kind`: of
     the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of).
     `overrides` stood when it was opened, `speculation` holds by them where it is, and its reader was `told` of that.
     `first_s`: when its first token came, by the clock.
@@ -38,12 +44,22 @@ class Stream:
     sends: int = 0
     kind: tuple[str, ...] = ()
     sent_kind: tuple[str, ...] = ()
-    crashes: CrashHistory = field(default_factory=CrashHistory)
+    gained: int = 0
+    probation: int = 0
+    due_s: float = 0.0
+    failed_at: list[str] = field(default_factory=list)
     first_s: float | None = None
     last_stats: RequestStats | None = None
     overrides: ActiveOverrides = NO_OVERRIDES
     speculation: EffectiveBound | None = None
     told: EffectiveBound | None = None
+    _digest: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The name of what is asked for (control.blame)."""
+        self._digest = self._digest or digest_request(self.submit)
+        return self._digest
 
     @property
     def key(self) -> str:
@@ -58,20 +74,26 @@ class Stream:
 class Streams:
     """All live streams, in the order of their arrival."""
 
-    def __init__(self) -> None:
+    def __init__(self, blame: Blame | None = None) -> None:
+        self._blame = blame or Blame(0.0)
         self._live: dict[str, Stream] = {}
         self._sent: dict[str, Stream] = {}  # by the id that its worker knows, in the order of sending
         self.counts: Counter[str] = Counter()  # live streams by the replica that has them
         self.latency = RecentLatency()
+        self._answered: dict[str, None] = {}  # digests of which there was a token, the oldest first
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def open(self, submit: Submit, overrides: ActiveOverrides = NO_OVERRIDES) -> Stream:
-        """Take in a request, under these overrides. Raises RequestError 400 when its id is in use."""
+    def open(self, submit: Submit, overrides: ActiveOverrides = NO_OVERRIDES, now_s: float = 0.0) -> Stream:
+        """Take in a request, under these overrides. Raises RequestError: 400 when its id is in use, 422 when it is in
+        quarantine."""
         if submit.request_id in self._live:
             raise RequestError(f"a request with the id {submit.request_id} is running", code="duplicate_request")
-        stream = self._live[submit.request_id] = Stream(submit, list(submit.committed), overrides=overrides)
+        self._blame.refuse_quarantined(submit, now_s)
+        stream = self._live[submit.request_id] = Stream(
+            submit, list(submit.committed), overrides=overrides, due_s=now_s
+        )
         return stream
 
     def find(self, key: str) -> Stream | None:
@@ -90,14 +112,22 @@ class Streams:
             delta = msgspec.structs.replace(delta, speculation=stream.speculation)
         if delta.tokens and not stream.committed:
             stream.first_s = now_s
+            self._answered[stream.digest] = None
+            if len(self._answered) > _MOST_ANSWERED:
+                del self._answered[next(iter(self._answered))]
             self.latency.observe_first_token(delta.stats)
         stream.committed.extend(delta.tokens)
         stream.last_stats = delta.stats or stream.last_stats
         if delta.tokens:
-            stream.crashes.observe_progress()
+            stream.gained += len(delta.tokens)
+            stream.probation = max(0, stream.probation - len(delta.tokens))
             stream.kind = stream.kind or stream.sent_kind
+            if self._blame.has_records:
+                self._blame.observe_progress(stream.digest)
         if delta.finish:
             self.drop(stream)
+            if self._blame.has_records:
+                self._blame.observe_end(stream.digest)
             self.latency.observe_end(now_s, stream.first_s, len(stream.committed))
             if delta.stats is not None:  # a resumed request was prompted once, whatever its last worker saw
                 counts = {"prompt_tokens": len(stream.submit.prompt), "generated": len(stream.committed)}
@@ -116,17 +146,41 @@ class Streams:
         """Return the streams that a replica has, in the order in which it got them."""
         return [stream for stream in self._sent.values() if stream.at == replica]
 
-    def in_quarantine(self) -> Stream | None:
-        """Return the suspect that a replica has now."""
-        return next((stream for stream in self._sent.values() if stream.crashes.suspect), None)
+    def is_suspect(self, stream: Stream) -> bool:
+        """True where the stream is to be tried alone."""
+        return self._blame.has_records and self._blame.is_suspect(stream.digest)
+
+    def is_begun_elsewhere(self, stream: Stream) -> bool:
+        """True where the same is asked for a first time, and a replica is at it: nobody has had a token of it yet."""
+        if stream.first_s is not None or stream.digest in self._answered:
+            return False
+        return any(one.first_s is None and one.digest == stream.digest for one in self._sent.values())
+
+    @property
+    def has_suspects(self) -> bool:
+        """True where some request may have ended a worker."""
+        return self._blame.has_records
+
+    def count_suspects(self) -> Counter[str]:
+        """Return how many suspects each replica has."""
+        return Counter(stream.at for stream in self._sent.values() if self.is_suspect(stream))
+
+    def on_trial(self) -> Stream | None:
+        """Return the suspect that a replica tries now."""
+        return next((stream for stream in self._sent.values() if stream.probation), None)
 
     def due(self) -> list[Stream]:
-        """Return the streams that no replica has, oldest first; of suspects the oldest alone, and none while one
-        is in quarantine."""
+        """Return the streams that no replica has, oldest first; before them one suspect, unless one is tried: the most
+        suspicious, of several the one that had the fewest tokens."""
         waiting = [stream for stream in self._live.values() if not stream.at]
-        suspects = [stream for stream in waiting if stream.crashes.suspect]
-        first = [] if self.in_quarantine() is not None else suspects[:1]
-        return first + [stream for stream in waiting if not stream.crashes.suspect]
+        if not waiting or not self._blame.has_records:
+            return waiting
+        suspects = [stream for stream in waiting if self.is_suspect(stream)]
+        innocent = [stream for stream in waiting if stream not in suspects]
+        if not suspects or self.on_trial() is not None:
+            return innocent
+        first = min(suspects, key=lambda one: (-self._blame.suspicion(one.digest), len(one.committed)))
+        return [first, *innocent]
 
     def send(self, stream: Stream, replica: str, kind: tuple[str, ...] = ()) -> Submit:
         """Count the stream as sent to a replica of this kind; returns what is to be sent."""
@@ -134,28 +188,39 @@ class Streams:
         stream.sends += 1
         stream.sent_id = stream.key if stream.sends == 1 else f"{stream.key}#{stream.sends}"
         stream.at = replica
-        stream.crashes.observe_send()
+        stream.gained = 0
+        stream.probation = self._blame.probation_tokens(stream.digest) if self.is_suspect(stream) else 0
         self._sent[stream.sent_id] = stream
         self.counts[replica] += 1
         return stream.resumption()
 
-    def recall(self, stream: Stream) -> None:
+    def recall(self, stream: Stream, now_s: float) -> None:
         """Take a stream back from its replica: it is due again."""
         self._forget_sent(stream)
-        stream.at = ""
-        stream.crashes.observe_recall()
+        stream.at, stream.due_s = "", now_s
+        stream.gained, stream.probation = 0, 0
 
-    def recall_replica(self, replica: str, places: int, *, only_one: bool = True) -> Stream | None:
-        """Recall all streams from a dead replica that ran `places` at a time; returns the one to blame.
+    def recall_replica(
+        self, replica: str, places: int, *, pure: bool, progressed: Set[str], now_s: float
+    ) -> list[Witness]:
+        """Recall all streams from a dead replica that ran `places` at a time; returns those that ran.
 
-        Workers admit in order, so the oldest `places` ran, and whoever had a token. The rest merely waited.
+        Workers admit in order, so the oldest `places` ran, and whoever had a token. The rest merely waited. `pure`: its
+        worker has run one stream only; `progressed`: some that had a token there.
         """
         sent = self.at(replica)
-        running = [stream for index, stream in enumerate(sent) if index < places or stream.crashes.progressed]
+        running = [stream for index, stream in enumerate(sent) if index < places or stream.gained]
+        seen = [
+            Witness(
+                *(stream.submit, stream.digest, stream.gained >= SETTLED_TOKENS),
+                alone=pure and len(sent) == 1,
+                others_progress=bool(progressed - {stream.key}),
+            )
+            for stream in running
+        ]
         for stream in sent:
-            self.recall(stream)
-        culprit = find_culprit([stream.crashes for stream in running], only_one=only_one)
-        return next((stream for stream in running if stream.crashes is culprit), None)
+            self.recall(stream, now_s)
+        return seen
 
     def drop(self, stream: Stream) -> None:
         """Forget a stream that ends. `at` still says who has it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from orchestrator.control.actions import StartWorker, StopWorker
 from orchestrator.control.events import WorkerEnded, WorkerEnding, WorkerSaid, WorkerStarted
@@ -12,8 +13,10 @@ from orchestrator.control.worker_life import STOP_GRACE_S
 from orchestrator.errors import WorkerError
 from orchestrator.workers.contract import Cluster, Worker
 from orchestrator.workers.messages import Command, Failed
+from policies.serving.failover.blame import LossKind
 
 _log = logging.getLogger(__name__)
+_UNTOLD: Final[LossKind] = "crashed"
 
 Sleep = Callable[[float], Awaitable[None]]
 Post = Callable[[WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded], None]
@@ -51,7 +54,7 @@ class Supervisor:
             await asyncio.wait(tasks)
 
     async def _follow(self, order: StartWorker, followed: _Followed) -> None:
-        cause = "the worker ended without being told to"
+        cause, kind = "the worker ended without being told to", _UNTOLD
         try:
             if order.after_s:
                 await self._sleep(order.after_s)
@@ -60,17 +63,17 @@ class Supervisor:
             async for event in followed.worker.events():
                 self._post(WorkerSaid(order.worker, event))
         except WorkerError as error:
-            cause = str(error)
+            cause, kind = str(error), error.kind
         except Exception as error:
             _log.exception("control of %s is broken", order.title)
             broken = f"control is broken: {type(error).__name__}: {error}"
             self._post(WorkerSaid(order.worker, Failed(broken, restartable=False)))
-        self._post(WorkerEnding(order.worker))
+        self._post(WorkerEnding(order.worker, cause, kind))
         try:
             await followed.clear(0.0)
         finally:
             if followed.ending is None:
-                self._forget(order.worker, followed, cause)
+                self._forget(order.worker, followed, cause, kind)
 
     async def _end(self, order: StopWorker, followed: _Followed) -> None:
         assert followed.task is not None  # noqa: S101 -- `start` has set it
@@ -82,10 +85,10 @@ class Supervisor:
         finally:
             self._forget(order.worker, followed, "the worker was stopped")
 
-    def _forget(self, worker: int, followed: _Followed, cause: str) -> None:
+    def _forget(self, worker: int, followed: _Followed, cause: str, kind: LossKind = _UNTOLD) -> None:
         if self._followed.get(worker) is followed:
             del self._followed[worker]
-            self._post(WorkerEnded(worker, cause))
+            self._post(WorkerEnded(worker, cause, kind))
 
 
 class _Followed:

@@ -1,17 +1,24 @@
-"""One worker after the other in one place: when the next is started, and when that is given up. No effects."""
+"""One worker after the other in one place: when the next is started, and when none can ever work. No effects."""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 
 from orchestrator.control.actions import Action, LogLine, StartWorker, StopWorker
-from orchestrator.control.state import RestartBudget
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Event, Failed
+from orchestrator.workers.messages import Event, Failed, RoundReport, StillWorking
+from policies.serving.failover.blame import LOSS_KINDS, LossKind
+from policies.serving.failover.restarts import RestartBudget
+from policies.serving.failover.watchdog import Pulse
 
 STOP_GRACE_S = 5.0
+_DEVICE_FAILURES = ("out_of_memory", "device_lost", "ecc", "thermal")
+_NEWEST = 0.1  # weight of the newest round in how long they take; a longer one counts in full
+NO_DEATH = -1
+"""The number of a death that no request can be blamed for."""
 
 
 class Stage(Enum):
@@ -25,24 +32,32 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A worker ended for `cause`. `restart` says that another follows, `failure` why none ever does. Both are empty
-    where it was told to end."""
+    """A worker ended for `cause`. `restart` says that another follows, `after_s` when; `spent`: it has been lost too
+    often of late. `failure` says why none ever can. All are empty where it was told to end."""
 
     cause: str
     restart: str = ""
     failure: str = ""
+    after_s: float = 0.0
+    spent: bool = False
     actions: tuple[Action, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class WorkerLife:
-    """`number` names the place in events and actions, `title` in the log."""
+    """`number` names the place in events and actions, `title` in the log. A place has `served` once a worker of its was
+    of use: then whatever goes wrong may come right again. Of the worker: `heard_s` is when it said something last,
+    `pulse` that it said of a step that it has not finished, `round_ms` how long its rounds take of late."""
 
     number: int
     spec: WorkerSpec
     title: str
     budget: RestartBudget
     stage: Stage = Stage.IDLE
+    served: bool = False
+    heard_s: float = 0.0
+    pulse: Pulse | None = None
+    round_ms: float = 0.0
     _begun: bool = False
     _closed: bool = False
     _ended_here: bool = False
@@ -52,6 +67,11 @@ class WorkerLife:
     def running(self) -> bool:
         """True while there is a process that is not being ended."""
         return self.stage is Stage.RUNNING
+
+    @property
+    def coming(self) -> bool:
+        """True while a process is due."""
+        return self.stage is Stage.COMING
 
     def begin(self) -> list[Action]:
         """Have a worker from now on. Nothing happens the second time."""
@@ -75,14 +95,19 @@ class WorkerLife:
         self.stage = Stage.ENDING
         return [StopWorker(self.number, STOP_GRACE_S)]
 
-    def observe_start(self, where: str) -> list[Action]:
+    def observe_start(self, where: str, now_s: float) -> list[Action]:
         """A process is there."""
+        self.heard_s, self.pulse, self.round_ms = now_s, None, 0.0
         if self.stage is Stage.COMING:
             self.stage = Stage.RUNNING
         return [LogLine("info", "%s started: %s", (self.title, where))]
 
-    def observe(self, event: Event) -> list[Action]:
+    def observe(self, event: Event, now_s: float) -> list[Action]:
         """The worker said something."""
+        self.heard_s = now_s
+        self.pulse = event.pulse if isinstance(event, StillWorking) else None
+        if isinstance(event, RoundReport):
+            self.round_ms = max(event.round_ms, self.round_ms + _NEWEST * (event.round_ms - self.round_ms))
         if not isinstance(event, Failed) or self._ended_here:
             return []
         self._failure = event
@@ -92,22 +117,48 @@ class WorkerLife:
         """The worker says nothing more."""
         self.stage = Stage.ENDING
 
-    def observe_end(self, cause: str, now_s: float) -> Loss:
-        """The worker is gone: return what follows."""
+    def explain(self, cause: str, kind: LossKind) -> tuple[str, LossKind]:
+        """Return why its worker is lost, and how, by what it said itself and by how that looked from outside."""
+        failure = self._failure
+        if failure is None:
+            return cause, kind
+        told = failure.message if self._ended_here else f"{failure.message} ({cause})"
+        if failure.kind in _DEVICE_FAILURES:
+            return told, "device"
+        return told, next((one for one in LOSS_KINDS if one == failure.kind), "crashed")
+
+    def observe_end(
+        self,
+        cause: str,
+        kind: LossKind,
+        now_s: float,
+        *,
+        number: int = NO_DEATH,
+        explained: Container[int] = (),
+        hopeless: bool = False,
+    ) -> Loss:
+        """The worker is gone: return what follows. `number`: of its death; those `explained` spend no budget.
+        `hopeless`: nothing of its kind ever served, so a spent budget is the end."""
         self.stage = Stage.IDLE
         failure = self._failure
-        if failure is not None:
-            cause = failure.message if self._ended_here else f"{failure.message} ({cause})"
+        cause, kind = self.explain(cause, kind)
         if self._closed:
             return Loss(cause)
-        if failure is not None and not failure.restartable:
+        if failure is not None and not failure.restartable and not self.served:
             return Loss(cause, failure=failure.message)
-        after_s = self.budget.spend(cause, now_s)
-        if after_s is None:
-            return Loss(cause, failure=self.budget.describe_exhaustion(cause))
-        restart = f"restart {len(self.budget.restarts_s)} of {self.budget.limit} in ten minutes"
+        self.budget = self.budget.observe_loss(number, kind, cause, now_s)
+        self.budget = self.budget.forgive(frozenset(one.number for one in self.budget.made if one.number in explained))
+        if hopeless and self.budget.is_spent(kind):
+            return Loss(cause, failure=self.budget.describe_end(kind))
+        after_s, restart = self.budget.delay_s(kind), self.budget.describe(kind)
         line = LogLine("warning", "%s lost: %s; %s follows in %.1f s", (self.title, cause, restart, after_s))
-        return Loss(cause, restart=f"{cause}; {restart}", actions=(line, self._start(after_s)))
+        return Loss(
+            cause,
+            restart=f"{cause}; {restart}",
+            after_s=after_s,
+            spent=self.budget.is_spent(kind),
+            actions=(line, self._start(after_s)),
+        )
 
     def _start(self, after_s: float) -> StartWorker:
         self.stage, self._failure, self._ended_here = Stage.COMING, None, False
@@ -115,7 +166,7 @@ class WorkerLife:
 
 
 class WorkerLives:
-    """Numbers the places. Each may have `max_restarts` workers more within ten minutes."""
+    """Numbers the places. Each may have `max_restarts` workers more within ten minutes; then one a minute."""
 
     def __init__(self, max_restarts: int) -> None:
         self._max_restarts = max_restarts

@@ -35,6 +35,7 @@ from orchestrator.drafting.protocol import (
     Welcome,
     WireDraft,
 )
+from orchestrator.workers.contract import Step
 from orchestrator.workers.draft_messages import DrafterState, DraftReady
 from orchestrator.workers.messages import Command, Event, Failed, Stop
 from orchestrator.workers.process_memory import peak_rss_bytes
@@ -87,6 +88,7 @@ class DraftEngine:
         self._bell, self._door_bell = _Bell(), _Bell()
         self._stopped = False
         self._peak, self._peak_s = 0, -math.inf
+        self._step: Step | None = Step("load", -1.0)
         self._knocked: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
 
     def submit(self, command: Command) -> None:
@@ -95,10 +97,15 @@ class DraftEngine:
             self._stopped = True
             self._bell.ring()
 
+    def describe_step(self) -> Step | None:
+        """See workers.contract.Engine. Once it drafts, its target watches it."""
+        return self._step
+
     def run(self, emit: Emit) -> None:
         """See workers.contract.Engine. What an adapter raises becomes a Failed event with one line."""
         try:
             hosted = self._load(emit)
+            self._step = None
             try:
                 self._open(hosted, emit)
             finally:

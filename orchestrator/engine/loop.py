@@ -35,7 +35,7 @@ class DecodeLoop:
     forward that decodes and prefills. `prefix_reuse`: requests begin with what earlier ones computed.
     `grammars` starts the grammars that requests ask for. `tolerance` is what the rule of that name is to reach.
     `low_acceptance_rate`: drafters below it are warned of.
-    `objectives`: what requests are to have.
+    `objectives`: what requests are to have. `expected_ms`: the predicted time of the round that runs.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class DecodeLoop:
         self._verifier = Verifier(tolerance)
         self._failed: list[Refused] = []
         self._rounds = 0
+        self.expected_ms = 0.0
 
     @property
     def max_running(self) -> int:
@@ -126,6 +127,7 @@ class DecodeLoop:
         """
         started = self._clock.monotonic_s()
         parts = self._schedule_parts()
+        self.expected_ms = self._scheduler.predict_round_ms(parts)
         proposed = self._clock.monotonic_s()
         if not self._speculator.pauses(parts):
             room, row_price = (

@@ -21,6 +21,7 @@ from policies.serving.slo import LEAST_GROUP, NO_OBJECTIVES, Objectives, group_s
 from policies.speculation.cost_model import CostModel
 
 _LEAST_PREFILL_ROWS = 16
+_UNKNOWN_ROUND_MS = 5000.0
 
 
 class Scheduler:
@@ -194,6 +195,14 @@ class Scheduler:
             self.levels.observe_round_time(
                 sequences=sequences, tokens=tokens, round_ms=round_ms, plain_ms=plain_ms, prompts=prompts
             )
+
+    def predict_round_ms(self, parts: Sequence[ScheduledSequence]) -> float:
+        """Return what a round of these parts takes, without drafts; a long time where too little is known."""
+        cost = self._cost()
+        if not cost.known:
+            return _UNKNOWN_ROUND_MS
+        prefill_rows = sum(part.num_query_tokens for part in parts if part.is_prefill)
+        return cost.ms(*self._size(parts)) + (self._prefill_row_ms or 0.0) * prefill_rows
 
     def _size(self, parts: Sequence[ScheduledSequence]) -> tuple[int, int, float]:
         """Return the rows, without drafts, the sequences, and the mean of the positions that they hold."""

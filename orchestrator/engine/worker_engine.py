@@ -12,6 +12,7 @@ from adapters.contract import AdapterError, DeviceLost
 from orchestrator.clock import Clock
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants
+from orchestrator.workers.contract import Step
 from orchestrator.workers.draft_messages import AttachDraft
 from orchestrator.workers.messages import Cancel, Command, Event, Failed, Ready, Stop, Submit
 from orchestrator.workers.process_memory import peak_rss_bytes
@@ -19,6 +20,7 @@ from orchestrator.workers.process_memory import peak_rss_bytes
 _GAUGES_EVERY_S = 0.25
 
 Emit = Callable[[Event], None]
+ROUND = Step("round", 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class WorkerEngine:
         self._loop: DecodeLoop | None = None
         self._process = psutil.Process()
         self._gauges_s = 0.0
+        self._step: Step | None = Step("load", -1.0)
 
     def submit(self, command: Command) -> None:
         """See workers.contract.Engine. What a request needs compiled is compiled here, while others decode."""
@@ -50,6 +53,11 @@ class WorkerEngine:
         if isinstance(command, Submit) and self._loop is not None:
             self._loop.prepare(command)
         self._commands.put((command, arrived_s))
+
+    def describe_step(self) -> Step | None:
+        """See workers.contract.Engine."""
+        loop = self._loop
+        return Step("round", loop.expected_ms) if self._step is ROUND and loop is not None else self._step
 
     def run(self, emit: Emit) -> None:
         """See workers.contract.Engine. What an adapter raises becomes a Failed event with one line."""
@@ -74,6 +82,7 @@ class WorkerEngine:
                 return
             if loop.idle:
                 continue
+            self._step = ROUND
             emit(loop.run_round())
             for failed in loop.failures():
                 emit(failed)
@@ -87,6 +96,8 @@ class WorkerEngine:
         loop = loaded.loop
         wait = loop.idle
         while True:
+            if wait:
+                self._step = None
             try:
                 command, arrived_s = self._commands.get(block=wait)
             except queue.Empty:

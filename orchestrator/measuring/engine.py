@@ -37,6 +37,9 @@ class MeasuringEngine:
         if isinstance(command, Stop):
             self._stopped.set()
 
+    def describe_step(self) -> None:
+        """See workers.contract.Engine. Whoever asked for it watches it."""
+
     def run(self, emit: Callable[[Event], None]) -> None:
         """See workers.contract.Engine."""
         try:

@@ -53,6 +53,9 @@ class EchoEngine:
         if isinstance(command, Stop):
             self._stopped.set()
 
+    def describe_step(self) -> None:
+        """See workers.contract.Engine. Whoever asked for it watches it."""
+
     def run(self, emit: Callable[[Event], None]) -> None:
         """See workers.contract.Engine."""
         try:

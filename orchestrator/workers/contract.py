@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from orchestrator.workers.messages import Command, Event
+
+
+class Step(NamedTuple):
+    """What an engine is at. `expected_ms`: the predicted time of it, below 0 where there is no prediction."""
+
+    stage: str
+    expected_ms: float
 
 
 class Engine(Protocol):
@@ -18,6 +25,10 @@ class Engine(Protocol):
 
     def submit(self, command: Command) -> None:
         """Queue a command. Thread-safe; returns at once."""
+        ...
+
+    def describe_step(self) -> Step | None:
+        """Return what it is at; None while it waits for commands, or where nobody is to watch it. Thread-safe."""
         ...
 
     def run(self, emit: Callable[[Event], None]) -> None:

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from orchestrator.errors import WorkerStartFailed
-from orchestrator.workers.contract import Engine
+from orchestrator.workers.contract import Engine, Step
 from orchestrator.workers.cores import pin_to_cores
 from orchestrator.workers.frames import decode_commands, encode
 from orchestrator.workers.messages import Command, Event, Failed
+from orchestrator.workers.pulse import STARTING, PulseEmitter
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -89,16 +90,18 @@ class EngineHost:
         self._engine: Engine | None = None
         self._loaded = threading.Event()
         self._outbox = EventOutbox()
+        self._pulse = PulseEmitter(self._outbox.emit, self._describe_step)
 
     def run(self) -> int:
         """Load the engine and run it until it is stopped. Returns the exit code: 1 after an exception."""
         try:
             try:
                 pin_to_cores(self._cores)
+                self._pulse.start()
                 self._engine = load_engine(self._entry, self._options)
             finally:
                 self._loaded.set()
-            self._engine.run(self._outbox.emit)
+            self._engine.run(self._emit)
         except WorkerStartFailed as error:
             self._outbox.emit(Failed(str(error), restartable=False))
             return 1
@@ -108,8 +111,16 @@ class EngineHost:
             self._outbox.emit(Failed(one_line(error), restartable=self._engine is not None))
             return 1
         finally:
+            self._pulse.stop()
             self._outbox.close()
         return 0
+
+    def _emit(self, event: Event) -> None:
+        self._pulse.observe(event)
+        self._outbox.emit(event)
+
+    def _describe_step(self) -> Step | None:
+        return self._engine.describe_step() if self._engine is not None else STARTING
 
     def deliver(self, frame: bytes) -> None:
         """Pass on a frame of commands, once the engine is there. Raises msgspec.DecodeError."""

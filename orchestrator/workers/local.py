@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from orchestrator.workers.local_host import ORPHAN_GRACE_S, Adoption
 from orchestrator.workers.messages import Command, Event, Stop
 from orchestrator.workers.output import follow
 from orchestrator.workers.process_handle import ProcessHandle, describe_end
+from policies.serving.failover.blame import LossKind
 
 _READ_AHEAD_BYTES = 1024 * 1024
 _CLOSE_GRACE_S = 5.0
@@ -43,6 +45,7 @@ _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _KILL_S = 2.0  # from SIGKILL to the end; only an uninterruptible wait takes longer
 _LAST_WORDS_S = 0.5
 _ANSWER_S = 3.0  # an orphan that does not answer for so long hangs
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 _PACKAGES_ROOT = Path(__file__).resolve().parents[2]
 
 _log = logging.getLogger(__name__)
@@ -342,7 +345,7 @@ class LocalWorker:
         self._begin_end(_TEARDOWN_S)
         how = await self._describe_end()
         if not self._stopping:
-            raise WorkerLost(f"{self._describe_process()} {how}")
+            raise WorkerLost(f"{self._describe_process()} {how}", self._find_kind())
 
     async def stop(self, grace_s: float) -> None:
         """See workers.contract.Worker. Bounded: a process that cannot be killed is logged, and left behind."""
@@ -366,6 +369,12 @@ class LocalWorker:
         # What it said last comes before what is said about it.
         await asyncio.wait([self._clearing], timeout=_LAST_WORDS_S)
         return describe_end(self._process.code)
+
+    def _find_kind(self) -> LossKind:
+        """Return how the worker was lost. How one ended that was adopted is not known: that says little of what it
+        ran."""
+        code = self._process.code
+        return "killed" if self._process.ended and (code is None or code in _FROM_OUTSIDE) else "crashed"
 
     async def _clear(self) -> None:
         """Leave nothing behind, once the process has ended."""

@@ -15,6 +15,7 @@ from orchestrator.workers.draft_messages import AttachDraft, DraftEndpoint, Draf
 from policies.sampling import Sampling as Sampling
 from policies.sampling.logprobs import TokenScore as TokenScore
 from policies.serving.acceptance_alarm import Cause
+from policies.serving.failover.watchdog import Pulse
 from policies.serving.overrides import EffectiveBound
 
 DEADLINE = "deadline"
@@ -78,6 +79,13 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
     stage: str
     fraction: float
+
+
+class StillWorking(msgspec.Struct, frozen=True, tag="working"):
+    """The worker is at a step that it has not finished, and has said nothing for a while."""
+
+    stage: str
+    pulse: Pulse
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -264,10 +272,12 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The worker cannot go on (model refused, device lost) and ends. `restartable`: a new one may help."""
+    """The worker cannot go on (model refused, device lost) and ends. `restartable`: a new one may help. `kind`: of
+    the device's failures ("out_of_memory", "device_lost", "ecc", "thermal"), else ""."""
 
     message: str
     restartable: bool
+    kind: str = ""
 
 
 class MeasuredValue(msgspec.Struct, frozen=True, tag="measured"):
@@ -290,6 +300,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 Event = (
     Progress
+    | StillWorking
     | Ready
     | RoundReport
     | Gauges

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 from adapters.tokenizer import Tokenizer
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.clock import SystemClock
-from orchestrator.control.port import DraftView, ReplicaView, StateView, Totals
+from orchestrator.control.port import DraftView, QuarantinedView, ReplicaView, StateView, Totals
 from orchestrator.journal.book import AnswerBook
 from orchestrator.workers.messages import Delta, Gauges, Ready, RequestStats, Submit
 from policies.serving.overrides import EffectiveBound, Override
@@ -89,6 +89,12 @@ class ScriptedControl:
 
     def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
         self.wished.append((wish, asked_by, user, engine))
+
+    def list_quarantined(self) -> list[QuarantinedView]:
+        return []
+
+    def release_quarantined(self, digests: Sequence[str]) -> list[str]:
+        return []
 
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
         self.submits.append(submit)

@@ -133,8 +133,7 @@ async def test_when_the_restarts_are_spent_the_target_goes_on_without(expected, 
         async with asyncio.timeout(60.0):
             while draft_of(control).phase != "failed":
                 assert await decode(control) == expected
-        assert draft_of(control).restarts == 1
-        assert "gave up after 1 restarts" in draft_of(control).detail
+        assert "lost 2 times in ten minutes, now started once a minute" in draft_of(control).detail
         assert control.view().phase == "ready"
         assert await count_accepted_in_a_stream(control, expected) == 0
 
@@ -182,11 +181,11 @@ async def test_each_replica_has_a_draft_worker_of_its_own_and_gets_another_one_t
         async with asyncio.timeout(30.0):
             while min(await both(control, expected)) < 100:
                 pass
-        # A target that is given up leaves its draft worker behind; the other one's is lost, and it takes that.
+        # A target that is tried once a minute leaves its draft worker; the other one's is lost, and it takes that.
         lost = control.view().replicas[0]
         assert lost.ready is not None
         os.kill(lost.ready.pid, signal.SIGKILL)
-        await until(lambda: control.view().replicas[0].phase == "failed")
+        await until(lambda: control.view().replicas[0].spent)
         assert sorted(draft.target for draft in control.view().drafts) == ["", "target-1"]
         used = next(draft for draft in control.view().drafts if draft.target)
         assert used.ready is not None

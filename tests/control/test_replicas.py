@@ -146,10 +146,10 @@ async def test_a_request_that_kills_workers_is_found_and_the_others_go_on(code: 
     async with running(slots=4, step_s=0.002) as control:
         good = [asyncio.create_task(decode(control, f"r{n}", [n], 100)) for n in range(6)]
         poison = asyncio.create_task(decode(control, "poison", [code, 1], 10))
-        with pytest.raises(RequestError, match="died each time"):
+        with pytest.raises(RequestError, match=r"ended .* worker processes"):
             await poison
         assert await asyncio.gather(*good) == [engines.tokens([n], 100) for n in range(6)]
-        assert control.view().totals.restarts <= 3
+        assert control.view().totals.restarts <= 4
 
 
 async def test_one_replica_that_cannot_start_leaves_the_other_to_serve() -> None:
@@ -211,7 +211,7 @@ def some(*names: str, **options: Any) -> list[WorkerSpec]:
 
 async def test_replicas_become_more_and_fewer_while_streams_go_on() -> None:
     async with running(1, step_s=0.003) as control:
-        tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 500)) for n in range(6)]
+        tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 1000)) for n in range(6)]
         await until(lambda: sum(list_generated(control)) > 10)
         assert await control.change(some("a", "b", step_s=0.003), []) == [0, 1]
         assert [one.name for one in replicas(control)] == ["target-0", "b"], "what runs as it should stays"
@@ -224,9 +224,9 @@ async def test_replicas_become_more_and_fewer_while_streams_go_on() -> None:
         assert [(one.name, one.phase) for one in replicas(control)] == [("target-0", "ready")]
         assert len(workers()) == 1
         assert await control.change(some("d", "e", step_s=0.003), []) == [0, 1]
-        assert await asyncio.gather(*tasks) == [engines.tokens([n], 500) for n in range(6)]
+        assert await asyncio.gather(*tasks) == [engines.tokens([n], 1000) for n in range(6)]
         view = control.view()
-        assert (view.totals.generated, view.totals.restarts) == (6 * 500, 1), "what the one that went did counts"
+        assert (view.totals.generated, view.totals.restarts) == (6 * 1000, 1), "what the one that went did counts"
 
 
 async def test_what_cannot_serve_beside_the_others_changes_nothing() -> None:
@@ -271,21 +271,18 @@ async def test_a_replacement_that_does_not_start_leaves_the_old_one() -> None:
         assert len(workers()) == 1
 
 
-async def test_a_replica_that_hangs_is_seen_beside_one_that_decodes() -> None:
+async def test_streams_of_a_replica_that_stops_go_on_at_once_elsewhere() -> None:
     async with running(step_s=0.002) as control:
-        tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 1_000_000)) for n in range(2)]
+        tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 1500)) for n in range(2)]
         await until(lambda: min(list_generated(control)) > 5)
         ready = replicas(control)[1].ready
         assert ready is not None
         os.kill(ready.pid, signal.SIGSTOP)
         liveness = Liveness(control, SystemClock(), stalled_after_s=0.5)
         await until(lambda: liveness.verdict() == "stalled")
-        assert replicas(control)[0].silent_s < 0.5 < replicas(control)[1].silent_s
-        os.kill(ready.pid, signal.SIGCONT)
-        await until(lambda: liveness.verdict() == "ok")
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        assert await asyncio.gather(*tasks) == [engines.tokens([n], 1500) for n in range(2)]
+        await until(lambda: [one.phase for one in replicas(control)] == ["ready", "ready"])
+        assert replicas(control)[1].totals.restarts == 1
 
 
 async def test_streams_stay_with_a_replica_of_another_kind_that_is_replaced_until_they_end() -> None:

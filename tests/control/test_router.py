@@ -15,5 +15,5 @@ def test_a_stream_is_routed_by_what_is_left_of_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(router, "route", lambda states, request: asked.append(request))
     streams = Streams()
     stream = streams.open(Submit("a", [1, 2, 3], 10, committed=[4, 5, 6, 7]))
-    router.choose_route(stream, [1, 2, 3], [], streams, lambda replica: True, {})
+    router.choose_route(stream, [1, 2, 3], [], streams, {})
     assert asked == [RoutedRequest(7, 6)]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.contract import Step, WorkerSpec
 from orchestrator.workers.messages import (
     Cancel,
     Command,
@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 CORES_AT_IMPORT = sorted(os.sched_getaffinity(0))
 
-ABORT, SEGFAULT, EXIT_3, RAISE, HANG, UNSUPPORTED, REFUSE = range(900_001, 900_008)
+ABORT, SEGFAULT, EXIT_3, RAISE, HANG, UNSUPPORTED, REFUSE, CREEP, NOT_FINITE = range(900_001, 900_010)
 
 
 def spec(**options: Any) -> WorkerSpec:
@@ -95,9 +95,13 @@ class ScriptedEngine:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._live: deque[_Request] = deque()
         self._rounds = 0
+        self._step: Step | None = Step("load", -1.0)
 
     def submit(self, command: Command) -> None:
         self._commands.put(command)
+
+    def describe_step(self) -> Step | None:
+        return self._step
 
     def run(self, emit: Callable[[Event], None]) -> None:
         emit(Progress("load", 0.5))
@@ -114,12 +118,15 @@ class ScriptedEngine:
     def _decode(self, emit: Callable[[Event], None]) -> None:
         while self._obey(emit):
             if self._live:
+                self._step = Step("round", 1000.0 * self._step_s)
                 emit(self._round(emit))
                 if not self._live:
                     emit(self._gauges())
 
     def _obey(self, emit: Callable[[Event], None]) -> bool:
         wait = not self._live
+        if wait:
+            self._step = None
         while True:
             try:
                 command = self._commands.get(block=wait)
@@ -141,7 +148,9 @@ class ScriptedEngine:
         deltas = []
         running = [self._live[index] for index in range(min(self._slots, len(self._live)))]
         for request in running:
-            _misbehave(request, emit)
+            if _misbehave(request, emit):
+                self._live.remove(request)
+                continue
             submit = request.submit
             request.tokens.append(token(submit.prompt, len(request.tokens)))
             request.steps += 1
@@ -183,10 +192,13 @@ class ScriptedEngine:
         )
 
 
-def _misbehave(request: _Request, emit: Callable[[Event], None]) -> None:
+def _misbehave(request: _Request, emit: Callable[[Event], None]) -> bool:
+    """Do what the prompt says; True where nothing more comes of the request."""
     prompt = request.submit.prompt
+    if prompt[0] == CREEP and request.steps:  # one token in each life
+        os.abort()
     if prompt[0] <= 900_000 or len(request.tokens) < (prompt[1] if len(prompt) > 1 else 0):
-        return
+        return False
     code = prompt[0]
     sys.stderr.flush()
     if code == ABORT:
@@ -203,6 +215,10 @@ def _misbehave(request: _Request, emit: Callable[[Event], None]) -> None:
     elif code == UNSUPPORTED:
         emit(Failed("the device cannot do this", restartable=False))
         raise _Over
+    elif code == NOT_FINITE:
+        emit(Refused(request.submit.request_id, "a row is not a number", "not_finite"))
+        return True
+    return False
 
 
 def script_engine(options: dict[str, Any]) -> ScriptedEngine:

@@ -54,6 +54,8 @@ class Garbage:
 
     def submit(self, command: object) -> None: ...
 
+    def describe_step(self) -> None: ...
+
     def run(self, emit: Callable[[Event], None]) -> None:
         emit(cast(Event, {"type": "unheard of"}))
         time.sleep(60.0)
@@ -82,6 +84,8 @@ class Stopped:
     """Hangs up, and stops its own process: it can neither go on nor end."""
 
     def submit(self, command: object) -> None: ...
+
+    def describe_step(self) -> None: ...
 
     def run(self, emit: Callable[[Event], None]) -> None:
         emit(Finished())

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from orchestrator.api import errors
 from orchestrator.api.acceptance import AcceptanceBounds
-from orchestrator.api.admin import canary, speculation
+from orchestrator.api.admin import canary, quarantine, speculation
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.port import AdminControl, DraftView, ReplicaView, Totals
 
@@ -50,6 +50,8 @@ def create_admin_app(
             "ready": msgspec.to_builtins(view.ready),
             "gauges": msgspec.to_builtins(view.gauges),
             "totals": totals_of(view.totals),
+            "losses": [{"engine": of, "kind": kind, "count": count} for (of, kind), count in view.losses.items()],
+            "quarantined": len(control.list_quarantined()),
             "drafts": [draft_of(draft) for draft in view.drafts],
             "replicas": [replica_of(replica) for replica in view.replicas],
             "slo": slo(),
@@ -63,6 +65,7 @@ def create_admin_app(
         return running_plan() or {"plan": None}
 
     canary.install_canary_routes(app, trial)
+    quarantine.install_quarantine_routes(app, control)
     return app
 
 

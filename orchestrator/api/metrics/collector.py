@@ -133,6 +133,7 @@ class Metrics:
             replicas = [((model, str(replica.engine)), replica) for replica in view.replicas]
             self._rounds.refresh([of for of, _ in replicas])
             self._state.refresh(replicas)
+            self._state.count_losses(model, view.losses)
             self.slo.refresh(replicas)
             for draft in view.drafts:
                 self._drafters.remotes.refresh(model, draft)

@@ -21,6 +21,7 @@ ONLY_OURS = frozenset(
         "outrider_plan_moves",
         "outrider_plan_predicted_tokens_per_second",
         "outrider_round_seconds",
+        "outrider_worker_losses",
         "outrider_worker_restarts",
         "outrider_planned_memory_bytes",
         "outrider_peak_memory_bytes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.api.metrics.canary_series import TOKEN_S
 from orchestrator.api.metrics.request_timing import Recent
@@ -10,6 +10,7 @@ from orchestrator.api.metrics.series import Engine, PerWorker, Registered
 from orchestrator.clock import Clock
 from orchestrator.control.port import ReplicaView
 from orchestrator.workers.messages import Gauges, RoundReport
+from policies.serving.failover.blame import LossKind
 
 WINDOW_S = 30.0
 """The time that `acceptance_rate` and `tokens_per_second` look back."""
@@ -98,12 +99,21 @@ class WorkerSeries:
         self._delta = make.gauge("tolerance_delta", "Nats that tolerance allows, once it is known.", "sampling")
         self._restarts = make.counter("worker_restarts", "Restarts of the worker since the daemon started.")
         self._restarts_counted: dict[Engine, int] = {}
+        self._losses = make.counter("worker_losses", "Workers that were lost, by how.", "kind")
+        self._losses_counted: dict[tuple[int, LossKind], int] = {}
 
     def count(self, of: Engine, pid: int, gauges: Gauges) -> None:
         """Take what the worker with this pid has counted so far."""
         self._preemptions.update(pid, gauges.preemptions, *of)
         self._queries.update(pid, gauges.prefix_queries, *of)
         self._hits.update(pid, gauges.prefix_hits, *of)
+
+    def count_losses(self, model: str, losses: Mapping[tuple[int, LossKind], int]) -> None:
+        """Take the losses so far."""
+        for (engine, kind), count in losses.items():
+            more = count - self._losses_counted.get((engine, kind), 0)
+            self._losses.labels(model, str(engine), kind).inc(more)
+        self._losses_counted = dict(losses)
 
     def refresh(self, replicas: Sequence[tuple[Engine, ReplicaView]]) -> None:
         """Set what says how replicas are to how they are now."""

@@ -1,0 +1,59 @@
+"""`outrider quarantine`: requests that are refused for having ended workers."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.daemon_socket import query_daemon, socket_of
+from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
+
+app = typer.Typer(help="List the requests that are refused for having ended workers, and let them run again.")
+
+
+@app.command("list")
+def list_refused(
+    config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
+) -> None:
+    """Show each refused request: its digest, how many workers it ended, and until when it is refused."""
+    answer = query_daemon(socket or socket_of(config, port), "/admin/quarantine")
+    if as_json:
+        print(json.dumps(answer, indent=1))
+        return
+    from rich.table import Table
+
+    from orchestrator.plain_table import add_row, wide_console
+
+    console = wide_console()
+    if not answer["quarantined"]:
+        console.print("no request is refused")
+        return
+    table = Table("digest", "request", "prompt tokens", "workers ended", "refused until", "the last worker's end")
+    for one in answer["quarantined"]:
+        until = datetime.fromtimestamp(one["until_s"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        counts = (str(one["prompt_tokens"]), str(one["deaths"]))
+        add_row(table, one["digest"], one["request_id"], *counts, until, one["cause"])
+    console.print(table)
+    console.print("`outrider quarantine release DIGEST` lets one run again", markup=False, highlight=False)
+
+
+@app.command()
+def release(
+    digests: Annotated[list[str] | None, typer.Argument(help="Digests as `list` shows them.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Release every request.")] = False,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    as_json: DaemonJson = False,
+) -> None:
+    """Let refused requests run again."""
+    if bool(digests) == every:
+        raise typer.BadParameter("name the digests to release, or --all")
+    answer = query_daemon(socket or socket_of(config, port), "/admin/quarantine/release", {"digests": digests or []})
+    if as_json:
+        print(json.dumps(answer, indent=1))
+    else:
+        print(f"released: {', '.join(answer['released']) or 'none was refused'}")

@@ -1,0 +1,69 @@
+"""Whether a worker hangs: by the rounds that it finishes, not by whether its process answers.
+
+A worker with work says something at least every PULSE_S: what it has finished, or that it still is at it (a pulse).
+No word at all means that the process is stopped, cut off, or held by native code. Pulses without a round are compared
+with the predicted time of that round, times HUNG_AFTER, and with the processor time that it had: a machine that is busy
+with something else makes rounds late, and is no hang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from device_profiles.units import MS_PER_S
+
+PULSE_S: Final = 0.25
+HUNG_AFTER: Final = 3.0
+FLOOR_S: Final = 1.0
+"""Added to every bound: what a machine may lose to other things."""
+_COMPUTES_FROM: Final = 0.05
+"""Below this share of one core, whatever the worker waits for is not the processor."""
+_STARVED_AT_MOST: Final = 20.0
+"""So many times its bound may a round take that has processor time, but less than it needs."""
+LOAD_SILENCE_S: Final = 60.0
+"""While it loads, native code may hold the interpreter so long."""
+LOAD_IDLE_S: Final = 120.0
+"""A load may compute nothing for so long: it reads a file, or waits for a device."""
+LOAD_STAGE_S: Final = 1800.0
+"""A load may compute for so long without a further step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What a worker says while it is at one step. `expected_ms`: the predicted time of the step, below 0 where there is
+    no prediction (it loads). `quiet_ms`: since it last finished something; `cpu_ms`: the processor time that the whole
+    process had since then, of `cores`."""
+
+    expected_ms: float
+    quiet_ms: float
+    cpu_ms: float
+    cores: int
+
+
+def bound_round_s(expected_ms: float) -> float:
+    """Return after how long without a finished round a worker with work hangs, with the whole machine to itself."""
+    return HUNG_AFTER * max(0.0, expected_ms) / MS_PER_S + FLOOR_S
+
+
+def judge_silence(silent_s: float, *, expected_ms: float, loading: bool, patience_s: float = FLOOR_S) -> str:
+    """Return why a worker that has said nothing for so long hangs; "" where it does not. `patience_s`: how late its
+    words may come, from another host more than from this one."""
+    bound_s = LOAD_SILENCE_S if loading else bound_round_s(expected_ms) + patience_s - FLOOR_S
+    return f"it has said nothing for {silent_s:.1f} s, {bound_s:.1f} s are its bound" if silent_s > bound_s else ""
+
+
+def judge_pulse(pulse: Pulse) -> str:
+    """Return why a worker that says this hangs; "" where it does not."""
+    quiet_s, cpu_s = pulse.quiet_ms / MS_PER_S, pulse.cpu_ms / MS_PER_S
+    computes = cpu_s >= _COMPUTES_FROM * quiet_s
+    if pulse.expected_ms < 0.0:
+        bound_s = LOAD_STAGE_S if computes else LOAD_IDLE_S
+        return f"a step of its load takes {quiet_s:.0f} s" if quiet_s > bound_s else ""
+    bound_s = bound_round_s(pulse.expected_ms)
+    late_s = quiet_s
+    if computes and quiet_s <= _STARVED_AT_MOST * bound_s:
+        late_s = min(quiet_s, cpu_s / max(1, pulse.cores))
+    if late_s <= bound_s:
+        return ""
+    return f"a round takes {quiet_s:.1f} s, {max(0.0, pulse.expected_ms):.0f} ms were predicted"
