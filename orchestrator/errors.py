@@ -5,6 +5,7 @@ OutriderError
 +-- WorkerError
 |   +-- WorkerLost       the worker process ended or stopped answering
 |   +-- WorkerStartFailed  it never became ready
+|   +-- ClusterAway      the cluster, or the host asked for, is not there now: no fault of the worker's
 +-- DaemonError          the daemon cannot start
 +-- RequestError         a request that cannot be served; has an HTTP status and OpenAI's error fields
 """
@@ -40,6 +41,12 @@ class WorkerLost(WorkerError):
 
 class WorkerStartFailed(WorkerError):
     """The worker process never became ready."""
+
+
+class ClusterAway(WorkerError):
+    """No worker can be started now, as the cluster or the host asked for is away; this may be over without us."""
+
+    kind: LossKind = "host"
 
 
 class DaemonError(OutriderError):

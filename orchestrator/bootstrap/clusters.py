@@ -10,7 +10,7 @@ from orchestrator.workers.contract import Cluster
 
 def measuring_cluster(config: ClusterConfig) -> Cluster:
     """Return what runs measuring workers: the Ray cluster that is named, else processes of this machine."""
-    return build_cluster(config) if config.cluster.runtime == "ray" and config.cluster.address else local_cluster()
+    return build_cluster(config) if config.cluster.on_ray and config.cluster.address else local_cluster()
 
 
 def local_cluster() -> Cluster:
@@ -23,10 +23,10 @@ def local_cluster() -> Cluster:
 def build_cluster(config: ClusterConfig, state: Path | None = None) -> Cluster:
     """Return the cluster that the configuration asks for, not yet opened. `state`: the daemon's own directory, in which
     its workers are found by the next one; without it they end with whoever starts them."""
-    if config.cluster.runtime == "ray":
+    if config.cluster.on_ray:
         from orchestrator.workers.ray_runtime import RayCluster
 
-        return RayCluster(config.cluster.address)
+        return RayCluster(config.cluster.address, has_token=config.cluster.auth == "token")
     wait_s = config.cluster.orphan_wait_s
     if state is None or not wait_s:
         return local_cluster()

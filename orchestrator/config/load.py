@@ -25,6 +25,7 @@ from policies.models.vocabulary import Match, compare, refusal
 
 SIMULATED_PREFIX = "simulated:"
 _NAME_BYTES = 8
+_ONLY_ON_RAY = "goes with Ray, which cluster.address or cluster.runtime: ray asks for; others run on this machine"
 _USUAL_PLACES = (Path("cluster.yaml"), Path("/etc/outrider/cluster.yaml"))
 
 
@@ -39,6 +40,7 @@ def load_config(path: Path, *, sources: bool = True) -> ClusterConfig:
         _check_depths(config, path, lines)
         _check_canary(config, path, lines)
         _check_processes(config, path, lines)
+        _check_cluster(config, path, lines)
         _check_replicas(config, path, lines)
         _check_cores(config, path, lines)
         _check_objectives(config, path, lines)
@@ -158,8 +160,8 @@ def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:
             where = f"{path}:{lines.get((*at, key), 1)}: {format_place((*at, key))}:"
             if draft.process == "target":
                 raise ConfigError(f"{where} goes with process: own; add that, or leave the key out")
-            if key == "host" and draft.host and config.cluster.runtime != "ray":
-                raise ConfigError(f"{where} goes with cluster.runtime: ray; workers of 'local' run on this machine")
+            if key == "host" and draft.host and not config.cluster.on_ray:
+                raise ConfigError(f"{where} {_ONLY_ON_RAY}")
 
 
 def _check_canary(config: ClusterConfig, path: Path, lines: Lines) -> None:
@@ -213,12 +215,21 @@ def _check_replicas(config: ClusterConfig, path: Path, lines: Lines) -> None:
             "give each replica its own in model.replicas, as in [{cores: [0, 1]}, {cores: [2, 3]}]"
         )
     for index, placement in enumerate(placements):
-        if placement.host and config.cluster.runtime != "ray":
+        if placement.host and not config.cluster.on_ray:
             place: Place = ("model", "replicas", index, "host")
-            raise ConfigError(
-                f"{path}:{lines.get(place, 1)}: {format_place(place)}: goes with cluster.runtime: ray; "
-                "workers of 'local' run on this machine"
-            )
+            raise ConfigError(f"{path}:{lines.get(place, 1)}: {format_place(place)}: {_ONLY_ON_RAY}")
+
+
+def _check_cluster(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Refuse keys that would change nothing. Raises ConfigError."""
+    cluster = config.cluster
+    for key in ("address", "auth"):
+        where = f"{path}:{lines.get(('cluster', key), 1)}: cluster.{key}:"
+        if key in cluster.model_fields_set and getattr(cluster, key) and cluster.runtime == "local":
+            raise ConfigError(f"{where} goes with Ray, and cluster.runtime is 'local'; leave one of them out")
+    if "auth" in cluster.model_fields_set and not cluster.address:
+        where = f"{path}:{lines.get(('cluster', 'auth'), 1)}: cluster.auth:"
+        raise ConfigError(f"{where} goes with cluster.address; a Ray of the daemon's own always has a token")
 
 
 def _check_cores(config: ClusterConfig, path: Path, lines: Lines) -> None:
@@ -226,7 +237,7 @@ def _check_cores(config: ClusterConfig, path: Path, lines: Lines) -> None:
     named: list[tuple[Place, list[int]]] = [(("devices", "cores"), config.devices.cores)]
     named += [(("model", "replicas", index, "cores"), one.cores) for index, one in enumerate(config.model.placements)]
     named += [((*at, "cores"), draft.cores) for at, draft in config.all_drafts if isinstance(draft, ModelDraft)]
-    here = config.cluster.runtime == "local" or not config.cluster.address
+    here = not config.cluster.on_ray or not config.cluster.address
     usable = os.sched_getaffinity(0) if here and hasattr(os, "sched_getaffinity") else None
     for place, cores in named:
         where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"

@@ -74,16 +74,26 @@ class Api(Section):
 class ClusterSection(Section):
     """How worker processes are started."""
 
-    runtime: Literal["ray", "local"] = "ray"
-    """`ray`: an actor. `local`: a subprocess on this machine."""
+    runtime: Literal["auto", "ray", "local"] = "auto"
+    """`local`: a subprocess on this machine. `ray`: an actor, on any host of a Ray cluster. `auto`: `ray` where there
+    is an `address`, else `local`."""
     address: str = ""
-    """An existing Ray cluster (`HOST:PORT` or `auto`). Empty: the daemon starts its own on this machine."""
+    """An existing Ray cluster (`HOST:PORT` or `auto`). Empty, with `runtime: ray`: the daemon starts its own on this
+    machine."""
+    auth: Literal["token", "none"] = "token"
+    """`token`: a Ray at `address` is joined with its token only (`RAY_AUTH_TOKEN`, or a file that
+    `RAY_AUTH_TOKEN_PATH` names). `none`: it has none, and whoever reaches its ports runs code on its hosts."""
     max_restarts: int = Field(default=5, ge=0, le=1000)
     """Restarts of a worker within ten minutes, at most 15 s apart; then it is started once a minute. Each worker has
     its own. Where no worker ever served, the daemon ends instead."""
     orphan_wait_s: float = Field(default=60.0, ge=0, le=3600)
     """How long a worker that lost its daemon keeps its model loaded for the next one; 0 ends it with the daemon. Ray
     ends its workers with the daemon."""
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether workers are Ray actors."""
+        return self.runtime == "ray" or (self.runtime == "auto" and bool(self.address))
 
 
 class Store(Section):

@@ -240,7 +240,7 @@ def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, place
 
 def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
     """Return how the draft workers are started: one for each draft that has a process of its own."""
-    across_hosts = config.cluster.runtime == "ray" and bool(config.cluster.address)
+    across_hosts = config.cluster.on_ray and bool(config.cluster.address)
     return [
         WorkerSpec(
             name=draft.name,

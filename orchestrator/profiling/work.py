@@ -127,8 +127,8 @@ def remote_work(
 ) -> list[Work]:
     """Return the target on each of the wanted devices ("RUNTIME:DEVICE") of other nodes. Raises Unsupported for what is
     not named so, and where there is no cluster of several nodes."""
-    if config.cluster.runtime != "ray" or not config.cluster.address:
-        raise Unsupported("--node goes with cluster.runtime: ray and cluster.address, which this configuration has not")
+    if not config.cluster.on_ray or not config.cluster.address:
+        raise Unsupported("--node goes with cluster.address, which this configuration has not")
     if not wanted or not all(":" in one for one in wanted):
         raise Unsupported("--node goes with --device RUNTIME:DEVICE: what other nodes have is not known here")
     engine = engine_options(config, base)

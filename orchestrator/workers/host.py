@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import queue
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 from orchestrator.errors import WorkerStartFailed
@@ -29,6 +32,10 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 NODE_ADDRESS = "OUTRIDER_NODE_ADDRESS"
 """The environment variable that says at which address other machines of the cluster reach this worker's."""
 
+THREAD_DIED = 3
+"""The exit code of a worker one of whose threads died."""
+
+_OOM_SCORE_ABOVE, _MOST_OOM_SCORE = 500, 1000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -161,6 +168,26 @@ def frame_length(header: bytes) -> int:
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {length} bytes was announced")
     return length
+
+
+def die_before_the_daemon() -> None:
+    """Let the kernel choose this process before the daemon, which it inherits its score from, when memory is out."""
+    score = Path("/proc/self/oom_score_adj")
+    with suppress(OSError, ValueError):  # not on Linux, or not allowed: then as before
+        score.write_text(str(min(_MOST_OOM_SCORE, int(score.read_text()) + _OOM_SCORE_ABOVE)), encoding="ascii")
+
+
+def end_process_with_its_threads() -> None:
+    """End this process, with a reason, when any of its threads ends by an exception: it would decode for nobody."""
+    threading.excepthook = _end_process
+
+
+def _end_process(failed: threading.ExceptHookArgs) -> None:
+    error = failed.exc_value or failed.exc_type()
+    traceback.print_exception(error)
+    name = failed.thread.name if failed.thread is not None else "unknown"
+    print(f"the thread {name} died, and the worker with it: {one_line(error)}", file=sys.stderr, flush=True)  # noqa: T201
+    os._exit(THREAD_DIED)
 
 
 def end_with_parent() -> None:

@@ -15,7 +15,6 @@ import struct
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -24,7 +23,15 @@ import msgspec
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.frames import decode_commands, encode
-from orchestrator.workers.host import HEADER_BYTES, EngineHost, end_with_parent, frame_length, with_header
+from orchestrator.workers.host import (
+    HEADER_BYTES,
+    EngineHost,
+    die_before_the_daemon,
+    end_process_with_its_threads,
+    end_with_parent,
+    frame_length,
+    with_header,
+)
 from orchestrator.workers.messages import (
     Cancel,
     Command,
@@ -126,26 +133,32 @@ class DaemonChannel:
             with self._lock:
                 self._standing.observe(events)
                 if self._link is not None:
-                    with suppress(OSError):  # the daemon is gone: whoever reads finds that out
-                        self._link.sendall(with_header(encode(events)))
+                    self._send(self._link, events)
+
+    def _send(self, link: socket.socket, events: Sequence[Event]) -> None:
+        """Send events. Where the daemon does not take them any more, whoever reads is told that it is gone."""
+        try:
+            link.sendall(with_header(encode(events)))
+        except OSError as error:
+            with suppress(OSError):
+                print(f"the daemon takes no events any more: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RD)
 
     def run_commands(self, link: socket.socket, door: socket.socket | None, digest: str, wait_s: float) -> None:
         """Feed the engine; when there is no daemon any more, end this process, whatever the engine is doing."""
-        try:
+        self._obey_daemon(link)
+        while door is not None:
+            self._become_orphan()
+            adopted = _await_daemon(door, digest, wait_s)
+            if adopted is None:
+                break
+            link, wait_s = adopted
+            self._greet(link)
             self._obey_daemon(link)
-            while door is not None:
-                self._become_orphan()
-                adopted = _await_daemon(door, digest, wait_s)
-                if adopted is None:
-                    break
-                link, wait_s = adopted
-                self._greet(link)
-                self._obey_daemon(link)
-            # The engine may be where it takes no command: whoever waits for the end does not wait for that.
-            threading.Thread(target=self._host.obey, args=([Stop()],), name="stop", daemon=True).start()
-            self._ended.wait(ORPHAN_GRACE_S)
-        except Exception:
-            traceback.print_exc()
+        # The engine may be where it takes no command: whoever waits for the end does not wait for that.
+        threading.Thread(target=self._host.obey, args=([Stop()],), name="stop", daemon=True).start()
+        self._ended.wait(ORPHAN_GRACE_S)
         with suppress(OSError):
             sys.stderr.flush()
         os._exit(1)
@@ -169,8 +182,7 @@ class DaemonChannel:
         """Say to a new daemon what stands; what happens from now on follows."""
         _block_on_output(True)
         with self._lock:
-            with suppress(OSError):
-                link.sendall(with_header(encode(self._standing.events())))
+            self._send(link, self._standing.events())
             self._link = link
 
 
@@ -193,6 +205,8 @@ def main() -> int:
         return 0
     spec = msgspec.msgpack.decode(first, type=WorkerSpec)
     host = EngineHost(spec.entry, spec.options, spec.cores)
+    end_process_with_its_threads()
+    die_before_the_daemon()
     channel = DaemonChannel(host, link)
     reading = (link, door, given.digest, given.wait_s)
     threading.Thread(target=channel.run_commands, args=reading, name="commands", daemon=True).start()

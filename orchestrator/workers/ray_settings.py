@@ -1,66 +1,105 @@
-"""How we want Ray: its environment while it is connected, its options, and what is tried before it is asked.
+"""How we want Ray: its driver process's environment, its options, and what is looked at before it is asked.
 
-Nothing here imports ray; `ray_runtime` does.
+Nothing here imports ray; `ray_driver` and `ray_actor` do.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
-import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+from orchestrator.errors import ClusterAway, WorkerError
 
 NAMESPACE = "outrider"
 
 _PROBE_TIMEOUT_S = 5.0
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # our frames are small; Ray's least is 75 MiB
 _LOGICAL_CPUS = 64  # of an embedded Ray: its only tenants are our workers, so it is not to ration them
-_SET_BY_RAY = ("PYTHONBREAKPOINT",)
+_LOG_FILE_BYTES = 10 * 1024 * 1024  # of an embedded Ray: its files may lie in memory
+_PATIENCE_S = 1_000_000  # with a head that is away: by default Ray ends the process after 60 s, streams and all
 _TOKEN_NAMES = frozenset({"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"})
+_PACKAGES_ROOT = Path(__file__).resolve().parents[2]
 
 
-def set_environment(address: str) -> dict[str, str | None]:
-    """Set what ray reads while it is imported, and the processes that it starts read; what the operator set stays.
+def driver_environment(address: str, *, has_token: bool, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a Ray driver process; what the operator set in `environment` stays.
 
-    Returns what `restore_environment` needs. Left behind, these would be the settings of whatever else this process
-    starts: a node of Ray with our one try finds no head that is a second old.
+    Raises WorkerError where the Ray at `address` is to be joined with a token (`has_token`) and there is none.
     """
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # leave CUDA_VISIBLE_DEVICES to adapters
-        # Ray prints a page to stdout for each actor that dies; `ray_runtime.reason` makes the line for our log.
+        # Ray prints a page to stdout for each actor that dies; `ray_driver.reason` makes the line for our log.
         "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(_PATIENCE_S),
     }
+    forced: dict[str, str] = {}
     if address:
         wanted["RAY_NUM_REDIS_GET_RETRIES"] = "1"  # of 40 s each; Ray's own default is 20
-    elif not _TOKEN_NAMES & os.environ.keys():
-        # Ray listens on every interface, so whoever has no token must be refused. A token of its own is never
-        # written to the home directory, which a service may not have.
-        wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    before = {name: os.environ.get(name) for name in (*wanted, *_SET_BY_RAY)}
-    for name, value in wanted.items():
-        os.environ.setdefault(name, value)
-    return before
-
-
-def restore_environment(before: dict[str, str | None]) -> None:
-    """Give variables the values that they had (None: not set)."""
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
+        if has_token:
+            wanted["RAY_AUTH_MODE"] = "token"
+            _require_token(address, environment)
         else:
-            os.environ[name] = value
+            forced["RAY_AUTH_MODE"] = "disabled"
+    else:
+        wanted |= {"RAY_ROTATION_MAX_BYTES": str(_LOG_FILE_BYTES), "RAY_ROTATION_BACKUP_COUNT": "1"}
+        if not _TOKEN_NAMES & environment.keys():
+            # Ray listens on every interface, so whoever has no token must be refused. A token of its own is never
+            # written to the home directory, which a service may not have.
+            wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    found = {**wanted, **environment, **forced}
+    if _PACKAGES_ROOT.name not in ("site-packages", "dist-packages"):  # a checkout that is not installed
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(_PACKAGES_ROOT))))
+    return found
 
 
-def probe(address: str) -> None:
-    """Raise OSError where nothing listens: at once, while Ray tries for 40 s."""
+def _require_token(address: str, environment: Mapping[str, str]) -> None:
+    """Refuse to join where nobody is asked for a token: whoever reaches such a cluster runs code on its hosts."""
+    way_out = "or set cluster.auth: none, if that cluster has none"
+    mode = environment.get("RAY_AUTH_MODE", "token").lower()
+    if mode != "token":
+        raise WorkerError(
+            f"cannot join Ray at {address}: RAY_AUTH_MODE={mode} joins without a token; unset RAY_AUTH_MODE, {way_out}"
+        )
+    if environment.get("RAY_AUTH_TOKEN", "").strip() or environment.get("RAY_ENABLE_K8S_TOKEN_AUTH", "0") != "0":
+        return
+    named = environment.get("RAY_AUTH_TOKEN_PATH", "")
+    path = Path(named) if named else Path(environment.get("HOME", "~")).expanduser() / ".ray" / "auth_token"
+    try:
+        if path.read_text(encoding="utf-8").strip():
+            return
+    except (OSError, UnicodeDecodeError):
+        pass
+    raise WorkerError(
+        f"cannot join Ray at {address} without its token: set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH to a file that "
+        f"has it ({path} has none), {way_out}"
+    )
+
+
+async def probe(address: str) -> None:
+    """Raise ClusterAway where nothing listens: at once, while Ray tries for 40 s."""
     host, colon, port = address.rpartition(":")
-    if colon and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S).close()
+    if not colon or not port.isdecimal():
+        return
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except OSError as error:  # TimeoutError is one
+        raise ClusterAway(
+            f"cannot join Ray at {address}: {type(error).__name__}: {error}; is it running (ray start --head)?"
+        ) from error
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
-def init_options(address: str) -> dict[str, Any]:
+def init_options(address: str, directory: str) -> dict[str, Any]:
     """Return the arguments of ray.init."""
     quiet = {"log_to_driver": True, "configure_logging": False, "logging_level": logging.WARNING}
     if address:
@@ -71,6 +110,7 @@ def init_options(address: str) -> dict[str, Any]:
         "include_dashboard": False,
         "num_cpus": _LOGICAL_CPUS,
         "object_store_memory": _OBJECT_STORE_BYTES,
+        "_temp_dir": directory,
         "_system_config": {"prestart_worker_first_driver": False},  # no idle processes for CPUs we only claim
         **quiet,
     }

@@ -227,6 +227,35 @@ def test_cores_and_hosts_that_cannot_be_had_are_told_at_their_line(tmp_path, tai
     assert str(caught.value).startswith(f"{path}:{said}")
 
 
+def test_ray_is_used_where_it_is_asked_for(tmp_path):
+    def on_ray(tail: str) -> bool:
+        path = tmp_path / "c.yaml"
+        path.write_text(HEAD + tail)
+        return load_config(path).cluster.on_ray
+
+    assert not on_ray("")
+    assert not on_ray("cluster: {runtime: local}\n")
+    assert on_ray("cluster: {runtime: ray}\n")
+    assert on_ray("cluster: {address: 'head:6379'}\n")
+    assert on_ray("cluster: {address: 'head:6379', runtime: ray, auth: none}\n")
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"),
+    [
+        ("cluster: {runtime: local, address: 'head:6379'}\n", "cluster.address: goes with Ray, and cluster.runtime is"),
+        ("cluster: {runtime: local, auth: none}\n", "cluster.auth: goes with Ray"),
+        ("cluster: {auth: none}\n", "cluster.auth: goes with cluster.address"),
+        ("  replicas: [{host: 10.0.0.3}]\n", "model.replicas[0].host: goes with Ray, which cluster.address"),
+    ],
+)
+def test_keys_of_ray_that_would_change_nothing_are_told(tmp_path, tail, said):
+    path = tmp_path / "c.yaml"
+    path.write_text(HEAD + tail)
+    with pytest.raises(ConfigError, match=re.escape(f"4: {said}")):
+        load_config(path)
+
+
 def test_cores_of_another_machine_are_not_looked_for_here(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(HEAD + "  replicas: [{host: 10.0.0.3, cores: [4095]}]\ncluster: {address: 'head:6379'}\n")

@@ -149,7 +149,7 @@ def test_a_draft_slower_than_the_target_does_not_hold_it_up(tmp_path: Path, expe
     ("keys", "runtime", "said"),
     [
         ("max_wait_ms: 5", "local", "drafts[0].max_wait_ms: goes with process: own"),
-        ("process: own, host: 10.0.0.2", "local", "drafts[0].host: goes with cluster.runtime: ray"),
+        ("process: own, host: 10.0.0.2", "local", "drafts[0].host: goes with Ray, which cluster.address"),
     ],
 )
 def test_a_key_that_would_change_nothing_is_refused(tmp_path: Path, keys, runtime, said):

@@ -58,7 +58,7 @@ def test_a_killed_worker_costs_a_pause_and_no_token(tmp_path, runtime):
         assert not psutil.pid_exists(after["ready"]["pid"])
 
 
-@pytest.mark.parametrize("fault", ["segfault", "device_lost", "nan"])
+@pytest.mark.parametrize("fault", ["segfault", "device_lost", "capacity"])
 def test_a_worker_that_dies_of_itself_is_replaced(tmp_path, fault):
     script = f"base_ms=5&fault={fault}&arm=64&at=8&once={tmp_path}/struck"
     with running(configuration(tmp_path, script=script)) as daemon:

@@ -32,6 +32,7 @@ def test_the_unit_waits_for_readiness_and_leaves_time_to_drain():
     assert unit["ExecStart"].endswith("outrider serve --config /etc/outrider/cluster.yaml")
     assert float(unit["TimeoutStopSec"]) > Limits().drain_timeout_s + 10
     assert unit["Restart"] == "on-failure"
+    assert unit["OOMPolicy"] == "continue"
 
 
 def test_the_unit_leaves_workers_to_the_next_daemon_and_none_behind_a_stop():

@@ -76,29 +76,61 @@ def two_hosts() -> Iterator[Hosts]:
                 _ip("netns", "delete", name)
 
 
-@contextmanager
-def ray_over(hosts: Hosts) -> Iterator[None]:
-    """Start Ray on both. A token is set in this process's environment, for whoever joins."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(32).hex(), "RAY_USAGE_STATS_ENABLED": "0"}
-    before = {name: os.environ.get(name) for name in token}
-    directory = tempfile.mkdtemp(prefix="or")
-    started: list[subprocess.Popen[bytes]] = []
-    os.environ.update(token)
-    try:
-        head = ("--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={directory}")
-        started.append(_ray(hosts.near, hosts.near_ip, directory, *head))
-        _until_it_listens(hosts)
-        started.append(_ray(hosts.far, hosts.far_ip, directory, f"--address={hosts.address}"))
-        yield
-    finally:
-        for process in started:
+class RayNodes:
+    """Ray on both hosts, as `ray start` makes it."""
+
+    def __init__(self, hosts: Hosts, directory: Path) -> None:
+        self._hosts = hosts
+        self._directory = directory
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start_head(self) -> None:
+        """Start it on the near host. It knows nothing of one before."""
+        # Ray would take that one for alive: it looks at processes of all hosts here.
+        (self._directory / "ray_current_cluster").unlink(missing_ok=True)
+        arguments = ("--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={self._directory}")
+        self._started.insert(0, _ray(self._hosts.near, self._hosts.near_ip, self._directory, *arguments))
+        _until_it_listens(self._hosts)
+
+    def join_far(self) -> None:
+        """Start a node on the far host."""
+        arguments = (self._hosts.far, self._hosts.far_ip, self._directory, f"--address={self._hosts.address}")
+        self._started.append(_ray(*arguments))
+        _until_it_has_joined(Path(self._directory, f"{self._hosts.far}.log"))
+
+    def kill_head(self) -> None:
+        """End all of Ray on the near host."""
+        _end(self._started.pop(0))
+
+    def end(self) -> None:
+        """End all of it."""
+        for process in self._started:
             _end(process)
+
+
+@contextmanager
+def ray_over(hosts: Hosts, *, far: bool = True, **environment: str) -> Iterator[RayNodes]:
+    """Start Ray on both. A token is set in this process's environment, for whoever joins; `environment`: the nodes'."""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(32).hex(), "RAY_USAGE_STATS_ENABLED": "0"}
+    before = {name: os.environ.get(name) for name in (*token, *environment)}
+    directory = Path(tempfile.mkdtemp(prefix="or"))
+    os.environ.update(token | environment)
+    nodes = RayNodes(hosts, directory)
+    try:
+        nodes.start_head()
+        if far:
+            nodes.join_far()
+        for name in environment:
+            os.environ.pop(name)
+        yield nodes
+    finally:
+        nodes.end()
         shutil.rmtree(directory, ignore_errors=True)
         for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
-def _ray(host: str, address: str, directory: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _ray(host: str, address: str, directory: Path, *arguments: str) -> subprocess.Popen[bytes]:
     ray = str(Path(sys.executable).parent / "ray")
     with Path(directory, f"{host}.log").open("wb") as log:
         return subprocess.Popen(
@@ -117,6 +149,13 @@ def _until_it_listens(hosts: Hosts) -> None:
     while hosts.on_near(lambda: _refuse(hosts)):
         assert time.monotonic() < deadline, "Ray did not start"
         time.sleep(0.2)
+
+
+def _until_it_has_joined(log: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    while "Ray runtime started" not in log.read_text(encoding="utf-8", errors="replace"):
+        assert time.monotonic() < deadline, "Ray did not join"
+        time.sleep(0.1)
 
 
 def _refuse(hosts: Hosts) -> bool:

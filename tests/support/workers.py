@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import psutil
 
+from orchestrator.errors import ClusterAway
 from orchestrator.workers.contract import Cluster, Worker
 from orchestrator.workers.messages import Delta, Event, Ready, RoundReport
 from tests.support import engines
@@ -34,6 +36,19 @@ async def start_worker(cluster: Cluster, **options: Any) -> AsyncIterator[tuple[
                 break
     finally:
         await worker.stop(5.0)
+
+
+async def start_on(cluster: Cluster, within_s: float, node: str = "") -> Worker:
+    """Return a worker, once the cluster has a place for one."""
+    spec = msgspec.structs.replace(engines.spec(step_s=0.005), node=node)
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return await cluster.start(spec)
+        except ClusterAway:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.2)
 
 
 async def deltas(events: AsyncIterator[Event]) -> AsyncIterator[Delta]:
