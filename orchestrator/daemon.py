@@ -15,14 +15,18 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin.routes import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
+from orchestrator.api.connections import ConnectionLimits, Connections, raise_open_files
 from orchestrator.api.keys import Keys
 from orchestrator.api.listening import listen_tcp, listen_unix, serving
+from orchestrator.api.resume import KeptAnswers
 from orchestrator.bootstrap.canary import build_trial
 from orchestrator.bootstrap.clusters import build_cluster
+from orchestrator.bootstrap.journal import build_book
+from orchestrator.bootstrap.lease import hold_lease
 from orchestrator.bootstrap.planning import PlanMaking, build_start_specs, make_plan, profile_missing
 from orchestrator.clock import SystemClock
 from orchestrator.config.keys_file import keys_path
-from orchestrator.config.load import admin_socket_path
+from orchestrator.config.load import admin_socket_path, state_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.control.admission import ControlLimits
 from orchestrator.control.canary import CanaryTrial
@@ -39,6 +43,7 @@ from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Progress
 
+_TEND_S = 1.0
 _START_EXTENSION_S = 60.0
 
 _log = get_logger(__name__)
@@ -61,14 +66,18 @@ class Daemon:
         keys_file = config.api.keys_file
         self._keys = Keys(keys_path(keys_file, base)) if keys_file else None
         self._base = base
+        self._state = state_directory(config, path)
+        self._book = build_book(config, self._state, self._clock)
+        self._kept: KeptAnswers | None = None
         self._keeper: PlanKeeper | None = None
+        self._connections = Connections(self._connection_limits())
         self._control = self._build_control(*(((), ()) if config.planned else build_start_specs(config, base)))
 
     def _build_control(self, targets: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec]) -> TargetControl:
         """Return control over these workers; without any it waits for the plan to name them."""
         limits = self._config.limits
         control = TargetControl(
-            build_cluster(self._config),
+            build_cluster(self._config, self._state),
             targets,
             ControlLimits(
                 limits.max_running,
@@ -87,7 +96,12 @@ class Daemon:
         return control
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT. Raises DaemonError when it cannot bind or the model fails at start."""
+        """Serve until SIGTERM or SIGINT. Raises DaemonError where another daemon has the state directory, when it
+        cannot bind, or the model fails at start."""
+        with hold_lease(self._state):
+            await self._run()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -106,7 +120,9 @@ class Daemon:
                     settings,
                     self._clock,
                     self._trial,
+                    self._book,
                 )
+                self._kept = api.state.kept
                 known = (
                     f"{url}/v1",
                     version("outrider"),
@@ -117,7 +133,7 @@ class Daemon:
                 )
                 admin = create_admin_app(self._control, *known)
                 self._control.on_round.extend(api.state.on_round)
-                async with serving(api, tcp), serving(admin, unix):
+                async with serving(api, tcp, self._connections), serving(admin, unix):
                     await self._serve(url, admin_path)
 
     async def _plan(self) -> bool:
@@ -132,7 +148,7 @@ class Daemon:
                 await task
             return False
         task.result()
-        found = await asyncio.to_thread(make_plan, self._config, self._base)
+        found = await asyncio.to_thread(make_plan, self._config, self._base, self._state)
         replica = found.proposal.plan.replicas[0]
         _log.info(
             "planned",
@@ -158,15 +174,31 @@ class Daemon:
     def _running_plan(self) -> dict[str, Any] | None:
         return plain(self._keeper.proposal) if self._keeper is not None else None
 
+    def _connection_limits(self) -> ConnectionLimits:
+        api = self._config.api
+        most = raise_open_files(api.max_connections)
+        if most < api.max_connections:
+            _log.warning("fewer connections than configured: open files are limited", most=most)
+        times = (api.header_timeout_s, api.body_timeout_s, api.idle_timeout_s, api.write_timeout_s)
+        return ConnectionLimits(most, *times)
+
     def _api_settings(self) -> ApiSettings:
+        limits = self._config.limits
         return ApiSettings(
-            max_body_bytes=int(self._config.limits.max_body),
+            max_body_bytes=int(limits.max_body),
+            max_parameter_bytes=int(limits.max_parameters),
+            max_grammar_bytes=int(limits.max_grammar),
+            max_bodies_bytes=int(limits.max_bodies),
+            translation_timeout_s=limits.translation_timeout_s,
+            max_requests_per_key=limits.max_requests_per_key,
+            max_tokens_per_minute_per_key=limits.max_tokens_per_minute_per_key,
             log_words=self._config.logging.prompts,
             keys=self._keys,
             stalled_after_s=self._config.api.stalled_after_s,
             vllm_metric_names=self._config.api.vllm_metric_names,
             acceptance=AcceptanceBounds(self._config.speculation.acceptance, self._config.speculation.allow_tolerance),
             objectives=objectives_of(self._config.slo),
+            connections=self._connections,
         )
 
     def _reread_keys(self) -> None:
@@ -185,6 +217,10 @@ class Daemon:
         return ready.model if ready is not None else self._config.model.name
 
     async def _serve(self, url: str, admin_path: Path) -> None:
+        interrupted = self._book.recover()
+        if interrupted:
+            _log.info("answers of the last daemon can be resumed", answers=len(interrupted))
+        tending = asyncio.create_task(self._tend_book(), name="tend the journal")
         telling = asyncio.create_task(self._tell_systemd(), name="tell systemd")
         try:
             if await self._start_workers():
@@ -206,17 +242,31 @@ class Daemon:
                     max_depth=ready.max_depth,
                 )
                 self._notifier.ready()
+                if self._kept is not None:
+                    self._kept.go_on(interrupted)
                 await self._wait_for_end()
             self._notifier.stopping()
+            self._connections.hurry()
+            if self._kept is not None:
+                self._kept.let_go()
             await self._control.drain(self._config.limits.drain_timeout_s)
         finally:
+            tending.cancel()
             telling.cancel()
             if self._keeper is not None:
                 await self._keeper.close()
             await self._control.close()
+            if self._kept is not None:
+                await self._kept.close()
+            self._book.close()
             if self._trial is not None:
                 self._trial.save()
         _log.info("stopped")
+
+    async def _tend_book(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.journal.sync_s or _TEND_S)
+            await self._book.tend()
 
     async def _wait_for_end(self) -> None:
         """Wait until told to stop. Raises DaemonError when no worker can ever serve again."""
