@@ -1,20 +1,29 @@
 """A prepared artefact on disk: a directory with a manifest that says what must be in it.
 
 The manifest is written last and the directory is renamed into place afterwards, so a directory under its
-final name was whole once. Damage that came later shows against the manifest.
+final name was whole once. Damage that came later shows against the manifest: in names and sizes at once, in contents
+where every byte is read. Two notes lie beside it: when all bytes were read last, and what was found wrong then.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from adapters.content_digest import EachChunk, file_identity, hash_file, ignore_chunk
+
 MANIFEST = "manifest.json"
+VERIFIED = "verified.json"
+CORRUPT = "corrupt.json"
+NOTES = frozenset({MANIFEST, VERIFIED, CORRUPT})
 _FORMAT = 1
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +40,7 @@ class Origin:
 def write_manifest(directory: Path, origin: Origin) -> None:
     """Describe what is in `directory` and bring everything to the disk. Raises OSError."""
     files = {
-        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size}
+        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "blake2b": hash_file(path)}
         for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
@@ -52,7 +61,7 @@ def publish(draft: Path, final: Path, aside: Path) -> None:
 
 
 def damage(directory: Path, origin: Origin) -> str | None:
-    """Return what is wrong with an artefact as far as names and sizes tell, None when nothing is."""
+    """Return what is wrong with an artefact as far as its notes, names and sizes tell, None when nothing is."""
     manifest = read_manifest(directory)
     if manifest is None:
         return "its manifest is missing or damaged"
@@ -63,7 +72,90 @@ def damage(directory: Path, origin: Origin) -> str | None:
         found = _size(directory / name)
         if found != facts["bytes"]:
             return f"{name} is missing" if found is None else f"{name} has {found} of {facts['bytes']} bytes"
+        if not isinstance(facts.get("blake2b"), str):
+            return "it has no digests, being of an earlier version"
+    return find_mark(directory) or None
+
+
+def find_changed_content(directory: Path, each_chunk: EachChunk = ignore_chunk) -> str | None:
+    """Read every byte of an artefact; return what is not as it was written, None when all is. `each_chunk` as in
+    `hash_file`."""
+    manifest = read_manifest(directory)
+    if manifest is None:
+        return "its manifest is missing or damaged"
+    for name, facts in manifest["files"].items():
+        try:
+            if hash_file(directory / name, each_chunk) != facts["blake2b"]:
+                return f"{name} has other content than was written"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror or error})"
     return None
+
+
+def is_verified(directory: Path) -> bool:
+    """Return whether every byte was read since this machine was started, and no file was changed since then."""
+    note = _read_note(directory / VERIFIED)
+    boot = read_boot_id()
+    return bool(boot) and note.get("boot_id") == boot and note.get("files") == _identities(directory)
+
+
+def find_verified_s(directory: Path) -> float:
+    """Return when every byte was read last, in seconds since the epoch; 0 where that is not known."""
+    found = _read_note(directory / VERIFIED).get("at_s")
+    return float(found) if isinstance(found, int | float) else 0.0
+
+
+def note_verified(directory: Path, now_s: float) -> None:
+    """Remember that every byte is as it was written. Without effect where nothing can be written."""
+    note = {"boot_id": read_boot_id(), "at_s": now_s, "files": _identities(directory)}
+    _write_note(directory / VERIFIED, note)
+
+
+def mark_corrupt(directory: Path, problem: str) -> None:
+    """Remember what is wrong with an artefact, so that the next load makes it again."""
+    _write_note(directory / CORRUPT, {"problem": problem, "found": datetime.now(UTC).isoformat(timespec="seconds")})
+
+
+def find_mark(directory: Path) -> str:
+    """Return what `mark_corrupt` remembers; "" where it was never called."""
+    if not (directory / CORRUPT).exists():
+        return ""
+    return str(_read_note(directory / CORRUPT).get("problem") or "it was found damaged")
+
+
+def read_boot_id() -> str:
+    """Return what is another text after every start of the machine; "" where there is none."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _identities(directory: Path) -> dict[str, list[int]]:
+    """Return what changes when a file of the artefact, or its manifest, is written or replaced."""
+    manifest = read_manifest(directory)
+    names = [MANIFEST, *manifest["files"]] if manifest is not None else []
+    with suppress(OSError):
+        return {name: file_identity(directory / name) for name in names}
+    return {}
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    try:
+        note = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def _write_note(path: Path, note: dict[str, Any]) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    with suppress(OSError):
+        try:
+            draft.write_text(json.dumps(note), encoding="utf-8")
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:

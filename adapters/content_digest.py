@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ from typing import Any
 from adapters.contract import ModelRefused, Progress
 from device_profiles.units import MIB
 
-_CHUNK_BYTES = 4 * MIB
+_CHUNK_BYTES = MIB
+
+EachChunk = Callable[[int], None]
+"""Called with the number of bytes that were read."""
 
 
 class DigestCache:
@@ -25,6 +28,7 @@ class DigestCache:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._read_now: dict[str, list[int]] = {}  # what this object has hashed itself
 
     def digest(self, file: Path, progress: Progress) -> str:
         """Return the file's digest (32 hex digits). Raises ModelRefused when it cannot be read or changes."""
@@ -33,12 +37,41 @@ class DigestCache:
             known = self._read().get(key)
             if isinstance(known, dict) and known.get("file") == identity and _is_digest(known.get("digest")):
                 return str(known["digest"])
-            digest = _hash(file, progress)
-            if file_identity(file) != identity:
-                raise ModelRefused(f"{file.name}: it changed while it was read. Try again when it is complete.")
+            digest = self._hash(file, identity, progress)
         except OSError as error:
             raise ModelRefused(f"{file.name}: cannot be read ({error.strerror or error})") from error
         self._remember(key, {"file": identity, "digest": digest})
+        return digest
+
+    def confirm(self, files: Sequence[Path], progress: Progress) -> Path | None:
+        """Read files whose digest was only remembered; return one that has other content now, None when none has.
+
+        Raises ModelRefused as `digest` does.
+        """
+        for file in files:
+            known = self.digest(file, progress)
+            key, identity = str(file.resolve()), file_identity(file)
+            if self._read_now.get(key) == identity:
+                continue
+            try:
+                if self._hash(file, identity, progress) != known:
+                    return file
+            except OSError as error:
+                raise ModelRefused(f"{file.name}: cannot be read ({error.strerror or error})") from error
+        return None
+
+    def _hash(self, file: Path, identity: list[int], progress: Progress) -> str:
+        done, size = 0, max(1, identity[0])
+
+        def tell(count: int) -> None:
+            nonlocal done
+            done += count
+            progress(f"reading {file.name}", min(1.0, done / size))
+
+        digest = hash_file(file, tell)
+        if file_identity(file) != identity:
+            raise ModelRefused(f"{file.name}: it changed while it was read. Try again when it is complete.")
+        self._read_now[str(file.resolve())] = identity
         return digest
 
     def digest_of(self, files: Sequence[Path], progress: Progress) -> str:
@@ -76,14 +109,17 @@ def file_identity(file: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
-def _hash(file: Path, progress: Progress) -> str:
+def ignore_chunk(count: int) -> None:
+    """An EachChunk that does nothing."""
+
+
+def hash_file(file: Path, each_chunk: EachChunk = ignore_chunk) -> str:
+    """Return a file's digest (32 hex digits). `each_chunk` hears of every piece read. Raises OSError."""
     digest = hashlib.blake2b(digest_size=16)
-    done, size = 0, max(1, file.stat().st_size)
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             digest.update(chunk)
-            done += len(chunk)
-            progress(f"reading {file.name}", min(1.0, done / size))
+            each_chunk(len(chunk))
     return digest.hexdigest()
 
 

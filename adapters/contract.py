@@ -10,7 +10,10 @@ slot holds *is* the rollback: nothing is copied, the positions behind it are sim
     +-- GrammarFailed        a grammar is wrong, or became too complex for its text; the request cannot go on
     +-- CapacityError        no KV blocks or slots are left; nothing was changed, free some and try again
     +-- DeviceLost           the device or its runtime failed; the loaded model is dead
-        +-- OutOfMemory      the device had no memory left; the loaded model is dead
+        +-- OutOfMemory      no memory was left; where it `can_go_on` a smaller forward may fit, else the model is dead
+        +-- MemoryCorrupt    the device's memory has an error that its ECC could not correct
+        +-- Overheated       the device is too hot
+        +-- RuntimeFailed    the runtime failed, and does not say that the device did
 """
 
 from __future__ import annotations
@@ -63,7 +66,24 @@ class DeviceLost(AdapterError):
 
 
 class OutOfMemory(DeviceLost):
-    """The device ran out of memory; the loaded model can no longer be used."""
+    """The device ran out of memory. `can_go_on`: the loaded model lives. What slots hold in front of the segments of
+    that forward is as it was, and what they hold from there on is to be written again."""
+
+    def __init__(self, message: str, *, can_go_on: bool = False) -> None:
+        super().__init__(message)
+        self.can_go_on = can_go_on
+
+
+class MemoryCorrupt(DeviceLost):
+    """The device's memory has an error that its ECC could not correct; the loaded model can no longer be used."""
+
+
+class Overheated(DeviceLost):
+    """The device is too hot, and stopped; the loaded model can no longer be used."""
+
+
+class RuntimeFailed(DeviceLost):
+    """The runtime failed for a reason that nobody could place; the loaded model can no longer be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +166,8 @@ class LoadedModel(Protocol):
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """Run one ragged batch.
 
-        Raises Unsupported for a malformed batch, CapacityError when blocks are missing (nothing changed),
-        DeviceLost or OutOfMemory when the device failed.
+        Raises Unsupported for a malformed batch, CapacityError when blocks are missing (nothing changed), and
+        DeviceLost, or the class of it that says more, when the device failed.
         """
         ...
 
@@ -182,6 +202,11 @@ class LoadedModel(Protocol):
 
     def release(self, slot: int) -> None:
         """Free what the slot holds. Releasing a free slot does nothing."""
+        ...
+
+    def discard(self, slot: int) -> None:
+        """Free what the slot holds, for it may be garbage: nobody begins with it any more, and none of it is left in
+        memory that another slot gets. Slots that share some of it keep that, and nobody begins with what they hold."""
         ...
 
     def close(self) -> None:

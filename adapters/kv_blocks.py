@@ -31,6 +31,7 @@ class BlockPool:
         self._held: dict[int, int] = {}
         self._fixed: dict[int, int] = {}  # leading positions of a slot that others may hold too
         self._users = [0] * blocks
+        self._suspects: set[int] = set()  # blocks that may hold garbage, until nobody uses them
         self._prefixes = PrefixIndex(block_tokens)
 
     @property
@@ -92,6 +93,9 @@ class BlockPool:
         if count * self.block_tokens <= self._fixed.get(slot, 0):
             return
         table = self._tables[slot]
+        count = next((index for index in range(count) if table[index] in self._suspects), count)
+        if count * self.block_tokens <= self._fixed.get(slot, 0):
+            return
         for index, block in enumerate(self._prefixes.add(table[:count], tokens)):
             own = table[index]
             if block != own:  # the same content is there already: one copy is enough
@@ -100,12 +104,34 @@ class BlockPool:
                 table[index] = block
         self._fixed[slot] = count * self.block_tokens
 
-    def release(self, slot: int) -> None:
-        """Free a slot's blocks; what others may ask for again is remembered until the room is needed."""
-        for block in reversed(self._tables.pop(slot, ())):
+    def release(self, slot: int) -> list[int]:
+        """Free a slot's blocks; what others may ask for again is remembered until the room is needed.
+
+        Returns what `discard` does, and is that for a slot that shares garbage: what it computed follows from it.
+        """
+        if self._suspects and not self._suspects.isdisjoint(self._tables.get(slot, ())):
+            return self.discard(slot)
+        self._drop_all(slot)
+        return []
+
+    def _drop_all(self, slot: int) -> list[int]:
+        blocks = self._tables.pop(slot, [])
+        for block in reversed(blocks):
             self._drop(block)
         self._held.pop(slot, None)
         self._fixed.pop(slot, None)
+        return blocks
+
+    def discard(self, slot: int) -> list[int]:
+        """See adapters.contract.LoadedModel.discard. Returns the blocks that nobody uses any more: they are to be
+        overwritten before the next forward."""
+        for block in self._tables.get(slot, ()):
+            self._prefixes.forget(block)
+            self._suspects.add(block)
+        blocks = self._drop_all(slot)
+        unused = [block for block in blocks if self._users[block] == 0]
+        self._suspects.difference_update(unused)
+        return unused
 
     def _use(self, block: int) -> None:
         self._prefixes.wake(block)

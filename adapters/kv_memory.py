@@ -118,6 +118,13 @@ class KvMemory:
                 address = self.address(cache, slot) + head * self._head_bytes
                 self._system.map(address, len(mapped) * self._piece_bytes, _ANYWHERE | _MAP_FIXED)
 
+    def erase(self, blocks: Sequence[int]) -> None:
+        """Overwrite blocks with zeros."""
+        zeros = bytes(self._piece_bytes)
+        for piece in range(self._caches * self._heads if self._file >= 0 else 0):
+            for block in blocks:
+                os.pwrite(self._file, zeros, (piece * self._blocks + block) * self._piece_bytes)
+
     def close(self) -> None:
         """Give everything back. No forward may run afterwards. Idempotent."""
         if self._file >= 0:

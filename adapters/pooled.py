@@ -49,4 +49,16 @@ class PooledModel:
 
     def release(self, slot: int) -> None:
         """See the contract."""
-        self._pool.release(slot)
+        if suspects := self._pool.release(slot):
+            self._erase(suspects)
+
+    def discard(self, slot: int) -> None:
+        """See the contract."""
+        suspects = self._pool.discard(slot)
+        self.release(slot)  # what the runtime's model frees beside the pool's blocks
+        if suspects:
+            self._erase(suspects)
+
+    def _erase(self, blocks: Sequence[int]) -> None:
+        """Overwrite blocks with zeros. Runtimes multiply what a mask hides by zero, and NaN stays NaN then."""
+        raise NotImplementedError

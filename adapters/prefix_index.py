@@ -67,6 +67,13 @@ class PrefixIndex:
         """The block is used again."""
         self._idle.pop(block, None)
 
+    def forget(self, block: int) -> None:
+        """Forget what a block that is used holds, if it is known. Nobody finds what continues it either; that goes when
+        its room is needed."""
+        key = self._keys.pop(block, None)
+        if key is not None:
+            del self._blocks[key]
+
     def evict(self) -> int:
         """Forget the idle block used least recently and return it. Raises KeyError when there is none."""
         block, _ = self._idle.popitem(last=False)

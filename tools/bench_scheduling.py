@@ -77,7 +77,7 @@ def fairness(target: LoadedTarget, options: EngineOptions, prompts: list[Prompt]
         if number == 60:
             loop.submit(Submit("long", text_of(prompts, 0, LONG_TOKENS), 4))
             long_from_s = time.perf_counter()
-        done = loop.run_round()
+        done = loop.run_round_strictly()
         now_s = time.perf_counter()
         for delta in done.deltas:
             if delta.request_id == "long":

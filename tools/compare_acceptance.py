@@ -132,13 +132,13 @@ def decode_requests(
     for submit in warm_up:
         loop.submit(submit)
         while not loop.idle:
-            loop.run_round()
+            loop.run_round_strictly()
     out: dict[str, list[int]] = {submit.request_id: [] for submit in submits}
     drafts = drafted = accepted = first = 0
     for submit in submits:  # one at a time: the draft's cache and the target's are never short of room
         loop.submit(submit)
         while not loop.idle:
-            done = loop.run_round()
+            done = loop.run_round_strictly()
             for delta in done.deltas:
                 out[delta.request_id].extend(delta.tokens)
             drafts, drafted, accepted = drafts + done.drafts, drafted + done.drafted, accepted + done.accepted

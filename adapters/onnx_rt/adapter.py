@@ -14,11 +14,12 @@ from adapters.contract import (
     LoadOptions,
     ModelRefused,
     NumericalClass,
-    OutOfMemory,
     Precision,
     Progress,
+    RuntimeFailed,
     Unsupported,
 )
+from adapters.failures import classify_failure
 from adapters.onnx_rt.graph import MODEL_FILE, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
 from adapters.onnx_rt.providers import ProviderChoice, choose_provider, confirm, device_names
@@ -171,9 +172,10 @@ class OnnxRuntimeAdapter:
             settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         try:
             session = runtime.InferenceSession(str(path), settings, providers=[(choice.provider, choice.options)])
-        except MemoryError as error:
-            raise OutOfMemory(f"there is no memory for {path.parent.name}") from error
         except Exception as error:  # the runtime's errors have no other root
+            failure = classify_failure(error, "ONNX Runtime", last_line=True)
+            if not isinstance(failure, RuntimeFailed):
+                raise failure from error
             reason = str(error).strip().splitlines()[-1]
             raise ModelRefused(f"ONNX Runtime cannot run {path.parent.name} on {options.device}: {reason}") from error
         confirm(choice, session.get_providers())

@@ -26,6 +26,7 @@ from adapters.contract import (
     OutOfMemory,
     Segment,
 )
+from adapters.failures import classify_failure
 from adapters.kv_blocks import BlockPool
 from adapters.kv_memory import KvMemory, block_tokens
 from adapters.onnx_rt.graph import cache_names
@@ -36,7 +37,6 @@ from device_profiles.workload import ModelSpec
 
 _LEAST_ROW_BLOCK = 32
 """No block of the attention operator's is smaller: twice the head size, or what its scores take of the L2 cache."""
-_OUT_OF_MEMORY_WORDS = ("bad_alloc", "out of memory", "failed to allocate", "bfcarena")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,12 @@ class OrtModel(PooledModel):
             raise DeviceLost("the model was closed")
         self._check(batch)
         self._pool.reserve(batch)
+        try:
+            return self._forward(batch)
+        except MemoryError as error:  # of numpy
+            raise OutOfMemory(f"there is no memory for a forward: {error}", can_go_on=True) from error
+
+    def _forward(self, batch: Sequence[Segment]) -> ForwardResult:
         batch = [piece for segment in batch for piece in cut_segment(segment, self._width)] if self._width else batch
         counts = [segment.rows[1] - segment.rows[0] for segment in batch]
         logits = self._room(sum(counts))
@@ -176,14 +182,21 @@ class OrtModel(PooledModel):
         try:
             self._session.run_with_iobinding(call.binding)
         except Exception as error:  # the runtime's errors have no other root
-            self.close()
-            raise _classify_failure(error) from error
+            failure = classify_failure(error, "ONNX Runtime", last_line=True)
+            if isinstance(failure, OutOfMemory):
+                failure.can_go_on = True  # a call allocates what it needs anew, and wrote no position in front of it
+            else:
+                self.close()
+            raise failure from error
 
     def release(self, slot: int) -> None:
         """See the contract."""
         super().release(slot)
         if self._session is not None:
             self._memory.clear(slot)
+
+    def _erase(self, blocks: Sequence[int]) -> None:
+        self._memory.erase(blocks)
 
     def close(self) -> None:
         """See the contract."""
@@ -242,10 +255,3 @@ class _Call:
     def _bind(self, name: str, values: NDArray[Any]) -> None:
         self._kept[name] = values
         self.binding.bind_input(name, "cpu", 0, values.dtype.type, values.shape, values.ctypes.data)
-
-
-def _classify_failure(error: Exception) -> DeviceLost:
-    text = str(error).strip().splitlines()[-1] if str(error).strip() else "no reason given"
-    if isinstance(error, MemoryError) or any(word in str(error).lower() for word in _OUT_OF_MEMORY_WORDS):
-        return OutOfMemory(f"ONNX Runtime ran out of memory: {text}")
-    return DeviceLost(f"ONNX Runtime failed: {text}")

@@ -18,11 +18,13 @@ from adapters.contract import (
     NumericalClass,
     Precision,
     Progress,
+    RuntimeFailed,
     Unsupported,
 )
 from adapters.hf_directory import title
 from adapters.openvino_rt.classes import CPU, HINTS, KV_HINTS, effective_class, list_numerical_classes
 from adapters.openvino_rt.convert import MODEL_FILE
+from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
 from adapters.openvino_rt.model import PagedModel
 from adapters.prepared_facts import model_spec, read_facts
 from device_profiles.measured import DeviceRates
@@ -158,7 +160,10 @@ class OpenVinoAdapter:
             settings["INFERENCE_NUM_THREADS"] = options.threads
         try:
             return core.compile_model(read_paged(path), options.device, settings)
-        except RuntimeError as error:
+        except FAILURES as error:
+            failure = classify_openvino_failure(error)
+            if not isinstance(failure, RuntimeFailed):
+                raise failure from error
             reason = str(error).strip().splitlines()[-1]
             raise ModelRefused(f"OpenVINO cannot run {path.parent.name} on {options.device}: {reason}") from error
 

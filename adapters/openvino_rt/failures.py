@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from adapters.contract import DeviceLost, OutOfMemory
+from adapters.failures import classify_failure
 
-_OUT_OF_MEMORY_WORDS = ("bad_alloc", "out of memory", "cannot allocate", "failed to allocate")
+FAILURES = (RuntimeError, MemoryError)
+"""What OpenVINO raises: std::bad_alloc arrives as a MemoryError."""
 
 
-def classify_openvino_failure(error: RuntimeError) -> DeviceLost:
+_BROKEN = "broken promise"
+"""A kernel that could not be made for want of memory stays so in OpenVINO's cache: forwards of its shape fail."""
+
+
+def classify_openvino_failure(error: BaseException) -> DeviceLost:
     """Return what a failed forward means."""
-    text = str(error).strip().splitlines()[-1] if str(error).strip() else "no reason given"
-    if any(word in str(error).lower() for word in _OUT_OF_MEMORY_WORDS):
-        return OutOfMemory(f"OpenVINO ran out of memory: {text}")
-    return DeviceLost(f"OpenVINO failed: {text}")
+    if _BROKEN in str(error).lower():
+        return OutOfMemory("OpenVINO has no kernel for this forward: there was no memory when it made one")
+    return classify_failure(error, "OpenVINO", last_line=True)

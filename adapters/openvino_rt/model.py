@@ -21,11 +21,12 @@ from adapters.contract import (
     LoadOptions,
     Logits,
     NumericalClass,
+    OutOfMemory,
     Precision,
     Segment,
 )
 from adapters.kv_blocks import BlockPool
-from adapters.openvino_rt.failures import classify_openvino_failure
+from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
 from adapters.openvino_rt.graph import ROWS_INPUT
 from adapters.openvino_rt.rows import Rows
 from adapters.pooled import PooledModel
@@ -52,6 +53,7 @@ class PagedModel(PooledModel):
         self._tensor = ov.Tensor
         self._compiled = compiled
         self._request = compiled.create_infer_request()
+        self._caches: list[Any] = []
         self._bound: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
         block_tokens, blocks = self._allocate_cache(options.kv_cache_bytes)
         self._class, self._scratch_block = numerical_class, blocks
@@ -88,7 +90,8 @@ class PagedModel(PooledModel):
                 # One more than the pool knows: padding is written there.
                 tensor = ov.Tensor(port.get_element_type(), ov.Shape([blocks + 1, *shape]))
                 self._request.set_tensor(port.any_name, tensor)
-        except RuntimeError as error:
+                self._caches.append(tensor)
+        except FAILURES as error:
             raise classify_openvino_failure(error) from error
         return shapes[0][1], blocks
 
@@ -114,9 +117,13 @@ class PagedModel(PooledModel):
         started = time.perf_counter()
         try:
             self._request.infer()
-        except RuntimeError as error:
-            self.close()
-            raise classify_openvino_failure(error) from error
+        except FAILURES as error:
+            failure = classify_openvino_failure(error)
+            if isinstance(failure, OutOfMemory):
+                failure.can_go_on = True  # buffers grow before they are used, and no position in front was written
+            else:
+                self.close()
+            raise failure from error
         device_ms = (time.perf_counter() - started) * 1000.0
         logits = self._request.get_output_tensor(0).data
         logits = logits.reshape(-1, logits.shape[-1])[: len(rows.wanted)]
@@ -158,7 +165,12 @@ class PagedModel(PooledModel):
         self._bound[name] = fresh
         self._request.set_tensor(name, self._tensor(fresh, shared_memory=True))
 
+    def _erase(self, blocks: Sequence[int]) -> None:
+        for cache in self._caches:
+            cache.data.reshape(cache.shape[0], -1)[list(blocks)] = 0
+
     def close(self) -> None:
         """See the contract."""
+        self._caches.clear()
         self._request = None
         self._compiled = None

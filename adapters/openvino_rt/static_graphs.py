@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import ModelRefused, Precision
+from adapters.contract import ModelRefused, Precision, RuntimeFailed
+from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
 from adapters.openvino_rt.static_build import BODY_FILE, EMBEDDING_FILE, HEAD_FILE, PLAN_FILE
 from adapters.openvino_rt.static_plan import StaticKvShape
 
@@ -171,7 +172,10 @@ class Compiler:
     def _compile(self, model: Any) -> Any:
         try:
             return self._core.compile_model(model, self._device, self._settings)
-        except RuntimeError as error:
+        except FAILURES as error:
+            failure = classify_openvino_failure(error)
+            if not isinstance(failure, RuntimeFailed):
+                raise failure from error
             reason = str(error).strip().splitlines()[-1]
             raise ModelRefused(f"OpenVINO cannot run {self._name} on {self._device}: {reason}") from error
 

@@ -30,7 +30,7 @@ from adapters.contract import (
 )
 from adapters.kv_blocks import BlockPool
 from adapters.kv_memory import KvMemory
-from adapters.openvino_rt.failures import classify_openvino_failure
+from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
 from adapters.openvino_rt.static_graphs import BodyGraph, Compiler, HeadGraph, Positions
 from adapters.openvino_rt.static_plan import StaticPlan
 from adapters.openvino_rt.static_widths import Bits, Cover, agreeing, list_starts
@@ -215,7 +215,7 @@ class StaticModel(PooledModel):
         except OutOfMemory:
             self.close()
             raise
-        except RuntimeError as error:
+        except FAILURES as error:
             self.close()
             raise classify_openvino_failure(error) from error
 
@@ -224,6 +224,9 @@ class StaticModel(PooledModel):
         super().release(slot)
         if not self._closed:
             self._memory.clear(slot)
+
+    def _erase(self, blocks: Sequence[int]) -> None:
+        self._memory.erase(blocks)
 
     def close(self) -> None:
         """See the contract."""

@@ -18,6 +18,7 @@ from adapters.contract import (
     ForwardResult,
     LoadOptions,
     NumericalClass,
+    OutOfMemory,
     Segment,
     Unsupported,
 )
@@ -102,8 +103,10 @@ class ToyModel(PooledModel):
         except DeviceLost:
             self._dead = True
             raise
-        self._pool.reserve(batch)
         rows = sum(len(segment.tokens) for segment in batch)
+        if 0 < self._script.memory_rows < rows:
+            raise OutOfMemory(f"simulated: the device has no memory for {rows} rows", can_go_on=True)
+        self._pool.reserve(batch)
         width = self._width or rows
         padded = ceil_div(rows, width) * width
         self._script.wait(padded, self._forwards)
@@ -118,17 +121,27 @@ class ToyModel(PooledModel):
     def _run(self, segment: Segment) -> NDArray[np.float32]:
         table = self._pool.table(segment.slot, segment.start + len(segment.tokens))
         before, last = self._at(table, segment.start - 1)
+        garbage = self._script.garbage >= 0 and self._script.garbage in self._held_tokens(table, segment.start)
         first, end = segment.rows
         out = np.empty((end - first, VOCABULARY), np.float32)
         for index, token in enumerate(segment.tokens):
             position = segment.start + index
             # Rows of the single-row kernel are a numerical class of their own, as on real runtimes: mixing shows.
             before = ((before ^ (token + 1 + VOCABULARY * segment.apart)) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) & _MASK
+            garbage = garbage or token == self._script.garbage
             self._cache[table[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = before, token
             if first <= index < end:
                 out[index - first] = self._context[(token * 31 + last) % _CONTEXTS] + self._history[before >> 58]
+                if garbage:
+                    out[index - first] = np.nan
             last = token
         return np.roll(out, self._script.shift, axis=1) if self._script.shift else out
+
+    def _erase(self, blocks: Sequence[int]) -> None:
+        self._cache[list(blocks)] = 0
+
+    def _held_tokens(self, table: Sequence[int], count: int) -> NDArray[np.uint64]:
+        return self._cache[list(table), :, 1].reshape(-1)[:count]
 
     def _at(self, table: Sequence[int], position: int) -> tuple[int, int]:
         """Return (hash, token) of a cached position; the beginning has its own."""

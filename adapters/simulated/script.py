@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from adapters.contract import CapacityError, DeviceLost, ModelRefused, OutOfMemory
+from adapters.contract import CapacityError, DeviceLost, MemoryCorrupt, ModelRefused, OutOfMemory, Overheated
 
-FAULTS = ("", "abort", "segfault", "exit", "hang", "device_lost", "out_of_memory", "capacity", "nan")
+FAULTS = ("", "abort", "segfault", "exit", "hang", "device_lost", "out_of_memory", "ecc", "thermal", "capacity", "nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,9 @@ class Script:
     only while that file does not exist, and creates it.
     `shift`: it says the tokens that many ids behind the toy's, so it is another model.
     `kernel_rows`: a forward of so many rows or more has another kernel, with other last bits (0: none has).
-    `unsteady`: with 1, every forward has last bits of its own."""
+    `unsteady`: with 1, every forward has last bits of its own.
+    `memory_rows`: a forward of more rows runs out of memory, and a smaller one does not (0: none does).
+    `garbage`: the logits behind that token, and of all that follows it in its sequence, are NaN (-1: of none)."""
 
     base_ms: float = 0.0
     row_ms: float = 0.0
@@ -44,6 +46,8 @@ class Script:
     shift: int = 0
     kernel_rows: int = 0
     unsteady: int = 0
+    memory_rows: int = 0
+    garbage: int = -1
 
     @classmethod
     def parse(cls, text: str) -> Script:
@@ -95,6 +99,10 @@ class Script:
             time.sleep(3600)
         if self.fault == "device_lost":
             raise DeviceLost(f"simulated: the device was lost at forward {forward}")
+        if self.fault == "ecc":
+            raise MemoryCorrupt(f"simulated: a memory error was not corrected at forward {forward}")
+        if self.fault == "thermal":
+            raise Overheated(f"simulated: the device was too hot at forward {forward}")
         if self.fault == "capacity":
             raise CapacityError(f"simulated: no KV block is left at forward {forward}")
         if self.fault == "out_of_memory":

@@ -9,6 +9,7 @@ tiles of T rows and L positions of a table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +20,15 @@ NAME = "outrider_paged"
 
 
 class KvPool:
-    """Keys and values of all layers: blocks of `block` positions, and one more, the scratch block of padding."""
+    """Keys and values of all layers: blocks of `block` positions, and two more. Padding is written to the scratch
+    block. The blank one behind it is read where a table is filled up: nothing is ever written there, as padding may be
+    garbage that a mask does not hide (0 times NaN is NaN)."""
 
     def __init__(
         self, *, layers: int, blocks: int, block: int, kv_heads: int, head_dim: int, dtype: Any, device: Any
     ) -> None:
         """Allocate. Raises torch's errors when memory runs out."""
-        shape = (blocks + 1, block, kv_heads, head_dim)
+        shape = (blocks + 2, block, kv_heads, head_dim)
         self._caches = [
             (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
             for _ in range(layers)
@@ -35,6 +38,13 @@ class KvPool:
         """Write (N, K, D) at `places`, (N,)."""
         for cache, rows in zip(self._caches[layer], (key, value), strict=True):
             cache.flatten(0, 1).index_copy_(0, places, rows)
+
+    def erase(self, blocks: Sequence[int]) -> None:
+        """Overwrite blocks with zeros."""
+        with torch.inference_mode():
+            for caches in self._caches:
+                for cache in caches:
+                    cache[list(blocks)] = 0
 
     def read(self, layer: int, table: Any) -> tuple[Any, Any]:
         """Return keys and values of the blocks of `table`, (g, blocks): both (g, K, L, D), positions before heads in

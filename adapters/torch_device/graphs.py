@@ -58,14 +58,14 @@ def size_of(plan: ForwardPlan) -> Size | None:
     return size if fits and all(group.tile == tile for group in plan.groups) else None
 
 
-def pad_inputs(plan: ForwardPlan, size: Size, scratch_block: int) -> dict[str, Indices]:
-    """Return a plan's inputs in the shapes of a graph. Tiles beyond the plan's read the scratch block's first
+def pad_inputs(plan: ForwardPlan, size: Size, blank_block: int) -> dict[str, Indices]:
+    """Return a plan's inputs in the shapes of a graph. Tiles beyond the plan's read the blank block's first
     position, which is finite, and nobody reads what they compute."""
     tiles = np.zeros(size.tiles * size.tile, np.int64)
     tiles[: len(plan.tiles)] = plan.tiles
     positions = np.zeros(size.tiles * size.tile, np.int64)
     positions[: len(plan.tiles)] = plan.positions[plan.tiles]
-    tables = np.full((size.tiles, size.blocks), scratch_block, np.int64)
+    tables = np.full((size.tiles, size.blocks), blank_block, np.int64)
     for group in plan.groups:
         tables[group.first : group.stop, : group.table.shape[1]] = group.table
     return {
@@ -112,6 +112,7 @@ class Graphs:
         self._windows, self._device = windows, device
         self._captured: dict[Size, tuple[Any, StaticInputs, Any]] = {}
         self._memory: Any = None
+        self.capturing = False  # it stays so where a capture failed
 
     def prepare(self, plan: ForwardPlan) -> Size | None:
         """Capture the graph for a plan if need be; None where there is none for it. Waits for the device."""
@@ -123,7 +124,7 @@ class Graphs:
     def replay(self, plan: ForwardPlan, size: Size) -> Any:
         """Queue the forward, and return where its logits will be: valid until the next replay of any graph."""
         graph, inputs, logits = self._captured[size]
-        inputs.send(pad_inputs(plan, size, self._scratch))
+        inputs.send(pad_inputs(plan, size, self._scratch + 1))
         graph.replay()
         return logits
 
@@ -131,7 +132,7 @@ class Graphs:
         inputs = StaticInputs(size, self._device)
         # Nothing but the scratch block is touched while a graph is made.
         inputs.views["writes"].fill_(self._scratch * self._block)
-        inputs.views["tables"].fill_(self._scratch)
+        inputs.views["tables"].fill_(self._scratch + 1)
 
         def forward() -> Any:
             batch = inputs.batch(self._pool, self._block, self._windows)
@@ -144,8 +145,10 @@ class Graphs:
                 forward()
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
+        self.capturing = True
         with torch.cuda.graph(graph, pool=self._memory):
             logits = forward()
+        self.capturing = False
         self._memory = self._memory or graph.pool()
         return graph, inputs, logits
 

@@ -17,6 +17,7 @@ from adapters.contract import (
     ForwardResult,
     LoadOptions,
     NumericalClass,
+    OutOfMemory,
     Precision,
     Segment,
     Unsupported,
@@ -102,6 +103,7 @@ class TorchModel(PooledModel):
             dtype=DTYPES[numerical_class.activations],
             device=device,
         )
+        self._memory: KvPool | None = memory
         self._runner: ForwardRunner | None = ForwardRunner(
             network,
             memory,
@@ -138,10 +140,18 @@ class TorchModel(PooledModel):
         try:
             logits, device_ms = self._runner.run(plan_forward(batch, self._pool, self._shapes))
         except (RuntimeError, MemoryError) as error:
-            self.close()
-            raise classify_torch_failure(error) from error
+            failure = classify_torch_failure(error)
+            if isinstance(failure, OutOfMemory) and self._runner.take_memory_back():
+                failure.can_go_on = True
+            else:
+                self.close()
+            raise failure from error
         return ForwardResult(logits, device_ms)
+
+    def _erase(self, blocks: Sequence[int]) -> None:
+        if self._memory is not None:
+            self._memory.erase(blocks)
 
     def close(self) -> None:
         """See the contract."""
-        self._runner = None
+        self._runner = self._memory = None

@@ -73,7 +73,7 @@ class ForwardPlan:
 
 def plan_forward(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> ForwardPlan:
     """Return what a forward of `batch` computes; the pool has reserved its blocks. The scratch block, where padding
-    is written, is number `pool.total`."""
+    is written, is number `pool.total`, and the blank one, which fills tables up, comes behind it."""
     count = sum(len(segment.tokens) for segment in batch)
     rows = shapes.pad_rows(count)
     ids, positions = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
@@ -95,7 +95,7 @@ def plan_forward(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> F
         tiles.append(at + np.minimum(np.arange(parts * tile), size - 1))
         sources[own] = tiled + np.arange(size)
         first = groups[-1].stop if groups else 0
-        groups.append(Group(first, first + parts, tile, _pad_table(table, shapes.key_blocks, pool.total)[None]))
+        groups.append(Group(first, first + parts, tile, _pad_table(table, shapes.key_blocks, pool.total + 1)[None]))
         wanted.append(at + np.arange(*segment.rows))
         at += size
         tiled += parts * tile
@@ -113,7 +113,7 @@ def plan_forward(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> F
     )
 
 
-def _pad_table(table: Indices, multiple: int, scratch: int) -> Indices:
-    """Fill a table up with the scratch block: what is there is finite, and nobody sees it."""
+def _pad_table(table: Indices, multiple: int, blank: int) -> Indices:
+    """Fill a table up with the blank block: what is there is finite, and nobody sees it."""
     missing = -len(table) % multiple
-    return np.concatenate([table, np.full(missing, scratch, np.int64)]) if missing else table
+    return np.concatenate([table, np.full(missing, blank, np.int64)]) if missing else table

@@ -47,6 +47,16 @@ class ForwardRunner:
             logits = self._on_host(rows)
             return logits, self._clock.stop_ms()
 
+    def take_memory_back(self) -> bool:
+        """After a forward had no memory: give back what nothing uses. False: a graph was being captured, and what the
+        allocator thinks of that is not known."""
+        if self._graphs is None:
+            return True
+        if self._graphs.capturing:
+            return False
+        torch.cuda.empty_cache()
+        return True
+
     def _rows(self, plan: ForwardPlan) -> Any:
         """Return the logits of a plan's wanted rows, padding included, on the device."""
         tables = [group.table for group in plan.groups]

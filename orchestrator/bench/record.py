@@ -99,7 +99,7 @@ def measure_decoding(loop: DecodeLoop, submits: Sequence[Submit], outcome: ModeR
             raise OutriderError(f"request {submit.request_id}: {refused.message}")
         outcome.records[submit.request_id] = Record()
     while not loop.idle:
-        done = loop.run_round()
+        done = loop.run_round_strictly()
         now_s = time.perf_counter() - started
         # A round without a prefill has a token for each of its sequences, and none of them is a first one.
         decoding = len(done.deltas) == done.sequences

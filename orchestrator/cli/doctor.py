@@ -13,7 +13,9 @@ from typing import Annotated, Literal
 import psutil
 import typer
 
+from adapters.artefact import find_mark
 from adapters.device_facts import DeviceFacts, device_facts
+from adapters.model_store import ModelStore
 from device_profiles.store import ProfileStore
 from device_profiles.units import GIB, human_bytes
 
@@ -60,7 +62,16 @@ def doctor(
 
 def examine() -> list[Check]:
     """Return every finding."""
-    return [_python(), *_frameworks(), _default_model(), *_rooms(), *_machine(), *_devices(), *_classes()]
+    return [
+        _python(),
+        *_frameworks(),
+        _default_model(),
+        *_rooms(),
+        *_machine(),
+        *_artefacts(),
+        *_devices(),
+        *_classes(),
+    ]
 
 
 def _python() -> Check:
@@ -128,6 +139,14 @@ def _machine() -> list[Check]:
         _least(f"disk of the store ({store})", disk, LEAST_DISK_BYTES, "free space, or set store.directory"),
         _least(str(SHARED_MEMORY), shm, GIB // 2, "enlarge it where workers run on Ray, which keeps objects there"),
     ]
+
+
+def _artefacts() -> list[Check]:
+    """Prepared models that were found damaged: the next load makes them again."""
+    store = ModelStore(_store())
+    marked = [(artefact, find_mark(artefact)) for artefact, _ in store.all()]
+    todo = "nothing: the next load makes it again; look after the disk"
+    return [Check(f"prepared {path.parent.name}/{path.name}", "warn", mark, todo) for path, mark in marked if mark]
 
 
 def _devices() -> list[Check]:

@@ -23,7 +23,7 @@ def list_refused(
     if as_json:
         print(json.dumps(answer, indent=1))
         return
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from orchestrator.plain_table import add_row, wide_console
 
@@ -31,7 +31,7 @@ def list_refused(
     if not answer["quarantined"]:
         console.print("no request is refused")
         return
-    table = Table("digest", "request", "prompt tokens", "workers ended", "refused until", "the last worker's end")
+    table = Table(Column("digest", no_wrap=True), "request", "prompt tokens", "workers ended", "until", "last end")
     for one in answer["quarantined"]:
         until = datetime.fromtimestamp(one["until_s"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         counts = (str(one["prompt_tokens"]), str(one["deaths"]))

@@ -76,6 +76,8 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     if answer["slo"]:
         rows += [("objectives", objectives_line(answer["slo"])), ("goodput", goodput_line(answer["slo"]))]
     rows += _levers(answer["replicas"])
+    rows += _memory_bounds(answer["replicas"])
+    rows += [("DAMAGED FILE", file) for file in (gauges or {}).get("corrupt", [])]
     if answer["canary"]:
         rows.append(("canary", canary_line(answer["canary"])))
     rows.append(("acceptance rule", acceptance_line(answer["acceptance"], gauges)))
@@ -140,6 +142,20 @@ def goodput_line(slo: dict[str, Any]) -> str:
 def _levers(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return what each replica moves for the objectives, and why."""
     return [(f"SLO actions{whose}", gauges["slo"]["why"]) for whose, gauges in pair_gauges(replicas) if gauges["slo"]]
+
+
+def _memory_bounds(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return how small each replica keeps its forwards, as memory ran out."""
+    bounds = ((whose, gauges["memory_bound"]) for whose, gauges in pair_gauges(replicas))
+    return [(f"OUT OF MEMORY{whose}", memory_bound_line(bound)) for whose, bound in bounds if bound]
+
+
+def memory_bound_line(bound: dict[str, Any]) -> str:
+    """Return what forwards are kept to after one of them ran out of memory."""
+    return (
+        f"forwards of {bound['rows']} of {bound['most_rows']} rows, {bound['sequences']} sequences at most, "
+        f"loosened every {bound['holds_s']:g} s; {bound['last']}"
+    )
 
 
 def canary_line(canary: dict[str, Any]) -> str:

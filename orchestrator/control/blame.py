@@ -28,7 +28,7 @@ from policies.serving.failover.blame import (
 
 _FORGET_S: Final = 3600.0
 _MOST_REMEMBERED: Final = 4096
-_DIGEST_BYTES: Final = 12
+_DIGEST_BYTES: Final = 8
 NO_RETRY: Final = {"x-should-retry": "false"}
 """The header by which OpenAI's clients are told not to send a request again."""
 

@@ -56,12 +56,14 @@ from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import Cluster, WorkerSpec
 from orchestrator.workers.messages import Delta, Progress, RoundReport, Submit
 from policies.serving.canary import CanaryVariant
+from policies.serving.failover.watchdog import FLOOR_S
 from policies.serving.overrides import Override
 
 _log = logging.getLogger(__name__)
 _entries = get_logger(__name__)
 _LEVELS = logging.getLevelNamesMapping()
 _T = TypeVar("_T")
+_REMOTE_PATIENCE_S = 3.0
 
 
 class TargetControl:
@@ -89,6 +91,7 @@ class TargetControl:
         self._limits = limits
         self._clock = clock
         self._state = State(limits.max_restarts, limits.least_depth, limits.quarantine_s)
+        self._state.watch.patience_s = FLOOR_S if cluster.runtime == "local" else _REMOTE_PATIENCE_S
         self._supervisor = Supervisor(cluster, sleep, self._post)
         self._overrides = NO_OVERRIDES
         self._readers: dict[str, Reader] = {}  # of live streams, by the request's id

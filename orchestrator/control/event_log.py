@@ -1,4 +1,5 @@
-"""What the log says when a replica's gauges have changed: drafters that failed, SLO actions, low acceptance."""
+"""What the log says when a replica's gauges have changed: drafters that failed, SLO actions, low acceptance,
+bounds for memory, damaged files."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import logging
 
 from orchestrator.control import acceptance_alarm
 from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Gauges
+from orchestrator.workers.messages import Gauges, MemoryBound
 
 _log = logging.getLogger(__name__)
 
@@ -18,6 +19,19 @@ def tell_changes(replica: str, before: Gauges | None, now: Gauges) -> None:
         _log.warning("drafter %s failed and is not used any more: %s", drafter.name, drafter.reason)
     if why := describe_slo_change(before, now):
         _log.info("objectives of %s: %s", replica, why)
+    if now.memory_bound != (bound := before.memory_bound if before else None):
+        _tell_memory_bound(replica, bound, now.memory_bound)
+    for file in now.corrupt:
+        if before is None or file not in before.corrupt:
+            _log.error("damaged since it was loaded, the next load makes it again: %s", file)
+
+
+def _tell_memory_bound(replica: str, before: MemoryBound | None, now: MemoryBound | None) -> None:
+    if now is None:
+        _log.info("%s: forwards may be as large as ever again", replica)
+    elif before is None or now.rows < before.rows:
+        text = "%s: out of memory; forwards have %d of %d rows at most, %d sequences, for %g s: %s"
+        _log.warning(text, replica, now.rows, now.most_rows, now.sequences, now.holds_s, now.last)
 
 
 def _find_failed_drafters(before: Gauges | None, now: Gauges) -> list[DrafterState]:

@@ -178,16 +178,17 @@ def add_totals(totals: Sequence[Totals]) -> Totals:
 
 
 def add_gauges(gauges: Sequence[Gauges]) -> Gauges | None:
-    """Return the sums; drafters, tolerances and warnings one replica after the other; objectives are each replica's
-    own. None where no replica says anything."""
+    """Return the sums; drafters, tolerances and warnings one replica after the other; objectives and bounds are each
+    replica's own. None where no replica says anything."""
     if len(gauges) < 2:
         return gauges[0] if gauges else None
     counts = {
         name: sum(getattr(one, name) for one in gauges)
         for name in Gauges.__struct_fields__
-        if name not in ("drafters", "tolerance_deltas", "low_acceptance", "slo")
+        if name not in ("drafters", "tolerance_deltas", "low_acceptance", "slo", "memory_bound", "corrupt")
     }
     drafters = [drafter for one in gauges for drafter in one.drafters]
     deltas = {kind: delta for one in gauges for kind, delta in one.tolerance_deltas.items()}
     warnings = [one for gauge in gauges for one in gauge.low_acceptance]
-    return Gauges(**counts, drafters=drafters, tolerance_deltas=deltas, low_acceptance=warnings)
+    corrupt = list(dict.fromkeys(file for one in gauges for file in one.corrupt))
+    return Gauges(**counts, drafters=drafters, tolerance_deltas=deltas, low_acceptance=warnings, corrupt=corrupt)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.drafting.group import DrafterGroup
+from orchestrator.drafting.guard import GuardedDrafter
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
@@ -43,12 +44,13 @@ class _DrafterStats:
 
 class ChainDrafter(DrafterGroup):
     """See the module. Of several drafts for a sequence the one that promises most is taken, the cheapest of equals;
-    `Draft.drafter` says whose it is. Every drafter learns what was committed, whoever proposed it."""
+    `Draft.drafter` says whose it is. Every drafter learns what was committed, whoever proposed it. One that raises is
+    not asked any more."""
 
     name = "chain"
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
-        super().__init__(drafters)
+        super().__init__([GuardedDrafter(drafter) for drafter in drafters])
         self._greedy: dict[str, bool] = {}
         self._standings = {greedy: [_DrafterStats() for _ in self._drafters] for greedy in (True, False)}
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from adapters.contract import AdapterError, DeviceLost
+from adapters.contract import AdapterError
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.drafting.endpoint import GREETING_S, EndpointServer, host_id
@@ -37,6 +37,7 @@ from orchestrator.drafting.protocol import (
 )
 from orchestrator.workers.contract import Step
 from orchestrator.workers.draft_messages import DrafterState, DraftReady
+from orchestrator.workers.failures import describe_failure, describe_loading_failure
 from orchestrator.workers.messages import Command, Event, Failed, Stop
 from orchestrator.workers.process_memory import peak_rss_bytes
 
@@ -104,19 +105,24 @@ class DraftEngine:
     def run(self, emit: Emit) -> None:
         """See workers.contract.Engine. What an adapter raises becomes a Failed event with one line."""
         try:
-            hosted = self._load(emit)
-            self._step = None
-            try:
-                self._open(hosted, emit)
-            finally:
-                hosted.drafter.close()
-        except DeviceLost as error:
-            emit(Failed(str(error), restartable=True))
-        except AdapterError as error:
-            emit(Failed(str(error), restartable=False))
+            self._host(emit)
         finally:
             self._bell.close()
             self._door_bell.close()
+
+    def _host(self, emit: Emit) -> None:
+        try:
+            hosted = self._load(emit)
+        except AdapterError as error:
+            emit(describe_loading_failure(error))
+            return
+        self._step = None
+        try:
+            self._open(hosted, emit)
+        except AdapterError as error:
+            emit(describe_failure(error))
+        finally:
+            hosted.drafter.close()
 
     def _open(self, hosted: HostedDrafter, emit: Emit) -> None:
         server = EndpointServer(hosted.host)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.workers.messages import Submit
-from policies.sampling import Row
+from policies.sampling import Row, require_finite
 from policies.sampling.logprobs import TokenScore, score
 
 
@@ -28,8 +28,10 @@ class LogprobCollector:
         return cls(submit.logprobs, submit.prompt, wants_prompt=wants_prompt)
 
     def see_prompt(self, rows: Row, position: int) -> None:
-        """Score the prompt's tokens from `position` on; row i holds the logits of position `position + i`."""
+        """Score the prompt's tokens from `position` on; row i holds the logits of position `position + i`. Raises
+        NotFinite."""
         for index in range(min(len(rows), len(self._prompt) - position)):
+            require_finite(rows[index])
             token = self._prompt[position + index]
             self._prompt_scores[position + index] = score(rows[index], token, self._top)
 

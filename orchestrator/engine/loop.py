@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, LoadedModel
+from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, LoadedModel, OutOfMemory
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.drafting.chain import ChainDrafter
@@ -20,7 +20,7 @@ from orchestrator.engine.request_checks import problem_with
 from orchestrator.engine.scheduler import Scheduler
 from orchestrator.engine.sequence import NO_SLOT, SequenceState
 from orchestrator.engine.speculator import Speculator
-from orchestrator.engine.verifier import Verifier
+from orchestrator.engine.verifier import Verdict, Verifier
 from orchestrator.workers.messages import Delta, Gauges, Refused, RoundReport, Submit
 from policies.sampling import NotFinite, Row, ToleranceGoal, VerifiedDraft
 from policies.serving.acceptance_alarm import THRESHOLD
@@ -74,6 +74,7 @@ class DecodeLoop:
         self._by_drafter = DrafterCounts()
         self._verifier = Verifier(tolerance)
         self._failed: list[Refused] = []
+        self._not_finite = 0
         self._rounds = 0
         self.expected_ms = 0.0
 
@@ -121,7 +122,7 @@ class DecodeLoop:
             self._speculator.end(request_id, keep=False)
 
     def run_round(self) -> RoundReport:
-        """Run one round; there must be something to do. Raises DeviceLost: the target is gone.
+        """Run one round; there must be something to do. Raises AdapterError: the target is of no more use.
 
         Every committed token is in the round that is returned, so nothing is lost when the next one fails.
         """
@@ -136,7 +137,7 @@ class DecodeLoop:
             )
             self._speculator.propose(parts, room=room, row_price=row_price)
         draft_ms = (self._clock.monotonic_s() - proposed) * MS_PER_S
-        result = self._target.forward([part.segment() for part in parts])
+        parts, result = self._forward(parts)
         self._scheduler.observe(parts, result.device_ms)
         rows = _rows_by_part(parts, result)
         verdicts = self._accept(parts, rows)
@@ -159,6 +160,26 @@ class DecodeLoop:
             draft_ms=draft_ms,
         )
 
+    def run_round_strictly(self) -> RoundReport:
+        """Run one round of requests that all have to come to their ends: whoever measures has nobody to tell of one
+        that did not. Raises DeviceLost for it, and what `run_round` raises."""
+        done = self.run_round()
+        if failed := self.failures():
+            raise DeviceLost(f"request {failed[0].request_id}: {failed[0].message}")
+        return done
+
+    def _forward(self, parts: list[ScheduledSequence]) -> tuple[list[ScheduledSequence], ForwardResult]:
+        """Run a forward, in smaller ones without drafts while memory runs out; returns the parts that it had. Raises
+        what the target's forward raises."""
+        while True:
+            try:
+                return parts, self._target.forward([part.segment() for part in parts])
+            except OutOfMemory as error:
+                if not error.can_go_on or not self._scheduler.make_smaller(parts, str(error)):
+                    raise
+            self._speculator.abandon_round()
+            parts = self._schedule_parts()
+
     def _schedule_parts(self) -> list[ScheduledSequence]:
         """Return who is in the next forward; the drafter hears of who starts. What it knows of those who give way is
         good until they start again."""
@@ -168,31 +189,49 @@ class DecodeLoop:
             self._speculator.begin(sequence, drafts=sequence not in preempted)
         return parts
 
-    def _retire(self, sequence: SequenceState, *, keep: bool) -> None:
-        """The sequence ends. `keep`: its output may help later drafts."""
+    def _retire(self, sequence: SequenceState, *, keep: bool, garbage: bool = False) -> None:
+        """The sequence ends. `keep`: its output may help later drafts. `garbage`: what it computed may be."""
         self._speculator.end(sequence.key, keep=keep)
-        self._scheduler.leave(sequence)
+        self._scheduler.leave(sequence, garbage=garbage)
 
     def _accept(self, parts: Sequence[ScheduledSequence], rows: Sequence[Row]) -> list[VerifiedDraft | None]:
         asked: list[tuple[SequenceState, Row]] = []
         for part, own in zip(parts, rows, strict=True):
             sequence = part.sequence
-            if sequence.scores is not None and sequence.scores_prompt:
-                sequence.scores.see_prompt(own, sequence.cached + 1)
+            if not self._score_prompt(sequence, own):
+                continue
             if part.emits_logits:
                 asked.append((sequence, own[len(own) - len(sequence.draft.tokens) - 1 :]))
-        try:
-            judged = iter(self._verifier.verdicts(asked))
-        except NotFinite as error:
-            device = self._target.capabilities.device
-            raise DeviceLost(f"{device} computed garbage: {error}") from error
-        return [self._usable(part.sequence, next(judged)) if part.emits_logits else None for part in parts]
+        judged = iter(self._verifier.verdicts(asked))
+        emitting = [part.emits_logits and part.sequence.slot != NO_SLOT for part in parts]
+        return [
+            self._usable(part.sequence, next(judged)) if emits else None
+            for part, emits in zip(parts, emitting, strict=True)
+        ]
 
-    def _usable(self, sequence: SequenceState, judged: VerifiedDraft | GrammarFailed) -> VerifiedDraft | None:
-        if isinstance(judged, GrammarFailed):
-            self._fail(sequence, judged)
-            return None
-        return judged
+    def _score_prompt(self, sequence: SequenceState, rows: Row) -> bool:
+        """Score a prompt's rows where that is asked for. False: they are garbage, and the sequence is gone."""
+        if sequence.scores is not None and sequence.scores_prompt:
+            try:
+                sequence.scores.see_prompt(rows, sequence.cached + 1)
+            except NotFinite as error:
+                self._usable(sequence, error)
+                return False
+        return True
+
+    def _usable(self, sequence: SequenceState, judged: Verdict) -> VerifiedDraft | None:
+        """Return a verdict that is one; where it is none, give up on that request."""
+        match judged:
+            case GrammarFailed():
+                self._fail(sequence, judged)
+            case NotFinite():
+                self._not_finite += 1
+                said = f"{self._target.capabilities.device} computed garbage for this request: {judged}"
+                self._failed.append(Refused(sequence.key, said, "not_finite"))
+                self._retire(sequence, keep=False, garbage=True)
+            case _:
+                return judged
+        return None
 
     def _commit(
         self, parts: Sequence[ScheduledSequence], verdicts: Sequence[VerifiedDraft | None], rows: Sequence[Row]
@@ -201,7 +240,7 @@ class DecodeLoop:
         tally = RoundDraftCounts()
         for part, judged, own in zip(parts, verdicts, rows, strict=True):
             sequence = part.sequence
-            if sequence.slot == NO_SLOT:  # its grammar failed
+            if sequence.slot == NO_SLOT:  # its grammar failed, or its row was garbage
                 continue
             filling = sequence.prompt_left > 0
             self._prefixes.count(sequence)
@@ -258,6 +297,9 @@ class DecodeLoop:
             tolerance_deltas=self._verifier.deltas,
             low_acceptance=self._watch.standing(),
             slo=self._levels.state(),
+            out_of_memory=self._scheduler.memory.failures,
+            not_finite=self._not_finite,
+            memory_bound=self._scheduler.memory.state(),
             drafters=self._by_drafter.states(self._speculator.states()),
         )
 

@@ -12,10 +12,12 @@ from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
 from orchestrator.drafting.port import NOTHING
 from orchestrator.engine.batch import ScheduledSequence, count_min_rows, most_blocks, rows_of, schedule_rows
+from orchestrator.engine.memory_guard import MemoryGuard
 from orchestrator.engine.prefix_cache import PrefixCache
 from orchestrator.engine.sequence import NO_SLOT, SequenceState
 from orchestrator.engine.slo_monitor import SloMonitor
 from policies.serving.admission import count_admissible_requests, victims
+from policies.serving.batch_bound import BatchLimits
 from policies.serving.prefill_budget import observe_prefill, rows_within
 from policies.serving.slo import LEAST_GROUP, NO_OBJECTIVES, Objectives, group_size, rows_that_fit
 from policies.speculation.cost_model import CostModel
@@ -47,6 +49,7 @@ class Scheduler:
         caps = target.capabilities
         self.max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.paid_rows)
         self.preemptions = 0
+        self.memory = MemoryGuard(BatchLimits(caps.max_batch_rows, self.max_running, caps.paid_rows), clock)
         self.levels = SloMonitor(objectives, clock, max_running=self.max_running, drafts=drafts)
         self._cost = cost
         self._turn = 0
@@ -83,6 +86,7 @@ class Scheduler:
 
     def admit(self) -> list[SequenceState]:
         """Give slots to those who can start now, and return them."""
+        self.memory.look()
         started = self._start_admitted() if self._waiting else []
         self.levels.look(self._running, self._waiting)
         return started
@@ -97,7 +101,7 @@ class Scheduler:
             blocks,
             free_blocks=self._target.free_blocks() - self._count_promised_blocks(),
             running=len(self._running),
-            max_running=min(self.max_running, self.levels.answer.running),
+            max_running=min(self.max_running, self.levels.answer.running, self.memory.sequences),
             spare_blocks=len(self._running) + 1,
         )
         now = self._clock.monotonic_s()
@@ -126,7 +130,7 @@ class Scheduler:
                 self._prefixes.attach(sequence)
             parts = schedule_rows(
                 self._in_turn(),
-                max_rows=caps.max_batch_rows,
+                max_rows=self.memory.rows,
                 prefill_rows=self._count_prefill_rows(),
                 paid_rows=caps.paid_rows,
             )
@@ -147,7 +151,7 @@ class Scheduler:
             self._prefill_row_ms,
             decode_ms=self._decode_ms(decoding),
             bound_ms=self._max_itl_ms,
-            most=self._target.capabilities.max_batch_rows,
+            most=self.memory.rows,
             least=_LEAST_PREFILL_ROWS,
             share=self.levels.answer.prefill_share,
         )
@@ -175,7 +179,7 @@ class Scheduler:
         """Return the rows that drafts may add to a forward: those that it has left, and that keep what decodes in it
         within the round's latency budget."""
         caps = self._target.capabilities
-        left = max(0, caps.max_batch_rows - rows_of(parts, caps.paid_rows))
+        left = max(0, self.memory.rows - rows_of(parts, caps.paid_rows))
         deciding = [part for part in parts if part.emits_logits]
         if not self.levels.follows or not deciding:
             return left
@@ -210,21 +214,37 @@ class Scheduler:
         rows = sum(count_min_rows(part, alone, paid_rows) for part in parts)
         return rows, len(parts), sum(part.sequence.cached for part in parts) / max(1, len(parts))
 
+    def make_smaller(self, parts: Sequence[ScheduledSequence], said: str) -> bool:
+        """A forward of these parts ran out of memory: the next ones are smaller, and the youngest give way where fewer
+        may run then. `said`: why, in words. False: there is no smaller one."""
+        if not self.memory.tighten(rows_of(parts, self._target.capabilities.paid_rows), len(parts), said):
+            return False
+        self._send_back(max(0, len(self._running) - self.memory.sequences))
+        return True
+
     def _preempt(self, missing: int) -> list[SequenceState]:
-        """Send the youngest back to the head of the queue: their tokens are kept, their cache is computed again."""
+        """Let the youngest give way until so many blocks are free."""
         size = self._target.capabilities.block_tokens
         held = [ceil_div(self._target.count_cached_positions(sequence.slot), size) for sequence in self._running]
-        gone = self._running[-max(1, victims(held, missing=missing)) :]
+        return self._send_back(max(1, victims(held, missing=missing)))
+
+    def _send_back(self, count: int) -> list[SequenceState]:
+        """Send the youngest back to the head of the queue: their tokens are kept, their cache is computed again."""
+        gone = self._running[len(self._running) - count :]
         for sequence in reversed(gone):
             self.leave(sequence)
             self._waiting.appendleft(sequence)
         self.preemptions += len(gone)
         return gone
 
-    def leave(self, sequence: SequenceState) -> None:
-        """Take a running sequence's slot; what it computed is remembered while there is room."""
-        self._prefixes.remember(sequence)
-        self._target.release(sequence.slot)
+    def leave(self, sequence: SequenceState, *, garbage: bool = False) -> None:
+        """Take a running sequence's slot; what it computed is remembered while there is room, unless it may be
+        `garbage`."""
+        if garbage:
+            self._target.discard(sequence.slot)
+        else:
+            self._prefixes.remember(sequence)
+            self._target.release(sequence.slot)
         self._running.remove(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = NO_SLOT

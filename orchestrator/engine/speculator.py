@@ -139,6 +139,10 @@ class Speculator:
         index = {place.key: at for at, place in enumerate(now.places)}
         self._open = _Open(now, drafts, proposals, depths, index)
 
+    def abandon_round(self) -> None:
+        """The round goes on without its drafts: nothing is learned from what it proposed."""
+        self._open = None
+
     def _round_of(
         self, parts: Sequence[ScheduledSequence], deciding: Sequence[ScheduledSequence], room: int, row_price: float
     ) -> RoundContext:

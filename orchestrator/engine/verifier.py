@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from adapters.contract import GrammarFailed
 from orchestrator.engine.sequence import SequenceState
 from policies.sampling import (
+    NotFinite,
     Row,
     Sampling,
     ToleranceGoal,
@@ -17,6 +18,8 @@ from policies.sampling import (
     verify_draft,
 )
 
+Verdict = VerifiedDraft | GrammarFailed | NotFinite
+
 
 class Verifier:
     """What was learned is the worker's: greedy and sampled requests each share one tolerance."""
@@ -25,21 +28,14 @@ class Verifier:
         self._goal = goal
         self._learned = {"greedy": ToleranceState(), "sampled": ToleranceState()}
 
-    def verdicts(self, asked: Sequence[tuple[SequenceState, Row]]) -> list[VerifiedDraft | GrammarFailed]:
+    def verdicts(self, asked: Sequence[tuple[SequenceState, Row]]) -> list[Verdict]:
         """Judge sequences' drafts by their rows (see policies.sampling.verify), each by itself: why it could not be
-        done, where a grammar failed. Raises NotFinite."""
+        done, where a grammar failed or a row is garbage."""
         found = [None if _side_by_side(sequence) else self._verdict(sequence, rows) for sequence, rows in asked]
-        others = verify_coupled_drafts(
-            [
-                (rows, sequence.draft.tokens, sequence.submit.sampling, len(sequence.tokens))
-                for (sequence, rows), own in zip(asked, found, strict=True)
-                if own is None
-            ]
-        )
-        following = iter(others)
+        following = iter(_judge_side_by_side([pair for pair, own in zip(asked, found, strict=True) if own is None]))
         return [next(following) if own is None else own for own in found]
 
-    def _verdict(self, sequence: SequenceState, rows: Row) -> VerifiedDraft | GrammarFailed:
+    def _verdict(self, sequence: SequenceState, rows: Row) -> Verdict:
         sampling = sequence.submit.sampling
         delta = self._learned[_kind(sampling)].delta if sampling.rule == "tolerance" else None
         if delta is not None and sequence.draft.tokens:
@@ -54,7 +50,7 @@ class Verifier:
                 proposals=sequence.draft.proposals,
                 delta=delta,
             )
-        except GrammarFailed as error:
+        except (GrammarFailed, NotFinite) as error:
             return error
         if found.gaps:
             kind, greedy = _kind(sampling), sampling.temperature == 0.0
@@ -65,6 +61,22 @@ class Verifier:
     def deltas(self) -> dict[str, float]:
         """The tolerances that are known, in nats."""
         return {kind: state.delta for kind, state in self._learned.items() if state.delta is not None}
+
+
+def _judge_side_by_side(asked: Sequence[tuple[SequenceState, Row]]) -> Sequence[Verdict]:
+    """Judge drafts by the coupled rule together; where a row of one is garbage, each alone."""
+    drafts = [(rows, one.draft.tokens, one.submit.sampling, len(one.tokens)) for one, rows in asked]
+    try:
+        return verify_coupled_drafts(drafts)
+    except NotFinite:
+        return [_judge_alone(draft) for draft in drafts]
+
+
+def _judge_alone(draft: tuple[Row, Sequence[int], Sampling, int]) -> Verdict:
+    try:
+        return verify_coupled_drafts([draft])[0]
+    except NotFinite as error:
+        return error
 
 
 def _side_by_side(sequence: SequenceState) -> bool:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+import msgspec
 import psutil
 
-from adapters.contract import AdapterError, DeviceLost
+from adapters.contract import AdapterError
 from orchestrator.clock import Clock
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants
 from orchestrator.workers.contract import Step
 from orchestrator.workers.draft_messages import AttachDraft
-from orchestrator.workers.messages import Cancel, Command, Event, Failed, Ready, Stop, Submit
+from orchestrator.workers.failures import describe_failure, describe_loading_failure
+from orchestrator.workers.messages import Cancel, Command, Event, Gauges, Ready, Stop, Submit
 from orchestrator.workers.process_memory import peak_rss_bytes
 
 _GAUGES_EVERY_S = 0.25
@@ -23,16 +26,32 @@ Emit = Callable[[Event], None]
 ROUND = Step("round", 0.0)
 
 
+class Watch(Protocol):
+    """Looks after what the worker has loaded, in a thread of its own. `corrupt`: files that it found damaged."""
+
+    corrupt: list[str]
+
+    def start(self, found: Callable[[], None]) -> None:
+        """Begin; `found` is called, from any thread, when there is another one."""
+        ...
+
+    def stop(self) -> None:
+        """End. Idempotent."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
     """A loop that can run, and the effective state to announce. `attach` connects it to a draft worker. `variants`: how
-    requests are served that say nothing, and the other way where one is tried."""
+    requests are served that say nothing, and the other way where one is tried. `watch` looks after the model's files.
+    """
 
     loop: DecodeLoop
     ready: Ready
     close: Callable[[], None]
     attach: Callable[[AttachDraft], None]
     variants: SpeculationVariants
+    watch: Watch | None = None
 
 
 class WorkerEngine:
@@ -41,7 +60,7 @@ class WorkerEngine:
     def __init__(self, load: Callable[[Emit], LoadedEngine], clock: Clock) -> None:
         self._load = load
         self._clock = clock
-        self._commands: queue.SimpleQueue[tuple[Command, float]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[Command | None, float]] = queue.SimpleQueue()  # None: tell the gauges
         self._loop: DecodeLoop | None = None
         self._process = psutil.Process()
         self._gauges_s = 0.0
@@ -63,20 +82,25 @@ class WorkerEngine:
         """See workers.contract.Engine. What an adapter raises becomes a Failed event with one line."""
         try:
             loaded = self._load(emit)
-            self._loop = loaded.loop
-            emit(loaded.ready)
-            try:
-                self._decode(loaded, emit)
-            finally:
-                loaded.close()
-        except DeviceLost as error:
-            emit(Failed(str(error), restartable=True))
         except AdapterError as error:
-            emit(Failed(str(error), restartable=False))
+            emit(describe_loading_failure(error))
+            return
+        self._loop = loaded.loop
+        emit(loaded.ready)
+        try:
+            if loaded.watch is not None:
+                loaded.watch.start(lambda: self._commands.put((None, 0.0)))
+            self._decode(loaded, emit)
+        except (AdapterError, MemoryError) as error:
+            emit(describe_failure(error))
+        finally:
+            if loaded.watch is not None:
+                loaded.watch.stop()
+            loaded.close()
 
     def _decode(self, loaded: LoadedEngine, emit: Emit) -> None:
         loop = loaded.loop
-        emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
+        emit(self._gauges(loaded))
         while True:
             if not self._obey(loaded, emit):
                 return
@@ -89,7 +113,13 @@ class WorkerEngine:
             now = self._clock.monotonic_s()
             if loop.idle or now - self._gauges_s >= _GAUGES_EVERY_S:
                 self._gauges_s = now
-                emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
+                emit(self._gauges(loaded))
+
+    def _gauges(self, loaded: LoadedEngine) -> Gauges:
+        found = loaded.loop.gauges(self._process.memory_info().rss, peak_rss_bytes())
+        if loaded.watch is None or not loaded.watch.corrupt:
+            return found
+        return msgspec.structs.replace(found, corrupt=loaded.watch.corrupt)
 
     def _obey(self, loaded: LoadedEngine, emit: Emit) -> bool:
         """Carry out queued commands, waiting for one when there is nothing to decode. False: stop."""
@@ -108,7 +138,9 @@ class WorkerEngine:
             if isinstance(command, Cancel):
                 loop.cancel(command.request_id)
                 if loop.idle:
-                    emit(loop.gauges(self._process.memory_info().rss, peak_rss_bytes()))
+                    emit(self._gauges(loaded))
+            elif command is None:
+                emit(self._gauges(loaded))
             elif isinstance(command, Submit):
                 refused = loop.submit(loaded.variants.apply_variant(command), arrived_s)
                 if refused is not None:

@@ -18,6 +18,7 @@ from orchestrator.engine.grammar import Grammars
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.engine.worker_engine import LoadedEngine, WorkerEngine
+from orchestrator.loading.artefact_watch import ArtefactWatch
 from orchestrator.loading.class_words import describe_choice, describe_rejected
 from orchestrator.loading.devices import device_name
 from orchestrator.loading.drafters import Remotes, build_variant_drafters
@@ -117,7 +118,9 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
         target.model.close()
 
     ready = ready_of(target, options, loop.max_running, planned, first.source)
-    return LoadedEngine(loop, ready, close, remotes.attach, build_speculation_variants(options, by_variant))
+    variants = build_speculation_variants(options, by_variant)
+    watch = ArtefactWatch(Path(options.model.store), SystemClock())
+    return LoadedEngine(loop, ready, close, remotes.attach, variants, watch)
 
 
 def build_speculation_variants(options: EngineOptions, by_variant: VariantDrafter | None = None) -> SpeculationVariants:

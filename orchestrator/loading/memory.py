@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from adapters.artefact import MANIFEST
+from adapters.artefact import NOTES
 from adapters.contract import Adapter, FixedShapes, Footprint, LoadOptions
 from adapters.decoder.source import open_source
 from adapters.decoder.spec import Grouped
@@ -44,4 +44,4 @@ def predict_memory(
 
 
 def _bytes(prepared: Path) -> int:
-    return sum(path.stat().st_size for path in prepared.iterdir() if path.is_file() and path.name != MANIFEST)
+    return sum(path.stat().st_size for path in prepared.iterdir() if path.is_file() and path.name not in NOTES)

@@ -7,11 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
+
 from adapters.contract import AdapterError
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.link import LinkProfile
 from device_profiles.measured import MeasuredDevice, MeasuredModel
-from orchestrator.workers.messages import Command, Event, Failed, Finished, MeasuredValue, Progress, Stop
+from orchestrator.workers.failures import describe_loading_failure
+from orchestrator.workers.messages import Command, Event, Finished, MeasuredValue, Progress, Stop
 
 Found = MeasuredDevice | MeasuredModel | PairAcceptance | TargetTexts | LinkProfile
 OnProgress = Callable[[str, float], None]
@@ -48,7 +51,7 @@ class MeasuringEngine:
             emit(Finished())
             self._stopped.wait()
         except AdapterError as error:
-            emit(Failed(str(error), restartable=False))
+            emit(msgspec.structs.replace(describe_loading_failure(error), restartable=False))
 
 
 def pack_finding(found: Found) -> MeasuredValue:

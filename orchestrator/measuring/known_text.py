@@ -118,6 +118,10 @@ class KnownText:
         self._held.pop(slot, None)
         self._text.pop(slot, None)
 
+    def discard(self, slot: int) -> None:
+        """See the contract."""
+        self.release(slot)
+
     def close(self) -> None:
         """See the contract."""
 

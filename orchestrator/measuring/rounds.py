@@ -82,7 +82,7 @@ class Decoding:
 
     def _round(self) -> None:
         began = self._clock.monotonic_s()
-        taken = self._loop.run_round()
+        taken = self._loop.run_round_strictly()
         ms = (self._clock.monotonic_s() - began) * MS_PER_S
         of = self._model.forward_was
         for delta in taken.deltas:

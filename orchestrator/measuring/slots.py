@@ -56,6 +56,10 @@ class SomeSlots:
         """See the contract."""
         self._model.release(self._first + slot)
 
+    def discard(self, slot: int) -> None:
+        """See the contract."""
+        self._model.discard(self._first + slot)
+
     def close(self) -> None:
         """See the contract."""
         self._model.close()

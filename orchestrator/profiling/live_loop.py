@@ -120,7 +120,7 @@ def measure_policy_yield(
     for number, (prompt, said) in enumerate(zip(texts.prompts, texts.outputs, strict=True)):
         loop.submit(Submit(f"{number}", [*prompt], len(said)))
     while not loop.idle:
-        loop.run_round()
+        loop.run_round_strictly()
     if drafter is not None:
         drafter.close()
     return known.result(bound)

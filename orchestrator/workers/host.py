@@ -18,6 +18,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -36,7 +38,11 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 NODE_ADDRESS = "OUTRIDER_NODE_ADDRESS"
 """The environment variable that says at which address other machines of the cluster reach this worker's."""
 
+THREAD_DIED = 3
+"""The exit code of a worker one of whose threads died."""
+
 _ORPHAN_GRACE_S = 1.0
+_OOM_SCORE_ABOVE, _MOST_OOM_SCORE = 500, 1000
 _FLUSH_S = 2.0
 _PR_SET_PDEATHSIG = 1
 
@@ -178,6 +184,8 @@ def main() -> int:
     spec = msgspec.msgpack.decode(first, type=WorkerSpec)
     host = EngineHost(spec.entry, spec.options, spec.cores)
     ended = threading.Event()
+    end_process_with_its_threads()
+    die_before_the_daemon()
     threading.Thread(target=_read_commands, args=(link, host, ended), name="commands", daemon=True).start()
     sender = threading.Thread(target=_send_events, args=(link, host), name="events", daemon=True)
     sender.start()
@@ -185,6 +193,26 @@ def main() -> int:
     sender.join(_FLUSH_S)
     ended.set()
     return code
+
+
+def die_before_the_daemon() -> None:
+    """Let the kernel choose this process before the daemon, which it inherits its score from, when memory is out."""
+    score = Path("/proc/self/oom_score_adj")
+    with suppress(OSError, ValueError):  # not on Linux, or not allowed: then as before
+        score.write_text(str(min(_MOST_OOM_SCORE, int(score.read_text()) + _OOM_SCORE_ABOVE)), encoding="ascii")
+
+
+def end_process_with_its_threads() -> None:
+    """End this process, with a reason, when any of its threads ends by an exception: it would decode for nobody."""
+    threading.excepthook = _end_process
+
+
+def _end_process(failed: threading.ExceptHookArgs) -> None:
+    error = failed.exc_value or failed.exc_type()
+    traceback.print_exception(error)
+    name = failed.thread.name if failed.thread is not None else "unknown"
+    print(f"the thread {name} died, and the worker with it: {one_line(error)}", file=sys.stderr, flush=True)  # noqa: T201
+    os._exit(THREAD_DIED)
 
 
 def end_with_parent() -> None:
@@ -195,23 +223,24 @@ def end_with_parent() -> None:
 
 def _read_commands(link: socket.socket, host: EngineHost, ended: threading.Event) -> None:
     """Feed the engine; when the daemon is gone, end this process, whatever the engine is doing."""
-    try:
-        while (frame := _receive_frame(link)) is not None:
-            host.deliver(frame)
-        host.deliver(encode([Stop()]))
-        ended.wait(_ORPHAN_GRACE_S)
-    except Exception:
-        traceback.print_exc()
+    while (frame := _receive_frame(link)) is not None:
+        host.deliver(frame)
+    host.deliver(encode([Stop()]))
+    ended.wait(_ORPHAN_GRACE_S)
     sys.stderr.flush()
     os._exit(1)
 
 
 def _send_events(link: socket.socket, host: EngineHost) -> None:
+    """Carry events to the daemon. Where it does not take them any more, the reader is told that it is gone."""
     for frame in host.frames():
         try:
             link.sendall(with_header(frame))
-        except OSError:
-            return  # the daemon is gone: the reader ends the process
+        except OSError as error:
+            print(f"the daemon takes no events any more: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RD)
+            return
 
 
 def _receive_frame(link: socket.socket) -> bytes | None:

@@ -237,13 +237,27 @@ class SloState(msgspec.Struct, frozen=True):
     why: str
 
 
+class MemoryBound(msgspec.Struct, frozen=True):
+    """Forwards are kept small, as a larger one ran out of memory: they have at most `rows` (of the usual `most_rows`),
+    and at most `sequences` run. It holds for `holds_s` seconds from the last such forward on, and loosens in steps.
+    `last`: what that forward said."""
+
+    rows: int
+    most_rows: int
+    sequences: int
+    holds_s: float
+    last: str
+
+
 class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     """State after a round, sent at most a few times a second and whenever the worker becomes idle.
 
     `drafters` are in order of cost. `preemptions`, `rounds`, `prefix_queries` and `prefix_hits` (tokens looked up and
-    found in the prefix cache) are counts since the worker started. `tolerance_deltas`, in nats, by the kind of sampling
-    ("greedy", "sampled"): those that are known. `low_acceptance`: the warnings that stand. `slo`: None where there are
-    no objectives.
+    found in the prefix cache) are counts since the worker started, and so are `out_of_memory` (forwards that ran out of
+    memory) and `not_finite` (requests that ended for their logits). `tolerance_deltas`, in nats, by the kind of
+    sampling ("greedy", "sampled"): those that are known. `low_acceptance`: the warnings that stand. `slo`: None where
+    there are no objectives. `memory_bound`: None while forwards are as large as they may be. `corrupt`: files of
+    prepared models that were found damaged since they were loaded.
     """
 
     running: int
@@ -261,23 +275,35 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     tolerance_deltas: dict[str, float] = {}
     low_acceptance: list[AcceptanceWarning] = []
     slo: SloState | None = None
+    out_of_memory: int = 0
+    not_finite: int = 0
+    memory_bound: MemoryBound | None = None
+    corrupt: list[str] = []
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A request that cannot be served (`kind` "invalid"), or that the worker failed on (`kind` "failed")."""
+    """A request that cannot be served (`kind` "invalid"), or that the worker failed on ("failed"). "not_finite": its
+    logits were no numbers, which another worker's may be; nothing was committed from them."""
 
     request_id: str
     message: str
     kind: str
 
 
+FailureKind = Literal[
+    "", "out_of_memory", "device_lost", "ecc", "thermal", "configuration", "storage", "network", "hung", "unknown"
+]
+"""Why a worker cannot go on. "ecc": memory errors of the device that were not corrected. "configuration": what it was
+told can never work here. "storage": the model store cannot be written. "network": a download failed. "hung": control
+ended it. "unknown": a failure that nobody could place. "": nobody tried to."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The worker cannot go on (model refused, device lost) and ends. `restartable`: a new one may help. `kind`: of
-    the device's failures ("out_of_memory", "device_lost", "ecc", "thermal"), else ""."""
+    """The worker cannot go on (model refused, device lost) and ends. `restartable`: a new one may help."""
 
     message: str
     restartable: bool
-    kind: str = ""
+    kind: FailureKind = ""
 
 
 class MeasuredValue(msgspec.Struct, frozen=True, tag="measured"):

@@ -11,7 +11,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.workers.host import NODE_ADDRESS, EngineHost
+from orchestrator.workers.host import (
+    NODE_ADDRESS,
+    EngineHost,
+    die_before_the_daemon,
+    end_process_with_its_threads,
+)
 from orchestrator.workers.process_end import read_start_time_s
 
 CONCURRENCY_GROUPS = {"events": 1, "commands": 1, "ending": 1}
@@ -25,6 +30,8 @@ class HostActor:
         import ray
 
         os.environ[NODE_ADDRESS] = ray.util.get_node_ip_address()
+        end_process_with_its_threads()
+        die_before_the_daemon()
         self._host = EngineHost(entry, options, cores)
         self._code = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -42,7 +49,10 @@ class HostActor:
 
     def submit(self, frame: bytes) -> None:
         """Pass a frame of commands on."""
-        self._host.deliver(frame)
+        try:
+            self._host.deliver(frame)
+        except Exception as error:  # Ray would keep it to itself
+            threading.excepthook(threading.ExceptHookArgs((type(error), error, None, threading.current_thread())))
 
     def events(self) -> Iterator[bytes]:
         """Yield frames of events until the engine has ended."""

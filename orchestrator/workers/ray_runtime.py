@@ -273,8 +273,8 @@ class RayWorker:
 
     def take_end(self, how: str, *, host: bool) -> None:
         """See ray_link.ActorEnd."""
-        if host and not self._ended.is_set():
-            self._kind = "host"
+        if not self._ended.is_set():  # Ray does not say by which signal; what an engine does itself it has told before
+            self._kind = "host" if host else "crashed" if how.startswith("exited") else "killed"
         self._ended.set()
         self._frames.put_nowait(how)
 

@@ -23,7 +23,7 @@ not judged.
 from policies.sampling.coupled import choose
 from policies.sampling.draft_distribution import PROPOSAL_WIDTH, DraftDistribution, propose
 from policies.sampling.filters import distribution
-from policies.sampling.params import Acceptance, NotFinite, Row, Rule, Sampling
+from policies.sampling.params import Acceptance, NotFinite, Row, Rule, Sampling, require_finite
 from policies.sampling.tolerance import ToleranceGoal, ToleranceState, calibrate_tolerance
 from policies.sampling.verify import VerifiedDraft, verify_coupled_drafts, verify_draft
 
@@ -42,6 +42,7 @@ __all__ = [
     "choose",
     "distribution",
     "propose",
+    "require_finite",
     "verify_coupled_drafts",
     "verify_draft",
 ]

@@ -67,6 +67,11 @@ def finite_top(row: Row) -> float:
     return top
 
 
+def require_finite(row: Row) -> None:
+    """Raise NotFinite where a row holds NaN or infinity, or no number at all."""
+    finite_top(row)
+
+
 def scale_logits(row: Row, top: float, tokens: NDArray[np.uint32], sampling: Sampling) -> NDArray[np.float64]:
     """Return the logits of some tokens relative to the best, in nats at the request's temperature."""
     return relative(row[tokens], top, sampling)

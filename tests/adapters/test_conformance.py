@@ -11,6 +11,7 @@ import pytest
 from adapters.contract import CapacityError, DeviceLost, LoadOptions, ModelRefused, Segment, Unsupported
 from device_profiles.profile import Exactness
 from tests.support.conformance import DEVICES, ROWS, SLOTS, bits, load, pieces, run, silent, text
+from tests.support.failing import poison
 
 
 def test_forward_returns_the_rows_asked_for(model):
@@ -203,3 +204,34 @@ def test_a_damaged_source_is_refused_by_name(prepared, tmp_path):
     target.mkdir()
     with pytest.raises(ModelRefused, match=r"damaged\.gguf|nothing-like-that"):
         prepared.adapter.prepare(source, target, silent)
+
+
+def test_garbage_that_is_discarded_reaches_nobody(model):
+    """Runtimes multiply what a mask hides by zero, and NaN stays NaN then: nothing of it may be left in the blocks."""
+    size = model.capabilities.block_tokens
+    tokens = text(model, 2 * size + size // 2)
+    if len(tokens) > model.capabilities.max_context_tokens - 8:
+        pytest.skip("its context holds no two blocks")
+    expected = run(model, 0, tokens, pieces(len(tokens)))
+    model.share(0, tokens)
+    assert model.attach(1, tokens) == 2 * size
+    poisoned = poison(model, 0)
+    batch = [Segment(0, len(tokens), tokens[:2], (0, 2)), Segment(4, 0, tokens[:5], (0, 5))]
+    rows = model.forward(batch).logits
+    assert np.isfinite(rows[:2]).all() == (not poisoned)
+    assert np.array_equal(bits(rows[2:]), bits(expected[:5]))  # nor does it reach who is in the same forward
+    model.release(4)
+    model.discard(0)
+    model.discard(0)
+    assert model.count_cached_positions(0) == 0
+    assert model.attach(2, tokens) == 0
+    rest = model.forward([Segment(1, 2 * size, tokens[2 * size :], (0, 1))]).logits  # who shared it has it still
+    assert np.isfinite(rest).all() == (not poisoned)
+    model.share(1, tokens[: 2 * size])
+    assert model.attach(2, tokens) == 0
+    model.release(1)
+    assert model.free_blocks() == model.capabilities.total_blocks
+    for count in (len(tokens), size // 2 + 1, 3):  # the same blocks, filled in part
+        rows = run(model, 3, tokens[:count], pieces(count))
+        assert np.array_equal(bits(rows), bits(expected[:count]))
+        model.release(3)

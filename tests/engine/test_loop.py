@@ -207,7 +207,7 @@ def test_what_can_never_be_served_is_refused_in_words(fields, message):
     assert loop.idle
 
 
-@pytest.mark.parametrize("fault", ["device_lost", "out_of_memory", "nan"])
+@pytest.mark.parametrize("fault", ["device_lost", "out_of_memory", "ecc", "thermal"])
 def test_a_lost_device_is_a_typed_failure_and_committed_tokens_stand(expected, fault):
     loop = loop_over(toy(script=f"fault={fault}&at=20"), suffix())
     out: dict[str, list[int]] = {s.request_id: [] for s in requests(4)}

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import structlog
 
 from orchestrator.errors import WorkerLost
 from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.frames import encode
+from orchestrator.workers.host import with_header
 from orchestrator.workers.local import LocalCluster
-from orchestrator.workers.messages import Event, Ready
+from orchestrator.workers.messages import Cancel, Event, Ready, Submit
 from tests.support import engines
 from tests.support.workers import is_gone, start_worker, tokens_until
 
@@ -45,6 +51,75 @@ async def test_frames_that_are_no_events_end_the_worker() -> None:
     with pytest.raises(WorkerLost, match="what is no event"):
         await tokens_until(worker.events(), 1)
     await cluster.close()
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (with_header(b"\xc1 is no MessagePack"), "DecodeError"),
+        (with_header(encode([Cancel("a")])[:-3]), "DecodeError"),
+        (b"\xff\xff\xff\xff", "ValueError: a frame of 4294967295 bytes was announced"),
+    ],
+)
+async def test_a_thread_that_dies_of_a_broken_frame_ends_the_worker_with_a_reason(frame: bytes, said: str) -> None:
+    with structlog.testing.capture_logs() as entries:
+        async with start_worker(LocalCluster(), step_s=0.005) as (worker, events, ready):
+            worker.send(Submit("a", [1, 2], max_tokens=100_000))
+            await tokens_until(events, 3)
+            cast(Any, worker)._writer.write(frame)
+            with pytest.raises(WorkerLost, match=r"exited with code 3$"):
+                await tokens_until(events, 100_000)
+            assert await is_gone(ready.pid)
+    lines = [str(entry.get("line")) for entry in entries]
+    assert any(line.startswith("the thread commands died, and the worker with it") and said in line for line in lines)
+
+
+async def test_a_worker_whose_events_nobody_takes_ends() -> None:
+    async with start_worker(LocalCluster(), step_s=0.005) as (worker, events, ready):
+        worker.send(Submit("a", [1, 2], max_tokens=100_000))
+        await tokens_until(events, 3)
+        cast(Any, worker)._writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
+        assert await is_gone(ready.pid, within_s=10.0), "it decodes for nobody"
+
+
+@pytest.mark.parametrize(("how", "thread"), [("encoding", "events"), ("thread", "helper")])
+async def test_a_thread_that_dies_of_a_mistake_of_ours_ends_the_worker_with_a_reason(how: str, thread: str) -> None:
+    cluster = LocalCluster()
+    with structlog.testing.capture_logs() as entries:
+        worker = await cluster.start(WorkerSpec("odd", "tests.workers.test_local:faulty", {"how": how}))
+        with pytest.raises(WorkerLost, match=r"exited with code 3$"):
+            await tokens_until(worker.events(), 1)
+        await cluster.close()
+    assert any(f"the thread {thread} died" in str(entry.get("line")) for entry in entries)
+
+
+async def test_the_kernel_takes_workers_before_the_daemon() -> None:
+    async with start_worker(LocalCluster()) as (_, _, ready):
+        assert oom_score(ready.pid) == min(1000, oom_score(os.getpid()) + 500)
+
+
+def oom_score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+class Faulty:
+    """Decodes for ever, while one of its threads dies."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+
+    def submit(self, command: object) -> None: ...
+
+    def run(self, emit: Callable[[Event], None]) -> None:
+        if self._how == "encoding":
+            emit(cast(Event, object()))
+        else:
+            threading.Thread(target=lambda: 1 // 0, name="helper").start()
+        time.sleep(60.0)
+
+
+def faulty(options: dict[str, Any]) -> Faulty:
+    return Faulty(**options)
 
 
 class Garbage:

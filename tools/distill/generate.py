@@ -93,7 +93,7 @@ class Generator:
         while self.labelled < self._settings.tokens and time.monotonic() < ends and not stopped():
             while len(self._open) < self._settings.concurrency:
                 self._begin()
-            for delta in self._loop.run_round().deltas:
+            for delta in self._loop.run_round_strictly().deltas:
                 self._take(delta)
             if len(self._done) >= TEXTS_PER_FILE:
                 self._store()

@@ -91,6 +91,8 @@ class WorkerSeries:
         self._waiting = make.gauge("num_requests_waiting", "Requests that wait for a place.")
         self._kv_usage = make.gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
         self._preemptions = PerWorker(make.counter("num_preemptions", "Requests sent back to the queue."))
+        self._starved = PerWorker(make.counter("out_of_memory_forwards", "Forwards that ran out of memory."))
+        self._not_finite = PerWorker(make.counter("not_finite_requests", "Requests that ended for their logits."))
         self._queries = PerWorker(make.counter("prefix_cache_queries", "Tokens looked up in the prefix cache."))
         self._hits = PerWorker(make.counter("prefix_cache_hits", "Tokens found in the prefix cache."))
         self._low = make.gauge(
@@ -105,6 +107,8 @@ class WorkerSeries:
     def count(self, of: Engine, pid: int, gauges: Gauges) -> None:
         """Take what the worker with this pid has counted so far."""
         self._preemptions.update(pid, gauges.preemptions, *of)
+        self._starved.update(pid, gauges.out_of_memory, *of)
+        self._not_finite.update(pid, gauges.not_finite, *of)
         self._queries.update(pid, gauges.prefix_queries, *of)
         self._hits.update(pid, gauges.prefix_hits, *of)
 

@@ -157,7 +157,7 @@ class Visiting:
         full = self._running == due  # also where some of them wait for KV blocks
         policy_s = self._policy_s
         began_s = time.perf_counter()
-        done = self._loop.run_round()
+        done = self._loop.run_round_strictly()
         took_s = time.perf_counter() - began_s
         self._busy_s += took_s
         seen = _summarise_round(self.visit, self._prompts, done)

@@ -1,0 +1,80 @@
+"""What runtimes say when something fails, and what that means."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from adapters.contract import DeviceLost, MemoryCorrupt, OutOfMemory, Overheated, RuntimeFailed
+from adapters.failures import classify_failure
+from tests.support import engines
+
+
+class ItsOwnOutOfMemory(RuntimeError):
+    """A runtime's type for it."""
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("std::bad_alloc", OutOfMemory),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total capacity of ...", OutOfMemory),
+        ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", OutOfMemory),
+        ("Exception from src/a.cpp:1:\nFailed to allocate 176160768 bytes of memory\n", OutOfMemory),
+        ("[CPU] FullyConnectedCompressed node with name 'MatMul_344' can't alloc", OutOfMemory),
+        ("[GPU] clEnqueueNDRangeKernel, error code: -4 CL_MEM_OBJECT_ALLOCATION_FAILURE", OutOfMemory),
+        ("bfc_arena.cc:376 BFCArena::AllocateRawInternal Failed to allocate memory", OutOfMemory),
+        ("CUDA error: uncorrectable ECC error encountered", MemoryCorrupt),
+        ("cudaErrorECCUncorrectable", MemoryCorrupt),
+        ("CUDA_ERROR_ECC_UNCORRECTABLE", MemoryCorrupt),
+        ("NVRM: Xid (PCI:0000:01:00): 48, pid=1, An uncorrectable double bit error", MemoryCorrupt),
+        ("NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus.", DeviceLost),
+        ("the GPU was stopped by thermal protection", Overheated),
+        ("CUDA error: an illegal memory access was encountered", DeviceLost),
+        ("DXGI_ERROR_DEVICE_REMOVED", DeviceLost),
+        ("ZE_RESULT_ERROR_DEVICE_LOST", DeviceLost),
+        ("could not execute a primitive", RuntimeFailed),
+        ("", RuntimeFailed),
+    ],
+)
+def test_words_tell_what_happened(said, kind):
+    found = classify_failure(RuntimeError(said), "a runtime")
+    assert type(found) is kind
+    assert "\n" not in str(found)
+    assert "a runtime" in str(found)
+    assert not getattr(found, "can_go_on", False)
+
+
+def test_types_tell_too_and_the_line_that_tells_is_shown():
+    for error in (MemoryError(), ItsOwnOutOfMemory("odd")):
+        assert type(classify_failure(error, "it", out_of_memory=(ItsOwnOutOfMemory,))) is OutOfMemory
+    lines = "Exception from src/infer_request.cpp:224:\nException from src/node.cpp:1:\nthe graph is odd"
+    assert str(classify_failure(RuntimeError(lines), "it", last_line=True)) == "it failed: the graph is odd"
+    starved = RuntimeError(f"{lines}\nout of memory\nmore")
+    assert str(classify_failure(starved, "it")) == "it ran out of memory: out of memory"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("runtime", ["openvino_rt", "onnx_rt"])
+def test_a_runtime_that_really_has_no_memory_goes_on_in_smaller_forwards(first_layers_path, shared_store, runtime):
+    """The process may have 120 MiB more than loading took, and forwards as large as they may be need more.
+
+    OpenVINO makes kernels for new numbers of rows as it goes, and keeps buffers: it may end with that very error.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.starved", runtime, str(first_layers_path), str(shared_store)],
+        capture_output=True,
+        text=True,
+        cwd=engines.ROOT,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["same"]
+    assert found["tokens"] == 72 or (runtime == "openvino_rt" and found["ended"])
+    assert found["failures"] > 0
+    assert 0 < found["rows"] < 1024
