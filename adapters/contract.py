@@ -7,7 +7,8 @@ slot holds *is* the rollback: nothing is copied, the positions behind it are sim
     +-- AdapterUnavailable   the framework is not installed; the message is the install command
     +-- ModelRefused         the file is damaged, or of a kind that this adapter cannot run
     +-- Unsupported          the request is outside the stated capabilities (a caller's mistake)
-    +-- GrammarFailed        a grammar is wrong, or became too complex for its text; the request cannot go on
+    +-- GrammarFailed        a grammar is wrong; the request cannot go on
+    |   +-- GrammarTooComplex  it became too complex for its text (the client's grammar, no failure)
     +-- CapacityError        no KV blocks or slots are left; nothing was changed, free some and try again
     +-- DeviceLost           the device or its runtime failed; the loaded model is dead
         +-- OutOfMemory      no memory was left; where it `can_go_on` a smaller forward may fit, else the model is dead
@@ -55,6 +56,10 @@ class Unsupported(AdapterError):
 
 class GrammarFailed(AdapterError):
     """A grammar is wrong or uses what its library does not support, or it became too complex for its text."""
+
+
+class GrammarTooComplex(GrammarFailed):
+    """Behind its text so far a grammar may go on in more ways than its library follows: a simpler one is needed."""
 
 
 class CapacityError(AdapterError):

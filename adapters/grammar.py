@@ -7,6 +7,7 @@ continuation, which costs no choice.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -14,11 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import GrammarFailed
+from adapters.contract import GrammarFailed, GrammarTooComplex
 from adapters.tokenizer import Tokenizer
 
 KINDS = ("json_schema", "regex", "lark")
 _REMEMBERED = 32
+_LIMIT = re.compile(r"\bmax is\b|\btoo (complex|large|many)\b|\blimit\b")
 
 
 def find_grammar_problem(kind: str, text: str) -> str:
@@ -71,6 +73,7 @@ class GrammarCompiler:
         self._library: Any = None
         self._compiled: dict[tuple[str, str], Any] = {}
         self._keeping = threading.Lock()
+        self._loading = threading.Lock()
 
     def prepare(self, grammar: GrammarText) -> None:
         """Compile a grammar ahead of its `start`, in any thread. Raises GrammarFailed."""
@@ -84,21 +87,28 @@ class GrammarCompiler:
         key = (grammar.kind, grammar.text)
         found = self._compiled.get(key)
         if found is None:
-            found = self._compile(*key)
+            try:
+                found = self._compile(*key)
+            except GrammarFailed as error:
+                found = error
             with self._keeping:
                 while len(self._compiled) >= _REMEMBERED:
                     del self._compiled[next(iter(self._compiled))]
                 self._compiled[key] = found
+        if isinstance(found, GrammarFailed):
+            raise GrammarFailed(str(found))
         return found
 
     def _compile(self, kind: str, text: str) -> Any:
         import llguidance
 
-        if words := find_grammar_problem(kind, text):
-            raise GrammarFailed(words)
-        if self._library is None:
-            self._library = _library_tokenizer(self._tokenizer(), self._vocabulary_size)
-        matcher = llguidance.LLMatcher(self._library, _compile_text(kind, text))
+        with self._loading:
+            if self._library is None:
+                self._library = _library_tokenizer(self._tokenizer(), self._vocabulary_size)
+        try:
+            matcher = llguidance.LLMatcher(self._library, _compile_text(kind, text), log_level=0)
+        except ValueError as error:
+            raise GrammarFailed(" ".join(str(error).split())) from error
         if matcher.is_error():
             raise GrammarFailed(" ".join(matcher.get_error().split()))
         return matcher
@@ -121,13 +131,13 @@ class GrammarProgress:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, count=self._vocabulary_size, bitorder="little").view(np.bool_)
         if self._matcher.is_error():
-            raise GrammarFailed(self._words())
+            raise self._build_error()
         return allowed
 
     def advance(self, token: int) -> None:
         """Go on over a token. Raises GrammarFailed."""
         if not self._matcher.consume_token(token):
-            raise GrammarFailed(self._words())
+            raise self._build_error()
 
     def fitting(self, tokens: Sequence[int]) -> int:
         """Return how many of the leading tokens may follow."""
@@ -141,8 +151,11 @@ class GrammarProgress:
             self._matcher.rollback(taken)
         return found
 
-    def _words(self) -> str:
-        return " ".join(self._matcher.get_error().split())
+    def _build_error(self) -> GrammarFailed:
+        """Return why the library does not go on. What it says of its state is left out."""
+        words, _, _ = self._matcher.get_error().partition("<state>")
+        # The library's reason for the stop is "InternalError" here, so its words must do.
+        return (GrammarTooComplex if _LIMIT.search(words) else GrammarFailed)(" ".join(words.split()))
 
 
 def _library_tokenizer(tokenizer: Tokenizer, vocabulary_size: int) -> Any:

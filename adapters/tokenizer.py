@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from adapters.chat_template import ChatTemplate, Message, TemplateError, guard_messages
 from adapters.contract import ModelRefused
+from adapters.least_tokens import LeastTokens, measure_least_tokens
 from adapters.token_bytes import TokenTextDecoder, join_bytes, list_token_bytes
 from adapters.tokenizer_files import (
     FORMAT,
@@ -41,6 +43,8 @@ class _Vocabulary:
     - `encode`: text at the very beginning.
     - `encode_inner`: text that does not stand there (some vocabularies put a space before a beginning).
     - `encode_behind`: text that continues other text (some put a space before every text).
+
+    `least`: bounds their number of tokens from below; None where that cannot be done.
     """
 
     pieces: list[bytes]
@@ -51,6 +55,7 @@ class _Vocabulary:
     eos_ids: frozenset[int]
     bos_id: int | None
     add_bos: bool
+    least: LeastTokens | None
 
 
 class Tokenizer:
@@ -70,6 +75,8 @@ class Tokenizer:
         """Load what `TokenizerRecipe` wrote. Raises ModelRefused when it is not there or damaged."""
         from tokenizers import Tokenizer as Library
 
+        # Texts are encoded one at a time: the library's own threads would be of no use. Read at its first batch.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:
             meta = TokenizerMeta(**json.loads((directory / META_FILE).read_text(encoding="utf-8")))
             if meta.format != FORMAT:
@@ -87,8 +94,10 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises bare Exception for a damaged file
             raise ModelRefused(f"{directory}: the prepared tokenizer is damaged ({error}); prepare it again") from error
+        pieces = list_token_bytes(texts, meta)
+        least = measure_least_tokens(json.loads(written), pieces)
         vocabulary = _Vocabulary(
-            pieces=list_token_bytes(texts, meta),
+            pieces=pieces,
             controls={texts[index]: index for index in meta.control_ids},
             encode=_plain_encoder(library),
             encode_inner=_plain_encoder(inner),
@@ -96,6 +105,7 @@ class Tokenizer:
             eos_ids=frozenset(meta.eos_ids),
             bos_id=meta.bos_id,
             add_bos=meta.add_bos and meta.bos_id is not None,
+            least=least,
         )
         if template is None:
             return cls(vocabulary, None)
@@ -107,10 +117,10 @@ class Tokenizer:
         """Return the toy tokenizer, which needs no files. Ids 0..255 are bytes, 256 is <|end|> (the eos) and 257 is
         <|start|>. The rest up to a vocabulary of 272 is unused."""
         blank = _BYTE_VOCABULARY_SIZE - 256 - len(_BYTE_CONTROLS)
+        pieces = [bytes([value]) for value in range(256)]
+        pieces += [text.encode() for text in _BYTE_CONTROLS.values()] + [b""] * blank
         vocabulary = _Vocabulary(
-            pieces=[bytes([value]) for value in range(256)]
-            + [text.encode() for text in _BYTE_CONTROLS.values()]
-            + [b""] * blank,
+            pieces=pieces,
             controls={text: index for index, text in _BYTE_CONTROLS.items()},
             encode=lambda text: list(text.encode()),
             encode_inner=lambda text: list(text.encode()),
@@ -118,6 +128,7 @@ class Tokenizer:
             eos_ids=frozenset({256}),
             bos_id=None,
             add_bos=False,
+            least=LeastTokens(pieces),
         )
         return cls(vocabulary, ChatTemplate(_BYTE_TEMPLATE, bos_token="", eos_token=_BYTE_CONTROLS[256]))
 
@@ -150,6 +161,12 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether `render_chat` and `encode_chat` can work."""
         return self._template is not None
+
+    def count_least_tokens(self, text: str, enough: int) -> int:
+        """Return a number of tokens that `text` has at the least, without encoding it; more than `enough` is not
+        counted. 0 where nothing can be said."""
+        least = self._vocabulary.least
+        return 0 if least is None else least.count(text, enough)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Return the ids of `text`, without adding any.
@@ -278,7 +295,8 @@ def _plain_encoder(library: Any) -> Callable[[str], list[int]]:
     library.encode_special_tokens = True  # the library's name for: special tokens in the text are plain text
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = library.encode(text, add_special_tokens=False).ids
+        # Of the library's calls only the batched ones give up the GIL: `encode` would hold it for a whole text.
+        ids: list[int] = library.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     return encode

@@ -15,6 +15,7 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin.routes import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
+from orchestrator.api.connections import ConnectionLimits, Connections, raise_open_files
 from orchestrator.api.keys import Keys
 from orchestrator.api.listening import listen_tcp, listen_unix, serving
 from orchestrator.api.resume import KeptAnswers
@@ -69,6 +70,7 @@ class Daemon:
         self._book = build_book(config, self._state, self._clock)
         self._kept: KeptAnswers | None = None
         self._keeper: PlanKeeper | None = None
+        self._connections = Connections(self._connection_limits())
         self._control = self._build_control(*(((), ()) if config.planned else build_start_specs(config, base)))
 
     def _build_control(self, targets: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec]) -> TargetControl:
@@ -131,7 +133,7 @@ class Daemon:
                 )
                 admin = create_admin_app(self._control, *known)
                 self._control.on_round.extend(api.state.on_round)
-                async with serving(api, tcp), serving(admin, unix):
+                async with serving(api, tcp, self._connections), serving(admin, unix):
                     await self._serve(url, admin_path)
 
     async def _plan(self) -> bool:
@@ -172,15 +174,31 @@ class Daemon:
     def _running_plan(self) -> dict[str, Any] | None:
         return plain(self._keeper.proposal) if self._keeper is not None else None
 
+    def _connection_limits(self) -> ConnectionLimits:
+        api = self._config.api
+        most = raise_open_files(api.max_connections)
+        if most < api.max_connections:
+            _log.warning("fewer connections than configured: open files are limited", most=most)
+        times = (api.header_timeout_s, api.body_timeout_s, api.idle_timeout_s, api.write_timeout_s)
+        return ConnectionLimits(most, *times)
+
     def _api_settings(self) -> ApiSettings:
+        limits = self._config.limits
         return ApiSettings(
-            max_body_bytes=int(self._config.limits.max_body),
+            max_body_bytes=int(limits.max_body),
+            max_parameter_bytes=int(limits.max_parameters),
+            max_grammar_bytes=int(limits.max_grammar),
+            max_bodies_bytes=int(limits.max_bodies),
+            translation_timeout_s=limits.translation_timeout_s,
+            max_requests_per_key=limits.max_requests_per_key,
+            max_tokens_per_minute_per_key=limits.max_tokens_per_minute_per_key,
             log_words=self._config.logging.prompts,
             keys=self._keys,
             stalled_after_s=self._config.api.stalled_after_s,
             vllm_metric_names=self._config.api.vllm_metric_names,
             acceptance=AcceptanceBounds(self._config.speculation.acceptance, self._config.speculation.allow_tolerance),
             objectives=objectives_of(self._config.slo),
+            connections=self._connections,
         )
 
     def _reread_keys(self) -> None:
@@ -228,6 +246,7 @@ class Daemon:
                     self._kept.go_on(interrupted)
                 await self._wait_for_end()
             self._notifier.stopping()
+            self._connections.hurry()
             if self._kept is not None:
                 self._kept.let_go()
             await self._control.drain(self._config.limits.drain_timeout_s)

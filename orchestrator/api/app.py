@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
@@ -18,10 +19,13 @@ from device_profiles.units import MS_PER_S
 from orchestrator.api import errors, probes, tokenize, translate
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, Model, ModelList
+from orchestrator.api.body_bounds import refuse_oversized
 from orchestrator.api.choices import choices_of, cost_of, merge_pieces, pieces_of
+from orchestrator.api.connections import Connections
 from orchestrator.api.fingerprint import system_fingerprint
 from orchestrator.api.follow import RequestRecord, VariantReport
-from orchestrator.api.keys import KeyGate, Keys
+from orchestrator.api.grammar_checks import GrammarChecks
+from orchestrator.api.keys import OWNER, KeyGate, Keys
 from orchestrator.api.liveness import Liveness
 from orchestrator.api.logprobs import chat_logprobs, completion_logprobs
 from orchestrator.api.metrics.collector import Metrics
@@ -31,8 +35,10 @@ from orchestrator.api.port import TokenizerPort
 from orchestrator.api.request_scope import RequestScope, mark_followed
 from orchestrator.api.responses import DONE, Envelope, EventStream, Kind, event, json_response, unless_gone
 from orchestrator.api.resume import EventCursor, KeptAnswers, Resumption, wants_names
+from orchestrator.api.shares import BodyBudget, BodyShare, KeyShares, ShareGate
 from orchestrator.api.streaming import Choice, Piece
 from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
+from orchestrator.api.work_lanes import WorkLanes
 from orchestrator.clock import Clock
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.port import Control
@@ -42,21 +48,31 @@ from orchestrator.workers.messages import Delta, Submit
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 
 _Body = TypeVar("_Body", CompletionRequest, ChatRequest)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Bounds of the API. `log_words`: the log has requests' and answers' text, and what bugs say. `keys`: None asks
-    for none. `stalled_after_s`: see liveness. `vllm_metric_names`: see metrics. `acceptance`: the rules that requests
-    may ask for. `objectives`: what they are to have."""
+    """Bounds of the API: of one body, of its part beside the prompt, of its grammar, and of all bodies that are read or
+    translated at a time; how long that may take; and what one key may have (0: no limit). `log_words`: the log has
+    requests' and answers' text, and what bugs say. `keys`: None asks for none. `stalled_after_s`: see liveness.
+    `vllm_metric_names`: see metrics. `acceptance`: the rules that requests may ask for. `objectives`: what they are to
+    have. `connections`: those of the server, for the metrics."""
 
     max_body_bytes: int
+    max_parameter_bytes: int = 256 * 1024
+    max_grammar_bytes: int = 64 * 1024
+    max_bodies_bytes: int = 64 * 1024 * 1024
+    translation_timeout_s: float = 10.0
+    max_requests_per_key: int = 0
+    max_tokens_per_minute_per_key: int = 0
     log_words: bool = False
     keys: Keys | None = None
     stalled_after_s: float = 30.0
     vllm_metric_names: bool = False
     acceptance: AcceptanceBounds = field(default_factory=AcceptanceBounds)
     objectives: Objectives = NO_OBJECTIVES
+    connections: Connections | None = None
 
 
 class ApiRoutes:
@@ -76,15 +92,26 @@ class ApiRoutes:
         self._trial = trial
         self._kept = kept
         self.model_name = model_name
+        self.bodies = BodyBudget(settings.max_bodies_bytes)
         self.metrics = Metrics(
             control,
             clock,
             vllm_names=settings.vllm_metric_names,
             objectives=settings.objectives,
             trial_view=trial.view if trial is not None else None,
+            connections=settings.connections,
+            bodies=self.bodies,
         )
         self.liveness = Liveness(control, clock, settings.stalled_after_s)
         self.tokenizer = tokenizer
+        self.shares = KeyShares(
+            clock,
+            most_requests=settings.max_requests_per_key,
+            tokens_per_minute=settings.max_tokens_per_minute_per_key,
+        )
+        self._lanes = WorkLanes(settings.translation_timeout_s)
+        self._grammars = GrammarChecks(settings.max_grammar_bytes, settings.translation_timeout_s)
+        self._coming = 0
         self._settings = settings
         self._clock = clock
 
@@ -99,24 +126,54 @@ class ApiRoutes:
     async def _serve(
         self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body]
     ) -> Response:
-        raw, arrived_s = await self.read(request), self._clock.monotonic_s()
-        body = errors.parse_body(wire, raw)
-        tokenizer, context = self.resolve_model(body.model)
-        if (found := self._find_kept(request, body)) is not None:
+        arrived_s = self._clock.monotonic_s()
+        if self._kept is None or not self._kept.knows(request.headers):  # what is kept has its room
+            self.control.check_room(self._coming)
+        self._coming += 1
+        try:
+            body, submit, tokenizer = await self._translate(kind, request, wire, translated)
+        finally:
+            self._coming -= 1
+        found = None if self._kept is None else self._kept.find(request.headers, body)
+        if found is not None:
             return await self._answer(kind, request, body, found.submits, tokenizer, arrived_s, found)
-        bounds = self._settings.acceptance
-        submit = translated(body, _request_id(kind), tokenizer, context, _seed, bounds)
-        if submit.grammar is not None:
-            param = "tools" if isinstance(body, ChatRequest) and body.offered else "response_format"
-            await asyncio.to_thread(translate.check_grammar, submit.grammar, param)
         submit, arm = self._enter_trial(submit)
         asked = translate.choices(submit, body.n)
         found = None if self._kept is None else self._kept.open(request.headers, body, asked, submit.request_id)
         asked = asked if found is None else found.submits
         return await self._answer(kind, request, body, asked, tokenizer, arrived_s, found, arm)
 
-    def _find_kept(self, request: Request, body: CompletionRequest | ChatRequest) -> Resumption | None:
-        return None if self._kept is None else self._kept.find(request.headers, body)
+    async def _translate(
+        self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body]
+    ) -> tuple[_Body, Submit, TokenizerPort]:
+        """Read a body and translate it, off the event loop. Raises RequestError."""
+        bounds, owner = self._settings.acceptance, request.scope.get(OWNER, "")
+
+        def work(raw: bytes) -> tuple[_Body, Submit, TokenizerPort]:
+            served = self._served()
+            if served is not None:
+                refuse_oversized(raw, *served, self._settings.max_parameter_bytes)
+            body: _Body = errors.parse_body(wire, raw)
+            tokenizer, context = self.resolve_model(body.model)
+            submit = translated(body, _request_id(kind), tokenizer, context, _seed, bounds)
+            return body, msgspec.structs.replace(submit, owner=owner), tokenizer
+
+        found = await self.do_with_body(request, work)
+        _, submit, _ = found
+        if submit.grammar is not None:
+            await self._grammars.check(submit.grammar, "tools" if _offers_tools(found[0]) else "response_format")
+        return found
+
+    async def do_with_body(self, request: Request, work: Callable[[bytes], _T]) -> _T:
+        """Read a body, and return what this work makes of it, off the event loop. Raises RequestError."""
+        with self.bodies.hold() as share:
+            raw = await self._read(request, share)
+            return await self._lanes.do(len(raw), work, raw)
+
+    def _served(self) -> tuple[TokenizerPort, int] | None:
+        """Return the tokenizer and the context's length, once a model is there."""
+        tokenizer, ready = self.tokenizer(), self.control.view().ready
+        return None if tokenizer is None or ready is None else (tokenizer, ready.context_tokens)
 
     def models(self) -> list[dict[str, Any]]:
         """Return the served models."""
@@ -147,7 +204,7 @@ class ApiRoutes:
             raise probes.not_ready(self.control)
         return tokenizer, view.ready.context_tokens
 
-    async def read(self, request: Request) -> bytes:
+    async def _read(self, request: Request, share: BodyShare) -> bytes:
         """Read the body, stopping at the limit. Raises RequestError 413, or 415 for a body that is no JSON."""
         kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if kind and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
@@ -157,11 +214,16 @@ class ApiRoutes:
                 code="unsupported_media_type",
             )
         most = self._settings.max_body_bytes
+        declared = request.headers.get("Content-Length", "")
         body = bytearray()
+        too_large = RequestError(f"the body is larger than {most} bytes", status=413, code="body_too_large")
+        if declared.isdecimal() and int(declared) > most:
+            raise too_large
         async for chunk in request.stream():
             body += chunk
             if len(body) > most:
-                raise RequestError(f"the body is larger than {most} bytes", status=413, code="body_too_large")
+                raise too_large
+            share.resize(len(body))
         return bytes(body)
 
     async def _answer(
@@ -175,9 +237,12 @@ class ApiRoutes:
         kept: Resumption | None,
         arm: VariantReport | None = None,
     ) -> Response:
-        follow = RequestRecord(self.metrics, self._clock, arrived_s, keep_words=self._settings.log_words, arm=arm)
+        again = kept is not None and kept.again
+        spend = (lambda _: None) if again else partial(self.shares.spend, asked[0].owner)
+        words = self._settings.log_words
+        follow = RequestRecord(self.metrics, self._clock, arrived_s, keep_words=words, arm=arm, spend=spend)
         mark_followed(request.scope)
-        follow.log_accepted(request.url.path, asked[0], body, resumed=kept is not None and kept.again)
+        follow.log_accepted(request.url.path, asked[0], body, resumed=again)
         self.liveness.observe_request()
         choices = choices_of(body, asked, tokenizer, arrived_s)
         told = [self._deltas(*pair, kept, follow) for pair in zip(asked, choices, strict=True)]
@@ -300,6 +365,7 @@ def create_app(
     app.state.on_round = [api.metrics.observe_round, api.liveness.observe_round]
     errors.install_error_handlers(app)
     if settings.keys is not None:
+        app.add_middleware(ShareGate, shares=api.shares)
         app.add_middleware(KeyGate, keys=settings.keys)
     app.add_middleware(RequestScope, log_words=settings.log_words)
     generate = (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)
@@ -318,7 +384,7 @@ def create_app(
             raise RequestError(f"there is no model '{name}' here", status=404, code="model_not_found", param="model")
         return api.models()[0]
 
-    tokenize.install_tokenize_routes(app, api)
+    tokenize.install_tokenize_routes(app, api, settings.max_parameter_bytes)
     probes.install_probe_routes(app, api)
     describe(app, keys=settings.keys is not None)
     return app
@@ -327,6 +393,10 @@ def create_app(
 async def _collect(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
     async with aclosing(pieces):
         return [piece async for piece in pieces]
+
+
+def _offers_tools(body: CompletionRequest | ChatRequest) -> bool:
+    return isinstance(body, ChatRequest) and bool(body.offered)
 
 
 def _request_id(kind: Kind) -> str:

@@ -36,7 +36,7 @@ class VariantReport(NamedTuple):
 class RequestRecord:
     """One request that is known to be well formed; it came at `arrived_s` (seconds of the clock). `keep_words`: its
     lines have the text of request and answer, and a bug's the exception's message. `arm`: the canary's variant, where
-    there is one and the request takes part."""
+    there is one and the request takes part. `spend` is told of the tokens of prompt and answer as they come."""
 
     def __init__(
         self,
@@ -46,12 +46,14 @@ class RequestRecord:
         *,
         keep_words: bool = False,
         arm: VariantReport | None = None,
+        spend: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._metrics = metrics
         self._clock = clock
         self._keep_words = keep_words
         self._started_s = arrived_s
         self._arm = arm
+        self._spend = spend
         self._sequences: list[SequenceTiming] = []
         self._head: dict[str, Any] = {}
         self._written: list[str] = []
@@ -61,6 +63,7 @@ class RequestRecord:
         """Write the line of a request that goes to the decode loop. `resumed`: it did before."""
         self._head = {"id": submit.request_id, "route": route} | ({"arm": submit.lane} if submit.lane else {})
         words = body.model_dump(include={"prompt", "messages"}) if self._keep_words else {}
+        self._spend(len(submit.prompt))
         counts = {"n": body.n, "prompt_tokens": len(submit.prompt), "max_tokens": submit.max_tokens}
         more = {"resumed": True} if resumed else {}
         _log.info("request accepted", **self._head, stream=body.stream, **counts, **more, **words)
@@ -77,6 +80,7 @@ class RequestRecord:
     def _note(self, sequence: SequenceTiming, delta: Delta) -> None:
         now_s = self._clock.monotonic_s()
         if delta.tokens:
+            self._spend(len(delta.tokens))
             sequence.engine = delta.engine
             if sequence.tokens == 0:
                 sequence.first_s = now_s

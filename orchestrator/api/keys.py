@@ -13,6 +13,9 @@ from orchestrator.api.errors import response_of
 from orchestrator.config.keys_file import read_keys
 from orchestrator.errors import RequestError
 
+OWNER = "outrider.owner"
+"""In the scope: whose request this is, by the digest of the key."""
+_OWNER_LETTERS = 12
 OPEN_ROUTES = frozenset({"/started", "/live", "/health", "/health/decode", "/ready", "/metrics", "/version"})
 _WAY_OUT = "send 'Authorization: Bearer KEY'"
 
@@ -59,6 +62,7 @@ class KeyGate:
             return
         scheme, _, key = Headers(scope=scope).get("Authorization", "").strip().partition(" ")
         if scheme.lower() == "bearer" and self._keys.hold(key.strip()):
+            scope[OWNER] = _digest(key.strip()).hex()[:_OWNER_LETTERS]
             await self._app(scope, receive, send)
             return
         await response_of(_refusal(sent=bool(key)))(scope, receive, send)

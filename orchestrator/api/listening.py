@@ -9,13 +9,19 @@ import socket
 import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
+from orchestrator.api.connections import SEND_BUFFER_BYTES, Connections, WatchedProtocol
 from orchestrator.errors import DaemonError
 
 _SERVER_GRACE_S = 5
+_ACCEPTED_AT_ONCE = 32
+"""Connections that the event loop takes in before it looks after anything else: asyncio's `backlog` is that, too."""
+_WAITING_CONNECTIONS = 4096
 
 
 class _Server(uvicorn.Server):
@@ -25,12 +31,22 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or []:
+            listener.listen(_WAITING_CONNECTIONS)  # the kernel keeps those that are not taken in at once
+
 
 @asynccontextmanager
-async def serving(app: object, bound: socket.socket) -> AsyncIterator[None]:
-    """Serve an ASGI app on a bound socket; on the way out let running responses end, briefly."""
+async def serving(app: object, bound: socket.socket, watch: Connections | None = None) -> AsyncIterator[None]:
+    """Serve an ASGI app on a bound socket; on the way out let running responses end, briefly. `watch`: what bounds its
+    connections, where anybody may connect."""
+    protocol: Any = "h11" if watch is None else partial(WatchedProtocol, watch)
     settings = uvicorn.Config(
         app,  # type: ignore[arg-type]  # uvicorn's own alias is narrower than ASGI
+        http=protocol,
+        ws="none",
+        backlog=_ACCEPTED_AT_ONCE,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -51,6 +67,7 @@ def listen_tcp(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
         try:
             bound.bind((host, port))
             bound.listen()  # whoever learns the address from the admin socket may connect; see there

@@ -115,6 +115,15 @@ class KeptAnswers:
         self._clock = clock
         self._running: dict[int, _Decoding] = {}
 
+    def knows(self, headers: Headers) -> bool:
+        """True where a request has a key or an event of an answer that is kept. Raises RequestError."""
+        key, event = read_key(headers), headers.get(EVENT_HEADER, "")
+        since = _read_event(event) if event else None
+        if not key and since is None:
+            return False
+        owner = _digest(headers.get("Authorization", ""))
+        return self._book.find(key=key, request_id=since.request_id if since else "", owner=owner) is not None
+
     def find(self, headers: Headers, body: CompletionRequest | ChatRequest) -> Resumption | None:
         """Return the answer that a request asks for again; None of a new one. Raises RequestError where it is another
         request, or nothing is kept of it."""

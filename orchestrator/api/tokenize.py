@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
 from fastapi import FastAPI, Request
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
+from starlette.responses import Response
 
 from orchestrator.api import errors
+from orchestrator.api.body_bounds import refuse_oversized
 from orchestrator.api.openapi import operation
 from orchestrator.api.port import TokenizerPort
+from orchestrator.api.responses import json_response
 from orchestrator.api.tools.wire import MAX_TOOLS, Tool
 from orchestrator.api.translate import chat_prompt
 from orchestrator.api.wire import Body, Message
 from orchestrator.errors import RequestError
+
+_LEAST_BOUND = 65_536
+_CONTEXTS = 4
+"""Texts are tokenised up to so many contexts, and at least up to so many tokens."""
+_STATUSES = (400, 401, 404, 413, 415, 429, 500, 503)
 
 
 class TokenizeRequest(Body):
@@ -47,6 +55,9 @@ class DetokenizeRequest(Body):
     tokens: list[int]
 
 
+_Asked = TypeVar("_Asked", TokenizeRequest, DetokenizeRequest)
+
+
 class TokenizeResponse(Body):
     """What `/tokenize` answers."""
 
@@ -65,31 +76,45 @@ class DetokenizeResponse(Body):
 class ModelApi(Protocol):
     """What these routes need of the API."""
 
-    def read(self, request: Request) -> Awaitable[bytes]: ...
+    def do_with_body(self, request: Request, work: Callable[[bytes], Response]) -> Awaitable[Response]: ...
 
     def resolve_model(self, model: str | None) -> tuple[TokenizerPort, int]: ...
 
 
-def install_tokenize_routes(app: FastAPI, served: ModelApi) -> None:
-    """Add both routes."""
+def install_tokenize_routes(app: FastAPI, served: ModelApi, max_parameter_bytes: int) -> None:
+    """Add both routes. Beside text or tokens a body may have `max_parameter_bytes`."""
 
-    @app.post("/tokenize", **operation(TokenizeRequest, TokenizeResponse))
-    async def tokenize(request: Request) -> dict[str, Any]:
-        body: TokenizeRequest = errors.parse_body(TokenizeRequest, await served.read(request))
-        tokenizer, context = served.resolve_model(body.model)
+    def parse(model: type[_Asked], raw: bytes) -> tuple[_Asked, TokenizerPort, int]:
+        """Parse a body, unless its text is far larger than any that could be served."""
+        tokenizer, context = served.resolve_model(None)
+        most = max(_LEAST_BOUND, _CONTEXTS * context)
+        refuse_oversized(raw, tokenizer, most, max_parameter_bytes)
+        body: _Asked = errors.parse_body(model, raw)
+        served.resolve_model(body.model)
+        return body, tokenizer, context
+
+    def tokenize_body(raw: bytes) -> Response:
+        body, tokenizer, context = parse(TokenizeRequest, raw)
         tokens = _tokens(body, tokenizer)
         names = [_text(tokenizer, token) for token in tokens] if body.return_token_strs else None
-        return {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": names}
+        found = {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": names}
+        return json_response(found)
 
-    @app.post("/detokenize", **operation(DetokenizeRequest, DetokenizeResponse))
-    async def detokenize(request: Request) -> dict[str, Any]:
-        body: DetokenizeRequest = errors.parse_body(DetokenizeRequest, await served.read(request))
-        tokenizer, _ = served.resolve_model(body.model)
+    def detokenize_body(raw: bytes) -> Response:
+        body, tokenizer, _ = parse(DetokenizeRequest, raw)
         wrong = next((token for token in body.tokens if not 0 <= token < tokenizer.vocabulary_size), None)
         if wrong is not None:
             text = f"token {wrong} is outside the vocabulary of {tokenizer.vocabulary_size}"
             raise RequestError(text, param="tokens")
-        return {"prompt": tokenizer.decode(body.tokens, skip_special=False)}
+        return json_response({"prompt": tokenizer.decode(body.tokens, skip_special=False)})
+
+    @app.post("/tokenize", **operation(TokenizeRequest, TokenizeResponse, statuses=_STATUSES))
+    async def tokenize(request: Request) -> Response:
+        return await served.do_with_body(request, tokenize_body)
+
+    @app.post("/detokenize", **operation(DetokenizeRequest, DetokenizeResponse, statuses=_STATUSES))
+    async def detokenize(request: Request) -> Response:
+        return await served.do_with_body(request, detokenize_body)
 
 
 def _tokens(body: TokenizeRequest, tokenizer: TokenizerPort) -> list[int]:

@@ -9,7 +9,6 @@ from typing import TypeVar
 import msgspec
 
 from adapters.contract import AdapterError
-from adapters.grammar import find_grammar_problem
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.speculation import wish_of
@@ -185,13 +184,6 @@ def _grammar(request: CompletionRequest | ChatRequest) -> Grammar | None:
             return Grammar("lark", free_calls(request.offered, many=many))
     text = request.response_format.schema_text if request.response_format is not None else None
     return None if text is None else Grammar("json_schema", text)
-
-
-def check_grammar(grammar: Grammar, param: str) -> None:
-    """Raise RequestError, naming `param`, where a grammar cannot be used. Takes milliseconds, more for a large one."""
-    if found := find_grammar_problem(grammar.kind, grammar.text):
-        what = "schema" if grammar.kind == "json_schema" else "grammar"
-        raise RequestError(f"the {what} cannot be used: {found}", param=param, code="unsupported_schema")
 
 
 def choices(submit: Submit, count: int) -> list[Submit]:

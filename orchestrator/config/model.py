@@ -48,6 +48,24 @@ class Limits(Section):
     """How long a request is refused that has ended workers: its prompt, with the same grammar and sampling."""
     max_body: Size = Field(default=ByteSize(8 * 1024 * 1024))
     """The largest request body."""
+    max_parameters: Size = Field(default=ByteSize(256 * 1024))
+    """The largest part of a body that is neither prompt nor content of messages: tools, schemas, biases. More is
+    answered 400 before it is parsed."""
+    max_grammar: Size = Field(default=ByteSize(64 * 1024))
+    """The largest grammar: a schema of `response_format`, or of tools that are forced or strict. The time that a
+    grammar takes to compile, and at each token, may grow with the square of its size."""
+    max_bodies: Size = Field(default=ByteSize(64 * 1024 * 1024))
+    """Bytes of bodies that are read and translated at one time, of all requests together; one that needs more is
+    answered 429."""
+    translation_timeout_s: float = Field(default=10.0, gt=0, le=600)
+    """How long a body may be translated (chat template, tokens, grammar), its turn included. Where its turn does not
+    come it is answered 429, where it takes longer 400."""
+    max_requests_per_key: int = Field(default=0, ge=0, le=1_000_000)
+    """Requests that one key of `api.keys_file` may have running or waiting; one more is answered 429. 0 is no
+    limit."""
+    max_tokens_per_minute_per_key: int = Field(default=0, ge=0, le=1_000_000_000)
+    """Tokens of prompts and answers that one key may have in a minute; who has had them is answered 429. 0 is no
+    limit."""
     drain_timeout_s: float = Field(default=30.0, ge=0, le=3600)
     """How long running streams may go on after SIGTERM."""
 
@@ -66,6 +84,18 @@ class Api(Section):
     it. Empty: no key is asked for."""
     stalled_after_s: float = Field(default=30.0, gt=0, le=3600)
     """`/health/decode` says "stalled" when requests are live and no round was finished for so long."""
+    max_connections: int = Field(default=4096, ge=16, le=1_000_000)
+    """Open connections; beyond them the one that was idle for longest is closed, and where none is idle a new one is
+    answered 429. The limit on open files is raised for them as far as the system allows."""
+    header_timeout_s: float = Field(default=10.0, gt=0, le=3600)
+    """How long the head of a request may take from its first byte; then it is answered 408."""
+    body_timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    """How long a body may take; then it is answered 408."""
+    idle_timeout_s: float = Field(default=75.0, gt=0, le=86_400)
+    """How long a connection may stay open without a request."""
+    write_timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    """How long an answer waits for a client that has stopped reading, once the buffers are full; then its connection
+    is cut. While the daemon drains, 5 s at the most."""
     vllm_metric_names: bool = False
     """`true`: `/metrics` has what vLLM has too a second time under its names (`vllm:...`), for its dashboards and for
     `vllm bench serve`."""

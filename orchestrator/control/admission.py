@@ -32,8 +32,9 @@ class ControlLimits:
     quarantine_s: float = 3600.0
 
 
-def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams) -> None:
-    """Raise RequestError where a request cannot be taken in now. A replica that is started again keeps its places."""
+def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams, now_s: float, coming: int = 0) -> None:
+    """Raise RequestError where a request cannot be taken in now. A replica that is started again keeps its places.
+    `coming` requests are about to be taken in."""
     phase = view.phase
     if phase in _RETRY_AFTER_S:
         detail = f": {view.detail}" if view.detail and phase != "draining" else ""
@@ -57,11 +58,11 @@ def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams) -> 
         view.streams, max(1, sum(places_of(replica) for replica in view.replicas))
     )
     late_s = min(MAX_RETRY_AFTER_S, retry_s(expected_ms, limits.ttft))
-    if view.streams >= len(tried) * limits.max_running + limits.max_waiting:
+    if view.streams + coming >= len(tried) * limits.max_running + limits.max_waiting:
         raise _busy(
-            f"the queue is full: {view.streams} requests run or wait",
+            f"the queue is full: {view.streams + coming} requests run or wait",
             "queue_full",
-            max(streams.latency.retry_after_s(), late_s),
+            max(streams.latency.promise_place(now_s), late_s),
         )
     if limits.refuse_late and late_s:
         raise _busy(

@@ -13,6 +13,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
+import msgspec
+
 from orchestrator.clock import Clock
 from orchestrator.control.actions import (
     Action,
@@ -145,6 +147,10 @@ class TargetControl:
             one.state.view(one.engine, live[one.name], now_s - max(one.life.heard_s, one.busy_s), now_s)
             for one in serving
         ]
+        held, gauges = len(state.streams) - live.total(), replicas[0].gauges
+        if held and gauges is not None:  # they wait, and no worker knows of them
+            waiting = msgspec.structs.replace(gauges, waiting=gauges.waiting + held)
+            replicas[0] = replace(replicas[0], gauges=waiting)
         view = whole(
             replicas,
             self._cluster.runtime,
@@ -169,6 +175,10 @@ class TargetControl:
         for whom in concerned:
             _entries.info("speculation wished", **whom, wish=format_override(wish), asked_by=asked_by)
 
+    def check_room(self, coming: int = 0) -> None:
+        """See control.port.Control."""
+        refuse_or_pass(self.view(), self._limits, self._state.streams, self._clock.monotonic_s(), coming)
+
     def list_quarantined(self) -> list[QuarantinedView]:
         """See control.port.AdminControl."""
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
@@ -189,7 +199,7 @@ class TargetControl:
 
     async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """See control.port.Control. A request is taken in (or refused) when its first token is asked for."""
-        refuse_or_pass(self.view(), self._limits, self._state.streams)
+        self.check_room()
         end_s = deadline_s(submit, self._limits.request_timeout_s, self._clock)
         reader = self._open_stream(submit)
         try:

@@ -48,6 +48,7 @@ class RecentLatency:
         self.times = TypicalTimes()
         self._output_tokens = _FIRST_OUTPUT_TOKENS
         self._ends_s: deque[float] = deque(maxlen=_REMEMBERED_ENDS)
+        self._promised_s = 0.0
 
     @property
     def output_tokens(self) -> int:
@@ -65,12 +66,17 @@ class RecentLatency:
             self.times = self.times.observe_request_end((now_s - first_token_s) * MS_PER_S)
         self._output_tokens += _NEWEST * (tokens - self._output_tokens)
 
-    def retry_after_s(self) -> int:
-        """Return when a place may be free: the mean time between the last ends of streams, at least 1 s."""
+    def promise_place(self, now_s: float) -> int:
+        """Return after how many seconds a request that is refused now may find a place. Each refused one is promised
+        the next place to get free, so that they do not all come back for one."""
+        self._promised_s = min(max(now_s, self._promised_s) + self._gap_s(), now_s + MAX_RETRY_AFTER_S)
+        return max(1, math.ceil(self._promised_s - now_s))
+
+    def _gap_s(self) -> float:
+        """Return the mean time between the last ends of streams; 0 where there were none."""
         if len(self._ends_s) < 2:
-            return 1
-        mean = (self._ends_s[-1] - self._ends_s[0]) / (len(self._ends_s) - 1)
-        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(mean)))
+            return 0.0
+        return (self._ends_s[-1] - self._ends_s[0]) / (len(self._ends_s) - 1)
 
 
 def _mean(before: float | None, now: float) -> float:

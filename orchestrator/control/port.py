@@ -169,6 +169,11 @@ class Control(Protocol):
 
     def view(self) -> StateView: ...
 
+    def check_room(self, coming: int = 0) -> None:
+        """Raise RequestError where a request that came now would not be taken in: as `generate` does, and before any
+        work on it. `coming` others are about to be taken in."""
+        ...
+
     def generate(self, submit: Submit) -> AsyncIterator[Delta]:
         """Decode a request; yield its tokens as they are committed. The last delta has `finish` and `stats`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from device_profiles.units import MS_PER_S
 from orchestrator.control.actions import Action, EndStream, LogLine, Send
 from orchestrator.control.affinity import block_keys
 from orchestrator.control.blame import Witness
@@ -13,6 +14,7 @@ from orchestrator.control.state import FAILED
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Cancel
+from policies.serving.fair_order import hold_back
 from policies.serving.replica_load import predict_prefill_ms, predict_tpot_ms
 from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
 
@@ -77,6 +79,8 @@ class Router:
         for stream in self._streams.due():
             if several and self._streams.is_begun_elsewhere(stream):
                 continue  # one request never ends two replicas at once; and its prompt will be in a cache
+            if not stream.sends and self._streams.takes_turns and self._holds_back():
+                continue
             prefix = self._prefix(stream)
             routed = self._choose_route(stream, prefix, now_s)
             if routed.replica is None and (self._streams.is_suspect(stream) or stream.kind):
@@ -90,6 +94,8 @@ class Router:
             found.prefixes.note(prefix)
             if not self._streams.counts[found.name]:
                 found.busy_s = now_s
+            if not stream.sends and self._streams.takes_turns:
+                stream.held_ms = (now_s - stream.due_s) * MS_PER_S
             found.runs += 1
             sent = self._streams.send(stream, found.name, found.kind)
             bounds = bounds_of(found.state.ready, self._least_depth, stream.submit.lane)
@@ -100,6 +106,12 @@ class Router:
                     LogLine("debug", "request %s goes to %s: %s", (stream.key, found.name, format_route(routed)))
                 )
         return actions
+
+    def _holds_back(self) -> bool:
+        """True while every place is taken: then streams that have owners wait here, for their turn."""
+        serving = [replica for replica in self._replicas.serving if replica.serving]
+        sent = sum(self._streams.counts[replica.name] for replica in serving)
+        return hold_back(sent, sum(replica.places for replica in serving))
 
     def _take_back_waiting(self, now_s: float) -> list[Action]:
         """Take back streams that wait for a place where another replica would be done sooner now."""

@@ -20,6 +20,7 @@ from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Delta, RequestStats, Submit
 from policies.serving.failover.blame import SETTLED_TOKENS
+from policies.serving.fair_order import FairAccounts, WaitingRequest, order_fairly
 from policies.serving.overrides import EffectiveBound
 
 _MOST_ANSWERED = 4096
@@ -34,7 +35,7 @@ class Stream:
     replica. `failed_at`: replicas that computed no finite number for it. `kind`: of
     the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of).
     `overrides` stood when it was opened, `speculation` holds by them where it is, and its reader was `told` of that.
-    `first_s`: when its first token came, by the clock.
+    It waited here for `held_ms` until it was first sent; its first token came at `first_s`, by the clock.
     """
 
     submit: Submit
@@ -47,6 +48,7 @@ class Stream:
     gained: int = 0
     probation: int = 0
     due_s: float = 0.0
+    held_ms: float = 0.0
     failed_at: list[str] = field(default_factory=list)
     first_s: float | None = None
     last_stats: RequestStats | None = None
@@ -79,11 +81,18 @@ class Streams:
         self._live: dict[str, Stream] = {}
         self._sent: dict[str, Stream] = {}  # by the id that its worker knows, in the order of sending
         self.counts: Counter[str] = Counter()  # live streams by the replica that has them
+        self.owners: Counter[str] = Counter()  # live streams by whose they are
+        self.accounts = FairAccounts()
         self.latency = RecentLatency()
         self._answered: dict[str, None] = {}  # digests of which there was a token, the oldest first
 
     def __len__(self) -> int:
         return len(self._live)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether streams have owners, who get places in fair turns."""
+        return any(self.owners)
 
     def open(self, submit: Submit, overrides: ActiveOverrides = NO_OVERRIDES, now_s: float = 0.0) -> Stream:
         """Take in a request, under these overrides. Raises RequestError: 400 when its id is in use, 422 when it is in
@@ -94,6 +103,7 @@ class Streams:
         stream = self._live[submit.request_id] = Stream(
             submit, list(submit.committed), overrides=overrides, due_s=now_s
         )
+        self.owners[submit.owner] += 1
         return stream
 
     def find(self, key: str) -> Stream | None:
@@ -110,6 +120,9 @@ class Streams:
         if stream.speculation is not stream.told:
             stream.told = stream.speculation
             delta = msgspec.structs.replace(delta, speculation=stream.speculation)
+        if delta.stats is not None and stream.held_ms:
+            waited = msgspec.structs.replace(delta.stats, queue_ms=delta.stats.queue_ms + stream.held_ms)
+            delta = msgspec.structs.replace(delta, stats=waited)
         if delta.tokens and not stream.committed:
             stream.first_s = now_s
             self._answered[stream.digest] = None
@@ -170,9 +183,12 @@ class Streams:
         return next((stream for stream in self._sent.values() if stream.probation), None)
 
     def due(self) -> list[Stream]:
-        """Return the streams that no replica has, oldest first; before them one suspect, unless one is tried: the most
-        suspicious, of several the one that had the fewest tokens."""
+        """Return the streams that no replica has, oldest first, and where they have owners in fair turns. Before them
+        one suspect, unless one is tried: the most suspicious, of several the one that had the fewest tokens."""
         waiting = [stream for stream in self._live.values() if not stream.at]
+        if self.takes_turns:
+            order = order_fairly([self._work_of(stream) for stream in waiting], self.accounts)
+            waiting = [waiting[index] for index in order]
         if not waiting or not self._blame.has_records:
             return waiting
         suspects = [stream for stream in waiting if self.is_suspect(stream)]
@@ -182,9 +198,15 @@ class Streams:
         first = min(suspects, key=lambda one: (-self._blame.suspicion(one.digest), len(one.committed)))
         return [first, *innocent]
 
+    def _work_of(self, stream: Stream) -> WaitingRequest:
+        left = max(0, min(stream.submit.max_tokens, self.latency.output_tokens) - len(stream.committed))
+        return WaitingRequest(stream.submit.owner, len(stream.submit.prompt) + left)
+
     def send(self, stream: Stream, replica: str, kind: tuple[str, ...] = ()) -> Submit:
         """Count the stream as sent to a replica of this kind; returns what is to be sent."""
         stream.sent_kind = kind
+        if not stream.sends and self.takes_turns:
+            self.accounts = self.accounts.charge(self._work_of(stream))
         stream.sends += 1
         stream.sent_id = stream.key if stream.sends == 1 else f"{stream.key}#{stream.sends}"
         stream.at = replica
@@ -225,6 +247,7 @@ class Streams:
     def drop(self, stream: Stream) -> None:
         """Forget a stream that ends. `at` still says who has it."""
         del self._live[stream.key]
+        self.owners -= Counter([stream.submit.owner])
         self._forget_sent(stream)
 
     def _forget_sent(self, stream: Stream) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, LoadedModel, OutOfMemory
+from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, GrammarTooComplex, LoadedModel, OutOfMemory
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.drafting.chain import ChainDrafter
@@ -266,7 +266,8 @@ class DecodeLoop:
 
     def _fail(self, sequence: SequenceState, error: GrammarFailed) -> None:
         """Give up on one request; the others go on."""
-        self._failed.append(Refused(sequence.key, f"the grammar failed: {error}", "failed"))
+        kind = "invalid" if isinstance(error, GrammarTooComplex) else "failed"
+        self._failed.append(Refused(sequence.key, f"the grammar failed: {error}", kind))
         self._retire(sequence, keep=False)
 
     def _count(self, sequence: SequenceState, judged: VerifiedDraft, tally: RoundDraftCounts) -> None:

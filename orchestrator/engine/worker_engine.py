@@ -12,6 +12,7 @@ import psutil
 
 from adapters.contract import AdapterError
 from orchestrator.clock import Clock
+from orchestrator.engine.compile_lanes import CompileLanes
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants
 from orchestrator.workers.contract import Step
@@ -20,6 +21,7 @@ from orchestrator.workers.failures import describe_failure, describe_loading_fai
 from orchestrator.workers.messages import Cancel, Command, Event, Gauges, Ready, Stop, Submit
 from orchestrator.workers.process_memory import peak_rss_bytes
 
+COMPILE_TIMEOUT_S = 10.0
 _GAUGES_EVERY_S = 0.25
 
 Emit = Callable[[Event], None]
@@ -62,15 +64,20 @@ class WorkerEngine:
         self._clock = clock
         self._commands: queue.SimpleQueue[tuple[Command | None, float]] = queue.SimpleQueue()  # None: tell the gauges
         self._loop: DecodeLoop | None = None
+        self._lanes: CompileLanes | None = None
         self._process = psutil.Process()
         self._gauges_s = 0.0
         self._step: Step | None = Step("load", -1.0)
 
     def submit(self, command: Command) -> None:
-        """See workers.contract.Engine. What a request needs compiled is compiled here, while others decode."""
+        """See workers.contract.Engine. What a request needs compiled is compiled elsewhere, while others decode."""
         arrived_s = self._clock.monotonic_s()
-        if isinstance(command, Submit) and self._loop is not None:
-            self._loop.prepare(command)
+        lanes = self._lanes
+        if lanes is not None and isinstance(command, Submit) and command.grammar is not None:
+            lanes.add(command, arrived_s)
+            return
+        if lanes is not None and isinstance(command, Cancel):
+            lanes.cancel(command.request_id)
         self._commands.put((command, arrived_s))
 
     def describe_step(self) -> Step | None:
@@ -86,7 +93,11 @@ class WorkerEngine:
             emit(describe_loading_failure(error))
             return
         self._loop = loaded.loop
+        self._lanes = CompileLanes(
+            loaded.loop.prepare, lambda *request: self._commands.put(request), emit, COMPILE_TIMEOUT_S
+        )
         emit(loaded.ready)
+        self._lanes.warm_up()
         try:
             if loaded.watch is not None:
                 loaded.watch.start(lambda: self._commands.put((None, 0.0)))

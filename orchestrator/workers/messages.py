@@ -39,7 +39,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     waiting included; 0 is no bound. Control keeps it, workers do not look at it. `route` and `user` (the request's tag)
     are the class in which its acceptance is watched. `policy_depth`: the policy is to choose, whatever
     the overrides of session and engine; control makes a depth or a bound of all overrides. `lane`: the canary's variant
-    that serves it ("canary"; any other: the control).
+    that serves it ("canary"; any other: the control). `owner`: whose request it is, for the fair order of
+    those that wait.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     most_depth: int | None = None
     policy_depth: bool = False
     lane: str = ""
+    owner: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -18,6 +18,7 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.clock import SystemClock
 from orchestrator.control.port import DraftView, QuarantinedView, ReplicaView, StateView, Totals
+from orchestrator.errors import RequestError
 from orchestrator.journal.book import AnswerBook
 from orchestrator.workers.messages import Delta, Gauges, Ready, RequestStats, Submit
 from policies.serving.overrides import EffectiveBound, Override
@@ -74,6 +75,7 @@ class ScriptedControl:
     drafts: tuple[DraftView, ...] = ()
     submits: list[Submit] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    no_room: RequestError | None = None
     wished: list[tuple[Override | None, str, str, int | None]] = field(default_factory=list)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -86,6 +88,10 @@ class ScriptedControl:
         )
         view = StateView(*said, "local", self.ready, self.gauges, self.totals, streams, 1.0)
         return dataclasses.replace(view, replicas=replicas, drafts=self.drafts)
+
+    def check_room(self, coming: int = 0) -> None:
+        if self.no_room is not None:
+            raise self.no_room
 
     def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
         self.wished.append((wish, asked_by, user, engine))

@@ -22,6 +22,9 @@ class Idle:
         gauges: Gauges | None = None
         return StateView("starting", "", "", "local", ready, gauges)
 
+    def check_room(self, coming: int = 0) -> None:
+        pass
+
     async def generate(self, submit: Submit):
         yield Delta(submit.request_id, [])
 

@@ -52,7 +52,7 @@ def view(live: int, *, running: int | None = None) -> StateView:
 def refuse_or_none(live: int, limits: ControlLimits, *, running: int | None = None) -> RequestError | None:
     """Return why one more request is refused; a request takes 2 s, and 100 ms to its first token."""
     try:
-        refuse_or_pass(view(live, running=running), limits, serve_streams(1.9, 100.0))
+        refuse_or_pass(view(live, running=running), limits, serve_streams(1.9, 100.0), 0.0)
     except RequestError as error:
         return error
     return None
@@ -85,7 +85,7 @@ def test_a_full_queue_says_when_a_request_can_be_in_time():
 
 def test_before_any_request_has_ended_nobody_is_refused():
     limits = ControlLimits(4, 100, 1, ttft=TTFT, refuse_late=True)
-    refuse_or_pass(view(90), limits, Streams())
+    refuse_or_pass(view(90), limits, Streams(), 0.0)
 
 
 @given(st.integers(0, 200), st.integers(1, 64), st.floats(0.0, 1e4), st.floats(0.0, 1e3))

@@ -34,6 +34,9 @@ class Workers:
         totals = Totals(restarts=self.restarts)
         return StateView("ready", "", "", "local", None, gauges, totals, drafts=self.drafts)
 
+    def check_room(self, coming: int = 0) -> None:
+        pass
+
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
         yield Delta(submit.request_id, [])
 

@@ -140,6 +140,22 @@ def test_a_grammar_that_cannot_be_used_is_refused(text):
     assert "\n" not in refused.message
 
 
+def test_a_grammar_that_gets_too_complex_is_the_clients_and_others_go_on():
+    """It compiles, but behind the first brace there are more ways to go on than the library follows."""
+    wide = {"type": "object", "properties": {f"property_{i}": {"type": "string"} for i in range(1_000)}}
+    engine = loop(suffix())
+    text = json.dumps(wide | {"additionalProperties": False})
+    assert engine.submit(submit(request_id="wide", grammar=Grammar("json_schema", text))) is None
+    assert engine.submit(submit(request_id="plain", max_tokens=20)) is None
+    failures, generated = [], 0
+    while not engine.idle:
+        generated += sum(len(d.tokens) for d in engine.run_round().deltas if d.request_id == "plain")
+        failures += engine.failures()
+    assert [(one.request_id, one.kind) for one in failures] == [("wide", "invalid")]
+    assert "<state>" not in failures[0].message
+    assert generated == 20
+
+
 def test_committed_tokens_that_a_grammar_forbids_are_refused():
     refused = loop(suffix()).submit(submit(grammar=Grammar("regex", "a+"), committed=list(b"ab")))
     assert refused is not None

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from orchestrator.api.connections import Connections
 from orchestrator.api.metrics.canary_series import LATENCY_S, TOKEN_S, TrialSeries
 from orchestrator.api.metrics.drafter_series import DrafterSeries
+from orchestrator.api.metrics.intake_series import IntakeSeries
 from orchestrator.api.metrics.memory_series import MemoryMetrics
 from orchestrator.api.metrics.plan_series import PlanSeries
 from orchestrator.api.metrics.request_timing import RequestTotals, SequenceTiming
@@ -15,6 +17,7 @@ from orchestrator.api.metrics.series import Engine, Registered
 from orchestrator.api.metrics.slo_series import ServedRequest, SloSeries
 from orchestrator.api.metrics.vllm_names import VllmNames
 from orchestrator.api.metrics.worker_series import TOKEN_COUNTS, RoundSeries, WorkerSeries
+from orchestrator.api.shares import BodyBudget
 from orchestrator.clock import Clock
 from orchestrator.control.port import Control, ReplicaView, TrialView
 from orchestrator.workers.messages import RoundReport
@@ -63,7 +66,7 @@ class Metrics:
     """One registry a daemon. Until the first worker is ready nothing is counted: no series could be named.
 
     `vllm_names`: what vLLM has too is told a second time, under its names. `slo`: which requests met `objectives`.
-    `trial_view`: how a canary does, where there is one.
+    `trial_view`: how a canary does, where there is one. `connections` and `bodies` are the API's.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class Metrics:
         vllm_names: bool = False,
         objectives: Objectives = NO_OBJECTIVES,
         trial_view: Callable[[], TrialView] | None = None,
+        connections: Connections | None = None,
+        bodies: BodyBudget | None = None,
     ) -> None:
         make = Registered()
         self.registry = make.registry
@@ -89,6 +94,7 @@ class Metrics:
         self._plan = PlanSeries(make)
         self.slo = SloSeries(make, objectives, clock)
         self._trial = TrialSeries(make)
+        self._intake = IntakeSeries(make, connections, bodies)
         self._trial_view = trial_view
 
     def _of(self, engine: int) -> Engine:
@@ -138,6 +144,7 @@ class Metrics:
             for draft in view.drafts:
                 self._drafters.remotes.refresh(model, draft)
             self._memory.refresh(model, view)
+            self._intake.refresh((model, "0"))
             if view.plan is not None:
                 self._plan.refresh((model, "0"), view.plan)
             if self._trial_view is not None:

@@ -13,6 +13,10 @@ THEIRS = "vllm:"
 ONLY_OURS = frozenset(
     {
         "outrider_acceptance_rate",
+        "outrider_api_bodies_refused",
+        "outrider_api_body_bytes",
+        "outrider_api_connections",
+        "outrider_api_connections_closed",
         "outrider_tokens_per_second",
         "outrider_draft_latency_ms",
         "outrider_verifier_latency_ms",

@@ -1,0 +1,144 @@
+"""Whether a large body can fit at all, seen before it is parsed, rendered or tokenised. Takes milliseconds.
+
+Only the outline of the JSON is read: values stay as they were sent. A request that passes may still be refused later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from orchestrator.api.port import TokenizerPort
+from orchestrator.errors import RequestError
+
+SMALL_BODY_BYTES = 16 * 1024
+"""A smaller body is not looked at: to parse it takes no longer."""
+
+_T = TypeVar("_T")
+_NOTHING = msgspec.Raw(b"")
+_MESSAGE_BYTES = 64
+"""What a message may have beside its content, in the mean, before that counts as parameters."""
+
+
+class _Outline(msgspec.Struct):
+    prompt: msgspec.Raw = _NOTHING
+    messages: msgspec.Raw = _NOTHING
+    response_format: msgspec.Raw = _NOTHING
+    tools: msgspec.Raw = _NOTHING
+    tokens: msgspec.Raw = _NOTHING
+
+
+class _Part(msgspec.Struct):
+    text: str = ""
+
+
+class _MessageOutline(msgspec.Struct):
+    content: msgspec.Raw = _NOTHING
+
+
+_decode_outline = msgspec.json.Decoder(_Outline).decode
+_decode_messages = msgspec.json.Decoder(list[_MessageOutline]).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_decode_texts = msgspec.json.Decoder(list[str]).decode
+_decode_parts = msgspec.json.Decoder(list[_Part]).decode
+
+
+def refuse_oversized(raw: bytes, tokenizer: TokenizerPort, max_tokens: int, max_parameter_bytes: int) -> None:
+    """Raise RequestError where the prompt of this body has more tokens than `max_tokens`, whatever they are, or where
+    the rest is larger than `max_parameter_bytes`. Passes whatever it cannot judge and is not large."""
+    if len(raw) <= SMALL_BODY_BYTES:
+        return
+    outline = _decode(_decode_outline, raw, "the body is not JSON", "invalid_json")
+    beside = len(raw) - len(outline.prompt) - len(outline.messages) - len(outline.tokens)
+    if beside > max_parameter_bytes:
+        raise _too_large(outline, beside, max_parameter_bytes)
+    if len(outline.prompt):
+        _refuse_if_above(_count_prompt(outline.prompt, tokenizer, max_tokens), max_tokens, "prompt")
+    if len(outline.tokens):
+        _refuse_if_above(_count_elements(outline.tokens), max_tokens, "tokens")
+    if len(outline.messages):
+        _check_messages(outline.messages, tokenizer, max_tokens, max_parameter_bytes)
+
+
+def _check_messages(raw: msgspec.Raw, tokenizer: TokenizerPort, max_tokens: int, max_parameter_bytes: int) -> None:
+    messages = _decode(_decode_messages, raw, "'messages' is no list of messages", "invalid_value", "messages")
+    _refuse_if_above(len(messages), max_tokens, "messages")
+    beside = len(raw) - sum(len(message.content) for message in messages)
+    most = max_parameter_bytes + _MESSAGE_BYTES * len(messages)
+    if beside > most:
+        raise RequestError(
+            f"the messages have {beside} bytes beside their content; {most} are taken (limits.max_parameters)",
+            code="parameters_too_large",
+            param="messages",
+        )
+    count = 0
+    for message in messages:
+        count += _count_content(message.content, tokenizer, max_tokens - count)
+        _refuse_if_above(count, max_tokens, "messages")
+
+
+def _count_content(raw: msgspec.Raw, tokenizer: TokenizerPort, enough: int) -> int:
+    first = _begin(raw)[:1]
+    if first == b'"':
+        return tokenizer.count_least_tokens(_decode(_decode_text, raw, "a text is no JSON", "invalid_json"), enough)
+    if first == b"[":
+        parts = _decode(_decode_parts, raw, "a message's content is no list of text parts", "invalid_value", "messages")
+        return _count_texts([part.text for part in parts], tokenizer, enough)
+    return 0
+
+
+def _count_prompt(raw: msgspec.Raw, tokenizer: TokenizerPort, enough: int) -> int:
+    """Return how many tokens a prompt has at the least: a text, a list with a text, or token ids."""
+    begin = _begin(raw)
+    if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b'"':
+        texts = _decode(_decode_texts, raw, "'prompt' is no list of texts", "invalid_value", "prompt")
+        return _count_texts(texts, tokenizer, enough)
+    return _count_elements(raw) if begin[:1] == b"[" else _count_content(raw, tokenizer, enough)
+
+
+def _count_texts(texts: list[str], tokenizer: TokenizerPort, enough: int) -> int:
+    count = 0
+    for text in texts:
+        if count > enough:
+            break
+        count += tokenizer.count_least_tokens(text, enough - count)
+    return count
+
+
+def _begin(raw: msgspec.Raw) -> bytes:
+    return bytes(memoryview(raw)[:64])
+
+
+def _count_elements(raw: msgspec.Raw) -> int:
+    """Return how many elements a flat list has."""
+    return bytes(raw).count(b",") + 1
+
+
+def _refuse_if_above(count: int, most: int, param: str) -> None:
+    if count > most:
+        raise RequestError(
+            f"at most {most} tokens are taken here; '{param}' has at least {count}",
+            code="context_length_exceeded",
+            param=param,
+        )
+
+
+def _too_large(outline: _Outline, beside: int, most: int) -> RequestError:
+    sizes = {"response_format": len(outline.response_format), "tools": len(outline.tools)}
+    largest = max(sizes, key=lambda name: sizes[name])
+    named = f", '{largest}' alone {sizes[largest]}" if sizes[largest] > most // 2 else ""
+    return RequestError(
+        f"the parameters beside the prompt have {beside} bytes{named}; {most} are taken: send a smaller schema or "
+        "fewer tools, or ask the operator for a larger limits.max_parameters",
+        code="parameters_too_large",
+        param=largest if named else None,
+    )
+
+
+def _decode(decode: Callable[..., _T], raw: bytes | msgspec.Raw, what: str, code: str, param: str | None = None) -> _T:
+    try:
+        return decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"{what}: {error}", code=code, param=param) from None

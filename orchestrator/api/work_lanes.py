@@ -1,0 +1,57 @@
+"""Work on bodies off the event loop: parsing, chat templates, tokenising. Small bodies do not wait behind large ones.
+
+Tokenising and compiling give up the GIL; parsing and templates do not, so their size is bounded before (body_bounds).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TypeVar
+
+from orchestrator.errors import RequestError
+from orchestrator.side_lane import SideLane
+
+LARGE_BYTES = 32 * 1024
+_T = TypeVar("_T")
+
+
+class WorkTooSlow(RequestError):
+    """Work that had its turn, and took too long."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(
+            f"this body takes longer than {timeout_s:g} s to translate; send a smaller one", code="body_too_slow"
+        )
+        self.timeout_s = timeout_s
+
+
+class WorkLanes:
+    """Runs work for at most `timeout_s`, the wait for its turn included."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._small = SideLane("small bodies", gives_way=False)
+        self._large = SideLane("large bodies", gives_way=True)
+
+    async def do(self, size_bytes: int, work: Callable[..., _T], *arguments: object) -> _T:
+        """Return the result of work on so many bytes. Raises RequestError 429 where its turn does not come in time,
+        WorkTooSlow where it takes too long, and whatever the work raises. Work that nobody waits for never begins."""
+        lane = self._large if size_bytes > LARGE_BYTES else self._small
+        task = lane.submit(work, *arguments)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.wrap_future(task)
+        except TimeoutError:
+            if not task.cancelled():
+                lane.leave_behind(task)
+                raise WorkTooSlow(self._timeout_s) from None
+            raise RequestError(
+                f"the body's turn to be translated did not come within {self._timeout_s:g} s; send it again",
+                status=HTTPStatus.TOO_MANY_REQUESTS,
+                kind="rate_limit_error",
+                code="translation_timeout",
+                retry_after_s=max(1, math.ceil(self._timeout_s / 2)),
+            ) from None

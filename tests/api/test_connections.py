@@ -1,0 +1,234 @@
+"""Real sockets that are slow, idle or many: the service goes on for everybody else, and gives back what they held."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from orchestrator.api import connections
+from orchestrator.api.connections import ConnectionLimits, Connections, raise_open_files
+from orchestrator.api.listening import listen_tcp, serving
+from orchestrator.api.responses import EventStream
+from orchestrator.api.streaming import Piece
+from tests.api.support import ScriptedControl, app_over
+
+ASK: dict[str, Any] = {"model": "toy", "prompt": "x"}
+PATIENT = ConnectionLimits(64, 30.0, 30.0, 30.0, 30.0)
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+BODY = json.dumps(ASK).encode()
+WITHIN_S = 15.0
+
+
+@dataclass
+class Served:
+    """An app that is served: where, and the connections that tests have opened."""
+
+    port: int
+    opened: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection; it is closed in the end."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.opened.append(writer)
+        return reader, writer
+
+    async def ask(self, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Send a request, and read the head of its answer."""
+        reader, writer = await self.connect()
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        await reader.readuntil(b"\r\n\r\n")
+        return reader, writer
+
+    async def drip(self, begin: bytes, rest: bytes) -> bytes:
+        """Send the beginning, then the rest byte by byte, slowly; returns what the server says before it closes."""
+        reader, writer = await self.connect()
+        answer = asyncio.create_task(reader.read())
+        writer.write(begin)
+        for index in range(len(rest)):
+            writer.write(rest[index : index + 1])
+            await asyncio.wait({answer}, timeout=0.05)
+            if answer.done():
+                break
+        return await asyncio.wait_for(answer, WITHIN_S)
+
+
+@asynccontextmanager
+async def watched(app: ASGIApp, limits: ConnectionLimits) -> AsyncIterator[tuple[Served, Connections, AsyncOpenAI]]:
+    """Serve an app within limits; gives where it is, its connections and the real client for it."""
+    watch = Connections(limits)
+    with listen_tcp("127.0.0.1", 0) as tcp:
+        served = Served(tcp.getsockname()[1])
+        client = AsyncOpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key="unused", max_retries=0)
+        async with serving(app, tcp, watch):
+            async with client:
+                yield served, watch, client
+            for writer in served.opened:
+                writer.close()
+            for writer in served.opened:
+                with suppress(OSError):
+                    await writer.wait_closed()
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not happened():  # noqa: ASYNC110 -- tests look from outside
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("begin", "rest", "limits", "reason"),
+    [
+        (b"", HEAD * 10, replace(PATIENT, header_timeout_s=0.4), "head_timeout"),
+        (
+            HEAD + b"Content-Length: 1000\r\n\r\n",
+            b'{"model": "toy", ' * 50,
+            replace(PATIENT, body_timeout_s=0.4),
+            "body_timeout",
+        ),
+    ],
+)
+async def test_who_sends_byte_by_byte_is_answered_408_and_nobody_else_waits(begin, rest, limits, reason):
+    async with watched(app_over(ScriptedControl()), limits) as (served, watch, client):
+        slow = [asyncio.create_task(served.drip(begin, rest)) for _ in range(20)]
+        await until(lambda: len(watch) == 20)
+        await client.completions.create(**ASK)
+        for answer in await asyncio.gather(*slow):
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+        assert watch.closed == {reason: 20}
+        await until(lambda: len(watch) <= 1)  # the client's own
+
+
+async def test_a_connection_that_asks_nothing_is_closed_and_one_that_asks_is_kept():
+    async with watched(app_over(ScriptedControl()), replace(PATIENT, idle_timeout_s=0.6)) as (served, watch, _):
+        silent, _ = await served.connect()
+        reader, writer = await served.connect()
+        for _ in range(4):  # each answer begins the time anew
+            writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            length = next(int(line.split(b":")[1]) for line in head.splitlines() if b"content-length" in line.lower())
+            await reader.readexactly(length)
+            await asyncio.sleep(0.25)
+        assert await asyncio.wait_for(silent.read(), WITHIN_S) == b""
+        assert await asyncio.wait_for(reader.read(), WITHIN_S) == b""
+        assert watch.closed == {"idle_timeout": 2}
+
+
+@dataclass
+class Endless:
+    """An app that answers with events for ever; `ended` once that was stopped."""
+
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        events = self._events()
+        await EventStream(events, self._pieces(), lambda: None, {})(scope, receive, send)
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                await asyncio.sleep(0)
+                yield b"data: " + b"x" * 30_000 + b"\n\n"
+        finally:
+            self.ended.set()
+
+    async def _pieces(self) -> AsyncGenerator[Piece, None]:
+        yield Piece(0, "")
+
+
+async def test_a_reader_that_stops_reading_is_cut_and_its_request_ends():
+    app = Endless()
+    async with watched(app, replace(PATIENT, write_timeout_s=0.5)) as (served, watch, _):
+        _, writer = await served.ask(BODY)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.wait_for(app.ended.wait(), WITHIN_S)
+        assert watch.closed == {"write_timeout": 1}
+        await until(lambda: len(watch) == 0)
+
+
+async def test_a_reader_that_reads_slowly_is_served():
+    app = Endless()
+    async with watched(app, replace(PATIENT, write_timeout_s=2.0)) as (served, watch, _):
+        reader, _ = await served.ask(BODY)
+        for _ in range(20):
+            await reader.readexactly(200_000)
+            await asyncio.sleep(0.02)
+        assert watch.closed == {}
+        assert not app.ended.is_set()
+
+
+async def test_while_the_daemon_drains_such_a_reader_is_waited_for_less(monkeypatch):
+    monkeypatch.setattr(connections, "_HURRIED_WRITE_S", 0.2)
+    app = Endless()
+    async with watched(app, PATIENT) as (served, watch, _):
+        _, writer = await served.ask(BODY)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.sleep(0.5)
+        watch.hurry()
+        await asyncio.wait_for(app.ended.wait(), WITHIN_S)  # half of what a reader has otherwise
+        assert watch.closed == {"write_timeout": 1}
+
+
+async def test_more_idle_connections_than_there_may_be_do_not_keep_anybody_out():
+    async with watched(app_over(ScriptedControl()), replace(PATIENT, most=32)) as (served, watch, client):
+        idle = [await served.connect() for _ in range(100)]
+        for _ in range(5):
+            await client.completions.create(**ASK)
+        assert len(watch) <= 32
+        assert watch.closed["shed"] >= 68
+        oldest, newest = idle[0][0], idle[-1][0]
+        assert await asyncio.wait_for(oldest.read(), WITHIN_S) == b""
+        assert not newest.at_eof()
+
+
+async def test_where_none_is_idle_a_new_connection_is_told_to_come_back():
+    control = ScriptedControl(hang_at=1)
+    async with watched(app_over(control), replace(PATIENT, most=16)) as (served, watch, _):
+        body = json.dumps({**ASK, "stream": True}).encode()
+        busy = [await served.ask(body) for _ in range(16)]
+        reader, _ = await served.connect()
+        answer = await asyncio.wait_for(reader.read(), WITHIN_S)
+        assert answer.startswith(b"HTTP/1.1 429 ")
+        assert b"Retry-After: 1" in answer
+        assert watch.closed == {"full": 1}
+        for _, writer in busy:
+            writer.close()
+        await control.until_all_ended()
+        await until(lambda: len(watch) == 0)
+
+
+async def test_the_rest_of_a_refused_body_is_taken_and_the_connection_goes_on():
+    app = app_over(ScriptedControl(), max_body_bytes=1000)
+    async with watched(app, replace(PATIENT, header_timeout_s=0.3)) as (served, _, _client):
+        reader, writer = await served.connect()
+        writer.write(HEAD + b"Content-Length: 200000\r\n\r\n" + b"x" * 100_000)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WITHIN_S)
+        assert head.startswith(b"HTTP/1.1 413 ")
+        writer.write(b"x" * 100_000)
+        await asyncio.sleep(0.6)  # longer than a head may take: nothing of one has come
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
+        assert b"HTTP/1.1 200 " in await asyncio.wait_for(reader.readuntil(b"200 OK"), WITHIN_S)
+
+
+def test_open_files_leave_room_for_connections_and_some_more():
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
+        room = raise_open_files(2000)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert room <= soft - 256
+        assert room == 2000 or soft == hard
+        assert raise_open_files(10**6) <= max(16, hard - 256)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
