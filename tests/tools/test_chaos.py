@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from tools.chaos.cases import Case, Lengths, make_cases
 from tools.chaos.compare import Difference, compare_tokens, split_text
 from tools.chaos.faults import KINDS, choose_kinds
 from tools.chaos.faults.storage import flip_bits
+from tools.chaos.poisoned import POISON_SEED
 from tools.chaos.records import (
     DAEMON,
     FaultRecord,
@@ -34,7 +36,7 @@ from tools.chaos.records import (
     summarise,
 )
 from tools.chaos.schedule import QUIET_END_S, Shape, plan_faults
-from tools.chaos.service import Layout
+from tools.chaos.service import Layout, Service, find_free_port, read_workers, write_configuration
 
 ROOT = Path(__file__).parents[2]
 WORDS = st.sampled_from("abc")
@@ -233,6 +235,26 @@ def test_bad_usage_ends_with_2_and_says_why(arguments, said, capsys):
         read_options(parser.parse_args(arguments), parser)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+async def test_poison_ends_the_worker_that_decodes_it_and_other_requests_do_not(tmp_path):
+    port = find_free_port()
+    config = write_configuration(tmp_path, Layout("scripted", "local", 1, 0, 1), port)
+    service = Service(tmp_path, config, port, tmp_path / "log", {"PYTHONPATH": str(ROOT)}, poisoned=True)
+    service.start()
+    try:
+        await service.wait_ready(1)
+        asked = {"model": "toy", "prompt": "the sea", "max_tokens": 20, "ignore_eos": True, "seed": 3}
+        async with httpx.AsyncClient(base_url=service.url, timeout=60.0) as client:
+            (before,) = read_workers(await service.status() or {})
+            assert (await client.post("/v1/completions", json=asked)).is_success
+            (same,) = read_workers(await service.status() or {})
+            assert same.pid == before.pid
+            poison = await client.post("/v1/completions", json={**asked, "seed": POISON_SEED + 1})
+            assert poison.is_error
+        assert service.find(before.pid) is None
+    finally:
+        await service.stop()
 
 
 def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:

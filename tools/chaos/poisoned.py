@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.cli.main import main
 from orchestrator.loading import options as loading_options
 from orchestrator.loading.engine import build_engine
-from orchestrator.workers.contract import Engine
+from orchestrator.workers.contract import Engine, Step
 from orchestrator.workers.messages import Command, Event, RoundReport, Submit
 
 POISON_SEED = 66_600_000
@@ -40,6 +40,10 @@ class PoisonedEngine:
                 self._strike(command.request_id)
         self._inner.submit(command)
 
+    def describe_step(self) -> Step | None:
+        """See workers.contract.Engine."""
+        return self._inner.describe_step()
+
     def run(self, emit: Callable[[Event], None]) -> None:
         """See workers.contract.Engine."""
 
@@ -57,7 +61,7 @@ class PoisonedEngine:
             os.abort()
 
 
-def build_poisoned_engine(options: dict[str, Any]) -> PoisonedEngine:
+def build_poisoned_engine(options: dict[str, Any]) -> Engine:
     """Return the product's engine behind the poison."""
     return PoisonedEngine(build_engine(options))
 
