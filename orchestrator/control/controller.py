@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 _entries = get_logger(__name__)
 _LEVELS = logging.getLevelNamesMapping()
 _T = TypeVar("_T")
-_REMOTE_PATIENCE_S = 3.0
+_REMOTE_PATIENCE_S = 4.0
 
 
 class TargetControl:
