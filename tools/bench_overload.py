@@ -354,62 +354,111 @@ def _format_bad(row: dict[str, Any]) -> str:
 # ------------------------------------------------------------------ ten times the load
 
 
-async def load(url: str, at_a_time: int, seconds: float, *, obey: bool) -> Seen:
-    """Keep so many clients at it; `obey`: they come back when they were told to."""
-    seen, until = Seen(), time.monotonic() + seconds
+def crowd(url: str, content: bytes, stop: Event, answers: Answers) -> None:
+    """The clients that are too many: each asks again a second after it was refused, whatever it was told."""
+    os.nice(19)
+    host, port = url.removeprefix("http://").split(":")
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    whole = head + b"Content-Length: %d\r\n\r\n" % len(content) + content
 
-    async def one(client: httpx.AsyncClient) -> None:
-        while time.monotonic() < until:
-            before = len(seen.retry_after_s)
-            with suppress(httpx.HTTPError):
-                await stream(client, url, seen, TOKENS)
-            if len(seen.retry_after_s) > before:
-                await asyncio.sleep(float(seen.retry_after_s[-1]) if obey else 1.0)
+    async def one() -> None:
+        while not stop.is_set():
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(whole)
+                status = (await reader.readline())[9:12].decode()
+                answers.put((status, 0.0))
+                await reader.read()
+                writer.close()
+            await asyncio.sleep(1.0)
 
+    async def everybody() -> None:
+        count = (TIMES_TOO_MANY - 1) * (RUNNING + WAITING)
+        await asyncio.gather(*(one() for _ in range(count)))
+
+    asyncio.run(everybody())
+
+
+async def load(url: str, at_a_time: int, seconds: float) -> Seen:
+    """Keep so many clients at it; who is refused asks again a second later."""
+    seen = Seen()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=at_a_time)
     async with httpx.AsyncClient(timeout=None, limits=limits) as client:  # noqa: S113 -- the bench ends them
-        await asyncio.gather(*(one(client) for _ in range(at_a_time)))
+        until = time.monotonic() + seconds
+
+        async def one() -> None:
+            while time.monotonic() < until:
+                refused = len(seen.refused_s)
+                with suppress(httpx.HTTPError):
+                    await stream(client, url, seen, TOKENS)
+                if len(seen.refused_s) > refused:
+                    await asyncio.sleep(1.0)
+
+        await asyncio.gather(*(one() for _ in range(at_a_time)))
     return seen
 
 
 def measure_burst(url: str, pid: int, seconds: float) -> dict[str, Any]:
     """Return what accepted requests have under ten times the load, and what they have where the daemon is just full."""
     capacity = RUNNING + WAITING
-    daemon = psutil.Process(pid)
-    asyncio.run(load(url, RUNNING, 5.0, obey=True))
-    alone = asyncio.run(load(url, 1, 5.0, obey=True))
-    full = asyncio.run(load(url, capacity, seconds / 2, obey=True))
-    before = daemon.memory_info().rss
-    storm = asyncio.run(load(url, TIMES_TOO_MANY * capacity, seconds, obey=False))
-    peak, ended = daemon.memory_info().rss, time.monotonic()
-    normal, back_s = quantile(alone.ttfts, 0.5), float("nan")
-    while time.monotonic() - ended < 30.0:
-        seen = asyncio.run(load(url, 1, 0.01, obey=True))
-        if seen.ttfts and seen.ttfts[0] <= 1.5 * normal:
-            back_s = time.monotonic() - ended
-            break
-    row = {
+    daemon, context = psutil.Process(pid), multiprocessing.get_context("spawn")
+    asyncio.run(load(url, RUNNING, 5.0))
+    alone = asyncio.run(load(url, 1, 8.0))
+    full = asyncio.run(load(url, capacity, seconds))
+    before, others = daemon.memory_info().rss, Counter[str]()
+    stop, answers = context.Event(), context.Queue()
+    body = {"model": _model(url), "messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS}
+    content = json.dumps(body | {"stream": True, "ignore_eos": True, "temperature": 0.0}).encode()
+    clients = context.Process(target=crowd, args=(url, content, stop, answers), daemon=True)
+    clients.start()
+    time.sleep(3.0)
+    storm = asyncio.run(load(url, capacity, seconds))
+    most = daemon.memory_info().rss
+    stop.set()
+    _take(answers, others, [])
+    clients.kill()
+    clients.join()
+    back_s = _time_recovery(url, 1.5 * quantile(alone.ttfts, 0.5))
+    row: dict[str, Any] = {
         "at_a_time": TIMES_TOO_MANY * capacity,
         "capacity": capacity,
         "seconds": seconds,
         "statuses": dict(storm.statuses),
+        "statuses_of_the_crowd": dict(others),
         "full_tpot_p50_ms": quantile(full.tpots, 0.5) * 1e3,
         "full_tpot_p99_ms": quantile(full.tpots, 0.99) * 1e3,
         "storm_tpot_p50_ms": quantile(storm.tpots, 0.5) * 1e3,
         "storm_tpot_p99_ms": quantile(storm.tpots, 0.99) * 1e3,
-        "accepted_per_s_full": len(full.tpots) / (seconds / 2),
-        "accepted_per_s_storm": len(storm.tpots) / seconds,
+        "tpot_p50_ratio": quantile(storm.tpots, 0.5) / quantile(full.tpots, 0.5),
+        "tpot_p99_ratio": quantile(storm.tpots, 0.99) / quantile(full.tpots, 0.99),
         "refused_p50_ms": quantile(storm.refused_s, 0.5) * 1e3,
         "refused_p99_ms": quantile(storm.refused_s, 0.99) * 1e3,
         "retry_after_s": dict(Counter(map(str, storm.retry_after_s)).most_common(5)),
+        "ttft_alone_ms": quantile(alone.ttfts, 0.5) * 1e3,
         "back_to_normal_s": back_s,
         "rss_before_mib": before / MIB,
-        "rss_after_mib": peak / MIB,
+        "rss_at_the_end_mib": most / MIB,
     }
-    row["tpot_p99_ratio"] = row["storm_tpot_p99_ms"] / row["full_tpot_p99_ms"]  # type: ignore[operator]
     for name, value in row.items():
         print(f"{name:24} {value:.2f}" if isinstance(value, float) else f"{name:24} {value}", flush=True)
     return row
+
+
+def _time_recovery(url: str, ttft_s: float) -> float:
+    """Return how long it takes until a request has its first token within this time; NaN where it never has."""
+
+    async def ask() -> float:
+        begun = time.monotonic()
+        async with httpx.AsyncClient(timeout=None) as client:  # noqa: S113 -- the bench ends it
+            while time.monotonic() - begun < 30.0:
+                seen = Seen()
+                await stream(client, url, seen, 4)
+                if seen.ttfts and seen.ttfts[0] <= ttft_s:
+                    return time.monotonic() - begun
+                await asyncio.sleep(0.1)
+        return float("nan")
+
+    return asyncio.run(ask())
 
 
 def main() -> None:

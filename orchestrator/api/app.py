@@ -150,7 +150,7 @@ class ApiRoutes:
         bounds, owner = self._settings.acceptance, request.scope.get(OWNER, "")
 
         def work(raw: bytes) -> tuple[_Body, Submit, TokenizerPort]:
-            served = self._served()
+            served = self._find_served()
             if served is not None:
                 refuse_oversized(raw, *served, self._settings.max_parameter_bytes)
             body: _Body = errors.parse_body(wire, raw)
@@ -170,7 +170,7 @@ class ApiRoutes:
             raw = await self._read(request, share)
             return await self._lanes.do(len(raw), work, raw)
 
-    def _served(self) -> tuple[TokenizerPort, int] | None:
+    def _find_served(self) -> tuple[TokenizerPort, int] | None:
         """Return the tokenizer and the context's length, once a model is there."""
         tokenizer, ready = self.tokenizer(), self.control.view().ready
         return None if tokenizer is None or ready is None else (tokenizer, ready.context_tokens)

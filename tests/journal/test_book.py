@@ -48,7 +48,7 @@ def open_answer(book: AnswerBook, name: str, choices: int = 1, key: str = "", ow
     return found
 
 
-def told(answer: KeptAnswer, choice: int = 0, split_at: int = 0) -> list[tuple[list[int], str]]:
+def list_told(answer: KeptAnswer, choice: int = 0, split_at: int = 0) -> list[tuple[list[int], str]]:
     """All that a reader is told from the first token on."""
     found: list[tuple[list[int], str]] = []
     taken = 0
@@ -60,7 +60,7 @@ def told(answer: KeptAnswer, choice: int = 0, split_at: int = 0) -> list[tuple[l
     return found
 
 
-def recovered(directory: Path) -> dict[str, KeptAnswer]:
+def recover_all(directory: Path) -> dict[str, KeptAnswer]:
     """What the next daemon finds."""
     book = book_in(directory)
     book.recover()
@@ -79,15 +79,15 @@ async def test_the_next_daemon_tells_the_same_in_the_same_pieces(tmp_path):
     book.record(second, 0, Delta("", [9]))
     book.record(second, 0, Delta("", [], "deadline", STATS))
     book.flush()
-    found = recovered(tmp_path)  # the first one was not closed: it was killed
-    assert told(found["a"], 0) == [([5, 6], ""), ([8], "stop")]
-    assert told(found["a"], 1) == [([7], "")]
-    assert told(found["b"]) == [([9], ""), ([], "deadline")]
+    found = recover_all(tmp_path)  # the first one was not closed: it was killed
+    assert list_told(found["a"], 0) == [([5, 6], ""), ([8], "stop")]
+    assert list_told(found["a"], 1) == [([7], "")]
+    assert list_told(found["b"]) == [([9], ""), ([], "deadline")]
     assert found["a"].choices[0].stats == STATS
     assert (found["a"].key, found["a"].created_s, found["a"].complete) == ("k", 7, False)
     assert found["b"].complete
-    assert {one: told(answer) for one, answer in recovered(tmp_path).items()} == {
-        one: told(answer) for one, answer in found.items()
+    assert {one: list_told(answer) for one, answer in recover_all(tmp_path).items()} == {
+        one: list_told(answer) for one, answer in found.items()
     }
 
 
@@ -95,7 +95,7 @@ async def test_a_reader_in_the_middle_of_a_piece_is_told_its_rest():
     book = book_in(None)
     answer = open_answer(book, "a")
     book.record(answer, 0, Delta("", [1, 2, 3, 4], "stop", STATS))
-    assert told(answer, split_at=3) == [([1, 2, 3], ""), ([4], "stop")]
+    assert list_told(answer, split_at=3) == [([1, 2, 3], ""), ([4], "stop")]
 
 
 async def test_a_text_that_ended_wants_no_more_tokens(tmp_path):
@@ -106,7 +106,7 @@ async def test_a_text_that_ended_wants_no_more_tokens(tmp_path):
     book.cut(answer, 0)
     book.flush()
     assert answer.complete
-    assert recovered(tmp_path)["a"].complete
+    assert recover_all(tmp_path)["a"].complete
 
 
 async def test_answers_are_their_owners(tmp_path):
@@ -129,7 +129,7 @@ async def test_what_nobody_asks_for_is_forgotten_in_time_and_leaves_the_disk(tmp
     await book.tend()
     assert book.find(request_id="b", owner="me") is None
     assert book.find(request_id="a", owner="me") is read
-    assert set(recovered(tmp_path)) == {"a"}
+    assert set(recover_all(tmp_path)) == {"a"}
     book.mark_idle(read)
     clock.now_s += 61.0
     await book.tend()
@@ -198,10 +198,10 @@ async def test_torn_at_every_byte_of_its_last_record_the_journal_loses_that_one_
         directory = tmp_path / str(cut)
         directory.mkdir()
         (directory / f"{1:012d}.journal").write_bytes(data[:cut])
-        found = recovered(directory)
+        found = recover_all(directory)
         assert [found[name].choices[0].tokens for name in "ab"] == [[1, 3, 4], [2, 5]]
         # What follows is written where it can be read again.
-        assert [recovered(directory)[name].choices[0].tokens for name in "ab"] == [[1, 3, 4], [2, 5]]
+        assert [recover_all(directory)[name].choices[0].tokens for name in "ab"] == [[1, 3, 4], [2, 5]]
 
 
 async def test_a_daemon_killed_while_it_begins_a_segment_loses_nothing(tmp_path):
@@ -214,7 +214,7 @@ async def test_a_daemon_killed_while_it_begins_a_segment_loses_nothing(tmp_path)
         directory.mkdir()
         (directory / f"{1:012d}.journal").write_bytes(data)
         (directory / f"{2:012d}.journal").write_bytes(snapshot[:cut])
-        found = recovered(directory)
+        found = recover_all(directory)
         assert [found[name].choices[0].tokens for name in "ab"] == [[1], [2]]
 
 
@@ -250,4 +250,4 @@ async def test_on_a_full_disk_answers_go_on_and_are_written_again_when_there_is_
     await book.tend()
     assert not book.problem
     assert "the journal is written again" in caplog.text
-    assert recovered(tmp_path)["a"].choices[0].tokens == answer.choices[0].tokens
+    assert recover_all(tmp_path)["a"].choices[0].tokens == answer.choices[0].tokens

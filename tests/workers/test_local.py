@@ -141,7 +141,7 @@ def garbage(options: dict[str, Any]) -> Garbage:
 
 async def test_a_channel_that_closes_is_told_before_the_process_has_ended() -> None:
     cluster = LocalCluster()
-    worker = await cluster.start(WorkerSpec("odd", "tests.workers.test_local:stopped", {}))
+    worker = await cluster.start(WorkerSpec("odd", "tests.workers.test_local:make_stopped", {}))
     events = worker.events()
     await anext(event async for event in events if isinstance(event, Finished))
     pid = int(worker.where.split()[-1])
@@ -170,5 +170,5 @@ class Stopped:
                 os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def stopped(options: dict[str, Any]) -> Stopped:
+def make_stopped(options: dict[str, Any]) -> Stopped:
     return Stopped()
