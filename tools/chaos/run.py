@@ -163,7 +163,7 @@ class _Run:
     async def make(self) -> dict[str, Any]:
         """Make the run; returns the report. Raises ChaosError."""
         code: int | None = None
-        left: list[int] = []
+        left: list[str] = []
         try:
             self.service.start()
             with self._console.status("starting the daemon"):
@@ -319,7 +319,7 @@ class _Run:
                 progress.update(task, completed=min(self._now_s(), self._options.duration_s), description=text)
                 await asyncio.sleep(_REDRAW_S)
 
-    def _report(self, code: int | None, left: list[int]) -> dict[str, Any]:
+    def _report(self, code: int | None, left: list[str]) -> dict[str, Any]:
         for fault in self.faults:
             if fault.began_s is not None:
                 found = records.measure_recovery(fault.began_s, self.streams)
@@ -338,7 +338,7 @@ class _Run:
             "false_alarms": [asdict(alarm) for alarm in alarms],
             "daemon": {
                 "exit_code": code,
-                "left_behind": len(left),
+                "left_behind": left,
                 "unasked_ends": [{"at_s": round(at_s, 3), "code": number} for at_s, number in self.service.exits],
                 "adopted_workers": self._watch.adopted,
                 "warnings": read_warnings(self.service.log),

@@ -29,6 +29,7 @@ READY_WITHIN_S = 600.0
 STOP_WITHIN_S = 60.0
 RESTART_AFTER_S = 2.0
 """As RestartSec of tools/systemd/outrider.service."""
+_SHOWN_CHARS = 200
 _PID = re.compile(r"pid (\d+)")
 _ADDRESS = re.compile(r"ray node (\S+)")
 
@@ -243,7 +244,7 @@ class Service:
                 if self.wanted and self.process is process:
                     self.start()
 
-    async def stop(self) -> tuple[int | None, list[int]]:
+    async def stop(self) -> tuple[int | None, list[str]]:
         """Stop the daemon with SIGTERM; returns its exit code, and the processes that it left, which are killed."""
         self.wanted = False
         code: int | None = None
@@ -263,13 +264,21 @@ class Service:
             self._output.close()
         return code, left
 
-    async def _end_what_is_left(self) -> list[int]:
+    async def _end_what_is_left(self) -> list[str]:
         deadline = time.monotonic() + 3.0
         while (left := [pid for pid in self.known if self.find(pid)]) and time.monotonic() < deadline:  # noqa: ASYNC110  # no event
             await asyncio.sleep(0.1)
+        described = [self._describe(pid) for pid in left]
         for pid in left:
             self.send_signal(pid, signal.SIGKILL)
-        return left
+        return described
+
+    def _describe(self, pid: int) -> str:
+        try:
+            process = psutil.Process(pid)
+            return f"pid {pid}, {process.status()}: {' '.join(process.cmdline())[:_SHOWN_CHARS]}"
+        except psutil.Error:
+            return f"pid {pid}"
 
     def _list_descendants(self) -> list[int]:
         try:

@@ -21,8 +21,14 @@ class Watch:
         self._exits = 0
         self.workers: dict[str, WorkerSeen] = {}
         self.restarts: list[Restart] = []
-        self.adopted = 0
+        self._before: set[int] = set()
+        self._adopted: set[tuple[int, int]] = set()
         self.silent_since_s: float | None = None
+
+    @property
+    def adopted(self) -> int:
+        """How many workers daemons took over from the daemon before them."""
+        return len(self._adopted)
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -45,12 +51,9 @@ class Watch:
         self._service.remember([one.pid for one in seen.values()])
         if asked == self._told_by:
             self._note_restarts(seen)
-        elif self._told_by:
-            self.adopted += sum(
-                bool(one.pid) and one.pid == self.workers[title].pid
-                for title, one in seen.items()
-                if title in self.workers
-            )
+        else:
+            self._before = {one.pid for one in self.workers.values()} - {0}
+        self._adopted |= {(asked, one.pid) for one in seen.values() if one.pid in self._before}
         self._told_by = asked
         self.workers = seen
 
