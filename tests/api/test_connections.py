@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -145,6 +146,15 @@ class Endless:
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
         yield Piece(0, "")
+
+
+async def test_small_events_are_sent_at_once():
+    async with watched(app_over(ScriptedControl()), PATIENT) as (served, watch, _):
+        await served.connect()
+        await until(lambda: len(watch) == 1)
+        (one,) = watch._open
+        taken = one.transport.get_extra_info("socket")
+        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_a_reader_that_stops_reading_is_cut_and_its_request_ends():
