@@ -115,7 +115,7 @@ class ClusterSection(Section):
     `RAY_AUTH_TOKEN_PATH` names). `none`: it has none, and whoever reaches its ports runs code on its hosts."""
     max_restarts: int = Field(default=5, ge=0, le=1000)
     """Restarts of a worker within ten minutes, at most 15 s apart; then it is started once a minute. Each worker has
-    its own. Where no worker ever served, the daemon ends instead."""
+    its own. Where one served for 5 s, those before it count no more. Where none ever served, the daemon ends."""
     orphan_wait_s: float = Field(default=60.0, ge=0, le=3600)
     """How long a worker that lost its daemon keeps its model loaded for the next one; 0 ends it with the daemon. Ray
     ends its workers with the daemon."""

@@ -149,7 +149,7 @@ class Endless:
 
 
 async def test_small_events_are_sent_at_once():
-    async with watched(app_over(ScriptedControl()), PATIENT) as (served, watch, _):
+    async with serve_watched(app_over(ScriptedControl()), PATIENT) as (served, watch, _):
         await served.connect()
         await until(lambda: len(watch) == 1)
         (one,) = watch._open
