@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MODEL_TESTS := tests/exactness tests/engine tests/adapters
 SOURCES := device_profiles policies adapters orchestrator tests tools
 
-.PHONY: setup demo test check format lint types imports mutants clean
+.PHONY: setup demo test check format lint types imports mutants chaos clean
 
 setup: $(STAMP)
 
@@ -52,6 +52,11 @@ imports:
 
 mutants: setup
 	$(BIN)/python -m tools.mutants --json mutants.jsonl
+
+# Fifteen minutes of real faults under load: the slow part of the checks.
+CHAOS ?= --seed 1 --minutes 15
+chaos: setup
+	$(BIN)/python -m tools.chaos $(CHAOS) --json chaos.json --plot chaos.png
 
 format: setup
 	$(BIN)/ruff format $(SOURCES)

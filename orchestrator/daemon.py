@@ -18,12 +18,15 @@ from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.connections import ConnectionLimits, Connections, raise_open_files
 from orchestrator.api.keys import Keys
 from orchestrator.api.listening import listen_tcp, listen_unix, serving
+from orchestrator.api.resume import KeptAnswers
 from orchestrator.bootstrap.canary import build_trial
 from orchestrator.bootstrap.clusters import build_cluster
+from orchestrator.bootstrap.journal import build_book
+from orchestrator.bootstrap.lease import hold_lease
 from orchestrator.bootstrap.planning import PlanMaking, build_start_specs, make_plan, profile_missing
 from orchestrator.clock import SystemClock
 from orchestrator.config.keys_file import keys_path
-from orchestrator.config.load import admin_socket_path
+from orchestrator.config.load import admin_socket_path, state_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.control.admission import ControlLimits
 from orchestrator.control.canary import CanaryTrial
@@ -40,6 +43,7 @@ from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Progress
 
+_TEND_S = 1.0
 _START_EXTENSION_S = 60.0
 
 _log = get_logger(__name__)
@@ -62,6 +66,9 @@ class Daemon:
         keys_file = config.api.keys_file
         self._keys = Keys(keys_path(keys_file, base)) if keys_file else None
         self._base = base
+        self._state = state_directory(config, path)
+        self._book = build_book(config, self._state, self._clock)
+        self._kept: KeptAnswers | None = None
         self._keeper: PlanKeeper | None = None
         self._connections = Connections(self._connection_limits())
         self._control = self._build_control(*(((), ()) if config.planned else build_start_specs(config, base)))
@@ -70,7 +77,7 @@ class Daemon:
         """Return control over these workers; without any it waits for the plan to name them."""
         limits = self._config.limits
         control = TargetControl(
-            build_cluster(self._config),
+            build_cluster(self._config, self._state),
             targets,
             ControlLimits(
                 limits.max_running,
@@ -89,7 +96,12 @@ class Daemon:
         return control
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT. Raises DaemonError when it cannot bind or the model fails at start."""
+        """Serve until SIGTERM or SIGINT. Raises DaemonError where another daemon has the state directory, when it
+        cannot bind, or the model fails at start."""
+        with hold_lease(self._state):
+            await self._run()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -108,7 +120,9 @@ class Daemon:
                     settings,
                     self._clock,
                     self._trial,
+                    self._book,
                 )
+                self._kept = api.state.kept
                 known = (
                     f"{url}/v1",
                     version("outrider"),
@@ -134,7 +148,7 @@ class Daemon:
                 await task
             return False
         task.result()
-        found = await asyncio.to_thread(make_plan, self._config, self._base)
+        found = await asyncio.to_thread(make_plan, self._config, self._base, self._state)
         replica = found.proposal.plan.replicas[0]
         _log.info(
             "planned",
@@ -203,6 +217,10 @@ class Daemon:
         return ready.model if ready is not None else self._config.model.name
 
     async def _serve(self, url: str, admin_path: Path) -> None:
+        interrupted = self._book.recover()
+        if interrupted:
+            _log.info("answers of the last daemon can be resumed", answers=len(interrupted))
+        tending = asyncio.create_task(self._tend_book(), name="tend the journal")
         telling = asyncio.create_task(self._tell_systemd(), name="tell systemd")
         try:
             if await self._start_workers():
@@ -224,18 +242,31 @@ class Daemon:
                     max_depth=ready.max_depth,
                 )
                 self._notifier.ready()
+                if self._kept is not None:
+                    self._kept.go_on(interrupted)
                 await self._wait_for_end()
             self._notifier.stopping()
             self._connections.hurry()
+            if self._kept is not None:
+                self._kept.let_go()
             await self._control.drain(self._config.limits.drain_timeout_s)
         finally:
+            tending.cancel()
             telling.cancel()
             if self._keeper is not None:
                 await self._keeper.close()
             await self._control.close()
+            if self._kept is not None:
+                await self._kept.close()
+            self._book.close()
             if self._trial is not None:
                 self._trial.save()
         _log.info("stopped")
+
+    async def _tend_book(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.journal.sync_s or _TEND_S)
+            await self._book.tend()
 
     async def _wait_for_end(self) -> None:
         """Wait until told to stop. Raises DaemonError when no worker can ever serve again."""

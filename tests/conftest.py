@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,14 @@ from tests.support.first_layers import write_first_layers
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("outrider", deadline=None)
 settings.load_profile("outrider")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_users_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a daemon leaves behind where its configuration names no directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state-home")))
+        yield
 
 
 class Done(NamedTuple):

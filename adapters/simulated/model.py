@@ -121,7 +121,7 @@ class ToyModel(PooledModel):
     def _run(self, segment: Segment) -> NDArray[np.float32]:
         table = self._pool.table(segment.slot, segment.start + len(segment.tokens))
         before, last = self._at(table, segment.start - 1)
-        garbage = self._script.garbage >= 0 and self._script.garbage in self._held_tokens(table, segment.start)
+        garbage = self._script.garbage >= 0 and self._script.garbage in self._list_held_tokens(table, segment.start)
         first, end = segment.rows
         out = np.empty((end - first, VOCABULARY), np.float32)
         for index, token in enumerate(segment.tokens):
@@ -140,7 +140,7 @@ class ToyModel(PooledModel):
     def _erase(self, blocks: Sequence[int]) -> None:
         self._cache[list(blocks)] = 0
 
-    def _held_tokens(self, table: Sequence[int], count: int) -> NDArray[np.uint64]:
+    def _list_held_tokens(self, table: Sequence[int], count: int) -> NDArray[np.uint64]:
         return self._cache[list(table), :, 1].reshape(-1)[:count]
 
     def _at(self, table: Sequence[int], position: int) -> tuple[int, int]:

@@ -34,6 +34,7 @@ from orchestrator.api.openapi import describe, operation
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.request_scope import RequestScope, mark_followed
 from orchestrator.api.responses import DONE, Envelope, EventStream, Kind, event, json_response, unless_gone
+from orchestrator.api.resume import EventCursor, KeptAnswers, Resumption, wants_names
 from orchestrator.api.shares import BodyBudget, BodyShare, KeyShares, ShareGate
 from orchestrator.api.streaming import Choice, Piece
 from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
@@ -42,7 +43,8 @@ from orchestrator.clock import Clock
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.port import Control
 from orchestrator.errors import RequestError
-from orchestrator.workers.messages import Submit
+from orchestrator.journal.book import AnswerBook
+from orchestrator.workers.messages import Delta, Submit
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 
 _Body = TypeVar("_Body", CompletionRequest, ChatRequest)
@@ -84,9 +86,11 @@ class ApiRoutes:
         settings: ApiSettings,
         clock: Clock,
         trial: CanaryTrial | None = None,
+        kept: KeptAnswers | None = None,
     ) -> None:
         self.control = control
         self._trial = trial
+        self._kept = kept
         self.model_name = model_name
         self.bodies = BodyBudget(settings.max_bodies_bytes)
         self.metrics = Metrics(
@@ -123,9 +127,21 @@ class ApiRoutes:
         self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body]
     ) -> Response:
         arrived_s = self._clock.monotonic_s()
-        self.control.check_room(self._coming)
+        self._check_room(request)
         body, submit, tokenizer = await self._translate(kind, request, wire, translated)
-        return await self._answer(kind, request, body, submit, tokenizer, arrived_s)
+        found = None if self._kept is None else self._kept.find(request.headers, body)
+        if found is not None:
+            return await self._answer(kind, request, body, found.submits, tokenizer, arrived_s, found)
+        submit, arm = self._enter_trial(submit)
+        asked = translate.choices(submit, body.n)
+        found = None if self._kept is None else self._kept.open(request.headers, body, asked, submit.request_id)
+        asked = asked if found is None else found.submits
+        return await self._answer(kind, request, body, asked, tokenizer, arrived_s, found, arm)
+
+    def _check_room(self, request: Request) -> None:
+        """Raise RequestError where there is no room for a request. One that is kept has its room."""
+        if self._kept is None or not self._kept.knows(request.headers):
+            self.control.check_room(self._coming)
 
     async def _translate(
         self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body]
@@ -134,7 +150,7 @@ class ApiRoutes:
         bounds, owner = self._settings.acceptance, request.scope.get(OWNER, "")
 
         def work(raw: bytes) -> tuple[_Body, Submit, TokenizerPort]:
-            served = self._served()
+            served = self._find_served()
             if served is not None:
                 refuse_oversized(raw, *served, self._settings.max_parameter_bytes)
             body: _Body = errors.parse_body(wire, raw)
@@ -144,7 +160,7 @@ class ApiRoutes:
 
         with self.bodies.hold() as share:
             raw = await self._read(request, share)
-            self.control.check_room(self._coming)
+            self._check_room(request)
             self._coming += 1  # from here on: whoever sends a body slowly takes no place
             try:
                 found = await self._lanes.do(len(raw), work, raw)
@@ -161,7 +177,7 @@ class ApiRoutes:
             raw = await self._read(request, share)
             return await self._lanes.do(len(raw), work, raw)
 
-    def _served(self) -> tuple[TokenizerPort, int] | None:
+    def _find_served(self) -> tuple[TokenizerPort, int] | None:
         """Return the tokenizer and the context's length, once a model is there."""
         tokenizer, ready = self.tokenizer(), self.control.view().ready
         return None if tokenizer is None or ready is None else (tokenizer, ready.context_tokens)
@@ -222,22 +238,29 @@ class ApiRoutes:
         kind: Kind,
         request: Request,
         body: CompletionRequest | ChatRequest,
-        submit: Submit,
+        asked: list[Submit],
         tokenizer: TokenizerPort,
         arrived_s: float,
+        kept: Resumption | None,
+        arm: VariantReport | None = None,
     ) -> Response:
-        submit, arm = self._enter_trial(submit)
-        spend = partial(self.shares.spend, submit.owner)
+        again = kept is not None and kept.again
+        spend = (lambda _: None) if again else partial(self.shares.spend, asked[0].owner)
         words = self._settings.log_words
         follow = RequestRecord(self.metrics, self._clock, arrived_s, keep_words=words, arm=arm, spend=spend)
         mark_followed(request.scope)
-        follow.log_accepted(request.url.path, submit, body)
+        follow.log_accepted(request.url.path, asked[0], body, resumed=again)
         self.liveness.observe_request()
-        asked = translate.choices(submit, body.n)
         choices = choices_of(body, asked, tokenizer, arrived_s)
-        told = [follow.deltas(each, self.control.generate(each)) for each in asked]
-        pieces = merge_pieces([pieces_of(body, *pair, self._clock) for pair in zip(told, choices, strict=True)])
-        envelope = self._envelope(kind, body, submit, tokenizer)
+        told = [self._deltas(*pair, kept, follow) for pair in zip(asked, choices, strict=True)]
+        texts = [
+            pieces_of(body, submit.request_id, deltas, choice, self._clock)
+            for submit, deltas, choice in zip(asked, told, choices, strict=True)
+        ]
+        pieces = merge_pieces(texts)
+        submit = asked[0]
+        cursor = None if kept is None else kept.cursor(names=wants_names(request.headers))
+        envelope = self._envelope(kind, body, submit, tokenizer, kept, cursor)
         with follow.to_the_headers():
             if body.stream:
                 # The first piece is awaited before the headers go, so that a refusal still has its own status.
@@ -256,6 +279,15 @@ class ApiRoutes:
         cost = cost_of(choices)
         return json_response(envelope.whole(found, cost), envelope.headers(cost))
 
+    def _deltas(
+        self, submit: Submit, choice: Choice, kept: Resumption | None, follow: RequestRecord
+    ) -> AsyncGenerator[Delta, None]:
+        """Return a choice's tokens; those of an answer that is told again are measured already."""
+        if kept is None or self._kept is None:
+            return follow.deltas(submit, self.control.generate(submit))
+        source = self._kept.deltas(kept, choice.index, lambda: bool(choice.answer.finish))
+        return source if kept.again else follow.deltas(submit, source)
+
     def _enter_trial(self, submit: Submit) -> tuple[Submit, VariantReport | None]:
         """Give a request its variant, where a canary is tried; all its choices share it."""
         if self._trial is None:
@@ -270,19 +302,26 @@ class ApiRoutes:
         return submit, VariantReport(entry.arm.value, end_trial_entry) if entry.counted else None
 
     def _envelope(
-        self, kind: Kind, body: CompletionRequest | ChatRequest, submit: Submit, tokenizer: TokenizerPort
+        self,
+        kind: Kind,
+        body: CompletionRequest | ChatRequest,
+        submit: Submit,
+        tokenizer: TokenizerPort,
+        kept: Resumption | None,
+        cursor: EventCursor | None,
     ) -> Envelope:
         rendered = chat_logprobs if kind == "chat" else completion_logprobs
         rule = submit.sampling.rule
         return Envelope(
             kind,
-            submit.request_id,
-            int(self._clock.wall_s()),
+            submit.request_id if kept is None else kept.answer.request_id,
+            int(self._clock.wall_s()) if kept is None else kept.answer.created_s,
             self.model_name(),
             len(submit.prompt),
             system_fingerprint(self.control.view().ready, rule),
             rule,
             None if body.wanted_logprobs is None else lambda tokens: rendered(tokens, tokenizer),
+            cursor,
         )
 
     async def _events(
@@ -321,11 +360,14 @@ def create_app(
     settings: ApiSettings,
     clock: Clock,
     trial: CanaryTrial | None = None,
+    book: AnswerBook | None = None,
 ) -> FastAPI:
     """Return the app. `tokenizer` gives None, and `model_name` may give "", until the worker is ready. `trial`: of a
-    canary, where there is one."""
+    canary, where there is one. `book` keeps answers that may be resumed; without one none are."""
     app = FastAPI(title="Outrider", version=version("outrider"), docs_url="/docs", redoc_url=None)
-    api = ApiRoutes(control, tokenizer, model_name, settings, clock, trial)
+    kept = None if book is None else KeptAnswers(control, book, clock)
+    api = ApiRoutes(control, tokenizer, model_name, settings, clock, trial, kept)
+    app.state.kept = kept
     app.state.slo = api.metrics.slo.view
     app.state.on_round = [api.metrics.observe_round, api.liveness.observe_round]
     errors.install_error_handlers(app)
@@ -333,7 +375,7 @@ def create_app(
         app.add_middleware(ShareGate, shares=api.shares)
         app.add_middleware(KeyGate, keys=settings.keys)
     app.add_middleware(RequestScope, log_words=settings.log_words)
-    generate = (400, 401, 404, 413, 415, 429, 500, 503, 504)
+    generate = (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)
     text = operation(CompletionRequest, Completion, events=CompletionChunk, statuses=generate)
     chat = operation(ChatRequest, ChatCompletion, events=ChatCompletionChunk, statuses=generate)
     app.post("/v1/completions", **text)(api.completions)

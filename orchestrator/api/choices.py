@@ -38,13 +38,17 @@ def choices_of(
 
 
 def pieces_of(
-    body: CompletionRequest | ChatRequest, deltas: AsyncIterator[Delta], choice: Choice, clock: Clock
+    body: CompletionRequest | ChatRequest,
+    request_id: str,
+    deltas: AsyncIterator[Delta],
+    choice: Choice,
+    clock: Clock,
 ) -> AsyncGenerator[Piece, None]:
     """Return the pieces of one choice; its tool calls are taken out of the text where tools were offered."""
     pieces = texts(deltas, choice, clock)
     if not isinstance(body, ChatRequest) or not body.offered:
         return pieces
-    return with_calls(pieces, _parser(body), many=body.parallel_tool_calls)
+    return with_calls(pieces, _parser(body), many=body.parallel_tool_calls, request_id=request_id)
 
 
 def _parser(body: ChatRequest) -> ToolCallParser:

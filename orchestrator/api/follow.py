@@ -59,13 +59,14 @@ class RequestRecord:
         self._written: list[str] = []
         self._over = False
 
-    def log_accepted(self, route: str, submit: Submit, body: Generation) -> None:
-        """Write the line of a request that goes to the decode loop."""
+    def log_accepted(self, route: str, submit: Submit, body: Generation, *, resumed: bool = False) -> None:
+        """Write the line of a request that goes to the decode loop. `resumed`: it did before."""
         self._head = {"id": submit.request_id, "route": route} | ({"arm": submit.lane} if submit.lane else {})
         words = body.model_dump(include={"prompt", "messages"}) if self._keep_words else {}
         self._spend(len(submit.prompt))
         counts = {"n": body.n, "prompt_tokens": len(submit.prompt), "max_tokens": submit.max_tokens}
-        _log.info("request accepted", **self._head, stream=body.stream, **counts, **words)
+        more = {"resumed": True} if resumed else {}
+        _log.info("request accepted", **self._head, stream=body.stream, **counts, **more, **words)
 
     async def deltas(self, submit: Submit, source: AsyncIterator[Delta]) -> AsyncGenerator[Delta, None]:
         """Pass a sequence's deltas on and measure them. Closing it closes `source`."""

@@ -33,9 +33,10 @@ class ErrorBody(BaseModel):
 _STATUSES = {
     400: "A parameter, the prompt's length or the JSON is wrong.",
     401: "No API key, or one that is not known here.",
-    404: "There is no such model.",
+    404: "There is no such model, or nothing is kept of the Last-Event-ID.",
     413: "The body is larger than limits.max_body.",
     415: "The body is declared as something else than JSON.",
+    422: "The Idempotency-Key or Last-Event-ID belongs to another request.",
     429: "The queue is full; Retry-After says when to come back.",
     500: "The worker died each time it ran this request, or a bug; the log says more.",
     503: "Starting, draining or failed; Retry-After says when to come back.",

@@ -36,7 +36,7 @@ def install_probe_routes(app: FastAPI, api: Probed) -> None:
     """Add the routes. None of them asks for a key."""
 
     @app.get("/started", **operation(None, Started, statuses=(503,)))
-    async def started() -> Response:
+    async def tell_started() -> Response:
         if api.control.view().ready is None:
             return errors.response_of(not_ready(api.control))
         return JSONResponse({"status": "started", "model": api.model_name()})

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.acceptance import HEADER
 from orchestrator.api.logprobs import ScoredToken
+from orchestrator.api.resume import CALLS, END, OPENING, TEXT, EventCursor
 from orchestrator.api.speculation import describe_effective_speculation, headers_of
 from orchestrator.api.streaming import Answer, Piece
 from orchestrator.api.tools.stream import whole_calls
@@ -32,7 +33,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Envelope:
-    """What every chunk of one answer repeats: id, time and model; builds bodies and events of either kind."""
+    """What every chunk of one answer repeats: id, time and model; builds bodies and events of either kind. `cursor`
+    names the events, and knows which the client has; without one they have no names."""
 
     def __init__(
         self,
@@ -44,9 +46,11 @@ class Envelope:
         fingerprint: str | None,
         rule: Rule,
         logprobs: RenderLogprobs | None = None,
+        cursor: EventCursor | None = None,
     ) -> None:
         self._kind = kind
         self._rule = rule
+        self._cursor = cursor
         self._head = {"id": request_id, "created": created_s, "model": model, "system_fingerprint": fingerprint}
         self._prompt_tokens = prompt_tokens
         self._logprobs = logprobs
@@ -77,7 +81,7 @@ class Envelope:
             return b""
         so_far = 0 if usage else None
         role = {"role": "assistant", "content": ""}
-        return b"".join(self._chunk(index, role, None, so_far=so_far) for index in range(choices))
+        return b"".join(self._chunk(index, (0, OPENING), role, None, so_far=so_far) for index in range(choices))
 
     def piece(self, piece: Piece, so_far: int | None = None) -> bytes:
         """Return the events of a piece: its text with its tokens, its calls, and why its choice ended. `so_far`, the
@@ -85,17 +89,21 @@ class Envelope:
         events = b""
         if piece.text or piece.tokens:
             logprobs = self._logprobs(piece.tokens) if self._logprobs is not None and piece.tokens else None
-            events = self._chunk(piece.index, {"content": piece.text}, None, logprobs, so_far)
-        for delta in piece.calls:
-            events += self._chunk(piece.index, {"tool_calls": [delta]}, None, so_far=so_far)
+            events = self._chunk(piece.index, (piece.at, TEXT), {"content": piece.text}, None, logprobs, so_far)
+        for number, delta in enumerate(piece.calls, CALLS):
+            events += self._chunk(piece.index, (piece.at, number), {"tool_calls": [delta]}, None, so_far=so_far)
         return events + self._end(piece, so_far) if piece.finish else events
 
     def _end(self, piece: Piece, so_far: int | None) -> bytes:
-        return self._chunk(piece.index, {}, piece.finish, so_far=so_far, stop_reason=piece.stop_reason)
+        place = (piece.at, END)
+        return self._chunk(piece.index, place, {}, piece.finish, so_far=so_far, stop_reason=piece.stop_reason)
 
     def usage(self, answer: Answer) -> bytes:
         """Return the usage event: no choices, what the answer cost."""
-        return event({**self._with_object(stream=True), "choices": [], **self._cost(answer)})
+        name = "" if self._cursor is None else self._cursor.name_usage()
+        if name is None:
+            return b""
+        return event({**self._with_object(stream=True), "choices": [], **self._cost(answer)}, name)
 
     def _with_object(self, *, stream: bool) -> dict[str, Any]:
         return {**self._head, "object": _OBJECTS[self._kind, stream]}
@@ -103,16 +111,20 @@ class Envelope:
     def _chunk(
         self,
         index: int,
+        place: tuple[int, int],
         delta: dict[str, Any],
         finish: str | None,
         logprobs: dict[str, Any] | None = None,
         so_far: int | None = None,
         **more: Any,
     ) -> bytes:
+        if self._cursor is not None and not self._cursor.is_new(index, *place):
+            return b""
+        name = "" if self._cursor is None else self._cursor.name_event(index, *place)
         content = {"delta": delta} if self._kind == "chat" else {"text": delta.get("content", "")}
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish, **more}
         usage = {} if so_far is None else {"usage": self._usage(so_far)}
-        return event({**self._with_object(stream=True), "choices": [choice], **usage})
+        return event({**self._with_object(stream=True), "choices": [choice], **usage}, name)
 
     def _usage(self, tokens: int) -> dict[str, int]:
         return {
@@ -153,9 +165,10 @@ def _metrics(answer: Answer, rule: Rule) -> dict[str, Any]:
     return found
 
 
-def event(body: dict[str, Any]) -> bytes:
-    """Return one server-sent event."""
-    return b"data: " + _encode(body) + b"\n\n"
+def event(body: dict[str, Any], name: str = "") -> bytes:
+    """Return one server-sent event. `name`: its id, where it has one."""
+    data = b"data: " + _encode(body) + b"\n\n"
+    return f"id: {name}\n".encode() + data if name else data
 
 
 def json_response(body: dict[str, Any], headers: dict[str, str] | None = None) -> Response:

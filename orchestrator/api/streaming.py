@@ -144,7 +144,7 @@ class Piece:
     """Text of one choice that is certain, the scored tokens that it completes, and with the last why it ended.
 
     `stop_reason` is vLLM's: the stop string, the token of `stop_token_ids`, or "deadline". `calls`: what of tool
-    calls was in the text, as a chunk's `tool_calls` has it.
+    calls was in the text, as a chunk's `tool_calls` has it. `at`: how many of the choice's tokens were looked at.
     """
 
     index: int
@@ -153,6 +153,7 @@ class Piece:
     finish: str = ""
     calls: tuple[dict[str, Any], ...] = ()
     stop_reason: str | int | None = None
+    at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> A
     """Yield pieces until the end, which is a piece with `finish`; fills the choice's answer. Closing it closes
     `deltas`, which cancels the request."""
     assembler, answer, echo = choice.assembler, choice.answer, choice.echo
-    held = _HeldTokens(0 if echo is None else len(echo.text))
+    held, at = _HeldTokens(0 if echo is None else len(echo.text)), 0
     async with aclosing(deltas) as source:  # type: ignore[type-var]  # generate() is an async generator
         async for delta in source:
             now_s = clock.monotonic_s()
@@ -181,6 +182,7 @@ async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> A
                 yield Piece(choice.index, echo.text, echo.attach_scores(delta.prompt_logprobs))
                 echo = None
             shown = list(delta.tokens)
+            at += len(shown)
             if delta.finish == "stop" and shown and shown[-1] in choice.hidden:
                 last = shown.pop()
                 answer.stop_reason = last if last in choice.named else None
@@ -195,7 +197,7 @@ async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> A
                 answer.finish, answer.stop_reason = "stop", assembler.stopped_by
             tokens = held.release(assembler, last=bool(delta.finish))
             if text or tokens or answer.finish:
-                yield Piece(choice.index, text, tokens, answer.finish, stop_reason=answer.stop_reason)
+                yield Piece(choice.index, text, tokens, answer.finish, stop_reason=answer.stop_reason, at=at)
             if answer.finish:
                 return
 

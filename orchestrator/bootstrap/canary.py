@@ -47,5 +47,5 @@ def _own_drafters(config: ClusterConfig) -> frozenset[str]:
 
 def _name_of(config: ClusterConfig, path: Path) -> str:
     """Return what is other for every configuration in which figures may be others, and for every place of one."""
-    told = config.model_dump_json(exclude={"logging", "store"}, exclude_defaults=True)
+    told = config.model_dump_json(exclude={"journal", "logging", "state", "store"}, exclude_defaults=True)
     return blake2b(f"{path.resolve()}\n{told}".encode(), digest_size=_NAME_BYTES).hexdigest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from orchestrator.config.model import ClusterConfig
 from orchestrator.workers.contract import Cluster
 
@@ -18,10 +20,21 @@ def local_cluster() -> Cluster:
     return LocalCluster()
 
 
-def build_cluster(config: ClusterConfig) -> Cluster:
-    """Return the cluster that the configuration asks for, not yet opened."""
+def build_cluster(config: ClusterConfig, state: Path | None = None) -> Cluster:
+    """Return the cluster that the configuration asks for, not yet opened. `state`: the daemon's own directory, in which
+    its workers are found by the next one; without it they end with whoever starts them."""
     if config.cluster.on_ray:
         from orchestrator.workers.ray_runtime import RayCluster
 
         return RayCluster(config.cluster.address, has_token=config.cluster.auth == "token")
-    return local_cluster()
+    wait_s = config.cluster.orphan_wait_s
+    if state is None or not wait_s:
+        return local_cluster()
+    from orchestrator.workers.local import LocalCluster, OrphanPolicy
+
+    return LocalCluster(OrphanPolicy(workers_directory(state), wait_s))
+
+
+def workers_directory(state: Path) -> Path:
+    """Return where a daemon's local workers are found by the next one, in its own directory `state`."""
+    return state / "workers"

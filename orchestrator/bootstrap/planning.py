@@ -14,7 +14,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.clusters import measuring_cluster
+from orchestrator.bootstrap.clusters import measuring_cluster, workers_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO
 from orchestrator.errors import WorkerError
@@ -32,6 +32,7 @@ from orchestrator.planning.proposal import (
 from orchestrator.profiling.run import Watch, measure_on_cluster
 from orchestrator.profiling.work import MEASURING_LOCK, Work, list_work, profile_store
 from orchestrator.workers.contract import Cluster, WorkerSpec
+from orchestrator.workers.homes import sum_orphans_bytes
 from policies.speculation.state import COLD_DEPTH
 
 OnProgress = Callable[[str, float], None]
@@ -100,13 +101,14 @@ def _within(progress: OnProgress, title: str, stage: str, fraction: float) -> No
     progress(f"{title}: {stage}", fraction)
 
 
-def make_plan(config: ClusterConfig, base: Path) -> StartPlan:
-    """Return the plan for this machine by the stored profiles.
+def make_plan(config: ClusterConfig, base: Path, state: Path) -> StartPlan:
+    """Return the plan for this machine by the stored profiles. `state`: the daemon's own directory; what workers there
+    hold, which wait for this daemon, counts as free.
 
     Raises PlanError, and what resolving the models raises.
     """
     asked = whole_targets(build_request_from_config(config, base))
-    free = {"CPU": int(psutil.virtual_memory().available)}
+    free = {"CPU": int(psutil.virtual_memory().available) + sum_orphans_bytes(workers_directory(state))}
     return _build_planned(
         config, base, propose_here(asked, profile_store(config), free, build_option_filter(config, asked))
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from hashlib import blake2b
 from pathlib import Path
 
 import platformdirs
@@ -23,6 +24,7 @@ from orchestrator.errors import ConfigError
 from policies.models.vocabulary import Match, compare, refusal
 
 SIMULATED_PREFIX = "simulated:"
+_NAME_BYTES = 8
 _ONLY_ON_RAY = "goes with Ray, which cluster.address or cluster.runtime: ray asks for; others run on this machine"
 _USUAL_PLACES = (Path("cluster.yaml"), Path("/etc/outrider/cluster.yaml"))
 
@@ -74,6 +76,16 @@ def store_directory(config: ClusterConfig) -> Path:
         return Path(config.store.directory).expanduser()
     directory = os.environ.get("CACHE_DIRECTORY", "").split(":")[0]
     return Path(directory) if directory else Path(platformdirs.user_cache_dir("outrider"))
+
+
+def state_directory(config: ClusterConfig, path: Path) -> Path:
+    """Return what belongs to one daemon of the configuration in the file `path`."""
+    if config.state.directory:
+        return Path(config.state.directory).expanduser()
+    directory = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    every = Path(directory) if directory else Path(platformdirs.user_state_dir("outrider"))
+    served = f"{path.resolve()}\n{config.api.host}\n{config.api.port}"
+    return every / f"daemon-{blake2b(served.encode(), digest_size=_NAME_BYTES).hexdigest()}"
 
 
 def _private_directory() -> Path:

@@ -115,7 +115,10 @@ class ClusterSection(Section):
     `RAY_AUTH_TOKEN_PATH` names). `none`: it has none, and whoever reaches its ports runs code on its hosts."""
     max_restarts: int = Field(default=5, ge=0, le=1000)
     """Restarts of a worker within ten minutes, at most 15 s apart; then it is started once a minute. Each worker has
-    its own. Where no worker ever served, the daemon ends instead."""
+    its own. Where one served for 5 s, those before it count no more. Where none ever served, the daemon ends."""
+    orphan_wait_s: float = Field(default=60.0, ge=0, le=3600)
+    """How long a worker that lost its daemon keeps its model loaded for the next one; 0 ends it with the daemon. Ray
+    ends its workers with the daemon."""
 
     @property
     def on_ray(self) -> bool:
@@ -128,6 +131,32 @@ class Store(Section):
 
     directory: str = ""
     """Empty: the user's cache directory (`$XDG_CACHE_HOME/outrider`); systemd's `CACHE_DIRECTORY` where set."""
+
+
+class StateSection(Section):
+    """What a daemon leaves for the next one of the same configuration: its workers, and its streams."""
+
+    directory: str = ""
+    """A directory of one daemon alone; a second one with it does not start. Empty: one for each configuration file and
+    port, in the user's state directory (`$XDG_STATE_HOME/outrider`), or in systemd's `STATE_DIRECTORY` where set."""
+
+
+class JournalSection(Section):
+    """The record of answers that a client may resume."""
+
+    enabled: bool = True
+    """`false`: nothing is written. A lost connection can still be resumed, but nothing outlives the daemon. The
+    journal holds prompts and answers as tokens, in files that only the daemon's user can read."""
+    memory: Size = Field(default=ByteSize(64 * 1024 * 1024))
+    """What is kept at most, in memory and again on disk. Where that is not enough, ended answers are forgotten
+    first."""
+    ended_s: float = Field(default=60.0, ge=0, le=86_400)
+    """How long an answer is kept behind its end, for a client that has lost it."""
+    detached_s: float = Field(default=30.0, ge=0, le=3600)
+    """How long a request with an `Idempotency-Key` goes on without a client. Others are cancelled at once."""
+    sync_s: float = Field(default=0.0, ge=0, le=3600)
+    """How often the file is forced to the disk, against a loss of power; 0 leaves that to the kernel. The daemon's own
+    death loses nothing either way."""
 
 
 class Logging(Section):
@@ -167,6 +196,10 @@ class ClusterConfig(Section):
     """How worker processes are started."""
     store: Store = Store()
     """Where prepared models are kept."""
+    state: StateSection = StateSection()
+    """What a daemon leaves for the next one."""
+    journal: JournalSection = JournalSection()
+    """The record of answers that a client may resume."""
     logging: Logging = Logging()
     """The daemon's log."""
 

@@ -150,7 +150,7 @@ class Blame:
             return
         raise refuse(found, now_s)
 
-    def quarantined(self, now_s: float) -> list[Quarantined]:
+    def list_quarantined(self, now_s: float) -> list[Quarantined]:
         """Return the requests that are refused, the last convicted first."""
         return sorted((one for one in self._quarantine.values() if one.until_s > now_s), key=lambda one: -one.since_s)
 

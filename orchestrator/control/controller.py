@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 _entries = get_logger(__name__)
 _LEVELS = logging.getLevelNamesMapping()
 _T = TypeVar("_T")
-_REMOTE_PATIENCE_S = 3.0
+_REMOTE_PATIENCE_S = 4.0
 
 
 class TargetControl:
@@ -188,7 +188,7 @@ class TargetControl:
                 since_s=wall_s - (now_s - one.since_s),
                 until_s=wall_s + (one.until_s - now_s),
             )
-            for one in self._state.blame.quarantined(now_s)
+            for one in self._state.blame.list_quarantined(now_s)
         ]
 
     def release_quarantined(self, digests: Sequence[str]) -> list[str]:

@@ -9,7 +9,8 @@ from itertools import count
 
 from orchestrator.control.actions import Action, LogLine, StartWorker, StopWorker
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Event, Failed, RoundReport, StillWorking
+from orchestrator.workers.draft_messages import DraftReady
+from orchestrator.workers.messages import Event, Failed, Ready, RoundReport, StillWorking
 from policies.serving.failover.blame import LOSS_KINDS, LossKind
 from policies.serving.failover.restarts import RestartBudget
 from policies.serving.failover.watchdog import Pulse
@@ -58,6 +59,7 @@ class WorkerLife:
     heard_s: float = 0.0
     pulse: Pulse | None = None
     round_ms: float = 0.0
+    _ready_s: float | None = None
     _begun: bool = False
     _closed: bool = False
     _ended_here: bool = False
@@ -106,6 +108,8 @@ class WorkerLife:
         """The worker said something."""
         self.heard_s = now_s
         self.pulse = event.pulse if isinstance(event, StillWorking) else None
+        if isinstance(event, Ready | DraftReady):
+            self._ready_s = now_s
         if isinstance(event, RoundReport):
             self.round_ms = max(event.round_ms, self.round_ms + _NEWEST * (event.round_ms - self.round_ms))
         if not isinstance(event, Failed) or self._ended_here:
@@ -146,7 +150,8 @@ class WorkerLife:
             return Loss(cause)
         if failure is not None and not failure.restartable and not self.served:
             return Loss(cause, failure=failure.message)
-        self.budget = self.budget.observe_loss(number, kind, cause, now_s)
+        served_s = now_s - self._ready_s if self._ready_s is not None else 0.0
+        self.budget = self.budget.observe_loss(number, kind, cause, now_s, served_s)
         self.budget = self.budget.forgive(frozenset(one.number for one in self.budget.made if one.number in explained))
         if hopeless and self.budget.is_spent(kind):
             return Loss(cause, failure=self.budget.describe_end(kind))
@@ -161,7 +166,7 @@ class WorkerLife:
         )
 
     def _start(self, after_s: float) -> StartWorker:
-        self.stage, self._failure, self._ended_here = Stage.COMING, None, False
+        self.stage, self._failure, self._ended_here, self._ready_s = Stage.COMING, None, False, None
         return StartWorker(self.number, self.spec, self.title, after_s)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.clock import Clock
 from orchestrator.workers.messages import MemoryBound
-from policies.serving.batch_bound import BatchLimits, loosen, tighten, unbounded
+from policies.serving.batch_bound import BatchLimits, lift_bound, loosen, tighten
 
 
 class MemoryGuard:
@@ -14,7 +14,7 @@ class MemoryGuard:
         self.failures = 0
         self._limits = limits
         self._clock = clock
-        self._bound = unbounded(limits)
+        self._bound = lift_bound(limits)
         self._last = ""
 
     @property

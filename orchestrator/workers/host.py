@@ -1,19 +1,15 @@
-"""Runs inside a worker process and knows no Ray: hosts one engine, and carries its frames over a socket.
+"""Runs inside a worker process and knows no Ray: hosts one engine, and its frames as every cluster carries them.
 
-`EngineHost` is the part that every cluster shares. `main` is the process of the local runtime: frames travel
-over an inherited socket, never over stdout, because native libraries print there.
+The process of the local runtime is `local_host`.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import faulthandler
 import importlib
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -22,13 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
-
 from orchestrator.errors import WorkerStartFailed
-from orchestrator.workers.contract import Engine, Step, WorkerSpec
+from orchestrator.workers.contract import Engine, Step
 from orchestrator.workers.cores import pin_to_cores
 from orchestrator.workers.frames import decode_commands, encode
-from orchestrator.workers.messages import Event, Failed, Stop
+from orchestrator.workers.messages import Command, Event, Failed
 from orchestrator.workers.pulse import STARTING, PulseEmitter
 
 HEADER_BYTES = 4
@@ -41,9 +35,7 @@ NODE_ADDRESS = "OUTRIDER_NODE_ADDRESS"
 THREAD_DIED = 3
 """The exit code of a worker one of whose threads died."""
 
-_ORPHAN_GRACE_S = 1.0
 _OOM_SCORE_ABOVE, _MOST_OOM_SCORE = 500, 1000
-_FLUSH_S = 2.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -139,7 +131,10 @@ class EngineHost:
 
     def deliver(self, frame: bytes) -> None:
         """Pass on a frame of commands, once the engine is there. Raises msgspec.DecodeError."""
-        commands = decode_commands(frame)
+        self.obey(decode_commands(frame))
+
+    def obey(self, commands: Sequence[Command]) -> None:
+        """Pass on commands, once the engine is there."""
         self._loaded.wait()
         if self._engine is not None:
             for command in commands:
@@ -147,8 +142,13 @@ class EngineHost:
 
     def frames(self) -> Iterator[bytes]:
         """Yield frames of events until the engine has ended. Blocks while there is none."""
-        while events := self._outbox.take():
+        for events in self.batches():
             yield encode(events)
+
+    def batches(self) -> Iterator[list[Event]]:
+        """Yield events until the engine has ended: all there are at a time. Blocks while there is none."""
+        while events := self._outbox.take():
+            yield events
 
 
 def one_line(error: BaseException) -> str:
@@ -168,31 +168,6 @@ def frame_length(header: bytes) -> int:
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {length} bytes was announced")
     return length
-
-
-def main() -> int:
-    """Serve one engine over the socket `--fd`; returns the exit code."""
-    faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's: it stops its workers in order
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.workers.host", description=__doc__)
-    parser.add_argument("--fd", type=int, required=True, help="an inherited socket to the daemon")
-    link = socket.socket(fileno=parser.parse_args().fd)
-    end_with_parent()
-    first = _receive_frame(link)
-    if first is None:
-        return 0
-    spec = msgspec.msgpack.decode(first, type=WorkerSpec)
-    host = EngineHost(spec.entry, spec.options, spec.cores)
-    ended = threading.Event()
-    end_process_with_its_threads()
-    die_before_the_daemon()
-    threading.Thread(target=_read_commands, args=(link, host, ended), name="commands", daemon=True).start()
-    sender = threading.Thread(target=_send_events, args=(link, host), name="events", daemon=True)
-    sender.start()
-    code = host.run()
-    sender.join(_FLUSH_S)
-    ended.set()
-    return code
 
 
 def die_before_the_daemon() -> None:
@@ -216,52 +191,12 @@ def _end_process(failed: threading.ExceptHookArgs) -> None:
 
 
 def end_with_parent() -> None:
-    """Ask the kernel to kill this process with the daemon: the only way out of native code that hangs."""
+    """Ask the kernel to kill this process with its parent: the only way out of native code that hangs."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _read_commands(link: socket.socket, host: EngineHost, ended: threading.Event) -> None:
-    """Feed the engine; when the daemon is gone, end this process, whatever the engine is doing."""
-    while (frame := _receive_frame(link)) is not None:
-        host.deliver(frame)
-    host.deliver(encode([Stop()]))
-    ended.wait(_ORPHAN_GRACE_S)
-    sys.stderr.flush()
-    os._exit(1)
-
-
-def _send_events(link: socket.socket, host: EngineHost) -> None:
-    """Carry events to the daemon. Where it does not take them any more, the reader is told that it is gone."""
-    for frame in host.frames():
-        try:
-            link.sendall(with_header(frame))
-        except OSError as error:
-            print(f"the daemon takes no events any more: {error}", file=sys.stderr, flush=True)  # noqa: T201
-            with suppress(OSError):
-                link.shutdown(socket.SHUT_RD)
-            return
-
-
-def _receive_frame(link: socket.socket) -> bytes | None:
-    """Return the next frame; None at the end of the stream. Raises ValueError on a broken header."""
-    header = _receive(link, HEADER_BYTES)
-    return None if header is None else _receive(link, frame_length(header))
-
-
-def _receive(link: socket.socket, length: int) -> bytes | None:
-    data = bytearray(length)
-    view, have = memoryview(data), 0
-    while have < length:
-        try:
-            count = link.recv_into(view[have:])
-        except OSError:
-            return None
-        if count == 0:
-            return None
-        have += count
-    return bytes(data)
-
-
 if __name__ == "__main__":
+    from orchestrator.workers.local_host import main
+
     sys.exit(main())

@@ -3,103 +3,299 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from orchestrator.errors import WorkerLost, WorkerStartFailed
+from orchestrator.workers.code_version import digest_code, digest_worker
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.frames import decode_events, encode
+from orchestrator.workers.homes import (
+    HomeRecord,
+    WorkerHome,
+    list_homes,
+    make_home,
+    read_birth,
+    read_guard,
+    remove_guard,
+    write_guard,
+)
 from orchestrator.workers.host import HEADER_BYTES, frame_length, with_header
+from orchestrator.workers.local_host import ORPHAN_GRACE_S, Adoption
 from orchestrator.workers.messages import Command, Event, Stop
 from orchestrator.workers.output import follow
+from orchestrator.workers.process_handle import ProcessHandle, describe_end
 from policies.serving.failover.blame import LossKind
 
 _READ_AHEAD_BYTES = 1024 * 1024
 _CLOSE_GRACE_S = 5.0
 _TEARDOWN_S = 5.0  # from the last event to the end of the process
+_CAUSE_S = 0.5  # from the end of the events to why they ended: failover waits for that
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
-_LAST_WORDS_S = 1.0
+_KILL_S = 2.0  # from SIGKILL to the end; only an uninterruptible wait takes longer
+_LAST_WORDS_S = 0.5
+_ANSWER_S = 3.0  # an orphan that does not answer for so long hangs
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 _PACKAGES_ROOT = Path(__file__).resolve().parents[2]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanPolicy:
+    """Workers outlive a daemon that is killed, and wait `wait_s` for the next one that has this `directory`."""
+
+    directory: Path
+    wait_s: float
 
 
 class LocalCluster:
     """Implements workers.contract.Cluster with subprocesses.
 
-    Start workers from a thread that lives as long as they do: the kernel ends them with it.
+    Without `orphans` they end with the daemon. Start such workers from a thread that lives as long as they do: the
+    kernel ends them with it. With `orphans`, whoever opens the cluster has the directory to itself.
     """
 
     runtime = "local"
 
-    def __init__(self) -> None:
+    def __init__(self, orphans: OrphanPolicy | None = None) -> None:
+        self._policy = orphans
+        self._orphans: list[_Orphan] = []
         self._workers: set[LocalWorker] = set()
+        self._opened = False
+        self._guard: _Guard | None = None
 
     async def open(self) -> None:
-        """See workers.contract.Cluster. Needs nothing."""
+        """See workers.contract.Cluster. Looks for workers that the last daemon left behind."""
+        if self._policy is None or self._opened:
+            return
+        self._opened = True
+        digest_code()  # of the code as it is now, not as it is when a worker is started again
+        try:
+            homes = list_homes(self._policy.directory)
+            await _end_last_guard(self._policy.directory)
+            self._guard = _start_guard(self._policy)
+        except OSError as error:
+            _log.warning("workers will end with the daemon: %s", error)
+            self._policy = None
+            return
+        for home in homes:
+            record = home.read_record()
+            process = None if record is None else ProcessHandle.find(record.pid, record.birth)
+            if record is None or process is None:
+                home.remove()
+            else:
+                self._orphans.append(_Orphan(home, record, process))
 
     async def nodes(self) -> list[str]:
         """See workers.contract.Cluster."""
         return [""]
 
     async def start(self, spec: WorkerSpec) -> LocalWorker:
-        """See workers.contract.Cluster."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            reader, writer = await asyncio.open_connection(sock=ours, limit=_READ_AHEAD_BYTES)
+        """See workers.contract.Cluster. A worker that the last daemon left behind is adopted, if it is the same."""
+        environment = _environment(spec)
+        digest = digest_worker(spec, environment)
+        while (orphan := self._take_orphan(spec.name, digest)) is not None:
             try:
-                process, printed = await _spawn(spec, theirs.fileno())  # the last step: it cleans up when cancelled
-            except BaseException as error:
-                await _close(writer)
-                if isinstance(error, OSError):
-                    raise WorkerStartFailed(f"worker {spec.name} cannot be started: {error}") from error
+                if orphan.record.digest == digest and (adopted := await self._adopt(orphan, digest)) is not None:
+                    return adopted
+                await self._end_orphan(orphan)
+            except asyncio.CancelledError:
+                self._orphans.append(orphan)  # for `close`
                 raise
-        writer.write(with_header(msgspec.msgpack.encode(spec)))
-        output = asyncio.create_task(follow(spec.name, process.pid, printed), name=f"output {spec.name}")
-        worker = LocalWorker(spec.name, process, reader, writer, output, self._workers.discard)
-        self._workers.add(worker)
-        return worker
+        return await self._spawn(spec, digest, environment)
 
     async def close(self) -> None:
         """See workers.contract.Cluster."""
-        await asyncio.gather(*(worker.stop(_CLOSE_GRACE_S) for worker in tuple(self._workers)))
-
-
-async def _spawn(spec: WorkerSpec, fd: int) -> tuple[asyncio.subprocess.Process, int]:
-    """Return the process, and the pipe that all it prints comes out of."""
-    printed, printing = os.pipe()
-    try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # like the console script: a directory that happens to be called `adapters` is not ours
-            "-m",
-            "orchestrator.workers.host",
-            "--fd",
-            str(fd),
-            pass_fds=(fd,),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=printing,
-            stderr=printing,
-            env=_environment(spec),
-            start_new_session=True,  # Ctrl-C on the terminal reaches the daemon alone, from the first instant
+        orphans, self._orphans = self._orphans, []
+        await asyncio.gather(
+            *(worker.stop(_CLOSE_GRACE_S) for worker in tuple(self._workers)),
+            *(self._end_orphan(orphan) for orphan in orphans),
         )
-    except BaseException:
-        os.close(printed)
-        raise
-    finally:
-        os.close(printing)
-    return process, printed
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            remove_guard(guard.directory)
+            await guard.process.end(0.0, 0.0, _KILL_S)
+            os.close(guard.pipe)
+
+    def _take_orphan(self, name: str, digest: str) -> _Orphan | None:
+        """Return the orphan to adopt; where there is none, one that is in the way of a new worker."""
+        same = [orphan for orphan in self._orphans if orphan.record.digest == digest]
+        found = next(iter(same or [orphan for orphan in self._orphans if orphan.record.name == name]), None)
+        if found is not None:
+            self._orphans.remove(found)
+        return found
+
+    async def _adopt(self, orphan: _Orphan, digest: str) -> LocalWorker | None:
+        """Take an orphan over; None where it does not answer, or has ended."""
+        assert self._policy is not None  # noqa: S101 -- or there were no orphans
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                link = orphan.home.connect()
+                reader, writer = await asyncio.open_connection(sock=link, limit=_READ_AHEAD_BYTES)
+                writer.write(with_header(msgspec.msgpack.encode(Adoption(digest, self._policy.wait_s))))
+                first = await _read_frame(reader)
+            output = orphan.home.open_output()
+        except (OSError, ValueError) as error:  # of which TimeoutError is one
+            name, pid = orphan.record.name, orphan.record.pid
+            _log.warning("worker %s (pid %d) is not adopted: %s", name, pid, str(error) or "it does not answer")
+            first = None
+        if first is None or writer is None:
+            if writer is not None:
+                await _close(writer)
+            return None
+        _log.info("worker %s (pid %d) is adopted", orphan.record.name, orphan.record.pid)
+        return self._follow(_Started(orphan.record.name, orphan.process, reader, writer, output, orphan.home), first)
+
+    async def _end_orphan(self, orphan: _Orphan) -> None:
+        """End a worker that this daemon has no use for; its memory is wanted."""
+        ended = await orphan.process.end(0.0, ORPHAN_GRACE_S, _KILL_S)
+        _log.info("worker %s (pid %d) of the last daemon is ended", orphan.record.name, orphan.record.pid)
+        if not ended:
+            _tell_left_behind(orphan.record.name, orphan.record.pid)
+        orphan.home.remove()
+
+    async def _spawn(self, spec: WorkerSpec, digest: str, environment: dict[str, str]) -> LocalWorker:
+        ours, theirs = socket.socketpair()
+        with ExitStack() as undo, theirs:
+            try:
+                reader, writer = await asyncio.open_connection(sock=ours, limit=_READ_AHEAD_BYTES)
+                undo.callback(writer.close)
+                home = None if self._policy is None else make_home(self._policy.directory, spec.name)
+                if home is not None:
+                    undo.callback(home.remove)
+                output, printing = os.pipe() if home is None else home.make_output()
+                undo.callback(os.close, output)
+                with os.fdopen(printing), ExitStack() as doors:
+                    inherited, options = [theirs.fileno()], ["--fd", str(theirs.fileno())]
+                    if home is not None and self._policy is not None:
+                        door = doors.enter_context(home.open_door())
+                        inherited.append(door.fileno())
+                        options += ["--door", str(door.fileno()), "--digest", digest]
+                        options += ["--wait-s", str(self._policy.wait_s)]
+                    process = ProcessHandle.of_child(_popen(options, inherited, printing, environment))
+            except OSError as error:
+                raise WorkerStartFailed(f"worker {spec.name} cannot be started: {error}") from error
+            undo.pop_all()
+        if home is not None:
+            _record(home, HomeRecord(spec.name, process.pid, "", digest))
+        writer.write(with_header(msgspec.msgpack.encode(spec)))
+        return self._follow(_Started(spec.name, process, reader, writer, output, home))
+
+    def _follow(self, started: _Started, first: bytes = b"") -> LocalWorker:
+        output = asyncio.create_task(
+            follow(started.name, started.process.pid, started.output), name=f"output {started.name}"
+        )
+        worker = LocalWorker(started, output, first, self._workers.discard)
+        self._workers.add(worker)
+        return worker
+
+
+@dataclass(frozen=True, slots=True)
+class _Orphan:
+    """A worker without a daemon."""
+
+    home: WorkerHome
+    record: HomeRecord
+    process: ProcessHandle
+
+
+@dataclass(frozen=True, slots=True)
+class _Guard:
+    """The process of orchestrator.workers.guard. `pipe` tells it of our end, `directory` has its homes."""
+
+    process: ProcessHandle
+    pipe: int
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A worker process, and all that connects it to the daemon. `output`: the descriptor that its output comes from."""
+
+    name: str
+    process: ProcessHandle
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    output: int
+    home: WorkerHome | None
+
+
+def _start_guard(policy: OrphanPolicy) -> _Guard:
+    """Start the guard of this daemon's workers. Raises OSError."""
+    heard, pipe = os.pipe()
+    with os.fdopen(heard):
+        arguments = [
+            sys.executable,
+            "-P",
+            "-m",
+            "orchestrator.workers.guard",
+            str(policy.directory),
+            str(policy.wait_s),
+        ]
+        environment = _with_our_packages(dict(os.environ))
+        child = subprocess.Popen(
+            arguments,
+            stdin=heard,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+    process = ProcessHandle.of_child(child)
+    write_guard(policy.directory, process.pid)
+    return _Guard(process, pipe, policy.directory)
+
+
+async def _end_last_guard(directory: Path) -> None:
+    """End the guard of the last daemon: its workers are ours from here on."""
+    told = read_guard(directory)
+    last = None if told is None else ProcessHandle.find(*told)
+    if last is not None:
+        await last.end(0.0, 0.0, _KILL_S)
+
+
+def _popen(
+    options: list[str], inherited: list[int], printing: int, environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start the process in this thread, as asyncio would; its end is waited for by its ProcessHandle."""
+    return subprocess.Popen(
+        # -P, like the console script: a directory that happens to be called `adapters` is not ours
+        [sys.executable, "-P", "-m", "orchestrator.workers.host", *options],
+        pass_fds=inherited,
+        stdin=subprocess.DEVNULL,
+        stdout=printing,
+        stderr=printing,
+        env=environment,
+        start_new_session=True,  # Ctrl-C on the terminal reaches the daemon alone, from the first instant
+    )
+
+
+def _record(home: WorkerHome, record: HomeRecord) -> None:
+    """Write who lives in a home; without that the worker cannot be adopted, and ends by itself."""
+    try:
+        home.write_record(msgspec.structs.replace(record, birth=read_birth(record.pid)))
+    except OSError as error:
+        _log.warning("worker %s (pid %d) could not be adopted: %s", record.name, record.pid, error)
 
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:
     """Return the daemon's environment with the worker's additions, and with our packages importable."""
-    environment = {**os.environ, **spec.environment}
+    return _with_our_packages({**os.environ, **spec.environment})
+
+
+def _with_our_packages(environment: dict[str, str]) -> dict[str, str]:
     if _PACKAGES_ROOT.name not in ("site-packages", "dist-packages"):  # a checkout that is not installed
         known = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (known, str(_PACKAGES_ROOT))))
@@ -107,25 +303,26 @@ def _environment(spec: WorkerSpec) -> dict[str, str]:
 
 
 class LocalWorker:
-    """Implements workers.contract.Worker over a socket pair."""
+    """Implements workers.contract.Worker over a socket."""
 
     def __init__(
         self,
-        name: str,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        started: _Started,
         output: asyncio.Task[None],
+        first: bytes,
         forget: Callable[[LocalWorker], None],
     ) -> None:
-        self.name = name
-        self.where = f"local pid {process.pid}"
-        self._process = process
-        self._reader = reader
-        self._writer = writer
+        self.name = started.name
+        self.where = f"local pid {started.process.pid}"
+        self._started = started
+        self._process = started.process
+        self._writer = started.writer
         self._output = output
+        self._first = first
         self._forget = forget
         self._stopping = False
+        self._clearing = asyncio.create_task(self._clear(), name=f"clear {self.name}")
+        self._ending: asyncio.Task[bool] | None = None
 
     def send(self, command: Command) -> None:
         """See workers.contract.Worker."""
@@ -134,62 +331,74 @@ class LocalWorker:
             self._writer.write(with_header(encode([command])))
 
     async def events(self) -> AsyncIterator[Event]:
-        """See workers.contract.Worker."""
+        """See workers.contract.Worker. The end is told at once, also while the process is still ending."""
         try:
-            while (frame := await self._receive()) is not None:
+            if self._first:
+                for event in decode_events(self._first):
+                    yield event
+            while (frame := await _read_frame(self._started.reader)) is not None:
                 for event in decode_events(frame):
                     yield event
         except (ValueError, msgspec.DecodeError) as error:
-            await self._reap(0.0)
+            self._begin_end(0.0)
             raise WorkerLost(f"{self._describe_process()} sent what is no event: {error}") from error
-        ended = await self._reap(_TEARDOWN_S)
+        self._begin_end(_TEARDOWN_S)
+        how = await self._describe_end()
         if not self._stopping:
-            kind: LossKind = "killed" if self._process.returncode in _FROM_OUTSIDE else "crashed"
-            raise WorkerLost(f"{self._describe_process()} {ended}", kind)
+            raise WorkerLost(f"{self._describe_process()} {how}", self._find_kind())
 
     async def stop(self, grace_s: float) -> None:
-        """See workers.contract.Worker."""
+        """See workers.contract.Worker. Bounded: a process that cannot be killed is logged, and left behind."""
         self.send(Stop())
-        await self._reap(grace_s)
+        if not await self._end(grace_s):
+            _tell_left_behind(self.name, self._process.pid)
+            return
+        await asyncio.wait([self._clearing])
 
-    async def _receive(self) -> bytes | None:
-        """Return the next frame, None at the end of the stream. Raises ValueError on a broken header."""
-        try:
-            header = await self._reader.readexactly(HEADER_BYTES)
-            return await self._reader.readexactly(frame_length(header))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
+    def _begin_end(self, grace_s: float) -> None:
+        """Make the process end, in the background."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(grace_s), name=f"end {self.name}")
 
-    async def _reap(self, grace_s: float) -> str:
-        """Wait for the process, then make it end; returns how it ended, as in "exited with code 1"."""
-        how = ""
-        if not await self._ends_within(grace_s):
-            how = f"did not end within {grace_s:g} s and was "
-            self._signal(signal.SIGTERM)
-            if not await self._ends_within(_TERM_S):
-                self._signal(signal.SIGKILL)
-        code = await self._process.wait()
-        # What it said last comes before what is said about it; a grandchild may hold the pipe for ever.
+    async def _end(self, grace_s: float) -> bool:
+        return await self._process.end(grace_s, _TERM_S, _KILL_S)
+
+    async def _describe_end(self) -> str:
+        if not await self._process.wait(_CAUSE_S):
+            return "closed its channel and has not ended yet"
+        # What it said last comes before what is said about it.
+        await asyncio.wait([self._clearing], timeout=_LAST_WORDS_S)
+        return describe_end(self._process.code)
+
+    def _find_kind(self) -> LossKind:
+        """Return how the worker was lost. How one ended that was adopted is not known: that says little of what it
+        ran."""
+        code = self._process.code
+        return "killed" if self._process.ended and (code is None or code in _FROM_OUTSIDE) else "crashed"
+
+    async def _clear(self) -> None:
+        """Leave nothing behind, once the process has ended."""
+        await self._process.wait()
+        # A grandchild may hold the output open for ever.
         await asyncio.wait([self._output], timeout=_LAST_WORDS_S)
         self._output.cancel()
+        await asyncio.wait([self._output])
         self._forget(self)
+        if self._started.home is not None:
+            self._started.home.remove()
         await _close(self._writer)
-        return how + _ending(code)
-
-    async def _ends_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._process.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            self._process.send_signal(number)
 
     def _describe_process(self) -> str:
         return f"worker {self.name} (pid {self._process.pid})"
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes | None:
+    """Return the next frame, None at the end of the stream. Raises ValueError on a broken header."""
+    try:
+        header = await reader.readexactly(HEADER_BYTES)
+        return await reader.readexactly(frame_length(header))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
@@ -198,10 +407,6 @@ async def _close(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
 
 
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+def _tell_left_behind(name: str, pid: int) -> None:
+    text = "worker %s (pid %d) does not end, not even when it is killed: it is left behind, with what it holds"
+    _log.error(text, name, pid)

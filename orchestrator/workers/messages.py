@@ -295,9 +295,15 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 FailureKind = Literal[
     "", "out_of_memory", "device_lost", "ecc", "thermal", "configuration", "storage", "network", "hung", "unknown"
 ]
-"""Why a worker cannot go on. "ecc": memory errors of the device that were not corrected. "configuration": what it was
-told can never work here. "storage": the model store cannot be written. "network": a download failed. "hung": control
-ended it. "unknown": a failure that nobody could place. "": nobody tried to."""
+"""Why a worker cannot go on:
+
+- "ecc": memory errors of the device that were not corrected.
+- "configuration": what it was told can never work here.
+- "storage": the model store cannot be written.
+- "network": a download failed.
+- "hung": control ended it.
+- "unknown": a failure that nobody could place; "": nobody tried to.
+"""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

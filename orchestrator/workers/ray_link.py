@@ -225,10 +225,10 @@ class DriverLink:
                     actor.take_frame(frame)
             case Answered(head, stale):
                 self._ticks = 0
-                if head:
-                    self._answered_s = asyncio.get_running_loop().time()
                 if stale:
                     self.retire(stale)
+                elif head:
+                    self._answered_s = asyncio.get_running_loop().time()
             case Ended(number, how, host):
                 if (actor := self._actors.get(number)) is not None:
                     actor.take_end(how, host=host)

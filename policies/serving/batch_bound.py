@@ -29,7 +29,7 @@ class BatchBound:
     trying: bool = False
 
 
-def unbounded(limits: BatchLimits) -> BatchBound:
+def lift_bound(limits: BatchLimits) -> BatchBound:
     """Return the bound that is none."""
     return BatchBound(limits.rows, limits.sequences)
 
@@ -52,7 +52,7 @@ def loosen(bound: BatchBound, limits: BatchLimits, now_s: float) -> BatchBound:
     if now_s - bound.since_s < bound.hold_s:
         return bound
     if bound.rows >= limits.rows and bound.sequences >= limits.sequences:
-        return unbounded(limits) if bound.trying else bound
+        return lift_bound(limits) if bound.trying else bound
     rows = min(limits.rows, 2 * bound.rows)
     return replace(bound, rows=rows, sequences=_sequences_in(rows, limits), since_s=now_s, trying=True)
 

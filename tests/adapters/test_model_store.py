@@ -236,22 +236,22 @@ def test_contents_are_read_once_after_a_boot_and_when_a_file_was_touched(store_r
     store, recipe = ModelStore(store_root), CopyRecipe()
     made = store.prepare(model, recipe, Said())
 
-    def verified() -> bool:
+    def is_verified() -> bool:
         said = Said()
         assert ModelStore(store_root).prepare(model, recipe, said) == made
         return said.stages == [f"verifying {made.name}"]
 
-    assert not verified()
+    assert not is_verified()
     after_a_boot(made)
-    assert verified()
-    assert not verified()
+    assert is_verified()
+    assert not is_verified()
     os.utime(made / "second.bin")
-    assert verified()
-    assert not verified()
+    assert is_verified()
+    assert not is_verified()
     (made / "verified.json").write_text('{"boot_id": ')
-    assert verified()
+    assert is_verified()
     (made / "verified.json").unlink()
-    assert verified()
+    assert is_verified()
     assert recipe.runs == 1
 
 

@@ -19,6 +19,7 @@ from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.clock import SystemClock
 from orchestrator.control.port import DraftView, QuarantinedView, ReplicaView, StateView, Totals
 from orchestrator.errors import RequestError
+from orchestrator.journal.book import AnswerBook
 from orchestrator.workers.messages import Delta, Gauges, Ready, RequestStats, Submit
 from policies.serving.overrides import EffectiveBound, Override
 from tests.support.drafters import FINGERPRINT
@@ -131,10 +132,12 @@ def app_over(
     *,
     max_body_bytes: int = 65_536,
     tokenizer: Tokenizer | None = TOKENIZER,
+    book: AnswerBook | None = None,
     **settings: Any,
 ) -> FastAPI:
     """Return the public app over a scripted control."""
-    return create_app(control, lambda: tokenizer, lambda: "toy", ApiSettings(max_body_bytes, **settings), SystemClock())
+    told = ApiSettings(max_body_bytes, **settings)
+    return create_app(control, lambda: tokenizer, lambda: "toy", told, SystemClock(), book=book)
 
 
 @contextmanager

@@ -63,7 +63,9 @@ class Served:
 
 
 @asynccontextmanager
-async def watched(app: ASGIApp, limits: ConnectionLimits) -> AsyncIterator[tuple[Served, Connections, AsyncOpenAI]]:
+async def serve_watched(
+    app: ASGIApp, limits: ConnectionLimits
+) -> AsyncIterator[tuple[Served, Connections, AsyncOpenAI]]:
     """Serve an app within limits; gives where it is, its connections and the real client for it."""
     watch = Connections(limits)
     with listen_tcp("127.0.0.1", 0) as tcp:
@@ -98,7 +100,7 @@ async def until(happened: Callable[[], bool]) -> None:
     ],
 )
 async def test_who_sends_byte_by_byte_is_answered_408_and_nobody_else_waits(begin, rest, limits, reason):
-    async with watched(app_over(ScriptedControl()), limits) as (served, watch, client):
+    async with serve_watched(app_over(ScriptedControl()), limits) as (served, watch, client):
         slow = [asyncio.create_task(served.drip(begin, rest)) for _ in range(20)]
         await until(lambda: len(watch) > 0)
         await client.completions.create(**ASK)
@@ -118,7 +120,7 @@ class Small(ScriptedControl):
 
 
 async def test_who_sends_a_body_slowly_takes_nobodys_place():
-    async with watched(app_over(Small()), PATIENT) as (served, watch, client):
+    async with (app_over(Small()), PATIENT) as (served, watch, client):
         for _ in range(10):
             _, writer = await served.connect()
             writer.write(HEAD + b"Content-Length: 1000\r\n\r\n{")
@@ -127,7 +129,7 @@ async def test_who_sends_a_body_slowly_takes_nobodys_place():
 
 
 async def test_a_connection_that_asks_nothing_is_closed_and_one_that_asks_is_kept():
-    async with watched(app_over(ScriptedControl()), replace(PATIENT, idle_timeout_s=0.6)) as (served, watch, _):
+    async with serve_watched(app_over(ScriptedControl()), replace(PATIENT, idle_timeout_s=0.6)) as (served, watch, _):
         silent, _ = await served.connect()
         reader, writer = await served.connect()
         for _ in range(4):  # each answer begins the time anew
@@ -165,7 +167,7 @@ class Endless:
 
 
 async def test_small_events_are_sent_at_once():
-    async with watched(app_over(ScriptedControl()), PATIENT) as (served, watch, _):
+    async with serve_watched(app_over(ScriptedControl()), PATIENT) as (served, watch, _):
         await served.connect()
         await until(lambda: len(watch) == 1)
         (one,) = watch._open
@@ -175,7 +177,7 @@ async def test_small_events_are_sent_at_once():
 
 async def test_a_reader_that_stops_reading_is_cut_and_its_request_ends():
     app = Endless()
-    async with watched(app, replace(PATIENT, write_timeout_s=0.5)) as (served, watch, _):
+    async with serve_watched(app, replace(PATIENT, write_timeout_s=0.5)) as (served, watch, _):
         _, writer = await served.ask(BODY)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         await asyncio.wait_for(app.ended.wait(), WITHIN_S)
@@ -185,7 +187,7 @@ async def test_a_reader_that_stops_reading_is_cut_and_its_request_ends():
 
 async def test_a_reader_that_reads_slowly_is_served():
     app = Endless()
-    async with watched(app, replace(PATIENT, write_timeout_s=2.0)) as (served, watch, _):
+    async with serve_watched(app, replace(PATIENT, write_timeout_s=2.0)) as (served, watch, _):
         reader, _ = await served.ask(BODY)
         for _ in range(20):
             await reader.readexactly(200_000)
@@ -197,7 +199,7 @@ async def test_a_reader_that_reads_slowly_is_served():
 async def test_while_the_daemon_drains_such_a_reader_is_waited_for_less(monkeypatch):
     monkeypatch.setattr(connections, "_HURRIED_WRITE_S", 0.2)
     app = Endless()
-    async with watched(app, PATIENT) as (served, watch, _):
+    async with serve_watched(app, PATIENT) as (served, watch, _):
         _, writer = await served.ask(BODY)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         await asyncio.sleep(0.5)
@@ -207,7 +209,7 @@ async def test_while_the_daemon_drains_such_a_reader_is_waited_for_less(monkeypa
 
 
 async def test_more_idle_connections_than_there_may_be_do_not_keep_anybody_out():
-    async with watched(app_over(ScriptedControl()), replace(PATIENT, most=32)) as (served, watch, client):
+    async with serve_watched(app_over(ScriptedControl()), replace(PATIENT, most=32)) as (served, watch, client):
         idle = [await served.connect() for _ in range(100)]
         for _ in range(5):
             await client.completions.create(**ASK)
@@ -220,7 +222,7 @@ async def test_more_idle_connections_than_there_may_be_do_not_keep_anybody_out()
 
 async def test_where_none_is_idle_a_new_connection_is_told_to_come_back():
     control = ScriptedControl(hang_at=1)
-    async with watched(app_over(control), replace(PATIENT, most=16)) as (served, watch, _):
+    async with serve_watched(app_over(control), replace(PATIENT, most=16)) as (served, watch, _):
         body = json.dumps({**ASK, "stream": True}).encode()
         busy = [await served.ask(body) for _ in range(16)]
         reader, _ = await served.connect()
@@ -236,7 +238,7 @@ async def test_where_none_is_idle_a_new_connection_is_told_to_come_back():
 
 async def test_the_rest_of_a_refused_body_is_taken_and_the_connection_goes_on():
     app = app_over(ScriptedControl(), max_body_bytes=1000)
-    async with watched(app, replace(PATIENT, header_timeout_s=0.3)) as (served, _, _client):
+    async with serve_watched(app, replace(PATIENT, header_timeout_s=0.3)) as (served, _, _client):
         reader, writer = await served.connect()
         writer.write(HEAD + b"Content-Length: 200000\r\n\r\n" + b"x" * 100_000)
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WITHIN_S)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.load import admin_socket_path, store_directory
+from orchestrator.config.load import admin_socket_path, state_directory, store_directory
 from orchestrator.errors import ConfigError
 from tests.support.config import parse_config
 
@@ -23,7 +23,7 @@ def configure(text: str = ""):
 @pytest.fixture
 def bare(tmp_path, monkeypatch) -> Path:
     """A user without a runtime directory; returns what would be made for it."""
-    for name in ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR", "CACHE_DIRECTORY", "XDG_CACHE_HOME"):
+    for name in ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR", "CACHE_DIRECTORY", "XDG_CACHE_HOME", "STATE_DIRECTORY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path / f"outrider-{os.getuid()}"
@@ -67,3 +67,18 @@ def test_the_store_is_where_the_configuration_or_systemd_or_the_user_keeps_cache
     assert store_directory(configure()) == Path("/home/u/.cache/outrider")
     monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/outrider:/other")
     assert store_directory(configure()) == Path("/var/cache/outrider")
+
+
+def test_each_configuration_and_port_has_a_state_of_its_own(bare, monkeypatch):
+    assert state_directory(configure("state: {directory: /x}\n"), Path("c.yaml")) == Path("/x")
+    monkeypatch.setenv("XDG_STATE_HOME", "/home/u/.state")
+    places = [
+        state_directory(configure(), Path("c.yaml")),
+        state_directory(configure(), Path("other.yaml")),
+        state_directory(configure("api: {port: 81}\n"), Path("c.yaml")),
+    ]
+    assert len(set(places)) == 3
+    assert {place.parent for place in places} == {Path("/home/u/.state/outrider")}
+    assert state_directory(configure(), Path("c.yaml")) == places[0]
+    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/outrider:/other")
+    assert state_directory(configure(), Path("c.yaml")) == Path("/var/lib/outrider") / places[0].name

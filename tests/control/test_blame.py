@@ -32,7 +32,7 @@ def lose(world: World, worker: int, kind: LossKind = "crashed", *, restart: bool
         world.make_ready(worker)
 
 
-def held(world: World, worker: int = 0) -> list[str]:
+def list_held(world: World, worker: int = 0) -> list[str]:
     return [sent_id.partition("#")[0] for sent_id in world.processes[worker].has]
 
 
@@ -40,9 +40,9 @@ def test_a_crash_makes_whoever_just_began_a_suspect_that_runs_alone_first() -> N
     world = serve_streams(1, "old", "new")
     world.decode(0, [SETTLED_TOKENS, 1])
     lose(world, 0)
-    assert held(world) == ["new"], "the other one waits until it has shown that it harms nobody"
+    assert list_held(world) == ["new"], "the other one waits until it has shown that it harms nobody"
     world.decode(0, [SETTLED_TOKENS])
-    assert held(world) == ["new", "old"]
+    assert list_held(world) == ["new", "old"]
     assert not world.errors
 
 
@@ -53,7 +53,7 @@ def test_a_crash_alone_in_a_worker_of_its_own_convicts_and_clears_everybody_else
     lose(world, 0)
     (message,) = world.errors
     assert message.startswith("this request ended 2 worker processes, alone in the last")
-    assert held(world) == ["old"]
+    assert list_held(world) == ["old"]
     assert not world.state.blame.has_records
     budget = world.state.replicas.serving[0].life.budget
     assert not budget.made, "what a conviction explains spends nothing"
@@ -70,14 +70,14 @@ def test_whoever_sends_it_again_is_refused_until_it_is_released() -> None:
     with pytest.raises(RequestError, match="outrider quarantine release") as refused:
         step(world.state, StreamOpened(again), world.now_s)
     assert (refused.value.status, refused.value.headers) == (422, {"x-should-retry": "false"})
-    (found,) = world.state.blame.quarantined(world.now_s)
+    (found,) = world.state.blame.list_quarantined(world.now_s)
     other = Submit("other", [*b"bad"], MAX_TOKENS, Sampling(temperature=0.5))
     world.delivered["other"] = []
     world.tell(StreamOpened(other))
     world.tell(QuarantineReleased([found.digest]))
     world.delivered["again"] = []
     world.tell(StreamOpened(again))
-    assert set(held(world)) == {"old", "other", "again"}
+    assert set(list_held(world)) == {"old", "other", "again"}
 
 
 def test_quarantine_ends_by_itself() -> None:
@@ -88,14 +88,14 @@ def test_quarantine_ends_by_itself() -> None:
     world.now_s += 601.0
     world.delivered["again"] = []
     world.tell(StreamOpened(Submit("again", [*b"bad"], MAX_TOKENS)))
-    assert not world.state.blame.quarantined(world.now_s)
+    assert not world.state.blame.list_quarantined(world.now_s)
 
 
 def test_a_worker_killed_from_outside_moves_its_streams_at_once_and_blames_nobody() -> None:
     world = serve_streams(2, "a", "b")
     for _ in range(3):
         lose(world, 0, "killed", restart=False)
-        assert sorted(held(world, 1)) == ["a", "b"]
+        assert sorted(list_held(world, 1)) == ["a", "b"]
         world.start(0)
         world.make_ready(0)
         world.decode(1, [SETTLED_TOKENS // 4] * 2)
@@ -106,7 +106,7 @@ def test_of_a_device_that_may_be_broken_more_proof_is_asked() -> None:
     """Nobody else had a token: whatever is asked for may kill the worker."""
     world = serve_streams(1, "first")
     lose(world, 0)
-    assert held(world) == ["first"], "it was alone, and may still be innocent"
+    assert list_held(world) == ["first"], "it was alone, and may still be innocent"
     lose(world, 0)
     assert len(world.errors) == 1
 
@@ -116,17 +116,17 @@ def test_two_replicas_one_goes_on_while_the_other_tries_a_suspect() -> None:
     at = world.holder["bad"][0]
     other = 1 - at
     for worker in range(2):
-        world.decode(worker, [0 if key == "bad" else SETTLED_TOKENS for key in held(world, worker)])
-    beside = [key for key in held(world, at) if key != "bad"]
+        world.decode(worker, [0 if key == "bad" else SETTLED_TOKENS for key in list_held(world, worker)])
+    beside = [key for key in list_held(world, at) if key != "bad"]
     world.end_process(at, kind="crashed")
     assert "bad" not in world.holder, "it does not end the other replica too"
-    assert set(beside) <= set(held(world, other))
+    assert set(beside) <= set(list_held(world, other))
     world.start(at)
     world.make_ready(at)
-    assert held(world, at) == ["bad"]
+    assert list_held(world, at) == ["bad"]
     world.end_process(at, kind="crashed")
     assert len(world.errors) == 1
-    assert sorted(held(world, other)) == ["a", "c", "d"]
+    assert sorted(list_held(world, other)) == ["a", "c", "d"]
 
 
 def test_the_same_request_from_several_clients_never_begins_on_two_replicas() -> None:
@@ -147,12 +147,12 @@ def test_where_no_worker_comes_up_a_replica_is_emptied_for_a_suspect() -> None:
     other = 1 - at
     world.decode(other, [SETTLED_TOKENS])
     world.end_process(at, kind="crashed")
-    assert held(world, other) == ["a"]
+    assert list_held(world, other) == ["a"]
     world.now_s += TRIAL_PATIENCE_S + 1.0
     world.tell(Woke())
-    assert held(world, other) == ["bad"]
+    assert list_held(world, other) == ["bad"]
     world.decode(other, [SETTLED_TOKENS])
-    assert held(world, other) == ["bad", "a"]
+    assert list_held(world, other) == ["bad", "a"]
 
 
 def test_a_row_that_is_not_finite_is_tried_on_another_replica_and_then_given_up() -> None:

@@ -194,12 +194,21 @@ def test_before_it_is_ready_it_lives_and_says_so(tmp_path, outrider):
         log.close()
 
 
-def test_two_daemons_do_not_share_an_admin_socket(tmp_path):
+def test_two_daemons_share_neither_their_state_nor_an_admin_socket(tmp_path):
     config = configuration(tmp_path)
-    with running(config):
+    with running(config) as daemon:
         done = outrider_process("serve", "--config", str(config))
         assert done.returncode == 1
+        said = done.stderr.splitlines()[-1]
+        assert said.startswith(
+            f"outrider: another daemon (pid {daemon.process.pid}) serves with the state in {tmp_path}"
+        )
+        other = tmp_path / "other.yaml"
+        other.write_text(config.read_text().replace(f"{tmp_path}/state", f"{tmp_path}/other"))
+        done = outrider_process("serve", "--config", str(other))
+        assert done.returncode == 1
         assert "admin socket" in done.stderr
+        assert daemon.client.completions.create(**LONG).choices[0].text
 
 
 def late_tokens_are_followed(daemon: Daemon) -> None:

@@ -19,6 +19,7 @@ from policies.serving.failover.restarts import (
     HOST_BACKOFF_S,
     MAX_BACKOFF_S,
     SPENT_BACKOFF_S,
+    USEFUL_S,
     WINDOW_S,
     RestartBudget,
 )
@@ -66,6 +67,9 @@ def test_restarts_come_later_the_more_there_were() -> None:
     for number in range(30):
         budget = budget.observe_loss(number, "host", "no route", 10.0)
     assert budget.delay_s("host") == HOST_BACKOFF_S
+    useful = budget.observe_loss(99, "killed", "the operator", 11.0, served_s=USEFUL_S)
+    assert useful.delay_s("killed") == FIRST_BACKOFF_S, "a worker that served is started again at once"
+    assert useful.count("crashed") == 0
     assert not budget.forgive(frozenset(range(40))).made
 
 

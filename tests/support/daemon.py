@@ -46,6 +46,11 @@ class Daemon:
             time.sleep(0.02)
         raise AssertionError(f"{what} never showed {expected}: {found}")
 
+    def kill(self) -> None:
+        """Send SIGKILL to the daemon alone, and wait for its end."""
+        self.process.kill()
+        self.process.wait()
+
     def stop(self) -> int:
         """Send SIGTERM and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
@@ -62,6 +67,7 @@ def configuration(
         f"cluster: {{runtime: {runtime}}}\n"
         f"api: {{port: 0, admin_socket: '{directory}/admin.sock'}}\n"
         f"store: {{directory: '{directory}/store'}}\n"
+        f"state: {{directory: '{directory}/state'}}\n"
         f"logging: {{format: json}}\n{extra}\n",
         encoding="utf-8",
     )

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.frames import encode
 from orchestrator.workers.host import with_header
 from orchestrator.workers.local import LocalCluster
-from orchestrator.workers.messages import Cancel, Event, Ready, Submit
+from orchestrator.workers.messages import Cancel, Event, Finished, Ready, Submit
 from tests.support import engines
 from tests.support.workers import is_gone, start_worker, tokens_until
 
@@ -136,3 +137,38 @@ class Garbage:
 
 def garbage(options: dict[str, Any]) -> Garbage:
     return Garbage()
+
+
+async def test_a_channel_that_closes_is_told_before_the_process_has_ended() -> None:
+    cluster = LocalCluster()
+    worker = await cluster.start(WorkerSpec("odd", "tests.workers.test_local:make_stopped", {}))
+    events = worker.events()
+    await anext(event async for event in events if isinstance(event, Finished))
+    pid = int(worker.where.split()[-1])
+    begun_s = time.monotonic()
+    with pytest.raises(WorkerLost, match="closed its channel and has not ended yet"):
+        await tokens_until(events, 1)
+    assert time.monotonic() - begun_s < 4.0  # the process itself would be waited for 5 s
+    await worker.stop(0.0)
+    assert await is_gone(pid)
+    await cluster.close()
+
+
+class Stopped:
+    """Hangs up, and stops its own process: it can neither go on nor end."""
+
+    def submit(self, command: object) -> None: ...
+
+    def describe_step(self) -> None: ...
+
+    def run(self, emit: Callable[[Event], None]) -> None:
+        emit(Finished())
+        time.sleep(0.3)
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as link:
+                link.shutdown(socket.SHUT_RDWR)
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def make_stopped(options: dict[str, Any]) -> Stopped:
+    return Stopped()

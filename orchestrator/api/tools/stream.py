@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 from orchestrator.api.streaming import Piece
 from orchestrator.api.tools.calls import CallArguments, CallBegins, Text, ToolCallParser
 from orchestrator.api.tools.calls import Piece as Found
 
+_CALL_ID_BYTES = 12
+
 
 async def with_calls(
-    pieces: AsyncGenerator[Piece, None], parser: ToolCallParser, *, many: bool
+    pieces: AsyncGenerator[Piece, None], parser: ToolCallParser, *, many: bool, request_id: str
 ) -> AsyncGenerator[Piece, None]:
     """Move the calls in the pieces' text into `calls`. Without `many` what stands behind the first call is left out.
+    The ids of calls follow from the choice's own `request_id`: an answer that is told again has the same ones.
     Closing it closes `pieces`, which cancels the request."""
     async with aclosing(pieces):
         async for piece in pieces:
@@ -27,7 +30,7 @@ async def with_calls(
                 found = _first_call(found)
             finish = "tool_calls" if parser.begun and piece.finish == "stop" else piece.finish
             text = "".join(part.text for part in found if isinstance(part, Text))
-            calls = tuple(_delta(part) for part in found if not isinstance(part, Text))
+            calls = tuple(_delta(part, request_id) for part in found if not isinstance(part, Text))
             if text or calls or piece.tokens or finish:
                 yield replace(piece, text=text, calls=calls, finish=finish)
 
@@ -44,12 +47,13 @@ def _first_call(found: Iterable[Found]) -> list[Found]:
     return kept
 
 
-def _delta(part: CallBegins | CallArguments) -> dict[str, Any]:
+def _delta(part: CallBegins | CallArguments, request_id: str) -> dict[str, Any]:
     """Return a part of a call as a chunk's `tool_calls` has it."""
     if isinstance(part, CallArguments):
         return {"index": part.index, "function": {"arguments": part.text}}
     function = {"name": part.name, "arguments": ""}
-    return {"index": part.index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+    call_id = blake2b(f"{request_id} {part.index}".encode(), digest_size=_CALL_ID_BYTES).hexdigest()
+    return {"index": part.index, "id": f"call_{call_id}", "type": "function", "function": function}
 
 
 def whole_calls(deltas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

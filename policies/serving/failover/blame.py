@@ -13,8 +13,14 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 LossKind = Literal["crashed", "hung", "killed", "device", "host"]
-"""How a worker was lost. "crashed": it ended by itself, by a signal of its own or an exception. "hung": it finished no
-round. "killed": somebody ended it. "device": its device failed. "host": its host, its link or its cluster is away."""
+"""How a worker was lost:
+
+- "crashed": it ended by itself, by a signal of its own or an exception.
+- "hung": it finished no round.
+- "killed": somebody ended it.
+- "device": its device failed.
+- "host": its host, its link or its cluster is away.
+"""
 
 LOSS_KINDS: Final[tuple[LossKind, ...]] = get_args(LossKind)
 

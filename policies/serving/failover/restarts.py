@@ -12,6 +12,8 @@ FIRST_BACKOFF_S: Final = 0.2
 MAX_BACKOFF_S: Final = 15.0
 SPENT_BACKOFF_S: Final = 60.0
 """Between two attempts where the budget is spent: there is no last one."""
+USEFUL_S: Final = 5.0
+"""A worker that served for so long was worth its start: whatever ended it, it is no loop of failures."""
 HOST_BACKOFF_S: Final = 5.0
 """The longest where the host or the cluster is away: to look whether it is back costs little."""
 
@@ -33,9 +35,12 @@ class RestartBudget:
     limit: int
     made: tuple[Restart, ...] = ()
 
-    def observe_loss(self, number: int, kind: LossKind, cause: str, now_s: float) -> RestartBudget:
-        """Return the budget with one restart more, and without those that are too old to count."""
-        kept = tuple(one for one in self.made if now_s - one.at_s <= WINDOW_S)
+    def observe_loss(
+        self, number: int, kind: LossKind, cause: str, now_s: float, served_s: float = 0.0
+    ) -> RestartBudget:
+        """Return the budget with one restart more, and without those that are too old to count. `served_s`: how long
+        the lost worker served; after USEFUL_S the restarts before it were worth it, and count no more."""
+        kept = tuple(one for one in self.made if now_s - one.at_s <= WINDOW_S and served_s < USEFUL_S)
         return replace(self, made=(*kept, Restart(number, now_s, kind, cause)))
 
     def forgive(self, numbers: frozenset[int]) -> RestartBudget:

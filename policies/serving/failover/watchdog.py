@@ -2,8 +2,8 @@
 
 A worker with work says something at least every PULSE_S: what it has finished, or that it still is at it (a pulse).
 No word at all means that the process is stopped, cut off, or held by native code. Pulses without a round are compared
-with the predicted time of that round, times HUNG_AFTER, and with the processor time that it had: a machine that is busy
-with something else makes rounds late, and is no hang.
+with HUNG_AFTER times its predicted time. Where the process computes, its processor time is compared. So a machine that
+is busy with something else makes rounds late, and is no hang.
 """
 
 from __future__ import annotations

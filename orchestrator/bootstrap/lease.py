@@ -1,0 +1,45 @@
+"""The lease of a state directory: one daemon at a time has it. The kernel takes it back when that one dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from orchestrator.errors import DaemonError
+
+_FILE = "lease"
+
+
+@contextmanager
+def hold_lease(directory: Path) -> Iterator[Path]:
+    """Hold the directory, which is made for this user alone; yields it. Raises DaemonError where another daemon has it,
+    or there can be no such directory."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Not inherited: a worker that outlives this daemon does not keep the next one out.
+        lease = os.open(directory / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise DaemonError(f"{directory}: {error.strerror}; set state.directory to one that this user owns") from error
+    try:
+        _lock(lease, directory)
+        os.ftruncate(lease, 0)
+        os.pwrite(lease, f"{os.getpid()}\n".encode(), 0)
+        yield directory
+    finally:
+        os.close(lease)
+
+
+def _lock(lease: int, directory: Path) -> None:
+    try:
+        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = ""
+        with suppress(OSError, ValueError):
+            holder = f" (pid {int(os.pread(lease, 32, 0))})"
+        way_out = "stop that one, or set state.directory"
+        raise DaemonError(f"another daemon{holder} serves with the state in {directory}; {way_out}") from None
+    except OSError as error:
+        raise DaemonError(f"{directory}/{_FILE} cannot be locked: {error.strerror}; set state.directory") from error

@@ -1,0 +1,1 @@
+"""The record of answers that a client may resume: in memory, and in a file that outlives the daemon."""

@@ -1,0 +1,195 @@
+"""Where a local worker is found again by the next daemon: a directory with its door, its output and its record.
+
+The directory of all homes belongs to one daemon at a time, which holds the lease of its state directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fcntl import F_SETPIPE_SZ, fcntl
+from pathlib import Path
+
+import msgspec
+
+_DOOR, _OUTPUT, _RECORD, _GUARD = "door", "output", "record", "guard"
+_BACKLOG = 4
+_STATE_FIELD, _START_FIELD = 0, 19  # of /proc/PID/stat, behind the command's name
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PIPE_BYTES = 1024 * 1024  # what an orphan may print before it waits, or loses the rest
+
+
+class HomeRecord(msgspec.Struct, frozen=True):
+    """Who lives in a home. `birth`: see `read_birth`. `digest`: see code_version.digest_worker."""
+
+    name: str
+    pid: int
+    birth: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHome:
+    """The directory of one worker."""
+
+    path: Path
+
+    def write_record(self, record: HomeRecord) -> None:
+        """Say who lives here; until then nobody is looked for here."""
+        draft = self.path / f"{_RECORD}.new"
+        draft.write_bytes(msgspec.msgpack.encode(record))
+        os.replace(draft, self.path / _RECORD)
+
+    def read_record(self) -> HomeRecord | None:
+        """Return who lives here; None where nobody does, or it cannot be read."""
+        try:
+            return msgspec.msgpack.decode((self.path / _RECORD).read_bytes(), type=HomeRecord)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def open_door(self) -> socket.socket:
+        """Return a socket that listens here, for the worker to inherit. Raises OSError."""
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with _short_path(self.path) as path:
+                door.bind(f"{path}/{_DOOR}")
+            door.listen(_BACKLOG)
+        except BaseException:
+            door.close()
+            raise
+        return door
+
+    def connect(self) -> socket.socket:
+        """Return a socket to the worker that lives here. Raises OSError: nobody does any more."""
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            link.setblocking(False)
+            with _short_path(self.path) as path:
+                link.connect(f"{path}/{_DOOR}")
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def make_output(self) -> tuple[int, int]:
+        """Return where the worker's output is read, and where it prints. Raises OSError.
+
+        The worker can read what it prints itself: so printing goes on working while nobody else reads.
+        """
+        os.mkfifo(self.path / _OUTPUT, 0o600)
+        reading = self.open_output()
+        try:
+            return reading, os.open(self.path / _OUTPUT, os.O_RDWR | os.O_CLOEXEC)
+        except BaseException:
+            os.close(reading)
+            raise
+
+    def open_output(self) -> int:
+        """Return where the worker's output is read. Raises OSError."""
+        reading = os.open(self.path / _OUTPUT, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with suppress(OSError):  # the user has many large pipes already
+            fcntl(reading, F_SETPIPE_SZ, _PIPE_BYTES)
+        return reading
+
+    def remove(self) -> None:
+        """Remove the directory. Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def make_home(directory: Path, name: str) -> WorkerHome:
+    """Make a home in the directory of all. Raises OSError."""
+    home = WorkerHome(directory / f"{re.sub(r'[^A-Za-z0-9-]', '_', name)[:40]}.{secrets.token_hex(6)}")
+    home.path.mkdir(mode=0o700)
+    return home
+
+
+def list_homes(directory: Path) -> list[WorkerHome]:
+    """Return the homes in the directory of all, which is made where it is missing. Raises OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with os.scandir(directory) as entries:
+        return [WorkerHome(Path(one)) for one in sorted(entry.path for entry in entries if entry.is_dir())]
+
+
+def read_birth(pid: int) -> str:
+    """Return what no other process with this number has: the boot, and the tick in which it began. Raises OSError."""
+    return f"{_BOOT_ID.read_text().strip()} {_read_stat(pid)[_START_FIELD]}"
+
+
+def is_alive(pid: int, birth: str) -> bool:
+    """Whether the process with this number is the one that was born then, and runs."""
+    try:
+        return _read_stat(pid)[_STATE_FIELD] not in ("Z", "X") and read_birth(pid) == birth
+    except OSError:
+        return False
+
+
+def kill(pid: int, birth: str) -> None:
+    """Kill the process with this number, if it is the one that was born then."""
+    with suppress(OSError):
+        descriptor = os.pidfd_open(pid)  # from here on the number is nobody else's
+        try:
+            if is_alive(pid, birth):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
+
+
+def kill_all(directory: Path) -> None:
+    """Kill whoever lives in the directory of all homes."""
+    for home in list_homes(directory):
+        record = home.read_record()
+        if record is not None:
+            kill(record.pid, record.birth)
+            home.remove()
+
+
+def sum_orphans_bytes(directory: Path) -> int:
+    """Return the memory of those who live in the directory of all homes."""
+    found = 0
+    for home in list_homes(directory):
+        record = home.read_record()
+        if record is not None and is_alive(record.pid, record.birth):
+            with suppress(OSError):
+                found += int(Path(f"/proc/{record.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return found
+
+
+def write_guard(directory: Path, pid: int) -> None:
+    """Say who guards the homes. Raises OSError."""
+    (directory / _GUARD).write_bytes(msgspec.msgpack.encode((pid, read_birth(pid))))
+
+
+def read_guard(directory: Path) -> tuple[int, str] | None:
+    """Return the number and the birth of whoever guards the homes."""
+    try:
+        return msgspec.msgpack.decode((directory / _GUARD).read_bytes(), type=tuple[int, str])
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def remove_guard(directory: Path) -> None:
+    """Nobody guards the homes any more."""
+    with suppress(OSError):
+        (directory / _GUARD).unlink()
+
+
+def _read_stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+@contextmanager
+def _short_path(directory: Path) -> Iterator[str]:
+    """Name a directory so briefly that a socket in it can be named: the kernel takes 107 bytes, and directories of
+    state may be longer."""
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{opened}"
+    finally:
+        os.close(opened)

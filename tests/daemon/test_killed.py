@@ -1,0 +1,318 @@
+"""SIGKILL of the daemon: its workers wait for the next one, and no stream loses or doubles anything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from orchestrator.workers.homes import list_homes
+from tests.daemon.test_plans import write_planned_config
+from tests.support.daemon import Daemon, configuration, running
+from tests.support.profiles import store_simulated_profiles
+
+BODY: dict[str, Any] = {
+    "model": "toy",
+    "prompt": "the sea is",
+    "max_tokens": 120,
+    "temperature": 0.8,
+    "seed": 3,
+    "ignore_eos": True,
+}
+CHAT: dict[str, Any] = {
+    "model": "toy",
+    "messages": [{"role": "user", "content": "the sea"}],
+    "max_tokens": 100,
+    "seed": 5,
+    "ignore_eos": True,
+    "n": 2,
+}
+SSE = {"Accept": "text/event-stream"}
+
+
+@dataclass
+class Client:
+    """Reads one stream, over as many connections as it takes: each event once, in order."""
+
+    path: str
+    body: dict[str, Any]
+    key: str = ""
+    last: str = ""
+    texts: dict[int, str] = field(default_factory=dict)
+    scores: list[float | None] = field(default_factory=list)
+    roles: int = 0
+    finishes: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    usage: list[dict[str, Any]] = field(default_factory=list)
+    statuses: list[int] = field(default_factory=list)
+    done: bool = False
+
+    def read(self, url: str, *, events: int | None = None) -> None:
+        """Read until the end, the connection's loss, or so many events."""
+        headers = dict(SSE)
+        if self.key:
+            headers["Idempotency-Key"] = self.key
+        if self.last:
+            headers["Last-Event-ID"] = self.last
+        body = self.body | {"stream": True, "stream_options": {"include_usage": True}}
+        with (
+            suppress(httpx.TransportError),
+            httpx.stream("POST", f"{url}{self.path}", json=body, headers=headers, timeout=60) as response,
+        ):
+            self.statuses.append(response.status_code)
+            if response.status_code != httpx.codes.OK:
+                return
+            for line in response.iter_lines():
+                self.take(line)
+                if self.done or (events is not None and len(self.ids) >= events):
+                    return
+
+    def take(self, line: str) -> None:
+        if line.startswith("id: "):
+            self.ids.append(line.removeprefix("id: "))
+        elif line == "data: [DONE]":
+            self.done = True
+        elif line.startswith("data: "):
+            self.last = self.ids[-1]
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            if event.get("usage"):
+                self.usage.append(event["usage"])
+            for choice in event["choices"]:
+                delta = choice.get("delta") or {"content": choice.get("text")}
+                self.roles += "role" in delta
+                self.scores += (choice.get("logprobs") or {}).get("token_logprobs", [])
+                index = choice["index"]
+                self.texts[index] = self.texts.get(index, "") + (delta.get("content") or "")
+                if choice["finish_reason"]:
+                    self.finishes.append(choice["finish_reason"])
+
+
+def workers_of(daemon: Daemon) -> list[int]:
+    found = daemon.status()
+    return [one["ready"]["pid"] for one in (*found["replicas"], *found["drafts"]) if one["ready"]]
+
+
+def kill_in_mid_stream(daemon: Daemon, clients: list[Client], events: int) -> None:
+    """Let every client have some events, and kill the daemon while they read on."""
+    threads = [threading.Thread(target=client.read, args=(daemon.url,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 60
+    while any(len(client.ids) < events for client in clients):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    daemon.kill()
+    for thread in threads:
+        thread.join(30)
+
+
+def test_a_killed_daemon_is_followed_by_one_that_has_its_workers_and_its_streams(tmp_path):
+    config = configuration(tmp_path, script="base_ms=20", replicas="2", extra="drafts: []")
+    requests = [
+        ("/v1/completions", BODY),
+        ("/v1/completions", BODY | {"temperature": 0.0, "logprobs": 2}),
+        ("/v1/completions", BODY | {"stop": ["zzzzz"], "prompt": "another"}),
+        ("/v1/chat/completions", CHAT),
+    ]
+    with running(config) as first:
+        plain = [Client(*request) for request in requests]
+        for client in plain:
+            client.read(first.url)
+            assert client.done
+        # With a key or without one: the event's id is enough.
+        clients = [Client(*request, key=f"k{index}" * (index % 2)) for index, request in enumerate(requests)]
+        kill_in_mid_stream(first, clients, 8)
+        pids = workers_of_state(tmp_path)
+        assert len(pids) == 2
+        assert not all(client.done for client in clients)
+    with running(config) as second:
+        assert sorted(workers_of(second)) == sorted(pids)
+        for client, undisturbed in zip(clients, plain, strict=True):
+            if not client.done:
+                client.read(second.url)
+            assert set(client.statuses) == {200}
+            assert client.done
+            assert client.texts == undisturbed.texts
+            assert client.scores == undisturbed.scores
+            assert client.roles == undisturbed.roles
+            assert sorted(client.finishes) == sorted(undisturbed.finishes)
+            assert len(client.ids) == len(set(client.ids))
+            assert [one["completion_tokens"] for one in client.usage] == [
+                one["completion_tokens"] for one in undisturbed.usage
+            ]
+        assert second.stop() == 0
+    wait_until_ended(pids)
+
+
+def wait_until_ended(pids: list[int]) -> None:
+    """Whoever has adopted them in the system's own tree reaps them when it likes; a zombie has ended."""
+    deadline = time.monotonic() + 20
+    while any(_is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def workers_of_state(directory: Path) -> list[int]:
+    """The workers that a daemon with its state there has, or left behind."""
+    records = [home.read_record() for home in list_homes(directory / "state" / "workers")]
+    return [record.pid for record in records if record is not None]
+
+
+def test_an_answer_that_is_not_streamed_is_there_for_its_key(tmp_path):
+    """What an ordinary client does: it sends the same request again."""
+    config = configuration(tmp_path, script="base_ms=20", extra="drafts: []")
+    headers = {"Idempotency-Key": "once"}
+    with running(config) as first:
+        expected = httpx.post(f"{first.url}/v1/completions", json=BODY, timeout=60).json()["choices"]
+        ask = threading.Thread(target=_post, args=(f"{first.url}/v1/completions", headers))
+        ask.start()
+        first.wait_for("", streams=1)
+        first.kill()
+        ask.join(30)
+    with running(config) as second:
+        wait_for_tokens(second)  # it goes on before anybody asks
+        answer = httpx.post(f"{second.url}/v1/completions", json=BODY, headers=headers, timeout=60).json()
+        assert answer["choices"] == expected
+        assert answer["usage"]["completion_tokens"] == BODY["max_tokens"]
+        assert second.status()["totals"]["generated"] <= BODY["max_tokens"]
+
+
+def wait_for_tokens(daemon: Daemon) -> None:
+    deadline = time.monotonic() + 30
+    while not daemon.status()["totals"]["generated"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _post(url: str, headers: dict[str, str]) -> None:
+    with suppress(httpx.TransportError):
+        httpx.post(url, json=BODY, headers=headers, timeout=60)
+
+
+def test_what_a_drain_cuts_off_goes_on_in_the_next_daemon(tmp_path):
+    config = configuration(tmp_path, script="base_ms=15", extra="limits: {drain_timeout_s: 0.2}")
+    with running(config) as first:
+        plain = Client("/v1/completions", BODY)
+        plain.read(first.url)
+        client = Client("/v1/completions", BODY)
+        client.read(first.url, events=10)
+        assert first.stop() == 0
+    with running(config) as second:
+        client.read(second.url)
+        assert client.texts == plain.texts
+
+
+def test_a_draft_worker_is_adopted_too_and_drafts_for_its_target_again(tmp_path):
+    drafts = "drafts: [{method: model, source: 'simulated:toy?', adapter: simulated, process: own}]\n"
+    config = configuration(tmp_path, script="base_ms=10", extra=drafts)
+    with running(config) as first:
+        wait_for_draft(first)
+        plain = Client("/v1/completions", BODY)
+        plain.read(first.url)
+        pids = workers_of(first)
+        assert len(pids) == 2
+        client = Client("/v1/completions", BODY)
+        kill_in_mid_stream(first, [client], 5)
+    with running(config) as second:
+        wait_for_draft(second)
+        assert workers_of(second) == pids
+        client.read(second.url)
+        assert client.texts == plain.texts
+        before = asks_of(second)
+        Client("/v1/completions", BODY).read(second.url)
+        assert asks_of(second) > before
+
+
+def wait_for_draft(daemon: Daemon) -> None:
+    deadline = time.monotonic() + 30
+    while not (drafts := daemon.status()["drafts"]) or drafts[0]["phase"] != "ready" or not asks_of(daemon):
+        assert time.monotonic() < deadline
+        Client("/v1/completions", BODY | {"max_tokens": 20}).read(daemon.url)
+
+
+def asks_of(daemon: Daemon) -> int:
+    """How often the target's worker asked its draft worker."""
+    gauges = daemon.status()["replicas"][0]["gauges"]
+    return sum(one["remote"]["asks"] for one in (gauges or {"drafters": []})["drafters"] if one["remote"])
+
+
+def test_without_a_next_daemon_workers_end_and_a_stop_leaves_none(tmp_path):
+    config = configuration(tmp_path)
+    config.write_text(config.read_text().replace("runtime: local", "runtime: local, orphan_wait_s: 1"))
+    with running(config) as daemon:
+        (pid,) = workers_of(daemon)
+        daemon.kill()
+    wait_until_ended([pid])
+
+
+def test_a_worker_that_is_still_loading_goes_on_loading_for_the_next_daemon(tmp_path):
+    config = configuration(tmp_path, script="load_ms=6000")
+    command = [sys.executable, "-m", "orchestrator.cli.main", "serve", "--config", str(config)]
+    with (tmp_path / "log").open("wb") as log:
+        first = subprocess.Popen(command, stderr=log)
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "state" / "workers").exists() or not (pids := workers_of_state(tmp_path)):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        first.kill()
+        first.wait()
+    with running(config) as second:
+        assert workers_of(second) == pids
+
+
+def test_a_planned_worker_is_adopted_by_the_same_plan(tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "2")
+    store_simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0}, script="base_ms=2")
+    config = write_planned_config(tmp_path, "base_ms=2", "placement: {profile: never}")
+    with running(config) as first:
+        pids = workers_of(first)
+        first.kill()
+    with running(config) as second:
+        assert workers_of(second) == pids
+
+
+@pytest.mark.model
+def test_the_default_models_kernels_say_what_they_would_have_said(tmp_path, first_layers_path, shared_store):
+    config = tmp_path / "cluster.yaml"
+    config.write_text(
+        f"model: {{source: '{first_layers_path}', name: toy}}\ncluster: {{runtime: local}}\n"
+        f"api: {{port: 0, admin_socket: '{tmp_path}/admin.sock'}}\nstore: {{directory: '{shared_store}'}}\n"
+        f"state: {{directory: '{tmp_path}/state'}}\nlimits: {{kv_cache: 256 MiB}}\n",
+        encoding="utf-8",
+    )
+    asks = [BODY | {"max_tokens": 250, "temperature": temperature} for temperature in (0.0, 0.8)]
+    with running(config) as first:
+        plain = [Client("/v1/completions", ask) for ask in asks]
+        for client in plain:
+            client.read(first.url)
+        pids = workers_of(first)
+        clients = [Client("/v1/completions", ask, key=f"k{number}") for number, ask in enumerate(asks)]
+        kill_in_mid_stream(first, clients, 6)
+        assert not all(client.done for client in clients)
+    begun_s = time.monotonic()
+    with running(config) as second:
+        ready_s = time.monotonic() - begun_s
+        assert workers_of(second) == pids
+        for client, undisturbed in zip(clients, plain, strict=True):
+            client.read(second.url)
+            assert client.texts == undisturbed.texts
+            assert len(client.ids) == len(set(client.ids))
+    assert ready_s < 30.0  # some 2 s on a machine that has nothing else to do

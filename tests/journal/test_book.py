@@ -1,0 +1,253 @@
+"""What the journal keeps, and what is left of it when writing was cut short."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.journal.book import AnswerBook, BookLimits, KeptAnswer
+from orchestrator.journal.records import MAGIC, Committed, CommittedTokens, Opened, decode_records, encode_record
+from orchestrator.workers.messages import Delta, RequestStats, Submit
+
+pytestmark = pytest.mark.asyncio
+
+STATS = RequestStats(3, 4, 2, 1, 1, 0.5, 1.5)
+LIMITS = BookLimits(memory_bytes=4 * 1024 * 1024, ended_s=60.0, detached_s=1.0)
+
+
+@dataclass
+class Hand:
+    """A clock that is moved by hand."""
+
+    now_s: float = 100.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return 1_700_000_000.0
+
+
+def book_in(directory: Path | None, clock: Hand | None = None, limits: BookLimits = LIMITS) -> AnswerBook:
+    return AnswerBook(limits, clock or Hand(), directory)
+
+
+def open_answer(book: AnswerBook, name: str, choices: int = 1, key: str = "", owner: str = "me") -> KeptAnswer:
+    submits = [Submit(f"{name}-{index}", [1, 2, 3], max_tokens=100) for index in range(choices)]
+    found = book.open(name, submits, key=key, owner=owner, body="digest", created_s=7)
+    assert found is not None
+    return found
+
+
+def list_told(answer: KeptAnswer, choice: int = 0, split_at: int = 0) -> list[tuple[list[int], str]]:
+    """All that a reader is told from the first token on."""
+    found: list[tuple[list[int], str]] = []
+    taken = 0
+    while (delta := answer.choices[choice].tell(taken, split_at)) is not None:
+        taken += len(delta.tokens)
+        found.append((delta.tokens, delta.finish))
+        if delta.finish:
+            break
+    return found
+
+
+def recover_all(directory: Path) -> dict[str, KeptAnswer]:
+    """What the next daemon finds."""
+    book = book_in(directory)
+    book.recover()
+    found = {name: one for name in ("a", "b", "c") if (one := book.find(request_id=name, owner="me")) is not None}
+    book.close()
+    return found
+
+
+async def test_the_next_daemon_tells_the_same_in_the_same_pieces(tmp_path):
+    book = book_in(tmp_path)
+    book.recover()
+    first, second = open_answer(book, "a", choices=2, key="k"), open_answer(book, "b")
+    book.record(first, 0, Delta("", [5, 6]))
+    book.record(first, 1, Delta("", [7]))
+    book.record(first, 0, Delta("", [8], "stop", STATS))
+    book.record(second, 0, Delta("", [9]))
+    book.record(second, 0, Delta("", [], "deadline", STATS))
+    book.flush()
+    found = recover_all(tmp_path)  # the first one was not closed: it was killed
+    assert list_told(found["a"], 0) == [([5, 6], ""), ([8], "stop")]
+    assert list_told(found["a"], 1) == [([7], "")]
+    assert list_told(found["b"]) == [([9], ""), ([], "deadline")]
+    assert found["a"].choices[0].stats == STATS
+    assert (found["a"].key, found["a"].created_s, found["a"].complete) == ("k", 7, False)
+    assert found["b"].complete
+    assert {one: list_told(answer) for one, answer in recover_all(tmp_path).items()} == {
+        one: list_told(answer) for one, answer in found.items()
+    }
+
+
+async def test_a_reader_in_the_middle_of_a_piece_is_told_its_rest():
+    book = book_in(None)
+    answer = open_answer(book, "a")
+    book.record(answer, 0, Delta("", [1, 2, 3, 4], "stop", STATS))
+    assert list_told(answer, split_at=3) == [([1, 2, 3], ""), ([4], "stop")]
+
+
+async def test_a_text_that_ended_wants_no_more_tokens(tmp_path):
+    book = book_in(tmp_path)
+    book.recover()
+    answer = open_answer(book, "a")
+    book.record(answer, 0, Delta("", [1, 2]))
+    book.cut(answer, 0)
+    book.flush()
+    assert answer.complete
+    assert recover_all(tmp_path)["a"].complete
+
+
+async def test_answers_are_their_owners(tmp_path):
+    book = book_in(None)
+    mine, theirs = open_answer(book, "a", key="k"), open_answer(book, "b", key="k", owner="other")
+    assert book.find(key="k", owner="me") is mine
+    assert book.find(key="k", owner="other") is theirs
+    assert book.find(request_id="b", owner="me") is None
+
+
+async def test_what_nobody_asks_for_is_forgotten_in_time_and_leaves_the_disk(tmp_path):
+    clock = Hand()
+    book = book_in(tmp_path, clock)
+    book.recover()
+    read, unread = open_answer(book, "a"), open_answer(book, "b")
+    book.mark_busy(read)
+    book.record(unread, 0, Delta("", [424_242]))
+    book.flush()
+    clock.now_s += 61.0
+    await book.tend()
+    assert book.find(request_id="b", owner="me") is None
+    assert book.find(request_id="a", owner="me") is read
+    assert set(recover_all(tmp_path)) == {"a"}
+    book.mark_idle(read)
+    clock.now_s += 61.0
+    await book.tend()
+    book.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_files_are_for_their_user_alone_and_do_not_grow_for_ever(tmp_path):
+    limits = BookLimits(memory_bytes=64 * 1024, ended_s=60.0, detached_s=1.0)
+    book = book_in(tmp_path, limits=limits)
+    book.recover()
+    for number in range(400):
+        answer = open_answer(book, f"r{number}")
+        for _ in range(100):
+            book.record(answer, 0, Delta("", list(range(1000, 1010))))
+            book.flush()
+        book.mark_idle(answer)
+    files = list(tmp_path.iterdir())
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert sum(file.stat().st_size for file in files) < 400_000  # all of it would be some 2 MB
+    assert len(book) < 10
+
+
+async def test_without_room_a_request_is_served_all_the_same(tmp_path):
+    book = book_in(tmp_path, limits=BookLimits(memory_bytes=5_000, ended_s=60.0, detached_s=1.0))
+    book.recover()
+    book.mark_busy(open_answer(book, "a"))
+    book.mark_busy(open_answer(book, "b"))
+    assert book.open("c", [Submit("c", [1], max_tokens=1)], key="", owner="me", body="", created_s=0) is None
+
+
+def journal_of(rounds: list[list[list[int]]]) -> tuple[bytes, list[int]]:
+    """A file of two requests with these rounds, and where its records end."""
+    records: list[Opened | Committed] = [
+        Opened(number, "ab"[number], "", "me", "", 0, [Submit("s", [1], max_tokens=9)]) for number in range(2)
+    ]
+    for tokens in rounds:
+        records.append(Committed([CommittedTokens(number, 0, each) for number, each in enumerate(tokens)]))
+    data, ends = MAGIC, [len(MAGIC)]
+    for record in records:
+        data += encode_record(record)
+        ends.append(len(data))
+    return data, ends
+
+
+ROUNDS = st.lists(st.lists(st.lists(st.integers(0, 2**31), max_size=4), min_size=2, max_size=2), max_size=6)
+
+
+@given(rounds=ROUNDS, torn=st.data())
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_a_torn_journal_replays_all_but_the_torn_record(rounds, torn):
+    data, ends = journal_of(rounds)
+    whole = list(decode_records(data))
+    assert len(whole) == 2 + len(rounds)
+    cut = torn.draw(st.integers(0, len(data)))
+    assert list(decode_records(data[:cut])) == whole[: max(0, sum(end <= cut for end in ends) - 1)]
+    changed = bytearray(data)
+    at = torn.draw(st.integers(len(MAGIC), len(data) - 1))
+    changed[at] ^= torn.draw(st.integers(1, 255))
+    assert list(decode_records(bytes(changed))) == whole[: sum(end <= at for end in ends) - 1]
+
+
+async def test_torn_at_every_byte_of_its_last_record_the_journal_loses_that_one_alone(tmp_path):
+    data, ends = journal_of([[[1], [2]], [[3, 4], [5]], [[6], []]])
+    for cut in range(ends[-2], ends[-1]):
+        directory = tmp_path / str(cut)
+        directory.mkdir()
+        (directory / f"{1:012d}.journal").write_bytes(data[:cut])
+        found = recover_all(directory)
+        assert [found[name].choices[0].tokens for name in "ab"] == [[1, 3, 4], [2, 5]]
+        # What follows is written where it can be read again.
+        assert [recover_all(directory)[name].choices[0].tokens for name in "ab"] == [[1, 3, 4], [2, 5]]
+
+
+async def test_a_daemon_killed_while_it_begins_a_segment_loses_nothing(tmp_path):
+    data, _ = journal_of([[[1], [2]]])
+    snapshot = MAGIC + encode_record(
+        Opened(0, "a", "", "me", "", 0, [Submit("s", [1], max_tokens=9)], [CommittedTokens(0, 0, [1], bounds=[1])])
+    )
+    for cut in range(len(snapshot) + 1):
+        directory = tmp_path / str(cut)
+        directory.mkdir()
+        (directory / f"{1:012d}.journal").write_bytes(data)
+        (directory / f"{2:012d}.journal").write_bytes(snapshot[:cut])
+        found = recover_all(directory)
+        assert [found[name].choices[0].tokens for name in "ab"] == [[1], [2]]
+
+
+@contextmanager
+def small_files(limit: int) -> Iterator[None]:
+    """No file may grow beyond this: what a full disk does to a write, a short one first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+async def test_on_a_full_disk_answers_go_on_and_are_written_again_when_there_is_room(tmp_path, caplog):
+    book = book_in(tmp_path)
+    book.recover()
+    answer = open_answer(book, "a")
+    book.record(answer, 0, Delta("", [1]))
+    book.flush()
+    room = sum(file.stat().st_size for file in tmp_path.iterdir()) + 20
+    with small_files(room):
+        for token in range(2, 12):
+            book.record(answer, 0, Delta("", [token] * 10))
+            book.flush()
+        assert book.problem
+        assert answer.choices[0].tokens[:11] == [1] + [2] * 10
+        await book.tend()
+        assert book.problem
+    assert sum("the journal cannot be written" in one.message for one in caplog.records) == 1
+    await book.tend()
+    assert not book.problem
+    assert "the journal is written again" in caplog.text
+    assert recover_all(tmp_path)["a"].choices[0].tokens == answer.choices[0].tokens
