@@ -1,6 +1,6 @@
 """Whether a grammar can be used: seen before a worker gets it, off the event loop, within a bound of size and time.
 
-llguidance gives up the GIL while it compiles. Its time grows with the square of some schemas' size (7 s for 514 KiB of
+llguidance gives up the GIL while it compiles. Its time grows with the square of some schemas' size (5 s for 514 KiB of
 optional properties), hence the bound on that.
 """
 

@@ -120,7 +120,7 @@ class Small(ScriptedControl):
 
 
 async def test_who_sends_a_body_slowly_takes_nobodys_place():
-    async with (app_over(Small()), PATIENT) as (served, watch, client):
+    async with serve_watched(app_over(Small()), PATIENT) as (served, watch, client):
         for _ in range(10):
             _, writer = await served.connect()
             writer.write(HEAD + b"Content-Length: 1000\r\n\r\n{")
