@@ -129,11 +129,7 @@ class ApiRoutes:
         arrived_s = self._clock.monotonic_s()
         if self._kept is None or not self._kept.knows(request.headers):  # what is kept has its room
             self.control.check_room(self._coming)
-        self._coming += 1
-        try:
-            body, submit, tokenizer = await self._translate(kind, request, wire, translated)
-        finally:
-            self._coming -= 1
+        body, submit, tokenizer = await self._translate(kind, request, wire, translated)
         found = None if self._kept is None else self._kept.find(request.headers, body)
         if found is not None:
             return await self._answer(kind, request, body, found.submits, tokenizer, arrived_s, found)
@@ -158,10 +154,17 @@ class ApiRoutes:
             submit = translated(body, _request_id(kind), tokenizer, context, _seed, bounds)
             return body, msgspec.structs.replace(submit, owner=owner), tokenizer
 
-        found = await self.do_with_body(request, work)
-        _, submit, _ = found
-        if submit.grammar is not None:
-            await self._grammars.check(submit.grammar, "tools" if _offers_tools(found[0]) else "response_format")
+        with self.bodies.hold() as share:
+            raw = await self._read(request, share)
+            self.control.check_room(self._coming)
+            self._coming += 1  # from here on: whoever sends a body slowly takes no place
+            try:
+                found = await self._lanes.do(len(raw), work, raw)
+                grammar = found[1].grammar
+                if grammar is not None:
+                    await self._grammars.check(grammar, "tools" if _offers_tools(found[0]) else "response_format")
+            finally:
+                self._coming -= 1
         return found
 
     async def do_with_body(self, request: Request, work: Callable[[bytes], _T]) -> _T:

@@ -19,6 +19,7 @@ from orchestrator.api.connections import ConnectionLimits, Connections, raise_op
 from orchestrator.api.listening import listen_tcp, serving
 from orchestrator.api.responses import EventStream
 from orchestrator.api.streaming import Piece
+from orchestrator.errors import RequestError
 from tests.api.support import ScriptedControl, app_over
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "x"}
@@ -108,6 +109,23 @@ async def test_who_sends_byte_by_byte_is_answered_408_and_nobody_else_waits(begi
             assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
         assert watch.closed == {reason: 20}
         await until(lambda: len(watch) <= 1)  # the client's own
+
+
+class Small(ScriptedControl):
+    """Has room for two."""
+
+    def check_room(self, coming: int = 0) -> None:
+        if self.view().streams + coming >= 2:
+            raise RequestError("full", status=429, code="queue_full", retry_after_s=1)
+
+
+async def test_who_sends_a_body_slowly_takes_nobodys_place():
+    async with serve_watched(app_over(Small()), PATIENT) as (served, watch, client):
+        for _ in range(10):
+            _, writer = await served.connect()
+            writer.write(HEAD + b"Content-Length: 1000\r\n\r\n{")
+        await until(lambda: len(watch) == 10 and watch.idle == 0)
+        await client.completions.create(**ASK)
 
 
 async def test_a_connection_that_asks_nothing_is_closed_and_one_that_asks_is_kept():
