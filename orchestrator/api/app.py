@@ -127,9 +127,10 @@ class ApiRoutes:
         self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body]
     ) -> Response:
         arrived_s = self._clock.monotonic_s()
-        if self._kept is None or not self._kept.knows(request.headers):  # what is kept has its room
+        new = self._kept is None or not self._kept.knows(request.headers)  # what is kept has its room
+        if new:
             self.control.check_room(self._coming)
-        body, submit, tokenizer = await self._translate(kind, request, wire, translated)
+        body, submit, tokenizer = await self._translate(kind, request, wire, translated, new=new)
         found = None if self._kept is None else self._kept.find(request.headers, body)
         if found is not None:
             return await self._answer(kind, request, body, found.submits, tokenizer, arrived_s, found)
@@ -140,7 +141,7 @@ class ApiRoutes:
         return await self._answer(kind, request, body, asked, tokenizer, arrived_s, found, arm)
 
     async def _translate(
-        self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body]
+        self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body], *, new: bool
     ) -> tuple[_Body, Submit, TokenizerPort]:
         """Read a body and translate it, off the event loop. Raises RequestError."""
         bounds, owner = self._settings.acceptance, request.scope.get(OWNER, "")
@@ -156,7 +157,8 @@ class ApiRoutes:
 
         with self.bodies.hold() as share:
             raw = await self._read(request, share)
-            self.control.check_room(self._coming)
+            if new:
+                self.control.check_room(self._coming)
             self._coming += 1  # from here on: whoever sends a body slowly takes no place
             try:
                 found = await self._lanes.do(len(raw), work, raw)
