@@ -127,8 +127,10 @@ class ApiRoutes:
         self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body]
     ) -> Response:
         arrived_s = self._clock.monotonic_s()
-        self._check_room(request)
-        body, submit, tokenizer = await self._translate(kind, request, wire, translated)
+        new = self._kept is None or not self._kept.knows(request.headers)  # what is kept has its room
+        if new:
+            self.control.check_room(self._coming)
+        body, submit, tokenizer = await self._translate(kind, request, wire, translated, new=new)
         found = None if self._kept is None else self._kept.find(request.headers, body)
         if found is not None:
             return await self._answer(kind, request, body, found.submits, tokenizer, arrived_s, found)
@@ -138,13 +140,8 @@ class ApiRoutes:
         asked = asked if found is None else found.submits
         return await self._answer(kind, request, body, asked, tokenizer, arrived_s, found, arm)
 
-    def _check_room(self, request: Request) -> None:
-        """Raise RequestError where there is no room for a request. One that is kept has its room."""
-        if self._kept is None or not self._kept.knows(request.headers):
-            self.control.check_room(self._coming)
-
     async def _translate(
-        self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body]
+        self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body], *, new: bool
     ) -> tuple[_Body, Submit, TokenizerPort]:
         """Read a body and translate it, off the event loop. Raises RequestError."""
         bounds, owner = self._settings.acceptance, request.scope.get(OWNER, "")
@@ -160,7 +157,8 @@ class ApiRoutes:
 
         with self.bodies.hold() as share:
             raw = await self._read(request, share)
-            self._check_room(request)
+            if new:
+                self.control.check_room(self._coming)
             self._coming += 1  # from here on: whoever sends a body slowly takes no place
             try:
                 found = await self._lanes.do(len(raw), work, raw)
