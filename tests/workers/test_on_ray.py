@@ -151,23 +151,28 @@ def test_what_a_killed_daemon_left_is_removed_and_what_another_uses_is_not() -> 
     used.remove()
 
 
+def children_since(before: list[psutil.Process], *, recursive: bool = True) -> list[psutil.Process]:
+    return [one for one in psutil.Process().children(recursive=recursive) if one not in before]
+
+
 @pytest.mark.ray
 async def test_an_own_ray_that_dies_is_replaced_and_leaves_nothing() -> None:
     """First its head dies, and the worker goes on. Then the process that drives it dies, and the worker with it."""
+    before = psutil.Process().children(recursive=True)
     cluster = RayCluster("")
     await cluster.open()
     try:
         async with start_worker(cluster, step_s=0.01) as (worker, events, ready):
             worker.send(Submit("a", PROMPT, max_tokens=100_000))
             assert await tokens_until(events, 10) == engines.tokens(PROMPT, 10)
-            children = psutil.Process().children(recursive=True)
+            children = children_since(before)
             next(one for one in children if "gcs_server" in one.name()).kill()
             replacement = await start_on(cluster, within_s=60.0)
             assert await tokens_until(events, 300) == engines.tokens(PROMPT, 310)[10:]
             assert psutil.pid_exists(ready.pid)
         assert await is_gone(ready.pid)
         ready = await anext(event async for event in replacement.events() if isinstance(event, Ready))
-        for one in psutil.Process().children():
+        for one in children_since(before, recursive=False):
             one.kill()
         with pytest.raises(WorkerLost, match="Ray driver process was killed by SIGKILL") as lost:
             await tokens_until(replacement.events(), 1)
@@ -177,4 +182,4 @@ async def test_an_own_ray_that_dies_is_replaced_and_leaves_nothing() -> None:
         assert await is_gone(ready.pid, within_s=20.0)
     finally:
         await cluster.close()
-    assert not psutil.Process().children(recursive=True)
+    assert not children_since(before)
