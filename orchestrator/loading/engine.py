@@ -182,5 +182,6 @@ def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: 
         class_fingerprint=target.class_fingerprint,
         class_reason=describe_choice(target.classes) if target.classes else "",
         classes_rejected=describe_rejected(target.classes) if target.classes else [],
+        memory_reduced=list(target.failed),
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

@@ -102,7 +102,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     device are not known), `planned_memory` its parts. `costs_from`: what the depth policy knew of rounds before the
     first; requests begin at `starting_depth`. `numerical_class`: how rows are computed;
     `class_fingerprint`: of its bits, the same where replicas are interchangeable; `class_reason` and
-    `classes_rejected`: why that one, and why not the others."""
+    `classes_rejected`: why that one, and why not the others. `memory_reduced`: larger KV caches and forwards that the
+    device had no memory for."""
 
     model: str
     vocabulary_size: int
@@ -142,6 +143,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     class_fingerprint: str = ""
     class_reason: str = ""
     classes_rejected: list[str] = []
+    memory_reduced: list[str] = []
 
     @property
     def all_drafters(self) -> list[str]:
@@ -191,6 +193,7 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     `drafted`, `accepted` and `accepted_per_position` count draft tokens of this round; `drafts` counts the
     sequences that had one. `by_rule`: drafted and accepted tokens by the rule they were judged by. `round_ms` is the
     whole round, `device_ms` the runtime's own forward inside it. `engine`: the replica, filled in by control.
+    `expected_ms`: predicted for the whole round, 0 where nothing is known.
     """
 
     deltas: list[Delta]
@@ -205,6 +208,7 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     draft_ms: float
     by_rule: dict[str, tuple[int, int]] = {}
     engine: int = 0
+    expected_ms: float = 0.0
 
 
 class AcceptanceWarning(msgspec.Struct, frozen=True):
