@@ -73,9 +73,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     if len(answer["replicas"]) > 1:
         rows += [(f"replica {one['engine']}", replica_line(one)) for one in answer["replicas"]]
     rows += [(f"standby {one['engine']}", replica_line(one)) for one in answer["standbys"]]
-    rows += [
-        (f"{one['kind']} {one['name']}", health_line(one)) for one in answer["health"] if one["state"] != "healthy"
-    ]
+    rows += [(f"{one['kind']} {one['name']}", health_line(one)) for one in answer["health"]]
     if answer["plan"]:
         rows.append(("plan", plan_line(answer["plan"])))
     rows += speculation_rows(answer["speculation"])

@@ -156,10 +156,11 @@ class HealthBoard:
         }
 
     def views(self, now_s: float) -> tuple[HealthView, ...]:
-        """Return the parts that are known, for people and metrics."""
+        """Return the parts that are not healthy, for people and metrics."""
         parts = [
-            HealthView(part.kind, part.name, breaker.judge(now_s).value, breaker.why, breaker.wait_s(now_s))
+            HealthView(part.kind, part.name, state.value, breaker.why, breaker.wait_s(now_s))
             for part, breaker in sorted(self._breakers.items())
+            if (state := breaker.judge(now_s)) is not Health.HEALTHY
         ]
         slow = [
             HealthView("worker", worker, Health.SUSPECT.value, self.judge((), now_s, worker).why, 0.0)

@@ -71,7 +71,7 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class HealthView:
-    """A device, a host, a link or a worker that something went wrong with. `state`: of
+    """A device, a host, a link or a worker that is not healthy. `state`: of
     policies.serving.failover.health; `why`: the last failure; nothing is started there for `wait_s`."""
 
     kind: str
@@ -147,7 +147,7 @@ class StateView:
     `totals` add up over the replicas. `plan`: None where nothing was left to one. `bounds` of speculation are the
     operator's (None before the first worker is ready), `canary_bounds` those of the canary's requests, `wishes` those
     of sessions and engines. `losses`: of target workers, by the replica's number and the
-    kind (policies.serving.failover.blame). `health`: of parts that something went wrong with.
+    kind (policies.serving.failover.blame). `health`: of parts that are not healthy.
     `standbys`: those that are loaded and do not serve; one that does is among `replicas`. `taken_over`: how often one
     took the target's place, by "same" and "other" bits.
     """

@@ -177,15 +177,16 @@ class Router:
         elsewhere = [one for one in every if one.serving and one.name not in stream.failed_at and one.name not in outs]
         if elsewhere:
             outs |= dict.fromkeys(stream.failed_at, "computed no finite number for it")
-        outs |= self._list_standing_by(can_go_on, now_s) | self._bar(stream, every, now_s)
+        outs |= self._list_standing_by(stream, can_go_on, now_s) | self._bar(stream, every, now_s)
         judged = {one.name: self._health.judge(one.parts, now_s, one.name) for one in every}
         outs |= {name: one.why for name, one in judged.items() if one.held}
         well = [one for one in every if one.serving and one.name not in outs and not judged[one.name].refuses]
+        sound = [one for one in well if judged[one.name].state is not Health.HALF_OPEN]
         for one in every if well else []:  # what may be broken is better than nothing
             judgement = judged[one.name]
             if judgement.refuses:
                 outs[one.name] = judgement.why
-            elif judgement.state is Health.HALF_OPEN and self._streams.counts[one.name] and well != [one]:
+            elif judgement.state is Health.HALF_OPEN and sound and self._streams.counts[one.name]:
                 outs[one.name] = f"is tried with one stream: {judgement.why}"
         risks = {name: one.why for name, one in judged.items() if one.state is Health.SUSPECT}
         return choose_route(stream, prefix, every, self._streams, outs, risks)
@@ -200,12 +201,13 @@ class Router:
     def _refuses(self, replica: Replica, now_s: float) -> bool:
         return self._health.judge(replica.parts, now_s, replica.name).refuses
 
-    def _list_standing_by(self, can_go_on: Sequence[Replica], now_s: float) -> dict[str, str]:
+    def _list_standing_by(self, stream: Stream, can_go_on: Sequence[Replica], now_s: float) -> dict[str, str]:
         """Say of active standbys that they take nothing while the target serves, but for what only they go on with."""
         standbys = [one for one in self._replicas.serving if one.standby]
         if not standbys or (can_go_on and all(one.standby for one in can_go_on)):
             return {}
-        serves = any(one.serving and self._takes_more(one, now_s) for one in self._replicas.primary)
+        able = [one for one in self._replicas.primary if one.serving and one.name not in stream.failed_at]
+        serves = any(self._takes_more(one, now_s) for one in able)
         return {one.name: "stands by: the target serves" for one in standbys} if serves else {}
 
     def _bar(self, stream: Stream, replicas: Sequence[Replica], now_s: float) -> dict[str, str]:

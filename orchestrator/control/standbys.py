@@ -221,6 +221,7 @@ class Standbys:
         why = unlike_any(replica.state.ready, self._replicas.primary)
         self.taken[OTHER if why else SAME] += 1
         replica.rank = Rank.SERVING
+        replica.state.totals = Totals()  # what it did while it retired is counted
         text = "standby %s takes the target's place: %s"
         bits = f"its tokens may differ, with {why}" if why else "to the bit"
         line = LogLine("warning", text, (replica.name, bits))

@@ -76,6 +76,7 @@ class State:
         self.rollout = Rollout(self.replicas, self.router, self.drafts)
         self.standbys = Standbys(self.replicas, self.router, self.drafts, self.health)
         self.draining = False
+        self.given_up = False
         self.unwell: dict[Part, PartHealth] = {}
         self.losses: Counter[tuple[int, LossKind]] = Counter()
 
@@ -102,6 +103,7 @@ def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
     actions = _fold(state, event, now_s)
     actions += state.rollout.advance(now_s)
     actions += state.standbys.advance(now_s)
+    actions += _give_up_if_hopeless(state)
     actions += _watch_health(state, now_s)
     if not state.replicas.closed:
         actions += state.router.feed(now_s)
@@ -157,7 +159,7 @@ def _fold_phase(
         case ClusterFailed():
             for replica in state.replicas.serving:
                 replica.state.mark_failed(event.cause)
-            return _give_up(state, event.cause)
+            return state.standbys.choose((), state.standbys.rules)
         case DrainBegun():
             state.draining = True
             text = "draining: %d streams are being finished, for %g s at most"
@@ -307,11 +309,8 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
     if loss.failure:
         replica.state.mark_failed(loss.failure)
         actions.append(LogLine("error", "worker %s failed: %s", (replica.name, loss.failure)))
-        if replica.rank in (Rank.SERVING, Rank.STANDBY):
-            given_up = all(other.state.phase == FAILED for other in state.replicas.serving)
-            over = given_up and not state.standbys.can_help
-            after = _give_up(state, loss.failure) if over else state.drafts.detach_target(replica.name)
-            actions += after
+        if replica.rank is Rank.SERVING:
+            actions += state.drafts.detach_target(replica.name)
     state.replicas.forget_ended(replica)
     return actions
 
@@ -355,8 +354,17 @@ def _watch_health(state: State, now_s: float) -> list[Action]:
     return [*lines, TellHealth(state.unwell), *(WakeAfter(wait_s) for wait_s in waits)]
 
 
+def _give_up_if_hopeless(state: State) -> list[Action]:
+    """Give up, once, where all replicas have failed and no standby can take their place."""
+    serving = state.replicas.serving
+    hopeless = bool(serving) and all(one.state.phase == FAILED for one in serving) and not state.standbys.can_help
+    if hopeless is state.given_up:
+        return []
+    state.given_up = hopeless
+    return _give_up(state, serving[0].state.detail) if hopeless else []
+
+
 def _give_up(state: State, cause: str) -> list[Action]:
-    """No replica will ever serve."""
     return [Settle(), *_end_streams(state, f"the model has failed: {cause}"), *state.drafts.close()]
 
 
