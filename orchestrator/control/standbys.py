@@ -66,8 +66,9 @@ class Standbys:
         self._changed_s = 0.0
         self._look_at_s = float("inf")
 
-    def choose(self, wanted: Sequence[StandbySpec], rules: FailoverRules) -> list[Action]:
-        """Have these standbys from now on. One that is wanted already stays as it is."""
+    def choose(self, wanted: Sequence[StandbySpec], rules: FailoverRules, now_s: float) -> list[Action]:
+        """Have these standbys from now on. One that is wanted already stays as it is. One that is not wanted any more
+        gives back what it has first."""
         self.rules = rules
         kept: list[_Standby] = []
         left = list(self._all)
@@ -77,7 +78,14 @@ class Standbys:
                 left.remove(known)
             kept.append(known or _Standby(one, next(self._numbers)))
         self._all = kept
-        return [action for one in left for action in self._dismiss(one)]
+        actions: list[Action] = []
+        for gone in left:
+            if gone.replica is not None and gone.replica.rank is not Rank.STANDBY:
+                actions += self._retire(gone, now_s)
+                gone.replica.standby = False  # it ends as a replica does that a rollout replaces
+                gone.replica = None
+            actions += self._dismiss(gone)
+        return actions
 
     def find_preparing(self, worker: int) -> bool:
         """True where a worker of this number prepares a standby's model."""

@@ -128,7 +128,9 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
             stream = state.streams.find(event.stream)
             return state.router.end(stream) if stream is not None else []
         case RolloutAsked():
-            chosen = [] if event.standbys is None else state.standbys.choose(event.standbys, state.standbys.rules)
+            chosen = (
+                [] if event.standbys is None else state.standbys.choose(event.standbys, state.standbys.rules, now_s)
+            )
             return [*chosen, *state.rollout.ask(event.targets, event.drafts)]
         case RolloutDropped():
             return state.rollout.drop()
@@ -140,11 +142,13 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
         case Woke():
             return _end_hung(state, now_s)
         case _:
-            return _fold_phase(state, event)
+            return _fold_phase(state, event, now_s)
 
 
 def _fold_phase(
-    state: State, event: WorkersChosen | ClusterOpened | ClusterFailed | DrainBegun | DrainOver | ControlClosed
+    state: State,
+    event: WorkersChosen | ClusterOpened | ClusterFailed | DrainBegun | DrainOver | ControlClosed,
+    now_s: float,
 ) -> list[Action]:
     """From nothing to serving, and from there to the end."""
     live = len(state.streams)
@@ -153,13 +157,16 @@ def _fold_phase(
             for engine, spec in enumerate(event.targets):
                 state.replicas.create(spec, engine, Rank.SERVING)
             state.router.other_bits = event.failover.other_bits
-            return [*state.standbys.choose(event.standbys, event.failover), *state.drafts.run_these(event.drafts)]
+            return [
+                *state.standbys.choose(event.standbys, event.failover, now_s),
+                *state.drafts.run_these(event.drafts),
+            ]
         case ClusterOpened():
             return [action for replica in state.replicas.serving for action in replica.life.begin()]
         case ClusterFailed():
             for replica in state.replicas.serving:
                 replica.state.mark_failed(event.cause)
-            return state.standbys.choose((), state.standbys.rules)
+            return state.standbys.choose((), state.standbys.rules, now_s)
         case DrainBegun():
             state.draining = True
             text = "draining: %d streams are being finished, for %g s at most"

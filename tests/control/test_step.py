@@ -389,10 +389,17 @@ class ControlMachine(RuleBasedStateMachine):
         self.world.tell(PartHeld(Part("device", f"here/{name}"), held))
 
     @precondition(lambda self: not self.world.changing and not self.closed)
-    @rule(kinds=st.lists(st.sampled_from(["fp32", "fp32", "bf16"]), min_size=1, max_size=3), build=st.integers(0, 1))
-    def a_rollout_is_asked_for(self, kinds: list[str], build: int) -> None:
+    @rule(
+        kinds=st.lists(st.sampled_from(["fp32", "fp32", "bf16"]), min_size=1, max_size=3),
+        build=st.integers(0, 1),
+        standbys=st.none() | st.lists(st.sampled_from(["fp32", "bf16"]), max_size=1),
+    )
+    def a_rollout_is_asked_for(self, kinds: list[str], build: int, standbys: list[str] | None) -> None:
         self.world.changing = True
-        self.world.tell(RolloutAsked([spec(f"new{n}", kind, build) for n, kind in enumerate(kinds)], []))
+        new = None
+        if standbys is not None:
+            new = [StandbySpec(spec("standby", kind, device="SPARE"), Readiness.HOT) for kind in standbys]
+        self.world.tell(RolloutAsked([spec(f"new{n}", kind, build) for n, kind in enumerate(kinds)], [], new))
 
     @precondition(lambda self: self.world.changing)
     @rule()
