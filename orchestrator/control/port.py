@@ -28,6 +28,25 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class KvMoveTotals:
+    """Streams that were moved by plan: with the `pages` of their KV cache, of so many `bytes`, or `recomputed`. Those
+    with pages stood still for `seconds`, all together."""
+
+    pages: int = 0
+    recomputed: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, more: KvMoveTotals) -> KvMoveTotals:
+        return KvMoveTotals(
+            self.pages + more.pages,
+            self.recomputed + more.recomputed,
+            self.bytes + more.bytes,
+            self.seconds + more.seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DraftView:
     """A draft worker now. `phase`: "starting", "ready", "restarting" or "failed"; `detail` says why. `ready` describes
     its process: None before the first is ready, the lost one's until the next is. `number` tells workers of one draft
@@ -148,6 +167,7 @@ class StateView:
     canary_bounds: OperatorBounds | None = None
     wishes: ActiveOverrides = NO_OVERRIDES
     losses: dict[tuple[int, LossKind], int] = field(default_factory=dict)
+    kv_moves: KvMoveTotals = KvMoveTotals()
 
 
 @dataclass(frozen=True, slots=True)
