@@ -53,7 +53,7 @@ class Replaced:
 def write_config(directory: Path, source: str) -> Path:
     path = directory / "cluster.yaml"
     path.write_text(
-        f"model: {{source: '{source}', adapter: openvino_rt, device: CPU}}\ndrafts: []\n"
+        f"model: {{source: '{source}', adapter: openvino_rt, device: CPU}}\ndrafts: [{{method: suffix}}]\n"
         f"cluster: {{runtime: local}}\nlimits: {{max_running: 4, kv_cache: 512 MiB}}\n",
         encoding="utf-8",
     )
