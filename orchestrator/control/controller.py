@@ -177,7 +177,7 @@ class TargetControl:
             drafts=state.drafts.views(),
             wishes=self._overrides,
             losses=dict(state.losses),
-            kv_moves=state.router.moves.totals,
+            kv_moves=dict(state.router.moves.totals),
         )
 
     def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:

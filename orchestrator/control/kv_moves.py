@@ -70,11 +70,11 @@ class _Move:
 
 class KvMoves:
     """Moves of `streams`. `enabled`: all workers are on this host, and share its memory. `totals` count streams that
-    had a place where they were, since the beginning."""
+    had a place where they were, since the beginning, by the number of the replica that they left."""
 
     def __init__(self, streams: Streams, choose_next: ChooseNext) -> None:
         self.enabled = False
-        self.totals = KvMoveTotals()
+        self.totals: dict[int, KvMoveTotals] = {}
         self._streams = streams
         self._choose_next = choose_next
         self._moves: dict[str, _Move] = {}  # by the request's id
@@ -242,7 +242,7 @@ class KvMoves:
         return [DropPages(move.key)] if had else []
 
     def _add(self, source: Replica, more: KvMoveTotals) -> None:
-        self.totals += more
+        self.totals[source.engine] = self.totals.get(source.engine, KvMoveTotals()) + more
         self._sums[source.name] = self._sums.get(source.name, KvMoveTotals()) + more
 
 

@@ -148,7 +148,7 @@ class StateView:
     `totals` add up over the replicas. `plan`: None where nothing was left to one. `bounds` of speculation are the
     operator's (None before the first worker is ready), `canary_bounds` those of the canary's requests, `wishes` those
     of sessions and engines. `losses`: of target workers, by the replica's number and the
-    kind (policies.serving.failover.blame).
+    kind (policies.serving.failover.blame). `kv_moves`: of streams, by the number of the replica that they left.
     """
 
     phase: str
@@ -167,7 +167,7 @@ class StateView:
     canary_bounds: OperatorBounds | None = None
     wishes: ActiveOverrides = NO_OVERRIDES
     losses: dict[tuple[int, LossKind], int] = field(default_factory=dict)
-    kv_moves: KvMoveTotals = KvMoveTotals()
+    kv_moves: dict[int, KvMoveTotals] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

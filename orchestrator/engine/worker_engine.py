@@ -110,8 +110,8 @@ class WorkerEngine:
             loaded.loop.prepare, lambda *request: self._commands.put(request), emit, COMPILE_TIMEOUT_S
         )
         self._intake = KvIntake(loaded.loop.mover, self._queue, emit, self._clock)
-        emit(loaded.ready)
         self._lanes.warm_up()
+        emit(loaded.ready)
         try:
             if loaded.watch is not None:
                 loaded.watch.start(lambda: self._commands.put((None, 0.0)))
