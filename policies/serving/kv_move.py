@@ -19,6 +19,7 @@ _FIRST_BYTES_PER_S = 300.0 * MIB
 _NEWEST = 0.3
 _LEAST_BYTES = 64 * 1024
 """Of a move that shows a rate: in a smaller one fixed costs are most of it."""
+_LEAST_MS = 0.01
 _FIXED_MS = 5.0
 """Commands and events there and back."""
 _PATIENCE = 4.0
@@ -64,7 +65,7 @@ class MovePrice:
 
 def observe_copy(rate: CopyRate, length_bytes: int, took_ms: float) -> CopyRate:
     """Take in one move: both copies together took so long."""
-    if length_bytes < _LEAST_BYTES or took_ms <= 0.0:
+    if length_bytes < _LEAST_BYTES or took_ms < _LEAST_MS:
         return rate
     own = length_bytes * MS_PER_S / took_ms
     return replace(
