@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import CapacityError, LoadedModel
+from adapters.kv_blocks import BlockPool
 from orchestrator.clock import SystemClock
 from orchestrator.engine.kv_intake import KvIntake
 from orchestrator.engine.kv_mover import KvMover, TakenPages
@@ -99,22 +100,21 @@ def move(first: DecodeLoop, second: DecodeLoop, request: Submit, count: int, mem
 def test_a_moved_stream_says_what_an_undisturbed_one_says(request_, count, drafts, length, memories):
     """Prompts and answers end before, at and behind borders of blocks of 16; 27 tokens have rows that stand apart."""
     request = msgspec.structs.replace(request_, prompt=([60, 32, 101] * 16)[:length])
-    loops = [movable(toy(), suffix() if drafts else None) for _ in range(2)]
-    moved = move(*loops, request, count, memories)
+    first, second = (movable(toy(), suffix() if drafts else None) for _ in range(2))
+    moved = move(first, second, request, count, memories)
     assert moved.tokens == alone([request])["r"]
     assert [one.why for one in moved.into] == [""]
     assert moved.out.pages is not None
     assert moved.out.pages.positions >= length + count - 1
     if not drafts:
         assert moved.forwards == len(moved.tokens) - count, "nothing was computed again"
-    model = loops[0]._target
+    model = first._target
     assert model.free_blocks() == model.capabilities.total_blocks
 
 
 def test_a_prompt_that_is_half_computed_goes_on_from_there(memories):
     request = msgspec.structs.replace(PLAIN, prompt=[60, 32, 101] * 100)
-    loops = [movable(toy(rows=64)) for _ in range(2)]
-    moved = move(*loops, request, -2, memories)
+    moved = move(movable(toy(rows=64)), movable(toy(rows=64)), request, -2, memories)
     assert moved.out.pages is not None
     assert moved.out.pages.positions == 128
     assert moved.tokens == alone([request])["r"]
@@ -181,8 +181,7 @@ def test_pages_that_cannot_be_taken_in_are_computed_again(obstacle, memories, mo
     if obstacle == "pages are short":
         taken = TakenPages(taken.positions, taken.data[:-8], 0.0)
     else:  # admission sees to it that there are enough: nothing but a fault can take them
-        pool = second._target._pool
-        monkeypatch.setattr(type(pool), "extend", lambda *_: raise_capacity())
+        monkeypatch.setattr(BlockPool, "extend", lambda *_: raise_capacity())
     second.submit(rest, None, taken)
     while not second.idle:
         tokens += [token for delta in second.run_round().deltas for token in delta.tokens]
@@ -196,18 +195,19 @@ def raise_capacity() -> int:
     raise CapacityError("no blocks are left")
 
 
-def written(memories: SharedMemories, most_bytes: int = MOST) -> tuple[KvPages, list[int], str]:
-    """Pages of a stream, and the tokens that it had; or why there are none."""
+def written(memories: SharedMemories) -> tuple[KvPages, list[int]]:
+    """Pages of a stream, and the tokens that it had."""
     loop = movable(toy())
     loop.submit(PLAIN)
     tokens: list[int] = []
     run_until(loop, PLAIN, 20, tokens)
-    out = loop.move_out("r", memories.create("k", most_bytes))
-    return out.pages, [*PLAIN.prompt, *tokens], out.why  # type: ignore[return-value]
+    pages = loop.move_out("r", memories.create("k", MOST)).pages
+    assert pages is not None
+    return pages, [*PLAIN.prompt, *tokens]
 
 
 def test_every_changed_byte_of_pages_is_noticed(memories):
-    pages, tokens, _ = written(memories)
+    pages, tokens = written(memories)
     mover = KvMover(toy(), FORMAT)
     assert len(mover.read(pages, tokens)) == pages.length_bytes
     file = memories._files["k"]
@@ -224,7 +224,7 @@ def test_every_changed_byte_of_pages_is_noticed(memories):
 
 
 def test_pages_that_are_short_of_another_kind_or_gone_are_refused(memories):
-    pages, tokens, _ = written(memories)
+    pages, tokens = written(memories)
     mover = KvMover(toy(), FORMAT)
     with pytest.raises(SharedMemoryFailed, match="of 'toy', and here they are of 'other'"):
         KvMover(toy(), "other").read(pages, tokens)
@@ -263,9 +263,12 @@ def test_a_descriptor_that_is_something_else_by_now_is_left_alone(memories, tmp_
 
 def test_pages_stay_within_their_bound_and_leave_nothing_open(memories):
     before = len(os.listdir("/proc/self/fd"))
-    pages, _, why = written(memories, most_bytes=512)
-    assert pages is None
-    assert "more than the 512 B allowed" in why
+    loop = movable(toy())
+    loop.submit(PLAIN)
+    run_until(loop, PLAIN, 20, [])
+    out = loop.move_out("r", memories.create("k", 512))
+    assert out.pages is None
+    assert "more than the 512 B allowed" in out.why
     memories.close()
     assert len(memories) == 0
     assert len(os.listdir("/proc/self/fd")) == before
@@ -285,7 +288,7 @@ class Intake:
 
 
 def test_a_request_goes_on_whatever_came_of_its_pages(memories):
-    pages, tokens, _ = written(memories)
+    pages, tokens = written(memories)
     request = msgspec.structs.replace(PLAIN, committed=tokens[len(PLAIN.prompt) :], pages=pages)
     found = Intake()
     found.intake.add(request, 0.0)
@@ -302,7 +305,7 @@ def test_a_request_goes_on_whatever_came_of_its_pages(memories):
 
 
 def test_a_cancelled_request_leaves_no_pages_behind(memories):
-    pages, tokens, _ = written(memories)
+    pages, tokens = written(memories)
     request = msgspec.structs.replace(PLAIN, committed=tokens[len(PLAIN.prompt) :], pages=pages)
     found = Intake()
     found.intake.add(request, 0.0)

@@ -20,7 +20,10 @@ tokens = st.integers(0, 10_000)
 rates = st.one_of(st.just(CopyRate()), st.builds(CopyRate, st.floats(1e5, 1e11)))
 
 
-def price(rate=CopyRate(500.0 * MB), *, count=1000, remembered=0, width=23_040.0, prefill_ms=1.0):
+FAST = CopyRate(500.0 * MB)
+
+
+def price(rate=FAST, *, count=1000, remembered=0, width=23_040.0, prefill_ms=1.0):
     return price_move(
         rate, tokens=count, remembered_tokens=remembered, bytes_per_token=width, prefill_ms_per_token=prefill_ms
     )
