@@ -3,8 +3,8 @@
     python -m tools.bench_kv_moves [--tokens 256 1024 4096] [--rounds 3] [--source FILE] [--json OUT]
 
 One stream decodes behind a prompt of so many tokens, over the default model. Its worker is replaced by another one of
-the same kind, with KV moves and without in turns. Given are the pause between the last token of the one and the first
-of the other, what was copied in which time, and whether the tokens are those of a stream that nothing happens to.
+the same kind, with KV moves and without in turns. Given is the pause between the last token of the one and the first
+of the other. The tokens are compared with those of a stream that nothing happens to.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def raise_capacity() -> int:
     raise CapacityError("no blocks are left")
 
 
-def written(memories: SharedMemories) -> tuple[KvPages, list[int]]:
+def write_pages(memories: SharedMemories) -> tuple[KvPages, list[int]]:
     """Pages of a stream, and the tokens that it had."""
     loop = movable(toy())
     loop.submit(PLAIN)
@@ -207,7 +207,7 @@ def written(memories: SharedMemories) -> tuple[KvPages, list[int]]:
 
 
 def test_every_changed_byte_of_pages_is_noticed(memories):
-    pages, tokens = written(memories)
+    pages, tokens = write_pages(memories)
     mover = KvMover(toy(), FORMAT)
     assert len(mover.read(pages, tokens)) == pages.length_bytes
     file = memories._files["k"]
@@ -224,7 +224,7 @@ def test_every_changed_byte_of_pages_is_noticed(memories):
 
 
 def test_pages_that_are_short_of_another_kind_or_gone_are_refused(memories):
-    pages, tokens = written(memories)
+    pages, tokens = write_pages(memories)
     mover = KvMover(toy(), FORMAT)
     with pytest.raises(SharedMemoryFailed, match="of 'toy', and here they are of 'other'"):
         KvMover(toy(), "other").read(pages, tokens)
@@ -288,7 +288,7 @@ class Intake:
 
 
 def test_a_request_goes_on_whatever_came_of_its_pages(memories):
-    pages, tokens = written(memories)
+    pages, tokens = write_pages(memories)
     request = msgspec.structs.replace(PLAIN, committed=tokens[len(PLAIN.prompt) :], pages=pages)
     found = Intake()
     found.intake.add(request, 0.0)
@@ -305,7 +305,7 @@ def test_a_request_goes_on_whatever_came_of_its_pages(memories):
 
 
 def test_a_cancelled_request_leaves_no_pages_behind(memories):
-    pages, tokens = written(memories)
+    pages, tokens = write_pages(memories)
     request = msgspec.structs.replace(PLAIN, committed=tokens[len(PLAIN.prompt) :], pages=pages)
     found = Intake()
     found.intake.add(request, 0.0)
