@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from orchestrator.control.health import Part, PartHealth
 from orchestrator.errors import RequestError
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Command, Delta, Gauges, Progress, RoundReport
@@ -109,6 +110,13 @@ class TellGauges:
 
 
 @dataclass(frozen=True, slots=True)
+class TellHealth:
+    """The health of parts has changed; these are not healthy."""
+
+    unwell: dict[Part, PartHealth]
+
+
+@dataclass(frozen=True, slots=True)
 class Notify:
     """Pass an event on to the observers."""
 
@@ -128,5 +136,6 @@ Action = (
     | FinishRollout
     | LogLine
     | TellGauges
+    | TellHealth
     | Notify
 )

@@ -85,6 +85,8 @@ class KvMoves:
         """A stream is to leave a replica, where it has a place. True: it stays there until its pages can go along.
         False: it is to be recalled, and computed again."""
         before = self._moves.get(stream.key)
+        if before is not None and before.stage in (_Stage.WANTED, _Stage.ASKED) and before.stands:
+            return True, []
         ended = self._end(before) if before is not None else []
         why = self._find_obstacle(stream, source)
         target, remembered = self._choose_next(stream, now_s) if not why else (None, 0)

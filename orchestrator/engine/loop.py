@@ -201,6 +201,7 @@ class DecodeLoop:
             round_ms=round_ms,
             device_ms=result.device_ms,
             draft_ms=draft_ms,
+            expected_ms=self.expected_ms,
         )
 
     def run_round_strictly(self) -> RoundReport:

@@ -199,5 +199,6 @@ def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: 
         kv_format=describe_kv_format(target, options),
         kv_page_bytes=describe_layout(target.model)[1],
         classes_rejected=describe_rejected(target.classes) if target.classes else [],
+        memory_reduced=list(target.failed),
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

@@ -133,7 +133,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     first; requests begin at `starting_depth`. `numerical_class`: how rows are computed;
     `class_fingerprint`: of its bits, the same where replicas are interchangeable; `class_reason` and
     `classes_rejected`: why that one, and why not the others. `kv_format`: the same where pages of the KV cache mean the
-    same ("": they cannot be moved), `kv_page_bytes` their length, for `block_tokens` positions."""
+    same ("": they cannot be moved), `kv_page_bytes` their length, for `block_tokens` positions.
+    `memory_reduced`: larger KV caches and forwards that the device had no memory for."""
 
     model: str
     vocabulary_size: int
@@ -175,6 +176,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     classes_rejected: list[str] = []
     kv_format: str = ""
     kv_page_bytes: int = 0
+    memory_reduced: list[str] = []
 
     @property
     def all_drafters(self) -> list[str]:
@@ -224,6 +226,7 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     `drafted`, `accepted` and `accepted_per_position` count draft tokens of this round; `drafts` counts the
     sequences that had one. `by_rule`: drafted and accepted tokens by the rule they were judged by. `round_ms` is the
     whole round, `device_ms` the runtime's own forward inside it. `engine`: the replica, filled in by control.
+    `expected_ms`: predicted for the whole round, 0 where nothing is known.
     """
 
     deltas: list[Delta]
@@ -238,6 +241,7 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     draft_ms: float
     by_rule: dict[str, tuple[int, int]] = {}
     engine: int = 0
+    expected_ms: float = 0.0
 
 
 class AcceptanceWarning(msgspec.Struct, frozen=True):

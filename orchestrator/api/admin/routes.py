@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from orchestrator.api import errors
 from orchestrator.api.acceptance import AcceptanceBounds
-from orchestrator.api.admin import canary, quarantine, speculation
+from orchestrator.api.admin import canary, health, quarantine, speculation
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.port import AdminControl, DraftView, ReplicaView, Totals
 
@@ -55,6 +55,9 @@ def create_admin_app(
             "quarantined": len(control.list_quarantined()),
             "drafts": [draft_of(draft) for draft in view.drafts],
             "replicas": [replica_of(replica) for replica in view.replicas],
+            "standbys": [replica_of(replica) for replica in view.standbys],
+            "taken_over": view.taken_over,
+            "health": [dataclasses.asdict(part) for part in view.health],
             "slo": slo(),
             "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
             "speculation": speculation.describe_overrides(view, trial),
@@ -67,6 +70,7 @@ def create_admin_app(
 
     canary.install_canary_routes(app, trial)
     quarantine.install_quarantine_routes(app, control)
+    health.install_health_routes(app, control)
     return app
 
 
