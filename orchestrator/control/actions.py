@@ -38,6 +38,24 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class AskPages:
+    """Make shared memory, of `most_bytes` at most, and have a worker move a stream out to it. `key` names it here,
+    `sent_id` the stream there."""
+
+    worker: int
+    key: str
+    sent_id: str
+    most_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropPages:
+    """Keep shared memory no longer."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """Hand a delta to a stream's reader. The last one has `finish`."""
 
@@ -109,6 +127,8 @@ Action = (
     StartWorker
     | StopWorker
     | Send
+    | AskPages
+    | DropPages
     | Deliver
     | EndStream
     | WakeAfter

@@ -18,7 +18,9 @@ import msgspec
 from orchestrator.clock import Clock
 from orchestrator.control.actions import (
     Action,
+    AskPages,
     Deliver,
+    DropPages,
     EndStream,
     FinishRollout,
     LogLine,
@@ -61,7 +63,8 @@ from orchestrator.control.supervisor import Supervisor
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import Cluster, WorkerSpec
-from orchestrator.workers.messages import Delta, Progress, RoundReport, Submit
+from orchestrator.workers.messages import Delta, MoveOut, Progress, RoundReport, Submit
+from orchestrator.workers.shared_memory import SharedMemories
 from policies.serving.canary import CanaryVariant
 from policies.serving.failover.health import Health, Held, PartKind
 from policies.serving.failover.watchdog import FLOOR_S
@@ -81,7 +84,8 @@ class TargetControl:
     `drafts` are started beside them once one is ready, each as often as there are replicas; nothing waits for them.
     `standbys` take the replicas' place when none serves. `plan_view` says what a plan predicts, where there is one.
     `on_round` and `on_progress` are called with each event, `on_health` with the parts that are not healthy, when these
-    change; in the event loop, and what they raise is logged.
+    change; in the event loop, and what they raise is logged. `kv_moves`: streams that are moved by plan take
+    their KV cache along, where workers share this host's memory.
     """
 
     def __init__(
@@ -93,6 +97,8 @@ class TargetControl:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         drafts: Sequence[WorkerSpec] = (),
         standbys: Sequence[StandbySpec] = (),
+        *,
+        kv_moves: bool = True,
     ) -> None:
         self.plan_view: Callable[[], PlanView] | None = None
         self.on_round: list[Callable[[RoundReport], None]] = []
@@ -103,6 +109,8 @@ class TargetControl:
         self._clock = clock
         self._state = State(limits.max_restarts, limits.least_depth, limits.quarantine_s)
         self._state.watch.patience_s = FLOOR_S if cluster.runtime == "local" else _REMOTE_PATIENCE_S
+        self._state.router.moves.enabled = kv_moves and cluster.runtime == "local"
+        self._memories = SharedMemories()
         self._supervisor = Supervisor(cluster, sleep, self._post)
         self._overrides = NO_OVERRIDES
         self._readers: dict[str, Reader] = {}  # of live streams, by the request's id
@@ -182,6 +190,7 @@ class TargetControl:
             drafts=state.drafts.views(),
             wishes=self._overrides,
             losses=dict(state.losses),
+            kv_moves=dict(state.router.moves.totals),
             health=state.health.views(now_s),
             standbys=tuple(idle),
             taken_over=dict(state.standbys.taken),
@@ -298,6 +307,7 @@ class TargetControl:
             await asyncio.wait([self._opening])
         await self._supervisor.wait_ended()
         await self._cluster.close()
+        self._memories.close()
         self._settled.set()
 
     async def _open(self) -> None:
@@ -338,6 +348,10 @@ class TargetControl:
         match action:
             case Send(worker, command):
                 self._supervisor.send(worker, command)
+            case AskPages(worker, key, sent_id, most_bytes):
+                self._supervisor.send(worker, MoveOut(sent_id, self._memories.create(key, most_bytes)))
+            case DropPages(key):
+                self._memories.remove(key)
             case Deliver(key, delta):
                 self._hand_over(key, delta, ends=bool(delta.finish))
             case EndStream(key, error):

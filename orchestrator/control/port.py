@@ -29,6 +29,25 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class KvMoveTotals:
+    """Streams that were moved by plan: with the `pages` of their KV cache, of so many `bytes`, or `recomputed`. Those
+    with pages stood still for `seconds`, all together."""
+
+    pages: int = 0
+    recomputed: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, more: KvMoveTotals) -> KvMoveTotals:
+        return KvMoveTotals(
+            self.pages + more.pages,
+            self.recomputed + more.recomputed,
+            self.bytes + more.bytes,
+            self.seconds + more.seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DraftView:
     """A draft worker now. `phase`: "starting", "ready", "restarting" or "failed"; `detail` says why. `ready` describes
     its process: None before the first is ready, the lost one's until the next is. `number` tells workers of one draft
@@ -149,7 +168,8 @@ class StateView:
     of sessions and engines. `losses`: of target workers, by the replica's number and the
     kind (policies.serving.failover.blame). `health`: of parts that are not healthy.
     `standbys`: those that are loaded and do not serve; one that does is among `replicas`. `taken_over`: how often one
-    took the target's place, by "same" and "other" bits.
+    took the target's place, by "same" and "other" bits. `kv_moves`: of streams, by the number
+    of the replica that they left.
     """
 
     phase: str
@@ -168,6 +188,7 @@ class StateView:
     canary_bounds: OperatorBounds | None = None
     wishes: ActiveOverrides = NO_OVERRIDES
     losses: dict[tuple[int, LossKind], int] = field(default_factory=dict)
+    kv_moves: dict[int, KvMoveTotals] = field(default_factory=dict)
     health: tuple[HealthView, ...] = ()
     standbys: tuple[ReplicaView, ...] = ()
     taken_over: dict[str, int] = field(default_factory=dict)

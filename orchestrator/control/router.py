@@ -9,6 +9,7 @@ from orchestrator.control.actions import Action, EndStream, LogLine, Send
 from orchestrator.control.affinity import block_keys
 from orchestrator.control.blame import Witness
 from orchestrator.control.health import HealthBoard
+from orchestrator.control.kv_moves import KvMoves
 from orchestrator.control.overrides import bounds_of, resolve_overrides
 from orchestrator.control.replicas import Rank, Replica, Replicas
 from orchestrator.control.state import FAILED
@@ -36,14 +37,16 @@ class Router:
         self._health = health
         self._streams = streams
         self._least_depth = least_depth
+        self.moves = KvMoves(streams, self._choose_next)
         self.other_bits: OtherBits = "new_requests"
         self._reserved = ""  # the replica that is emptied for a suspect
 
     def feed(self, now_s: float) -> list[Action]:
         """Send every stream that is due, and those that wait behind others while another replica has a place."""
+        moved = self.moves.advance(now_s)
         if not len(self._streams):
-            return []
-        sent = [*self._reserve(now_s), *self._send_due(now_s)]
+            return moved
+        sent = [*moved, *self._reserve(now_s), *self._send_due(now_s)]
         taken = self._take_back_waiting(now_s)
         return [*sent, *taken, *(self._send_due(now_s) if taken else [])]
 
@@ -67,7 +70,7 @@ class Router:
             if other is not replica
         )
         taken = [stream for stream in self._streams.at(replica.name) if moves or not stream.kind]
-        return len(taken), [action for stream in taken for action in self._recall(stream, now_s)]
+        return len(taken), self._take(replica, taken, now_s)
 
     def recall_streams(self, replica: Replica, now_s: float) -> list[Witness]:
         """Take all streams back from a replica whose worker is gone; returns those that ran there."""
@@ -111,7 +114,8 @@ class Router:
             sent = self._streams.send(stream, found.name, found.kind)
             bounds = bounds_of(found.state.ready, self._least_depth, stream.submit.lane)
             sent, stream.speculation = resolve_overrides(sent, stream.overrides, found.engine, bounds)
-            actions.append(Send(found.worker, sent))
+            sent, told = self.moves.give(stream, sent, found, now_s)
+            actions += [Send(found.worker, sent), *told]
             if several:
                 actions.append(
                     LogLine("debug", "request %s goes to %s: %s", (stream.key, found.name, format_route(routed)))
@@ -151,8 +155,23 @@ class Router:
         self._reserved = taken.name
         text = "worker %s is emptied: request %s, which may have ended its worker, is to run there alone"
         line = LogLine("warning", text, (taken.name, due[0].key))
-        streams = self._streams.at(taken.name)
-        return [line, *(action for stream in streams for action in self._recall(stream, now_s))]
+        return [line, *self._take(taken, self._streams.at(taken.name), now_s)]
+
+    def _take(self, replica: Replica, streams: Sequence[Stream], now_s: float) -> list[Action]:
+        """Take streams from a replica whose worker still answers: with their KV cache where that is of use."""
+        actions: list[Action] = []
+        placed = self._streams.at(replica.name)[: replica.places]
+        for stream in streams:
+            stays, told = self.moves.want(stream, replica, now_s) if stream.gained or stream in placed else (False, [])
+            actions += [*told, *([] if stays else self._recall(stream, now_s))]
+        return actions
+
+    def _choose_next(self, stream: Stream, now_s: float) -> tuple[Replica | None, int]:
+        """Return where a stream would go now, and how many of its tokens are remembered there."""
+        prefix = self._prefix(stream)
+        routed = self._choose_route(stream, prefix, now_s)
+        found = next((one for one in self._replicas.with_streams if one.name == routed.replica), None)
+        return found, found.prefixes.count_cached_tokens(prefix) if found is not None else 0
 
     def _recall(self, stream: Stream, now_s: float) -> list[Action]:
         cancelled = self._cancel(stream)

@@ -53,7 +53,7 @@ from orchestrator.control.watch import Watch, Watched
 from orchestrator.control.worker_life import NO_DEATH, WorkerLives
 from orchestrator.errors import RequestError
 from orchestrator.workers.draft_messages import DraftLink
-from orchestrator.workers.messages import Failed, Gauges, Progress, Ready, Refused, RoundReport
+from orchestrator.workers.messages import Failed, Gauges, MovedIn, MovedOut, Progress, Ready, Refused, RoundReport
 from policies.serving.failover.blame import LossKind
 from policies.serving.failover.health import Health
 
@@ -216,6 +216,10 @@ def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -
             return [TellGauges(replica.name, before, event)]
         case Progress():
             return [Notify(event)]
+        case MovedOut():
+            return state.router.moves.observe_out(event, now_s)
+        case MovedIn():
+            return state.router.moves.observe_in(event, now_s)
         case DraftLink():
             up, link = event.state == "connected", f"{replica.name}-{event.name}"
             state.health.observe_link(link, connected=up, reason=event.reason, now_s=now_s)

@@ -51,6 +51,7 @@ def create_admin_app(
             "gauges": msgspec.to_builtins(view.gauges),
             "totals": totals_of(view.totals),
             "losses": [{"engine": of, "kind": kind, "count": count} for (of, kind), count in view.losses.items()],
+            "kv_moves": [{"engine": of, **dataclasses.asdict(one)} for of, one in view.kv_moves.items()],
             "quarantined": len(control.list_quarantined()),
             "drafts": [draft_of(draft) for draft in view.drafts],
             "replicas": [replica_of(replica) for replica in view.replicas],

@@ -142,6 +142,7 @@ class Metrics:
             self._rounds.refresh([of for of, _ in replicas])
             self._state.refresh(replicas)
             self._state.count_losses(model, view.losses)
+            self._state.count_kv_moves(model, view.kv_moves)
             self.slo.refresh(replicas)
             for draft in view.drafts:
                 self._drafters.remotes.refresh(model, draft)
