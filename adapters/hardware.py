@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -19,6 +20,7 @@ from device_profiles.measured import Hardware
 from device_profiles.profile import DeviceProfile
 from device_profiles.units import MIB
 
+_T = TypeVar("_T")
 _PACKAGES = {"openvino_rt": ("openvino",), "onnx_rt": ("onnxruntime",), "torch_device": ("torch",)}
 _ISA = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -47,7 +49,9 @@ def hardware(profile: DeviceProfile) -> Hardware:
     if kind == "cpu":
         return processor()
     if kind == "cuda":
-        return _nvidia(int(profile.name.partition(":")[2] or 0)) or Hardware(kind, profile.full_name, 0)
+        return _nvidia(int(profile.name.partition(":")[2] or 0)) or Hardware(
+            kind, profile.full_name, profile.memory_bytes
+        )
     return Hardware(kind, profile.full_name, profile.memory_bytes)
 
 
@@ -94,6 +98,22 @@ def _cpuinfo() -> dict[str, str]:
 
 def _nvidia(index: int) -> Hardware | None:
     """Return an NVIDIA device by NVML; None where there is no driver, or nothing to ask it with."""
+
+    def describe(nvml: Any, handle: Any) -> Hardware:
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return Hardware(
+            kind="cuda",
+            name=str(nvml.nvmlDeviceGetName(handle)),
+            memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            driver=str(nvml.nvmlSystemGetDriverVersion()),
+            isa=(f"sm_{major}{minor}",),
+        )
+
+    return query_nvidia(index, describe)
+
+
+def query_nvidia(index: int, ask: Callable[[Any, Any], _T]) -> _T | None:
+    """Ask NVML of a device: `ask` gets NVML and its handle. None where there is no driver, or no NVML to ask."""
     try:
         import pynvml
     except ImportError:
@@ -104,15 +124,7 @@ def _nvidia(index: int) -> Hardware | None:
     except nvml.NVMLError:
         return None
     try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-        return Hardware(
-            kind="cuda",
-            name=str(nvml.nvmlDeviceGetName(handle)),
-            memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-            driver=str(nvml.nvmlSystemGetDriverVersion()),
-            isa=(f"sm_{major}{minor}",),
-        )
+        return ask(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
     except nvml.NVMLError:
         return None
     finally:
