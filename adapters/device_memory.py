@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from adapters.hardware import name_device_kind, query_nvidia
+from adapters.hardware import name_device_kind
+from adapters.nvml import query_nvidia
 from device_profiles.profile import DeviceProfile
 
 _CGROUPS = Path("/sys/fs/cgroup")

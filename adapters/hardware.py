@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
 from adapters.contract import AdapterUnavailable
+from adapters.nvml import query_nvidia
 from device_profiles.measured import Hardware
 from device_profiles.profile import DeviceProfile
 from device_profiles.units import MIB
 
-_T = TypeVar("_T")
 _PACKAGES = {"openvino_rt": ("openvino",), "onnx_rt": ("onnxruntime",), "torch_device": ("torch",)}
 _ISA = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -110,22 +109,3 @@ def _nvidia(index: int) -> Hardware | None:
         )
 
     return query_nvidia(index, describe)
-
-
-def query_nvidia(index: int, ask: Callable[[Any, Any], _T]) -> _T | None:
-    """Ask NVML of a device: `ask` gets NVML and its handle. None where there is no driver, or no NVML to ask."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    nvml: Any = pynvml
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    try:
-        return ask(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
-    except nvml.NVMLError:
-        return None
-    finally:
-        nvml.nvmlShutdown()

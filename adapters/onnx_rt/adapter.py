@@ -19,7 +19,7 @@ from adapters.contract import (
 )
 from adapters.device_memory import read_host_memory
 from adapters.failures import classify_failure
-from adapters.hardware import query_nvidia
+from adapters.nvml import query_nvidia
 from adapters.onnx_rt.graph import MODEL_FILE, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
 from adapters.onnx_rt.providers import ProviderChoice, choose_provider, confirm, device_names

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from orchestrator.control.port import HealthView
-from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.contract import THIS_NODE, WorkerSpec
 from orchestrator.workers.messages import FailureKind, RoundReport
 from policies.serving.failover.blame import SETTLED_TOKENS, LossKind
 from policies.serving.failover.health import (
@@ -27,8 +27,6 @@ from policies.serving.failover.health import (
     Slowness,
 )
 
-HERE: Final = "here"
-"""The name of the daemon's own host."""
 _WORST: Final = (Health.CORDONED, Health.DRAINING, Health.OPEN, Health.HALF_OPEN, Health.SUSPECT, Health.HEALTHY)
 _LINK_WEIGHT: Final = 1.0
 SUSPECT_SHARE: Final = 0.5
@@ -47,8 +45,8 @@ class Part:
 
 def list_parts(spec: WorkerSpec) -> tuple[Part, ...]:
     """Return the device that a worker of this spec runs on, and the host where it is bound to one."""
-    device = (Part("device", f"{spec.node or HERE}/{spec.device}"),) if spec.device else ()
-    return (*device, *((Part("host", spec.node),) if spec.node else ()))
+    device = (Part("device", f"{spec.node or THIS_NODE}/{spec.device}"),) if spec.device else ()
+    return (*device, *((Part("host", spec.node),) if spec.node not in ("", THIS_NODE) else ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from orchestrator.loading.profile_keys import build_profile_key, find_profile, p
 from orchestrator.measuring.texts import WORKLOAD
 from orchestrator.planning.digests import digest_at_hand
 from orchestrator.profiling.measuring_worker import STEPS_S, ProfileJob, job_spec
-from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.contract import THIS_NODE, WorkerSpec
 
 MEASURING_LOCK = ".measuring.lock"
 """In the store: whoever measures holds it."""
@@ -56,7 +56,9 @@ class Work:
         known = not refresh and self.find_device_profile(store) is not None
         texts = None if refresh and self.job.role == "target" and not texts_are_new else self.texts(store)
         plain = None if texts is None else dataclasses.asdict(texts)
-        return job_spec(msgspec.structs.replace(self.job, known_device=known, texts=plain, steps_s=steps_s), self.node)
+        return job_spec(
+            msgspec.structs.replace(self.job, known_device=known, texts=plain, steps_s=steps_s), self.node or THIS_NODE
+        )
 
     def is_done(self, store: ProfileStore) -> bool:
         """Return whether all of it is stored, and holds."""

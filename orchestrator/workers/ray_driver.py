@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 from orchestrator.errors import ClusterAway, WorkerError
-from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.contract import THIS_NODE, WorkerSpec
 from orchestrator.workers.host import end_with_parent, one_line
 from orchestrator.workers.process_end import end_process
 from orchestrator.workers.ray_actor import CONCURRENCY_GROUPS, HostActor
@@ -101,7 +101,7 @@ class Driver:
     def start(self, number: int, spec: WorkerSpec) -> None:
         """Start an actor, then follow it until it has ended."""
         try:
-            if spec.node:
+            if spec.node not in ("", THIS_NODE):
                 self._require_host(spec.node)
             stream = self._appear(number, self._create(number, spec))
         except ClusterAway as error:
@@ -167,7 +167,10 @@ class Driver:
 
     def _create(self, number: int, spec: WorkerSpec) -> Any:
         options: dict[str, Any] = {"num_cpus": spec.cpus, "max_restarts": 0, "max_task_retries": 0}
-        if spec.node:
+        if spec.node == THIS_NODE:
+            strategies = self._ray.util.scheduling_strategies
+            options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(self._node, soft=False)
+        elif spec.node:
             options["resources"] = {f"node:{spec.node}": _NODE_SHARE}
         if spec.environment:
             options["runtime_env"] = {"env_vars": dict(spec.environment)}
