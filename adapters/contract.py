@@ -19,7 +19,7 @@ slot holds *is* the rollback: nothing is copied, the positions behind it are sim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -31,6 +31,7 @@ from device_profiles.numerical_class import NumericalClass as NumericalClass
 from device_profiles.profile import DeviceProfile, WeightsFormat
 from device_profiles.profile import Exactness as Exactness
 from device_profiles.profile import Precision as Precision
+from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec
 
 Logits = NDArray[np.float32]
@@ -216,6 +217,51 @@ class LoadedModel(Protocol):
 
     def close(self) -> None:
         """Give the device's memory back. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """How the KV cache of a sequence lies in pages. Equal names mean that equal bytes mean the same.
+
+    There are several caches (keys and values of every layer), each in pages of `page_tokens` positions. `page_bytes`
+    has the length of a page of each.
+    """
+
+    name: str
+    page_tokens: int
+    page_bytes: tuple[int, ...]
+
+    def count_bytes(self, positions: int) -> int:
+        """Return how long the pages of so many positions are, of all caches."""
+        return sum(self.list_lengths(positions))
+
+    def list_lengths(self, positions: int) -> list[int]:
+        """Return how long the pages of so many positions are, of each cache."""
+        pages = ceil_div(positions, self.page_tokens)
+        return [pages * page_bytes for page_bytes in self.page_bytes]
+
+
+@runtime_checkable
+class MovableKv(Protocol):
+    """A loaded model whose KV cache can go along with a sequence to another one, of the same class and layout. Pages
+    are raw: what lies behind the last position may be anything that is finite."""
+
+    @property
+    def kv_layout(self) -> KvLayout: ...
+
+    def export_kv(self, slot: int, positions: int) -> Iterator[NDArray[np.uint8]]:
+        """Yield the pages of the slot's first `positions`, one cache after the other.
+
+        Raises Unsupported where the slot holds fewer.
+        """
+        ...
+
+    def import_kv(self, slot: int, positions: int, pages: NDArray[np.uint8]) -> None:
+        """Let a slot hold `positions`, as `export_kv` gave them. What `attach` gave it already stays.
+
+        Raises CapacityError and Unsupported; then nothing has changed. Raises OutOfMemory where the model is dead.
+        """
         ...
 
 

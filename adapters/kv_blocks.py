@@ -69,6 +69,19 @@ class BlockPool:
                 table.append(block)
             self._held[segment.slot] = segment.start + len(segment.tokens)
 
+    def extend(self, slot: int, positions: int) -> int:
+        """Give a slot blocks for its first `positions`, which are written from outside. Returns how many blocks it had.
+
+        Raises CapacityError, and Unsupported where it holds as many, or positions that it does not share.
+        """
+        self._check_slot(slot)
+        cached = self.count_cached_positions(slot)
+        if cached != self._fixed.get(slot, 0) or cached >= positions:
+            raise Unsupported(f"slot {slot} holds {cached} positions; others cannot be written behind them")
+        had = len(self._tables.get(slot, ()))
+        self.reserve([Segment(slot, cached, range(positions - cached), (0, 0))])
+        return had
+
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
         """See adapters.contract.LoadedModel.attach."""
         self._check_slot(slot)

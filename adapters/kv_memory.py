@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import OutOfMemory
+from adapters.contract import KvLayout, OutOfMemory
 
 _MAP_FIXED, _MAP_NORESERVE, _MAP_POPULATE = 0x10, 0x4000, 0x8000  # Linux; the mmap module does not name them all
 _ANYWHERE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -59,7 +59,7 @@ class KvMemory:
     ) -> None:
         """Reserve address space. Raises OutOfMemory where the system grants none."""
         self.shape = (kv_heads, slot_blocks * block, head_dim)
-        self._element_bytes = element_bytes
+        self._element_bytes, self._block = element_bytes, block
         self._caches, self._heads, self._blocks = caches, kv_heads, blocks
         self._piece_bytes = block * head_dim * element_bytes  # one head's share of a block in one cache
         self._head_bytes = slot_blocks * self._piece_bytes
@@ -76,16 +76,40 @@ class KvMemory:
         """Return where a slot's part of a cache begins."""
         return self._base + cache * self._cache_bytes + slot * self._slot_bytes
 
+    def layout(self, runtime: str) -> KvLayout:
+        """Return how `read` returns pages."""
+        heads, _, width = self.shape
+        name = f"{runtime} {self._caches}x{heads}x{self._block}x{width * self._element_bytes} bytes, head by head"
+        return KvLayout(name, self._block, (heads * self._piece_bytes,) * self._caches)
+
     def view(self, slot: int, kind: type[np.generic]) -> NDArray[Any]:
         """Return the slot's caches as one array, (caches, *shape), of elements of type `kind`.
 
         What is written to a position without a block is lost. The view must not be used after `close`.
         """
-        heads, _, width = self.shape
+        heads, positions, width = self.shape
         span = (ctypes.c_char * (self._bytes - slot * self._slot_bytes)).from_address(self.address(0, slot))
-        strides = (self._cache_bytes, self._head_bytes, width * self._element_bytes, self._element_bytes)
+        row_bytes, item_bytes = width * self._element_bytes, np.dtype(kind).itemsize
+        strides = (self._cache_bytes, self._head_bytes, row_bytes, item_bytes)
         flat = np.frombuffer(memoryview(span), kind)
-        return np.lib.stride_tricks.as_strided(flat, (self._caches, heads, *self.shape[1:]), strides)
+        return np.lib.stride_tricks.as_strided(flat, (self._caches, heads, positions, row_bytes // item_bytes), strides)
+
+    def read(self, cache: int, slot: int, table: Sequence[int]) -> NDArray[np.uint8]:
+        """Return what one cache has in the blocks of a slot's `table`, in one row of bytes: head by head.
+
+        Raises OutOfMemory; the memory is unusable then.
+        """
+        self.place(slot, table)
+        found: NDArray[np.uint8] = self.view(slot, np.uint8)[cache, :, : len(table) * self._block].reshape(-1)
+        return found
+
+    def write(self, cache: int, slot: int, table: Sequence[int], first: int, pages: NDArray[np.uint8]) -> None:
+        """Write what `read` returned, from block `first` of the table on. Raises OutOfMemory; the memory is unusable
+        then."""
+        self.place(slot, table)
+        begin, end = first * self._block, len(table) * self._block
+        own = pages.reshape(self._heads, end, -1)
+        self.view(slot, np.uint8)[cache, :, begin:end] = own[:, begin:]
 
     def place(self, slot: int, table: Sequence[int]) -> None:
         """Let the slot's cache begin with the blocks of `table`. Raises OutOfMemory; the memory is unusable then."""

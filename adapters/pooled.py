@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from adapters.contract import Capabilities, Segment
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.contract import Capabilities, KvLayout, Segment, Unsupported
 from adapters.kv_blocks import BlockPool
 from device_profiles.profile import Exactness
+
+Bytes = NDArray[np.uint8]
 
 
 def choose_min_rows(exactness: Exactness) -> int:
@@ -18,6 +23,7 @@ class PooledModel:
     """The slots of a model whose KV cache is a `BlockPool`; the runtime's model derives from it."""
 
     capabilities: Capabilities
+    kv_layout: KvLayout
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -58,6 +64,37 @@ class PooledModel:
         self.release(slot)  # what the runtime's model frees beside the pool's blocks
         if suspects:
             self._erase(suspects)
+
+    def export_kv(self, slot: int, positions: int) -> Iterator[Bytes]:
+        """See the contract."""
+        held = self.count_cached_positions(slot)
+        if not 0 < positions <= held:
+            raise Unsupported(f"slot {slot} holds {held} positions, and {positions} are asked for")
+        table = self._pool.table(slot, positions)
+        for cache in range(len(self.kv_layout.page_bytes)):
+            yield self._read_pages(cache, slot, table)
+
+    def import_kv(self, slot: int, positions: int, pages: Bytes) -> None:
+        """See the contract."""
+        layout, limit = self.kv_layout, self.capabilities.max_context_tokens
+        if not 0 < positions <= limit:
+            raise Unsupported(f"slot {slot}: {positions} positions are not within the context of {limit}")
+        if len(pages) != layout.count_bytes(positions):
+            raise Unsupported(f"{len(pages)} bytes are not the pages of {positions} positions")
+        first = self._pool.extend(slot, positions)
+        table = self._pool.table(slot, positions)
+        begin = 0
+        for cache, length in enumerate(layout.list_lengths(positions)):
+            self._write_pages(cache, slot, table, first, pages[begin : begin + length])
+            begin += length
+
+    def _read_pages(self, cache: int, slot: int, table: Sequence[int]) -> Bytes:
+        """Return the pages that one cache has in the blocks of a slot's `table`, in one row of bytes."""
+        raise NotImplementedError
+
+    def _write_pages(self, cache: int, slot: int, table: Sequence[int], first: int, pages: Bytes) -> None:
+        """Write the pages of one cache to the blocks of a slot's `table`, from block `first` of the table on."""
+        raise NotImplementedError
 
     def _erase(self, blocks: Sequence[int]) -> None:
         """Overwrite blocks with zeros. Runtimes multiply what a mask hides by zero, and NaN stays NaN then."""

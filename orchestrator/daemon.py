@@ -21,6 +21,7 @@ from orchestrator.api.listening import listen_tcp, listen_unix, serving
 from orchestrator.api.resume import KeptAnswers
 from orchestrator.bootstrap.canary import build_trial
 from orchestrator.bootstrap.clusters import build_cluster
+from orchestrator.bootstrap.failover import build_standbys, failover_rules
 from orchestrator.bootstrap.journal import build_book
 from orchestrator.bootstrap.lease import hold_lease
 from orchestrator.bootstrap.planning import PlanMaking, build_start_specs, make_plan, profile_missing
@@ -31,6 +32,7 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.control.admission import ControlLimits
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.controller import TargetControl
+from orchestrator.control.events import StandbySpec
 from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
 from orchestrator.control.state import STARTING
 from orchestrator.errors import ConfigError, DaemonError
@@ -71,9 +73,14 @@ class Daemon:
         self._kept: KeptAnswers | None = None
         self._keeper: PlanKeeper | None = None
         self._connections = Connections(self._connection_limits())
-        self._control = self._build_control(*(((), ()) if config.planned else build_start_specs(config, base)))
+        if config.planned:
+            self._control = self._build_control((), (), ())
+        else:
+            self._control = self._build_control(*build_start_specs(config, base), build_standbys(config, base))
 
-    def _build_control(self, targets: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec]) -> TargetControl:
+    def _build_control(
+        self, targets: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec], standbys: Sequence[StandbySpec]
+    ) -> TargetControl:
         """Return control over these workers; without any it waits for the plan to name them."""
         limits = self._config.limits
         control = TargetControl(
@@ -88,9 +95,11 @@ class Daemon:
                 ttft=objectives_of(self._config.slo).ttft,
                 refuse_late=self._config.slo.late == "refuse",
                 quarantine_s=limits.quarantine_s,
+                failover=failover_rules(self._config.failover),
             ),
             self._clock,
             drafts=drafts,
+            standbys=standbys,
         )
         control.on_progress.append(self._say)
         return control
@@ -162,13 +171,14 @@ class Daemon:
         )
         if missing := list_unplaced_drafts(self._config, found.proposal):
             _log.warning("the canary drafts nothing: the plan leaves out what it would draft with", left_out=missing)
-        self._control.set_specs(found.targets, found.drafts)
+        self._control.set_specs(found.targets, found.drafts, found.standbys)
         placement = self._config.placement
         patience = DriftPolicy(placement.drift_tolerance, placement.drift_after_s, placement.replan_pause_s)
         making = PlanMaking(self._config, self._base)
         self._keeper = PlanKeeper(found, self._control, making, patience, self._clock)
         self._control.plan_view = self._keeper.view
         self._control.on_round.append(self._keeper.observe)
+        self._control.on_health.append(self._keeper.observe_health)
         return True
 
     def _running_plan(self) -> dict[str, Any] | None:

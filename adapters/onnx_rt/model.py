@@ -30,7 +30,7 @@ from adapters.failures import classify_failure
 from adapters.kv_blocks import BlockPool
 from adapters.kv_memory import KvMemory, block_tokens
 from adapters.onnx_rt.graph import cache_names
-from adapters.pooled import PooledModel
+from adapters.pooled import Bytes, PooledModel
 from device_profiles.profile import Exactness
 from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec
@@ -88,6 +88,7 @@ class OrtModel(PooledModel):
             blocks=blocks,
             slot_blocks=min(ceil_div(spec.context_length + max(pad_to, self._width), block), blocks),
         )
+        self.kv_layout = self._memory.layout("onnxruntime")
         self._calls: dict[tuple[int, int], _Call] = {}
         self._logits = np.empty((0, spec.outputs), np.float32)
         self.spec = spec
@@ -194,6 +195,12 @@ class OrtModel(PooledModel):
         super().release(slot)
         if self._session is not None:
             self._memory.clear(slot)
+
+    def _read_pages(self, cache: int, slot: int, table: Sequence[int]) -> Bytes:
+        return self._memory.read(cache, slot, table)
+
+    def _write_pages(self, cache: int, slot: int, table: Sequence[int], first: int, pages: Bytes) -> None:
+        self._memory.write(cache, slot, table, first, pages)
 
     def _erase(self, blocks: Sequence[int]) -> None:
         self._memory.erase(blocks)

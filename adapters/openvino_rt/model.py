@@ -18,6 +18,7 @@ from adapters.contract import (
     Capabilities,
     DeviceLost,
     ForwardResult,
+    KvLayout,
     LoadOptions,
     Logits,
     NumericalClass,
@@ -29,7 +30,7 @@ from adapters.kv_blocks import BlockPool
 from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
 from adapters.openvino_rt.graph import ROWS_INPUT
 from adapters.openvino_rt.rows import Rows
-from adapters.pooled import PooledModel
+from adapters.pooled import Bytes, PooledModel
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
 
@@ -57,6 +58,12 @@ class PagedModel(PooledModel):
         self._bound: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
         block_tokens, blocks = self._allocate_cache(options.kv_cache_bytes)
         self._class, self._scratch_block = numerical_class, blocks
+        kinds = dict.fromkeys(f"{one.element_type.type_name}{list(one.shape)[1:]}" for one in self._caches)
+        self.kv_layout = KvLayout(
+            f"openvino paged {len(self._caches)}x{'/'.join(kinds)}",
+            page_tokens=block_tokens,
+            page_bytes=tuple(one.byte_size // one.shape[0] for one in self._caches),
+        )
         super().__init__(BlockPool(blocks, block_tokens, options.slots, pad_to=numerical_class.segment_rows))
         self.spec = spec
         self.capabilities = Capabilities(
@@ -164,6 +171,18 @@ class PagedModel(PooledModel):
             return
         self._bound[name] = fresh
         self._request.set_tensor(name, self._tensor(fresh, shared_memory=True))
+
+    def _read_pages(self, cache: int, slot: int, table: Sequence[int]) -> Bytes:
+        return self._pages(cache)[table].reshape(-1)
+
+    def _write_pages(self, cache: int, slot: int, table: Sequence[int], first: int, pages: Bytes) -> None:
+        self._pages(cache)[table[first:]] = pages.reshape(len(table), -1)[first:]
+
+    def _pages(self, cache: int) -> Bytes:
+        """Return the blocks of a cache as rows of bytes."""
+        tensor = self._caches[cache]
+        found: Bytes = tensor.data.reshape(tensor.shape[0], -1).view(np.uint8)
+        return found
 
     def _erase(self, blocks: Sequence[int]) -> None:
         for cache in self._caches:

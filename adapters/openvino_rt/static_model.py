@@ -34,7 +34,7 @@ from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
 from adapters.openvino_rt.static_graphs import BodyGraph, Compiler, HeadGraph, Positions
 from adapters.openvino_rt.static_plan import StaticPlan
 from adapters.openvino_rt.static_widths import Bits, Cover, agreeing, list_starts
-from adapters.pooled import PooledModel
+from adapters.pooled import Bytes, PooledModel
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
 
@@ -74,6 +74,7 @@ class StaticModel(PooledModel):
             slot_blocks=cache.capacity // cache.block,
             element_bytes=np.dtype(cache.kind).itemsize,
         )
+        self.kv_layout = self._memory.layout(f"openvino static {np.dtype(cache.kind).name}")
         self._caches = [self._memory.view(slot, cache.kind) for slot in range(options.slots)]
         self._logits = np.empty((0, spec.outputs), np.float32)
         self._closed = False
@@ -224,6 +225,12 @@ class StaticModel(PooledModel):
         super().release(slot)
         if not self._closed:
             self._memory.clear(slot)
+
+    def _read_pages(self, cache: int, slot: int, table: Sequence[int]) -> Bytes:
+        return self._memory.read(cache, slot, table)
+
+    def _write_pages(self, cache: int, slot: int, table: Sequence[int], first: int, pages: Bytes) -> None:
+        self._memory.write(cache, slot, table, first, pages)
 
     def _erase(self, blocks: Sequence[int]) -> None:
         self._memory.erase(blocks)

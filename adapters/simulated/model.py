@@ -16,6 +16,7 @@ from adapters.contract import (
     Capabilities,
     DeviceLost,
     ForwardResult,
+    KvLayout,
     LoadOptions,
     NumericalClass,
     OutOfMemory,
@@ -23,7 +24,7 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.kv_blocks import BlockPool
-from adapters.pooled import PooledModel
+from adapters.pooled import Bytes, PooledModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import byte_texts
 from device_profiles.profile import Precision
@@ -63,6 +64,7 @@ class ToyModel(PooledModel):
         self._context, self._history = _tables()
         # What a KV cache holds, by block: each position's token, and the hash of everything up to it.
         self._cache = np.zeros((blocks, BLOCK_TOKENS, 2), np.uint64)
+        self.kv_layout = KvLayout("simulated", BLOCK_TOKENS, (self._cache[0].nbytes,))
         self._forwards = 0
         self._dead = False
         self.spec = ModelSpec(
@@ -136,6 +138,13 @@ class ToyModel(PooledModel):
                     out[index - first] = np.nan
             last = token
         return np.roll(out, self._script.shift, axis=1) if self._script.shift else out
+
+    def _read_pages(self, cache: int, slot: int, table: Sequence[int]) -> Bytes:
+        return self._cache[list(table)].reshape(-1).view(np.uint8)
+
+    def _write_pages(self, cache: int, slot: int, table: Sequence[int], first: int, pages: Bytes) -> None:
+        own = pages.view(np.uint64).reshape(len(table), BLOCK_TOKENS, 2)
+        self._cache[list(table[first:])] = own[first:]
 
     def _erase(self, blocks: Sequence[int]) -> None:
         self._cache[list(blocks)] = 0

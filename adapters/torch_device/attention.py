@@ -39,6 +39,23 @@ class KvPool:
         for cache, rows in zip(self._caches[layer], (key, value), strict=True):
             cache.flatten(0, 1).index_copy_(0, places, rows)
 
+    @property
+    def page_bytes(self) -> int:
+        """How long a block is, of the keys or the values of one layer."""
+        first = self._caches[0][0]
+        return int(first[0].numel() * first.element_size())
+
+    def read_blocks(self, cache: int, blocks: Sequence[int]) -> Any:
+        """Return the bytes of blocks, on the host: of keys and values, one layer after the other."""
+        with torch.inference_mode():
+            return self._caches[cache // 2][cache % 2][list(blocks)].view(torch.uint8).flatten().cpu()
+
+    def write_blocks(self, cache: int, blocks: Sequence[int], pages: Any) -> None:
+        """Write what `read_blocks` returned."""
+        own = self._caches[cache // 2][cache % 2]
+        with torch.inference_mode():
+            own[list(blocks)] = pages.view(own.dtype).view(len(blocks), *own.shape[1:]).to(own.device)
+
     def erase(self, blocks: Sequence[int]) -> None:
         """Overwrite blocks with zeros."""
         with torch.inference_mode():

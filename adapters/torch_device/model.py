@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from adapters.contract import (
     Capabilities,
     DeviceLost,
     ForwardResult,
+    KvLayout,
     LoadOptions,
     NumericalClass,
     OutOfMemory,
@@ -24,7 +26,7 @@ from adapters.contract import (
 )
 from adapters.decoder.spec import DecoderSpec
 from adapters.kv_blocks import BlockPool
-from adapters.pooled import PooledModel
+from adapters.pooled import Bytes, PooledModel
 from adapters.torch_device.attention import KvPool
 from adapters.torch_device.failures import classify_torch_failure
 from adapters.torch_device.plan import Shapes, plan_forward
@@ -104,6 +106,12 @@ class TorchModel(PooledModel):
             device=device,
         )
         self._memory: KvPool | None = memory
+        heads = f"{BLOCK_TOKENS}x{decoder.kv_heads}x{decoder.head_dim}"
+        self.kv_layout = KvLayout(
+            f"torch {2 * decoder.layers}x{heads} {DTYPES[numerical_class.activations]}",
+            page_tokens=BLOCK_TOKENS,
+            page_bytes=(memory.page_bytes,) * (2 * decoder.layers),
+        )
         self._runner: ForwardRunner | None = ForwardRunner(
             network,
             memory,
@@ -147,6 +155,17 @@ class TorchModel(PooledModel):
                 self.close()
             raise failure from error
         return ForwardResult(logits, device_ms)
+
+    def _read_pages(self, cache: int, slot: int, table: Sequence[int]) -> Bytes:
+        if self._memory is None:
+            raise DeviceLost("the model was closed")
+        found: Bytes = self._memory.read_blocks(cache, table).numpy()
+        return found
+
+    def _write_pages(self, cache: int, slot: int, table: Sequence[int], first: int, pages: Bytes) -> None:
+        if self._memory is not None and first < len(table):
+            own = np.ascontiguousarray(pages.reshape(len(table), -1)[first:])
+            self._memory.write_blocks(cache, table[first:], torch.from_numpy(own.reshape(-1)))
 
     def _erase(self, blocks: Sequence[int]) -> None:
         if self._memory is not None:

@@ -22,7 +22,7 @@ from orchestrator.api.answers import ChatCompletion, ChatCompletionChunk, Comple
 from orchestrator.api.body_bounds import refuse_oversized
 from orchestrator.api.choices import choices_of, cost_of, merge_pieces, pieces_of
 from orchestrator.api.connections import Connections
-from orchestrator.api.fingerprint import system_fingerprint
+from orchestrator.api.fingerprint import describe_source
 from orchestrator.api.follow import RequestRecord, VariantReport
 from orchestrator.api.grammar_checks import GrammarChecks
 from orchestrator.api.keys import OWNER, KeyGate, Keys
@@ -268,6 +268,7 @@ class ApiRoutes:
                     return follow.end_disconnected()
                 options = body.stream_options or StreamOptions()
                 events = self._events(envelope, first, pieces, choices, follow, options)
+                envelope.observe_engine(choices[0].answer.engine)
                 return EventStream(events, pieces, follow.end_disconnected, envelope.headers(choices[0].answer))
             found = await unless_gone(request.receive, _collect(pieces))
             if found is None:
@@ -275,6 +276,7 @@ class ApiRoutes:
         follow.record_sent(*found)
         follow.log_end(HTTPStatus.OK)
         cost = cost_of(choices)
+        envelope.observe_engine(cost.engine)
         return json_response(envelope.whole(found, cost), envelope.headers(cost))
 
     def _deltas(
@@ -316,7 +318,7 @@ class ApiRoutes:
             int(self._clock.wall_s()) if kept is None else kept.answer.created_s,
             self.model_name(),
             len(submit.prompt),
-            system_fingerprint(self.control.view().ready, rule),
+            lambda engine: describe_source(self.control.view(), engine, rule),
             rule,
             None if body.wanted_logprobs is None else lambda tokens: rendered(tokens, tokenizer),
             cursor,
@@ -335,6 +337,7 @@ class ApiRoutes:
 
         def render_piece(piece: Piece) -> bytes:
             follow.record_sent(piece)
+            envelope.observe_engine(choices[piece.index].answer.engine)
             return envelope.piece(piece, choices[piece.index].answer.tokens if always else None)
 
         async with aclosing(pieces):

@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from importlib.metadata import version
 
+from orchestrator.control.port import StateView
 from orchestrator.workers.messages import Ready
 from policies.sampling import Rule
+
+STANDBY_HEADER = "X-Outrider-Standby"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSource:
+    """Which worker said it: its `fingerprint`, and where it is a standby its name, with whether its bits are the
+    target's ("standby; bits=same")."""
+
+    fingerprint: str | None
+    standby: str = ""
+
+
+def describe_source(view: StateView, engine: int, rule: Rule) -> AnswerSource:
+    """Return what an answer says of the replica that its tokens come from."""
+    found = next((one for one in view.replicas if one.engine == engine), None)
+    if found is None or found.ready is None:
+        return AnswerSource(system_fingerprint(view.ready, rule))
+    standby = f"{found.name}; bits={'other' if found.unlike else 'same'}" if found.standby else ""
+    return AnswerSource(system_fingerprint(found.ready, rule), standby)
 
 
 def system_fingerprint(ready: Ready | None, rule: Rule = "coupled") -> str | None:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.acceptance import HEADER
+from orchestrator.api.fingerprint import STANDBY_HEADER, AnswerSource
 from orchestrator.api.logprobs import ScoredToken
 from orchestrator.api.resume import CALLS, END, OPENING, TEXT, EventCursor
 from orchestrator.api.speculation import describe_effective_speculation, headers_of
@@ -20,6 +21,8 @@ from orchestrator.api.tools.stream import whole_calls
 from policies.sampling import Rule
 
 Kind = Literal["chat", "completion"]
+TellSource = Callable[[int], AnswerSource]
+"""Says of a replica, by its number, what its answers tell of it."""
 RenderLogprobs = Callable[[Sequence[ScoredToken]], dict[str, Any]]
 DONE = b"data: [DONE]\n\n"
 _OBJECTS = {
@@ -43,7 +46,7 @@ class Envelope:
         created_s: int,
         model: str,
         prompt_tokens: int,
-        fingerprint: str | None,
+        tell_source: TellSource,
         rule: Rule,
         logprobs: RenderLogprobs | None = None,
         cursor: EventCursor | None = None,
@@ -51,9 +54,17 @@ class Envelope:
         self._kind = kind
         self._rule = rule
         self._cursor = cursor
-        self._head = {"id": request_id, "created": created_s, "model": model, "system_fingerprint": fingerprint}
+        self._tell_source = tell_source
+        self._engine = 0
+        self._source = tell_source(0)
+        self._head = {"id": request_id, "created": created_s, "model": model}
         self._prompt_tokens = prompt_tokens
         self._logprobs = logprobs
+
+    def observe_engine(self, engine: int) -> None:
+        """The replica of this number says what follows."""
+        if engine != self._engine:
+            self._engine, self._source = engine, self._tell_source(engine)
 
     def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:
         """Return the body of an answer that is not streamed, from all of its pieces and what it cost."""
@@ -106,7 +117,7 @@ class Envelope:
         return event({**self._with_object(stream=True), "choices": [], **self._cost(answer)}, name)
 
     def _with_object(self, *, stream: bool) -> dict[str, Any]:
-        return {**self._head, "object": _OBJECTS[self._kind, stream]}
+        return {**self._head, "system_fingerprint": self._source.fingerprint, "object": _OBJECTS[self._kind, stream]}
 
     def _chunk(
         self,
@@ -140,7 +151,8 @@ class Envelope:
 
     def headers(self, answer: Answer) -> dict[str, str]:
         """Return what the answer's headers say of it, once its first piece is there."""
-        return {HEADER: self._rule, **headers_of(answer.speculation)}
+        standby = {STANDBY_HEADER: self._source.standby} if self._source.standby else {}
+        return {HEADER: self._rule, **headers_of(answer.speculation), **standby}
 
 
 def _metrics(answer: Answer, rule: Rule) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class TextAssembler:
 @dataclass(slots=True)
 class Answer:
     """One answer while it grows. Times are seconds of the clock; `tokens` counts up to the end or the stop;
-    `speculation` holds for it (of several: for the first)."""
+    `speculation` holds for it (of several: for the first). `engine`: the replica that said its last token."""
 
     started_s: float
     first_s: float = 0.0
@@ -100,6 +100,7 @@ class Answer:
     stop_reason: str | int | None = None
     stats: RequestStats | None = None
     speculation: EffectiveBound | None = None
+    engine: int = 0
 
     def note(self, now_s: float, tokens: int) -> None:
         """Tokens came."""
@@ -120,6 +121,7 @@ class Answer:
             finish=answers[0].finish,
             stats=_sum_stats([answer.stats for answer in answers if answer.stats is not None]),
             speculation=answers[0].speculation,
+            engine=answers[0].engine,
         )
 
 
@@ -178,6 +180,7 @@ async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> A
         async for delta in source:
             now_s = clock.monotonic_s()
             answer.speculation = delta.speculation or answer.speculation
+            answer.engine = delta.engine
             if echo is not None:
                 yield Piece(choice.index, echo.text, echo.attach_scores(delta.prompt_logprobs))
                 echo = None

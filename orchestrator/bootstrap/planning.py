@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -15,13 +15,16 @@ from filelock import FileLock, Timeout
 
 from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.clusters import measuring_cluster, workers_directory
+from orchestrator.bootstrap.failover import build_standbys
+from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO
+from orchestrator.control.events import StandbySpec
 from orchestrator.errors import WorkerError
 from orchestrator.loading.options import draft_specs, engine_options, worker_specs
-from orchestrator.planning.applied import apply_plan, build_option_filter, whole_targets
+from orchestrator.planning.applied import apply_plan, build_option_filter, name_shard_device, whole_targets
 from orchestrator.planning.basis import profiles_behind
-from orchestrator.planning.correction import Corrections, Key, correct_costs
+from orchestrator.planning.correction import Corrections, Key, apply_health, correct_costs
 from orchestrator.planning.proposal import (
     PlanError,
     PlanProposal,
@@ -42,11 +45,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """A plan, and how its workers are started: the target of each replica, and its drafts in workers of their own."""
+    """A plan, and how its workers are started: the target of each replica, its drafts in workers of their own, and what
+    takes the target's place when it is lost."""
 
     proposal: PlanProposal
     targets: tuple[WorkerSpec, ...]
     drafts: tuple[tuple[WorkerSpec, ...], ...]
+    standbys: tuple[StandbySpec, ...] = ()
 
 
 def build_start_specs(
@@ -121,9 +126,16 @@ class PlanMaking:
     config: ClusterConfig
     base: Path
 
-    def again(self, first: PlanProposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> StartPlan:
-        """Return the plan with costs as they turned out to be. Raises PlanError."""
-        cluster = correct_costs(first.cluster, corrections)
+    def again(
+        self,
+        first: PlanProposal,
+        corrections: Corrections,
+        running: Sequence[WorkerSpec],
+        health: Mapping[str, tuple[float, str]],
+    ) -> StartPlan:
+        """Return the plan with costs as they turned out to be, and without devices that refuse work. Raises
+        PlanError."""
+        cluster = apply_health(correct_costs(first.cluster, corrections), first.behind, health)
         found = _build_planned(self.config, self.base, build_proposal(cluster, first.asked, first.behind, first.pairs))
         return replace(found, targets=tuple(_as_it_runs(one, running) for one in found.targets))
 
@@ -146,7 +158,19 @@ def _build_planned(config: ClusterConfig, base: Path, found: PlanProposal) -> St
         specs, mine = build_start_specs(apply_plan(config, found, number), base, float(depth) or COLD_DEPTH)
         targets.append(specs[number])
         drafts.append(tuple(mine))
-    return StartPlan(found, tuple(targets), tuple(drafts))
+    return StartPlan(found, tuple(targets), tuple(drafts), tuple(_plan_standbys(config, base, found)))
+
+
+def _plan_standbys(config: ClusterConfig, base: Path, found: PlanProposal) -> list[StandbySpec]:
+    """Return the standbys that are configured; where none is, the one that the plan names."""
+    placed = apply_plan(config, found, 0)
+    named = found.plan.standby
+    if config.failover.standby or named is None:
+        return build_standbys(placed, base)
+    shard = named.shards[0]
+    device = name_shard_device(found, shard)
+    standby = StandbyTarget.model_validate({"adapter": shard.runtime, "device": device, "threads": shard.threads})
+    return build_standbys(placed, base, [standby])
 
 
 def _as_it_runs(spec: WorkerSpec, running: Sequence[WorkerSpec]) -> WorkerSpec:

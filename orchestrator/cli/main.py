@@ -13,6 +13,7 @@ from adapters.contract import AdapterError
 from orchestrator.cli import bench, canary, config, models, plan, quarantine, speculation
 from orchestrator.cli.devices import devices
 from orchestrator.cli.doctor import doctor
+from orchestrator.cli.health import cordon, health, uncordon
 from orchestrator.cli.profile import profile
 from orchestrator.cli.serve import serve
 from orchestrator.cli.status import status
@@ -26,6 +27,9 @@ app = typer.Typer(
 )
 app.command("serve")(serve)
 app.command("status")(status)
+app.command("health")(health)
+app.command("cordon")(cordon)
+app.command("uncordon")(uncordon)
 app.command("doctor")(doctor)
 app.command("devices")(devices)
 app.command("profile")(profile)

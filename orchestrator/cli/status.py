@@ -68,8 +68,12 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
         ]
     if ready and len(answer["replicas"]) == 1:
         rows.append(("cores", _cores(ready["cores"])))
+    if ready:
+        rows += [("REDUCED MEMORY", failed) for failed in ready["memory_reduced"]]
     if len(answer["replicas"]) > 1:
         rows += [(f"replica {one['engine']}", replica_line(one)) for one in answer["replicas"]]
+    rows += [(f"standby {one['engine']}", replica_line(one)) for one in answer["standbys"]]
+    rows += [(f"{one['kind']} {one['name']}", health_line(one)) for one in answer["health"]]
     if answer["plan"]:
         rows.append(("plan", plan_line(answer["plan"])))
     rows += speculation_rows(answer["speculation"])
@@ -106,6 +110,13 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
             ("mean acceptance length", f"{totals['mean_acceptance_length']:.2f} (1 + accepted / drafts)"),
         ]
     return rows
+
+
+def health_line(part: dict[str, Any]) -> str:
+    """Return how a part is that something went wrong with, and until when nothing is started there."""
+    wait = f"; nothing is started there for {part['wait_s']:.0f} s" if part["wait_s"] else ""
+    why = f": {part['why']}" if part["why"] else ""
+    return f"{part['state'].replace('_', '-').upper()}{why}{wait}"
 
 
 def plan_line(plan: dict[str, Any]) -> str:
@@ -204,7 +215,8 @@ def _remote(remote: dict[str, Any] | None) -> str:
 def replica_line(replica: dict[str, Any]) -> str:
     """Return where one of several replicas runs and how it does."""
     ready, gauges = replica["ready"], replica["gauges"]
-    line = f"{_phase(replica)}; {replica['worker']}, {replica['totals']['restarts']} restarts; "
+    standby = f"; STANDS IN{_bits(replica)}" if replica["standby"] and replica["streams"] else ""
+    line = f"{_phase(replica)}{standby}; {replica['worker']}, {replica['totals']['restarts']} restarts; "
     line += f"{replica['streams']} streams"
     if gauges:
         used = gauges["total_blocks"] - gauges["free_blocks"]
@@ -214,6 +226,10 @@ def replica_line(replica: dict[str, Any]) -> str:
     if ready:
         line += f"; {ready['device']}, cores {_cores(ready['cores'])}"
     return f"{line}; {replica['totals']['generated']} tokens"
+
+
+def _bits(replica: dict[str, Any]) -> str:
+    return f", its tokens may differ: {replica['unlike']}" if replica["unlike"] else ""
 
 
 def draft_line(draft: dict[str, Any], answer: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import ByteSize, Field
 
 from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft
+from orchestrator.config.failover import FailoverSection
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.section import Section, Size
 from orchestrator.config.slo import SloSection
@@ -186,6 +187,8 @@ class ClusterConfig(Section):
     """What the worker may use of this machine."""
     placement: PlacementSection = PlacementSection()
     """What a plan is for, and what it may do."""
+    failover: FailoverSection = FailoverSection()
+    """What takes the target's place when it is lost."""
     limits: Limits = Limits()
     """Bounds on memory, concurrency and time."""
     slo: SloSection = SloSection()

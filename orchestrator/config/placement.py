@@ -22,6 +22,8 @@ class ScoreWeights(Section):
     """How little of a round links take."""
     efficiency: float = Field(default=0.5, ge=0, le=100)
     """How little energy a token takes."""
+    health: float = Field(default=1.0, ge=0, le=100)
+    """How far its devices were free of failures of late."""
     indifference: float = Field(default=0.0, ge=0, lt=1)
     """The share of predicted tokens per second that may be given up for a better score."""
 

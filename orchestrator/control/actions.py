@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from orchestrator.control.health import Part, PartHealth
 from orchestrator.errors import RequestError
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Command, Delta, Gauges, Progress, RoundReport
@@ -34,6 +35,24 @@ class Send:
 
     worker: int
     command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class AskPages:
+    """Make shared memory, of `most_bytes` at most, and have a worker move a stream out to it. `key` names it here,
+    `sent_id` the stream there."""
+
+    worker: int
+    key: str
+    sent_id: str
+    most_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropPages:
+    """Keep shared memory no longer."""
+
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +110,13 @@ class TellGauges:
 
 
 @dataclass(frozen=True, slots=True)
+class TellHealth:
+    """The health of parts has changed; these are not healthy."""
+
+    unwell: dict[Part, PartHealth]
+
+
+@dataclass(frozen=True, slots=True)
 class Notify:
     """Pass an event on to the observers."""
 
@@ -101,6 +127,8 @@ Action = (
     StartWorker
     | StopWorker
     | Send
+    | AskPages
+    | DropPages
     | Deliver
     | EndStream
     | WakeAfter
@@ -108,5 +136,6 @@ Action = (
     | FinishRollout
     | LogLine
     | TellGauges
+    | TellHealth
     | Notify
 )

@@ -10,6 +10,7 @@ from orchestrator.control.port import ReplicaView, StateView
 from orchestrator.control.state import FAILED, RESTARTING, effective_places
 from orchestrator.control.streams import Streams
 from orchestrator.errors import RequestError
+from policies.serving.failover.standby import NO_RULES, FailoverRules
 from policies.serving.slo import ANY, Objective, retry_s
 
 _RETRY_AFTER_S = {"starting": 5, "draining": 10, "failed": 60}
@@ -20,7 +21,8 @@ class ControlLimits:
     """`max_running` live streams for each replica and `max_waiting` for all; one more is answered 429. `max_restarts`
     of each in ten minutes, before it is tried once a minute only. `quarantine_s`: how long a request is refused that
     ended its workers. `request_timeout_s` bounds every request; 0 is no bound. `least_depth`: no override bounds
-    the depth below it, but for 0. `refuse_late`: a request that cannot be expected to meet `ttft` is answered 429."""
+    the depth below it, but for 0. `failover`: when standbys take over. `refuse_late`: a request that cannot
+    be expected to meet `ttft` is answered 429."""
 
     max_running: int
     max_waiting: int
@@ -30,6 +32,7 @@ class ControlLimits:
     ttft: Objective = ANY
     refuse_late: bool = False
     quarantine_s: float = 3600.0
+    failover: FailoverRules = NO_RULES
 
 
 def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams, now_s: float, coming: int = 0) -> None:
@@ -46,13 +49,21 @@ def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams, now
             retry_after_s=_RETRY_AFTER_S[phase],
         )
     tried = [replica for replica in view.replicas if replica.phase != FAILED]
-    if phase == RESTARTING and all(replica.spent for replica in tried):
+    if phase == RESTARTING and not view.standbys and all(replica.spent for replica in tried):
         raise RequestError(
             f"the model is restarting: {view.detail}",
             status=503,
             kind="server_error",
             code="model_restarting",
             retry_after_s=math.ceil(max(1.0, min(replica.back_in_s for replica in tried))),
+        )
+    if tried and all(replica.held for replica in tried) and not view.standbys:
+        raise RequestError(
+            f"no target takes requests: {tried[0].held}",
+            status=503,
+            kind="server_error",
+            code="model_cordoned",
+            retry_after_s=_RETRY_AFTER_S["draining"],
         )
     expected_ms = streams.latency.times.ttft_ms(
         view.streams, max(1, sum(places_of(replica) for replica in view.replicas))

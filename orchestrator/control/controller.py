@@ -18,7 +18,9 @@ import msgspec
 from orchestrator.clock import Clock
 from orchestrator.control.actions import (
     Action,
+    AskPages,
     Deliver,
+    DropPages,
     EndStream,
     FinishRollout,
     LogLine,
@@ -28,6 +30,7 @@ from orchestrator.control.actions import (
     StartWorker,
     StopWorker,
     TellGauges,
+    TellHealth,
     WakeAfter,
 )
 from orchestrator.control.admission import ControlLimits, refuse_or_pass
@@ -40,24 +43,30 @@ from orchestrator.control.events import (
     ControlEvent,
     DrainBegun,
     DrainOver,
+    PartHeld,
     QuarantineReleased,
     RolloutAsked,
     RolloutDropped,
+    StandbySpec,
     StreamClosed,
     StreamOpened,
     Woke,
     WorkersChosen,
 )
+from orchestrator.control.health import Part, PartHealth
 from orchestrator.control.overrides import NO_OVERRIDES, OverrideScope, bounds_of, change_overrides, format_override
-from orchestrator.control.port import PlanView, QuarantinedView, StateView
+from orchestrator.control.port import PlanView, QuarantinedView, ReplicaView, StateView
+from orchestrator.control.replicas import Replica, unlike_any
 from orchestrator.control.state import DRAINING, FAILED, STARTING, add_totals, format_progress, whole
 from orchestrator.control.step import State, step
 from orchestrator.control.supervisor import Supervisor
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import Cluster, WorkerSpec
-from orchestrator.workers.messages import Delta, Progress, RoundReport, Submit
+from orchestrator.workers.messages import Delta, MoveOut, Progress, RoundReport, Submit
+from orchestrator.workers.shared_memory import SharedMemories
 from policies.serving.canary import CanaryVariant
+from policies.serving.failover.health import Health, Held, PartKind
 from policies.serving.failover.watchdog import FLOOR_S
 from policies.serving.overrides import Override
 
@@ -73,8 +82,10 @@ class TargetControl:
     must serve the same model in the same way. Without specs it has nothing to start until `set_specs` was called.
 
     `drafts` are started beside them once one is ready, each as often as there are replicas; nothing waits for them.
-    `plan_view` says what a plan predicts, where there is one. `on_round` and `on_progress` are called with each event,
-    in the event loop; what they raise is logged.
+    `standbys` take the replicas' place when none serves. `plan_view` says what a plan predicts, where there is one.
+    `on_round` and `on_progress` are called with each event, `on_health` with the parts that are not healthy, when these
+    change; in the event loop, and what they raise is logged. `kv_moves`: streams that are moved by plan take
+    their KV cache along, where workers share this host's memory.
     """
 
     def __init__(
@@ -85,15 +96,21 @@ class TargetControl:
         clock: Clock,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         drafts: Sequence[WorkerSpec] = (),
+        standbys: Sequence[StandbySpec] = (),
+        *,
+        kv_moves: bool = True,
     ) -> None:
         self.plan_view: Callable[[], PlanView] | None = None
         self.on_round: list[Callable[[RoundReport], None]] = []
         self.on_progress: list[Callable[[Progress], None]] = []
+        self.on_health: list[Callable[[dict[Part, PartHealth]], None]] = []
         self._cluster = cluster
         self._limits = limits
         self._clock = clock
         self._state = State(limits.max_restarts, limits.least_depth, limits.quarantine_s)
         self._state.watch.patience_s = FLOOR_S if cluster.runtime == "local" else _REMOTE_PATIENCE_S
+        self._state.router.moves.enabled = kv_moves and cluster.runtime == "local"
+        self._memories = SharedMemories()
         self._supervisor = Supervisor(cluster, sleep, self._post)
         self._overrides = NO_OVERRIDES
         self._readers: dict[str, Reader] = {}  # of live streams, by the request's id
@@ -106,11 +123,17 @@ class TargetControl:
         self._settled = asyncio.Event()
         self._failed = asyncio.Event()
         self._started_s = clock.monotonic_s()
-        self.set_specs(specs, [drafts] * len(specs))
+        self.set_specs(specs, [drafts] * len(specs), standbys)
 
-    def set_specs(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> None:
-        """Say what to start: replicas, and the draft workers of each. To be called before `start`."""
-        self._post(WorkersChosen(specs, list(chain.from_iterable(drafts))))
+    def set_specs(
+        self,
+        specs: Sequence[WorkerSpec],
+        drafts: Sequence[Sequence[WorkerSpec]],
+        standbys: Sequence[StandbySpec] = (),
+    ) -> None:
+        """Say what to start: replicas, the draft workers of each, and what takes the replicas' place when none serves.
+        To be called before `start`."""
+        self._post(WorkersChosen(specs, list(chain.from_iterable(drafts)), standbys, self._limits.failover))
 
     def prepares(self, progress: Progress) -> None:
         """Something goes on before there is anything to start."""
@@ -143,10 +166,7 @@ class TargetControl:
             phase = DRAINING if state.draining else STARTING
             return StateView(phase, self._preparing, "", self._cluster.runtime, None, None, uptime_s=uptime_s)
         live = state.streams.counts
-        replicas = [
-            one.state.view(one.engine, live[one.name], now_s - max(one.life.heard_s, one.busy_s), now_s)
-            for one in serving
-        ]
+        replicas = [self._view_replica(one, now_s) for one in serving]
         held, gauges = len(state.streams) - live.total(), replicas[0].gauges
         if held and gauges is not None:  # they wait, and no worker knows of them
             waiting = msgspec.structs.replace(gauges, waiting=gauges.waiting + held)
@@ -164,7 +184,38 @@ class TargetControl:
             theirs = bounds_of(view.ready, least, CanaryVariant.CANARY.value)
             view = replace(view, bounds=bounds_of(view.ready, least), canary_bounds=theirs)
         shown = replace(view, totals=add_totals([state.replicas.gone, view.totals]), plan=plan)
-        return replace(shown, drafts=state.drafts.views(), wishes=self._overrides, losses=dict(state.losses))
+        idle = [self._view_replica(one, now_s) for one in state.standbys.list_idle()]
+        return replace(
+            shown,
+            drafts=state.drafts.views(),
+            wishes=self._overrides,
+            losses=dict(state.losses),
+            kv_moves=dict(state.router.moves.totals),
+            health=state.health.views(now_s),
+            standbys=tuple(idle),
+            taken_over=dict(state.standbys.taken),
+        )
+
+    def _view_replica(self, replica: Replica, now_s: float) -> ReplicaView:
+        live = self._state.streams.counts[replica.name]
+        silent_s = now_s - max(replica.life.heard_s, replica.busy_s)
+        judged = self._state.health.judge(replica.parts, now_s, replica.name)
+        ready = replica.state.ready
+        return replace(
+            replica.state.view(replica.engine, live, silent_s, now_s),
+            standby=replica.standby,
+            unlike=unlike_any(ready, self._state.replicas.primary) if replica.standby and ready is not None else "",
+            held=judged.why if judged.held else "",
+        )
+
+    def hold(self, kind: PartKind, name: str, held: Held) -> None:
+        """See control.port.AdminControl."""
+        part = Part(kind, name)
+        known = self._state.list_parts()
+        if part not in known:
+            there = ", ".join(sorted(str(one) for one in known))
+            raise RequestError(f"there is no {part}; there is: {there}", status=404, code="part_not_found")
+        self._post(PartHeld(part, Health(held) if held else None))
 
     def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
         """See control.port.AdminControl."""
@@ -213,8 +264,14 @@ class TargetControl:
         finally:
             self._close_stream(submit.request_id, reader)
 
-    async def change(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> list[int]:
+    async def change(
+        self,
+        specs: Sequence[WorkerSpec],
+        drafts: Sequence[Sequence[WorkerSpec]],
+        standbys: Sequence[StandbySpec] | None = None,
+    ) -> list[int]:
         """Let these be the replicas, with the draft workers of each, while streams go on; returns their numbers.
+        `standbys` None: as before.
 
         What runs one of these specs stays, whatever it is called. New ones are started beside the old ones. When all
         are ready, those that are left over give their streams to the other replicas and are stopped. Where their tokens
@@ -224,7 +281,7 @@ class TargetControl:
         """
         async with self._changing:
             self._changed = asyncio.get_running_loop().create_future()
-            self._post(RolloutAsked(specs, list(chain.from_iterable(drafts))))
+            self._post(RolloutAsked(specs, list(chain.from_iterable(drafts)), standbys))
             try:
                 return await self._changed
             except asyncio.CancelledError:
@@ -250,6 +307,7 @@ class TargetControl:
             await asyncio.wait([self._opening])
         await self._supervisor.wait_ended()
         await self._cluster.close()
+        self._memories.close()
         self._settled.set()
 
     async def _open(self) -> None:
@@ -290,6 +348,10 @@ class TargetControl:
         match action:
             case Send(worker, command):
                 self._supervisor.send(worker, command)
+            case AskPages(worker, key, sent_id, most_bytes):
+                self._supervisor.send(worker, MoveOut(sent_id, self._memories.create(key, most_bytes)))
+            case DropPages(key):
+                self._memories.remove(key)
             case Deliver(key, delta):
                 self._hand_over(key, delta, ends=bool(delta.finish))
             case EndStream(key, error):
@@ -303,7 +365,7 @@ class TargetControl:
             case _:
                 self._tell(action)
 
-    def _tell(self, action: WakeAfter | Settle | FinishRollout | TellGauges | Notify) -> None:
+    def _tell(self, action: WakeAfter | Settle | FinishRollout | TellGauges | TellHealth | Notify) -> None:
         match action:
             case Settle():
                 self._settled.set()
@@ -318,6 +380,8 @@ class TargetControl:
                     self._changed.set_result(list(engines))
             case TellGauges(replica, before, now):
                 tell_changes(replica, before, now)
+            case TellHealth(unwell):
+                _notify(self.on_health, unwell)
             case Notify(event):
                 _notify(self.on_round, event) if isinstance(event, RoundReport) else _notify(self.on_progress, event)
             case _:

@@ -5,18 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.control.health import Part
 from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Event, Submit
 from policies.serving.failover.blame import LossKind
+from policies.serving.failover.health import Health
+from policies.serving.failover.standby import NO_RULES, FailoverRules, Readiness
+
+
+@dataclass(frozen=True, slots=True)
+class StandbySpec:
+    """A standby that is wanted. `prepare`: what prepares its model beforehand, where it is warm."""
+
+    spec: WorkerSpec
+    readiness: Readiness
+    prepare: WorkerSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersChosen:
-    """It is known which replicas are to be started, and which draft workers beside them."""
+    """It is known which replicas are to be started, which draft workers beside them, and what stands by."""
 
     targets: Sequence[WorkerSpec]
     drafts: Sequence[WorkerSpec]
+    standbys: Sequence[StandbySpec] = ()
+    failover: FailoverRules = NO_RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +96,11 @@ class StreamClosed:
 
 @dataclass(frozen=True, slots=True)
 class RolloutAsked:
-    """These are to be the replicas and the draft workers. No other rollout is under way."""
+    """These are to be the replicas and the draft workers. No other rollout is under way. `standbys` None: as before."""
 
     targets: Sequence[WorkerSpec]
     drafts: Sequence[WorkerSpec]
+    standbys: Sequence[StandbySpec] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +135,14 @@ class QuarantineReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class PartHeld:
+    """An operator keeps work away from a part (DRAINING, CORDONED), or lets it work again (None)."""
+
+    part: Part
+    state: Health | None
+
+
+@dataclass(frozen=True, slots=True)
 class Woke:
     """The time of a WakeAfter has come."""
 
@@ -140,5 +163,6 @@ ControlEvent = (
     | DrainOver
     | ControlClosed
     | QuarantineReleased
+    | PartHeld
     | Woke
 )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
+from orchestrator.control.events import StandbySpec
+from orchestrator.control.health import Part, PartHealth
 from orchestrator.control.port import PlanView
 from orchestrator.errors import OutriderError
 from orchestrator.planning.correction import Corrections, Key, key_of, scale_option
@@ -22,6 +25,7 @@ from policies.planning.shard_cost import ModelPart, context_tokens
 from policies.serving import drift
 from policies.serving.drift import Drift
 
+_LOOK_AGAIN_S = 1.0  # while another plan is being made
 _NEWEST = 0.05  # weight of the newest round in the measured tokens per second
 
 _log = logging.getLogger(__name__)
@@ -39,19 +43,34 @@ class Planned(Protocol):
     @property
     def drafts(self) -> Sequence[Sequence[WorkerSpec]]: ...
 
+    @property
+    def standbys(self) -> Sequence[StandbySpec]: ...
+
 
 class PlanExecutor(Protocol):
     """What executes a plan's changes: control.controller.TargetControl."""
 
-    async def change(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> list[int]: ...
+    async def change(
+        self,
+        specs: Sequence[WorkerSpec],
+        drafts: Sequence[Sequence[WorkerSpec]],
+        standbys: Sequence[StandbySpec] | None = None,
+    ) -> list[int]: ...
 
 
 class Planner(Protocol):
     """How plans are made; both calls may take their time, and run in a thread."""
 
-    def again(self, first: PlanProposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> Planned:
-        """Return another plan, by the factors by which costs turned out to differ from the first one's. What it needs
-        of the `running` targets has their very specs."""
+    def again(
+        self,
+        first: PlanProposal,
+        corrections: Corrections,
+        running: Sequence[WorkerSpec],
+        health: Mapping[str, tuple[float, str]],
+    ) -> Planned:
+        """Return another plan, by the factors by which costs turned out to differ from the first one's, and by the
+        `health` of devices and hosts (planning.correction). What it needs of the `running` targets has their very
+        specs."""
         ...
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
@@ -92,6 +111,8 @@ class PlanKeeper:
         self._moves = 0
         self._planned_s = clock.monotonic_s()
         self._last = ""
+        self._health: dict[str, PartHealth] = {}
+        self._later: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._marking: asyncio.Task[None] | None = None
 
@@ -137,6 +158,49 @@ class PlanKeeper:
             self._task = asyncio.get_running_loop().create_task(self._again(engine), name="plan again")
             self._task.add_done_callback(self._finish_planning)
 
+    def observe_health(self, unwell: Mapping[Part, PartHealth]) -> None:
+        """Plan again at once without devices and hosts that refuse work, and later with those that work again."""
+        before = self._refusing
+        self._health = {part.name: one for part, one in unwell.items() if part.kind in ("device", "host")}
+        if self._refusing != before:
+            self._begin_planning_without(first=bool(self._refusing - before))
+
+    @property
+    def _refusing(self) -> set[str]:
+        return {name for name, one in self._health.items() if not one.share}
+
+    def _begin_planning_without(self, *, first: bool) -> None:
+        left_s = drift.pause_s(self._plans, self._patience.pause_s) - (self._clock.monotonic_s() - self._planned_s)
+        loop = asyncio.get_running_loop()
+        if self._later is not None:
+            self._later.cancel()
+        if self._task is not None or (left_s > 0.0 and not first):
+            again = partial(self._begin_planning_without, first=False)
+            self._later = loop.call_later(max(_LOOK_AGAIN_S, left_s), again)
+            return
+        self._later = None
+        self._task = loop.create_task(self._plan_without(), name="plan without what refuses work")
+        self._task.add_done_callback(self._finish_planning)
+
+    async def _plan_without(self) -> None:
+        """Make the plan for the devices as they are now."""
+        self._plans += 1
+        self._planned_s = self._clock.monotonic_s()
+        out = self._refusing
+        told = ", ".join(sorted(out)) or "nothing"
+        _log.warning("%s refuses work: planning again", told)
+        reached = sum(
+            one.prediction.goodput_tokens_per_s / self._corrections.get(key_of(one.shards[0]), 1.0)
+            for one in self.proposal.plan.replicas
+            if not {one.shards[0].device, one.shards[0].device.partition("/")[0]} & out
+        )
+        try:
+            known = (self._first, dict(self._corrections), self._running.targets, dict(self._health))
+            await self._take(await asyncio.to_thread(self._making.again, *known), reached)
+        except OutriderError as error:
+            self._last = f"kept, though {told} refuses work: {error}"
+            _log.warning("the plan is %s", self._last)
+
     def _count(self, engine: int, tokens: int, round_ms: float) -> None:
         if round_ms > 0.0:
             weight = _NEWEST if self._tokens_per_s[engine] else 1.0
@@ -155,6 +219,8 @@ class PlanKeeper:
 
     async def close(self) -> None:
         """End a change that is under way."""
+        if self._later is not None:
+            self._later.cancel()
         for task in (self._task, self._marking):
             if task is not None:
                 task.cancel()
@@ -183,7 +249,7 @@ class PlanKeeper:
             for one in before.replicas
         )
         try:
-            known = (self._first, dict(self._corrections), self._running.targets)
+            known = (self._first, dict(self._corrections), self._running.targets, dict(self._health))
             found = await asyncio.to_thread(self._making.again, *known)
             await self._take(found, reached)
         except OutriderError as error:  # go on as before, and compare with costs as they turned out to be
@@ -206,7 +272,7 @@ class PlanKeeper:
             return
         if not drift.worth_moving(reached, promised):
             raise PlanError(f"{now}, and the best other is predicted to reach {promised:.1f} only")
-        engines = await self._control.change(found.targets, found.drafts)
+        engines = await self._control.change(found.targets, found.drafts, found.standbys)
         self._moves += 1
         self._places = {engine: number for number, engine in enumerate(engines)}
         self._tokens_per_s = [0.0 for _ in engines]

@@ -11,6 +11,7 @@ from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.messages import Delta, Gauges, Ready, Submit
 from policies.serving.canary import Figures, Interval, PromotionRule
 from policies.serving.failover.blame import LossKind
+from policies.serving.failover.health import Held, PartKind
 from policies.serving.overrides import OperatorBounds, Override
 
 
@@ -25,6 +26,25 @@ class Totals:
     generated: int = 0
     rounds: int = 0
     restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KvMoveTotals:
+    """Streams that were moved by plan: with the `pages` of their KV cache, of so many `bytes`, or `recomputed`. Those
+    with pages stood still for `seconds`, all together."""
+
+    pages: int = 0
+    recomputed: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, more: KvMoveTotals) -> KvMoveTotals:
+        return KvMoveTotals(
+            self.pages + more.pages,
+            self.recomputed + more.recomputed,
+            self.bytes + more.bytes,
+            self.seconds + more.seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +67,9 @@ class DraftView:
 class ReplicaView:
     """One replica of the target now. `engine` counts from 0; `silent_s`: for how long it has had streams and said
     nothing (0 where it has none). `spent`: it was lost too often of late, and is tried again from time to time;
-    `back_in_s`: when it can be expected to serve, by its last start. The rest is as in StateView."""
+    `back_in_s`: when it can be expected to serve, by its last start. `standby`: it takes the target's place only;
+    `unlike`: in what its tokens may differ from the target's ("": in nothing). `held`: why it takes no requests, as an
+    operator wants it. The rest is as in StateView."""
 
     engine: int
     name: str
@@ -61,6 +83,21 @@ class ReplicaView:
     silent_s: float = 0.0
     spent: bool = False
     back_in_s: float = 0.0
+    standby: bool = False
+    unlike: str = ""
+    held: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthView:
+    """A device, a host, a link or a worker that is not healthy. `state`: of
+    policies.serving.failover.health; `why`: the last failure; nothing is started there for `wait_s`."""
+
+    kind: str
+    name: str
+    state: str
+    why: str
+    wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +166,10 @@ class StateView:
     `totals` add up over the replicas. `plan`: None where nothing was left to one. `bounds` of speculation are the
     operator's (None before the first worker is ready), `canary_bounds` those of the canary's requests, `wishes` those
     of sessions and engines. `losses`: of target workers, by the replica's number and the
-    kind (policies.serving.failover.blame).
+    kind (policies.serving.failover.blame). `health`: of parts that are not healthy.
+    `standbys`: those that are loaded and do not serve; one that does is among `replicas`. `taken_over`: how often one
+    took the target's place, by "same" and "other" bits. `kv_moves`: of streams, by the number
+    of the replica that they left.
     """
 
     phase: str
@@ -148,6 +188,10 @@ class StateView:
     canary_bounds: OperatorBounds | None = None
     wishes: ActiveOverrides = NO_OVERRIDES
     losses: dict[tuple[int, LossKind], int] = field(default_factory=dict)
+    kv_moves: dict[int, KvMoveTotals] = field(default_factory=dict)
+    health: tuple[HealthView, ...] = ()
+    standbys: tuple[ReplicaView, ...] = ()
+    taken_over: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +237,10 @@ class AdminControl(Control, Protocol):
         """Set an override of speculation for a session (`user`), for an engine, or for all engines where neither is
         named. None takes it back; where neither is named, everybody's. It holds for requests that start from now on.
         Raises RequestError."""
+        ...
+
+    def hold(self, kind: PartKind, name: str, held: Held) -> None:
+        """Keep work away from a part, or let it work again. Raises RequestError 404 where there is no such part."""
         ...
 
     def list_quarantined(self) -> list[QuarantinedView]:

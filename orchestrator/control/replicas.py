@@ -12,6 +12,7 @@ from itertools import chain, count
 
 from orchestrator.control.actions import Action, LogLine
 from orchestrator.control.affinity import SeenPrefixes
+from orchestrator.control.health import Part, list_parts
 from orchestrator.control.port import Totals
 from orchestrator.control.state import FAILED, TargetState, add_totals, effective_places, fold_round, kind_of, unlike
 from orchestrator.control.worker_life import Stage, WorkerLife, WorkerLives
@@ -25,9 +26,11 @@ _ENOUGH_PROGRESSED = 2  # one of them is not the one that is blamed
 
 
 class Rank(Enum):
-    """Of a replica. One that is joining is made ready and gets no streams. One that serves gets them. One that is
-    retiring is left with the streams that only it can go on with to the bit. One that leaves is being stopped."""
+    """Of a replica. A standby waits until no replica serves. One that is joining is made ready and gets no streams. One
+    that serves gets them. One that is retiring is left with the streams that only it can go on with to the bit. One
+    that leaves is being stopped."""
 
+    STANDBY = "standby"
     JOINING = "joining"
     SERVING = "serving"
     RETIRING = "retiring"
@@ -37,14 +40,16 @@ class Rank(Enum):
 @dataclass(slots=True, eq=False)
 class Replica:
     """`engine` is its place among the replicas, from 0. `name` is unique, also among replicas whose spec has the same.
-    `busy_s`: when it got the first of its streams. Of its worker: `runs` counts the streams that it was sent,
-    `progressed` names the first of them that had a token, `death` is the number of its death (None while it lives)."""
+    `standby`: it takes the target's place only. `busy_s`: when it got the first of its streams. Of its worker: `runs`
+    counts the streams that it was sent, `progressed` names the first of them that had a token, `death` is the number of
+    its death (None while it lives)."""
 
     life: WorkerLife
     name: str
     engine: int
     state: TargetState
     rank: Rank
+    standby: bool = False
     busy_s: float = 0.0
     runs: int = 0
     progressed: set[str] = field(default_factory=set)
@@ -76,6 +81,11 @@ class Replica:
         """Another worker is there."""
         self.runs, self.progressed, self.death = 0, set(), None
         self.state.where, self.state.due_s = where, now_s
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The device and the host that it runs on."""
+        return list_parts(self.spec)
 
     @property
     def kind(self) -> tuple[str, ...]:
@@ -122,6 +132,11 @@ class Replicas:
         return self.list_ranked(Rank.SERVING)
 
     @property
+    def primary(self) -> list[Replica]:
+        """Those that get requests, standbys left out."""
+        return [replica for replica in self.serving if not replica.standby]
+
+    @property
     def with_streams(self) -> list[Replica]:
         """Those that may have streams."""
         return self.list_ranked(Rank.SERVING, Rank.RETIRING)
@@ -137,6 +152,10 @@ class Replicas:
         replica = Replica(self._lives.create(spec, f"worker {name}"), name, engine, TargetState(name), rank)
         self._by_worker[replica.worker] = replica
         return replica
+
+    def create_life(self, spec: WorkerSpec, title: str) -> WorkerLife:
+        """Return a place for a worker that is no replica."""
+        return self._lives.create(spec, title)
 
     def dismiss(self, replica: Replica) -> list[Action]:
         """End a replica's worker; it is forgotten once that has ended."""
@@ -182,6 +201,13 @@ class Replicas:
 
     def _successor(self, old: Replica) -> Replica | None:
         return next((one for one in self.serving if one.engine == old.engine), None)
+
+
+def unlike_any(ready: Ready, others: Sequence[Replica]) -> str:
+    """Return in what a worker differs from the first of others that is known, so that its tokens may too; "" in
+    nothing."""
+    known = next((one.state.ready for one in others if one.state.ready is not None), None)
+    return unlike(ready, known) if known is not None else ""
 
 
 def compare(replica: Replica, ready: Ready, others: Sequence[Replica]) -> tuple[str, list[Action]]:

@@ -38,7 +38,7 @@ class Rollout:
 
     def ask(self, specs: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec]) -> list[Action]:
         """Begin a change: start what is missing, beside what serves. See controller.TargetControl.change."""
-        serving = self._replicas.serving
+        serving = self._replicas.primary
         made = arrange_replicas(serving, specs)
         coming = [self._replicas.create(spec, engine, Rank.JOINING) for engine, spec in made.coming]
         leaving = [replica for replica in serving if replica.engine not in made.kept]
@@ -64,6 +64,8 @@ class Rollout:
             elif all(one.serving for one in change.coming):
                 actions += self._switch(change, now_s)
         for old in self._replicas.list_ranked(Rank.RETIRING):
+            if old.standby and not self._replicas.closed:
+                continue  # it stands by again
             if self._replicas.closed or old.state.phase == FAILED or self._router.is_drained(old):
                 actions += self._replicas.dismiss(old)
         return actions + self._finish()
@@ -71,7 +73,7 @@ class Rollout:
     def _compare_ready(self, change: _Change) -> list[Action]:
         """Compare each new replica once, as soon as it is ready, with those that stay and its fellows."""
         actions: list[Action] = []
-        stay = [replica for replica in self._replicas.serving if replica not in change.leaving]
+        stay = [replica for replica in self._replicas.primary if replica not in change.leaving]
         for one in change.coming:
             if one.state.ready is not None and one not in change.compared:
                 change.compared.append(one)

@@ -8,35 +8,45 @@ from device_profiles.units import MS_PER_S
 from orchestrator.control.actions import Action, EndStream, LogLine, Send
 from orchestrator.control.affinity import block_keys
 from orchestrator.control.blame import Witness
+from orchestrator.control.health import HealthBoard
+from orchestrator.control.kv_moves import KvMoves
 from orchestrator.control.overrides import bounds_of, resolve_overrides
 from orchestrator.control.replicas import Rank, Replica, Replicas
 from orchestrator.control.state import FAILED
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Cancel
+from policies.serving.failover.health import Health
+from policies.serving.failover.standby import OtherBits
 from policies.serving.fair_order import hold_back
 from policies.serving.replica_load import predict_prefill_ms, predict_tpot_ms
 from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
 
+_NO_RISKS: Mapping[str, str] = {}
 TRIAL_PATIENCE_S = 20.0
 """So long a suspect waits for a worker that has run nothing; then a replica gives up its streams for it."""
 
 
 class Router:
     """Routes `streams` over `replicas`. Those that are retiring keep the streams that only they can go on with to the
-    bit, and take no others. `least_depth`: see ControlLimits."""
+    bit, and take no others. `least_depth`: see ControlLimits; `other_bits`: what standbys may do whose tokens can
+    differ."""
 
-    def __init__(self, replicas: Replicas, streams: Streams, least_depth: int = 0) -> None:
+    def __init__(self, replicas: Replicas, streams: Streams, health: HealthBoard, least_depth: int = 0) -> None:
         self._replicas = replicas
+        self._health = health
         self._streams = streams
         self._least_depth = least_depth
+        self.moves = KvMoves(streams, self._choose_next)
+        self.other_bits: OtherBits = "new_requests"
         self._reserved = ""  # the replica that is emptied for a suspect
 
     def feed(self, now_s: float) -> list[Action]:
         """Send every stream that is due, and those that wait behind others while another replica has a place."""
+        moved = self.moves.advance(now_s)
         if not len(self._streams):
-            return []
-        sent = [*self._reserve(now_s), *self._send_due(now_s)]
+            return moved
+        sent = [*moved, *self._reserve(now_s), *self._send_due(now_s)]
         taken = self._take_back_waiting(now_s)
         return [*sent, *taken, *(self._send_due(now_s) if taken else [])]
 
@@ -54,9 +64,13 @@ class Router:
     def retire(self, replica: Replica, now_s: float) -> tuple[int, list[Action]]:
         """Take the streams back from a replica that retires, but for those that only it can go on with;
         returns how many. They are due again."""
-        moves = any(other.kind == replica.kind for other in self._replicas.serving)
+        moves = any(
+            other.kind == replica.kind and not self._refuses(other, now_s)
+            for other in self._replicas.serving
+            if other is not replica
+        )
         taken = [stream for stream in self._streams.at(replica.name) if moves or not stream.kind]
-        return len(taken), [action for stream in taken for action in self._recall(stream, now_s)]
+        return len(taken), self._take(replica, taken, now_s)
 
     def recall_streams(self, replica: Replica, now_s: float) -> list[Witness]:
         """Take all streams back from a replica whose worker is gone; returns those that ran there."""
@@ -100,7 +114,8 @@ class Router:
             sent = self._streams.send(stream, found.name, found.kind)
             bounds = bounds_of(found.state.ready, self._least_depth, stream.submit.lane)
             sent, stream.speculation = resolve_overrides(sent, stream.overrides, found.engine, bounds)
-            actions.append(Send(found.worker, sent))
+            sent, told = self.moves.give(stream, sent, found, now_s)
+            actions += [Send(found.worker, sent), *told]
             if several:
                 actions.append(
                     LogLine("debug", "request %s goes to %s: %s", (stream.key, found.name, format_route(routed)))
@@ -140,8 +155,23 @@ class Router:
         self._reserved = taken.name
         text = "worker %s is emptied: request %s, which may have ended its worker, is to run there alone"
         line = LogLine("warning", text, (taken.name, due[0].key))
-        streams = self._streams.at(taken.name)
-        return [line, *(action for stream in streams for action in self._recall(stream, now_s))]
+        return [line, *self._take(taken, self._streams.at(taken.name), now_s)]
+
+    def _take(self, replica: Replica, streams: Sequence[Stream], now_s: float) -> list[Action]:
+        """Take streams from a replica whose worker still answers: with their KV cache where that is of use."""
+        actions: list[Action] = []
+        placed = self._streams.at(replica.name)[: replica.places]
+        for stream in streams:
+            stays, told = self.moves.want(stream, replica, now_s) if stream.gained or stream in placed else (False, [])
+            actions += [*told, *([] if stays else self._recall(stream, now_s))]
+        return actions
+
+    def _choose_next(self, stream: Stream, now_s: float) -> tuple[Replica | None, int]:
+        """Return where a stream would go now, and how many of its tokens are remembered there."""
+        prefix = self._prefix(stream)
+        routed = self._choose_route(stream, prefix, now_s)
+        found = next((one for one in self._replicas.with_streams if one.name == routed.replica), None)
+        return found, found.prefixes.count_cached_tokens(prefix) if found is not None else 0
 
     def _recall(self, stream: Stream, now_s: float) -> list[Action]:
         cancelled = self._cancel(stream)
@@ -156,6 +186,8 @@ class Router:
     def _choose_route(self, stream: Stream, prefix: Sequence[int], now_s: float) -> Route:
         every = self._replicas.with_streams
         can_go_on = [one for one in every if stream.kind and one.state.phase != FAILED and one.kind == stream.kind]
+        if self.other_bits == "streams" and not any(one.serving for one in can_go_on):
+            can_go_on = []
         stay = any(one.rank is Rank.SERVING for one in can_go_on)
         retiring = self._replicas.list_ranked(Rank.RETIRING)
         outs = {one.name: "is being replaced" for one in retiring if stay or one not in can_go_on}
@@ -164,8 +196,38 @@ class Router:
         elsewhere = [one for one in every if one.serving and one.name not in stream.failed_at and one.name not in outs]
         if elsewhere:
             outs |= dict.fromkeys(stream.failed_at, "computed no finite number for it")
-        outs |= self._bar(stream, every, now_s)
-        return choose_route(stream, prefix, every, self._streams, outs)
+        outs |= self._list_standing_by(stream, can_go_on, now_s) | self._bar(stream, every, now_s)
+        judged = {one.name: self._health.judge(one.parts, now_s, one.name) for one in every}
+        outs |= {name: one.why for name, one in judged.items() if one.held}
+        well = [one for one in every if one.serving and one.name not in outs and not judged[one.name].refuses]
+        sound = [one for one in well if judged[one.name].state is not Health.HALF_OPEN]
+        for one in every if well else []:  # what may be broken is better than nothing
+            judgement = judged[one.name]
+            if judgement.refuses:
+                outs[one.name] = judgement.why
+            elif judgement.state is Health.HALF_OPEN and sound and self._streams.counts[one.name]:
+                outs[one.name] = f"is tried with one stream: {judgement.why}"
+        risks = {name: one.why for name, one in judged.items() if one.state is Health.SUSPECT}
+        return choose_route(stream, prefix, every, self._streams, outs, risks)
+
+    def _takes_more(self, replica: Replica, now_s: float) -> bool:
+        """True where a replica may have another stream: of a half-open one's trial there is one."""
+        judgement = self._health.judge(replica.parts, now_s, replica.name)
+        if judgement.state is Health.HALF_OPEN:
+            return not self._streams.counts[replica.name]
+        return not judgement.refuses
+
+    def _refuses(self, replica: Replica, now_s: float) -> bool:
+        return self._health.judge(replica.parts, now_s, replica.name).refuses
+
+    def _list_standing_by(self, stream: Stream, can_go_on: Sequence[Replica], now_s: float) -> dict[str, str]:
+        """Say of active standbys that they take nothing while the target serves, but for what only they go on with."""
+        standbys = [one for one in self._replicas.serving if one.standby]
+        if not standbys or (can_go_on and all(one.standby for one in can_go_on)):
+            return {}
+        able = [one for one in self._replicas.primary if one.serving and one.name not in stream.failed_at]
+        serves = any(self._takes_more(one, now_s) for one in able)
+        return {one.name: "stands by: the target serves" for one in standbys} if serves else {}
 
     def _bar(self, stream: Stream, replicas: Sequence[Replica], now_s: float) -> dict[str, str]:
         """Say of some replicas why they do not take a stream while there are suspects. A suspect goes where nothing but
@@ -198,14 +260,16 @@ def choose_route(
     replicas: Sequence[Replica],
     streams: Streams,
     outs: Mapping[str, str],
+    risks: Mapping[str, str] = _NO_RISKS,
 ) -> Route:
     """Return where a stream goes, by the keys of its prompt's blocks (control.affinity). `outs` says of some replicas
-    why they do not take it."""
+    why they do not take it, `risks` why they may be lost."""
     states = []
     for replica in replicas:
         out = outs.get(replica.name, "") if replica.serving else replica.state.phase
         cached = 0 if streams.is_suspect(stream) else replica.prefixes.count_cached_tokens(prefix)
-        states.append(_state(replica, out, streams.counts[replica.name], cached, replicas))
+        risk = risks.get(replica.name, "")
+        states.append(_state(replica, out, streams.counts[replica.name], cached, replicas, risk))
     tokens = len(stream.submit.prompt) + len(stream.committed)
     left = stream.submit.max_tokens - len(stream.committed)
     return route(states, RoutedRequest(tokens, min(left, streams.latency.output_tokens)))
@@ -217,7 +281,9 @@ def format_route(route: Route) -> str:
     return f"{route.reason}; not {others}" if others else route.reason
 
 
-def _state(replica: Replica, out: str, live: int, cached_tokens: int, replicas: Sequence[Replica]) -> ReplicaState:
+def _state(
+    replica: Replica, out: str, live: int, cached_tokens: int, replicas: Sequence[Replica], risk: str
+) -> ReplicaState:
     ready, gauges = replica.state.ready, replica.state.gauges
     block_tokens, blocks = (ready.block_tokens, ready.kv_blocks) if ready is not None else (0, 0)
     places = replica.places
@@ -233,6 +299,7 @@ def _state(replica: Replica, out: str, live: int, cached_tokens: int, replicas: 
         cached_prompt_tokens=cached_tokens,
         tpot_ms=predict_tpot_ms(replica.pace, paces, min(running + 1, places)),
         prefill_ms_per_token=predict_prefill_ms(paces),
+        risk=risk,
         serving=not out,
         why_not=out,
     )

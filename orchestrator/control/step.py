@@ -10,7 +10,16 @@ from collections import Counter
 
 import msgspec
 
-from orchestrator.control.actions import Action, EndStream, LogLine, Notify, Settle, TellGauges, WakeAfter
+from orchestrator.control.actions import (
+    Action,
+    EndStream,
+    LogLine,
+    Notify,
+    Settle,
+    TellGauges,
+    TellHealth,
+    WakeAfter,
+)
 from orchestrator.control.blame import NO_RETRY, Blame, refuse
 from orchestrator.control.draft_workers import DraftWorkers
 from orchestrator.control.events import (
@@ -20,6 +29,7 @@ from orchestrator.control.events import (
     ControlEvent,
     DrainBegun,
     DrainOver,
+    PartHeld,
     QuarantineReleased,
     RolloutAsked,
     RolloutDropped,
@@ -32,19 +42,22 @@ from orchestrator.control.events import (
     WorkersChosen,
     WorkerStarted,
 )
+from orchestrator.control.health import HealthBoard, Part, PartHealth
 from orchestrator.control.replicas import ALIKE, Rank, Replica, Replicas, compare
 from orchestrator.control.rollout import Rollout
 from orchestrator.control.router import Router
+from orchestrator.control.standbys import Standbys
 from orchestrator.control.state import FAILED, STARTING
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.control.watch import Watch, Watched
 from orchestrator.control.worker_life import NO_DEATH, WorkerLives
 from orchestrator.errors import RequestError
 from orchestrator.workers.draft_messages import DraftLink
-from orchestrator.workers.messages import Failed, Gauges, Progress, Ready, Refused, RoundReport
+from orchestrator.workers.messages import Failed, Gauges, MovedIn, MovedOut, Progress, Ready, Refused, RoundReport
 from policies.serving.failover.blame import LossKind
+from policies.serving.failover.health import Health
 
-_WATCHED = (Rank.JOINING, Rank.SERVING, Rank.RETIRING)
+_WATCHED = (Rank.STANDBY, Rank.JOINING, Rank.SERVING, Rank.RETIRING)
 _SHUTTING_DOWN = "the server is shutting down; send the request again"
 
 
@@ -58,10 +71,20 @@ class State:
         self.streams = Streams(self.blame)
         self.replicas = Replicas(lives)
         self.drafts = DraftWorkers(lives)
-        self.router = Router(self.replicas, self.streams, least_depth)
+        self.health = HealthBoard()
+        self.router = Router(self.replicas, self.streams, self.health, least_depth)
         self.rollout = Rollout(self.replicas, self.router, self.drafts)
+        self.standbys = Standbys(self.replicas, self.router, self.drafts, self.health)
         self.draining = False
+        self.given_up = False
+        self.unwell: dict[Part, PartHealth] = {}
         self.losses: Counter[tuple[int, LossKind]] = Counter()
+
+    def list_parts(self) -> set[Part]:
+        """Return every part that a worker is, or is to be, on."""
+        replicas = [*self.replicas.with_streams, *self.standbys.list_idle()]
+        found = {part for replica in replicas for part in replica.parts}
+        return found | {Part("worker", replica.name) for replica in replicas}
 
     def list_watched(self) -> list[Watched]:
         """Return the workers that have something to do, and since when."""
@@ -79,6 +102,9 @@ def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
     follows all of that. Raises RequestError where a stream cannot be opened; nothing has changed then."""
     actions = _fold(state, event, now_s)
     actions += state.rollout.advance(now_s)
+    actions += state.standbys.advance(now_s)
+    actions += _give_up_if_hopeless(state)
+    actions += _watch_health(state, now_s)
     if not state.replicas.closed:
         actions += state.router.feed(now_s)
         look_s = state.watch.schedule_look(state.list_watched(), now_s)
@@ -90,6 +116,8 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
     match event:
         case WorkerStarted() | WorkerSaid() | WorkerEnding() | WorkerEnded():
             replica = state.replicas.find(event.worker)
+            if replica is None and state.standbys.find_preparing(event.worker):
+                return state.standbys.observe_preparing(event, now_s)
             if replica is None:
                 return state.drafts.observe(event, now_s)
             return _fold_worker_event(state, replica, event, now_s)
@@ -100,20 +128,27 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
             stream = state.streams.find(event.stream)
             return state.router.end(stream) if stream is not None else []
         case RolloutAsked():
-            return state.rollout.ask(event.targets, event.drafts)
+            chosen = (
+                [] if event.standbys is None else state.standbys.choose(event.standbys, state.standbys.rules, now_s)
+            )
+            return [*chosen, *state.rollout.ask(event.targets, event.drafts)]
         case RolloutDropped():
             return state.rollout.drop()
         case QuarantineReleased():
             state.blame.release(event.digests)
             return []
+        case PartHeld():
+            return _hold_part(state, event.part, event.state, now_s)
         case Woke():
             return _end_hung(state, now_s)
         case _:
-            return _fold_phase(state, event)
+            return _fold_phase(state, event, now_s)
 
 
 def _fold_phase(
-    state: State, event: WorkersChosen | ClusterOpened | ClusterFailed | DrainBegun | DrainOver | ControlClosed
+    state: State,
+    event: WorkersChosen | ClusterOpened | ClusterFailed | DrainBegun | DrainOver | ControlClosed,
+    now_s: float,
 ) -> list[Action]:
     """From nothing to serving, and from there to the end."""
     live = len(state.streams)
@@ -121,13 +156,17 @@ def _fold_phase(
         case WorkersChosen():
             for engine, spec in enumerate(event.targets):
                 state.replicas.create(spec, engine, Rank.SERVING)
-            return state.drafts.run_these(event.drafts)
+            state.router.other_bits = event.failover.other_bits
+            return [
+                *state.standbys.choose(event.standbys, event.failover, now_s),
+                *state.drafts.run_these(event.drafts),
+            ]
         case ClusterOpened():
             return [action for replica in state.replicas.serving for action in replica.life.begin()]
         case ClusterFailed():
             for replica in state.replicas.serving:
                 replica.state.mark_failed(event.cause)
-            return _give_up(state, event.cause)
+            return state.standbys.choose((), state.standbys.rules, now_s)
         case DrainBegun():
             state.draining = True
             text = "draining: %d streams are being finished, for %g s at most"
@@ -137,7 +176,8 @@ def _fold_phase(
             return [*([line] if live else []), *_end_streams(state, _SHUTTING_DOWN)]
         case ControlClosed():
             state.draining = True
-            return [*_end_streams(state, _SHUTTING_DOWN), *state.drafts.close(), *state.replicas.close()]
+            closed = [*state.standbys.close(), *state.drafts.close(), *state.replicas.close()]
+            return [*_end_streams(state, _SHUTTING_DOWN), *closed]
 
 
 def _fold_worker_event(
@@ -162,9 +202,9 @@ def _fold_worker_event(
 def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -> list[Action]:
     """Fold an event of a replica's worker. Of one that is joining or leaving nobody waits for anything."""
     event = said.event
-    if replica.rank in (Rank.JOINING, Rank.LEAVING):
+    if replica.rank in (Rank.JOINING, Rank.LEAVING, Rank.STANDBY):
         replica.state.observe(event)
-        return []
+        return state.standbys.observe_ready(replica) if isinstance(event, Ready) else []
     if isinstance(event, RoundReport):
         return _fold_round(state, replica, event, now_s)
     if isinstance(event, Ready):
@@ -176,7 +216,13 @@ def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -
             return [TellGauges(replica.name, before, event)]
         case Progress():
             return [Notify(event)]
+        case MovedOut():
+            return state.router.moves.observe_out(event, now_s)
+        case MovedIn():
+            return state.router.moves.observe_in(event, now_s)
         case DraftLink():
+            up, link = event.state == "connected", f"{replica.name}-{event.name}"
+            state.health.observe_link(link, connected=up, reason=event.reason, now_s=now_s)
             return state.drafts.observe_link(replica.name, event)
         case Refused():
             stream = state.streams.find_sent(event.request_id)
@@ -201,6 +247,7 @@ def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float)
     if replica.engine:
         deltas = [msgspec.structs.replace(delta, engine=replica.engine) for delta in done.deltas]
         done = msgspec.structs.replace(done, deltas=deltas, engine=replica.engine)
+    state.health.observe_round(replica.name, replica.parts, done, now_s)
     told = [one for delta in done.deltas if (one := state.streams.deliver(delta, now_s)) is not None]
     delivered = sum(len(one.delta.tokens) for one in told)
     for one in told:
@@ -214,8 +261,8 @@ def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float)
 def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> list[Action]:
     """Let a worker serve, unless its tokens would differ from those that streams have."""
     actions: list[Action] = []
-    if replica.rank is Rank.SERVING and replica.state.ready is None:
-        why, actions = compare(replica, ready, state.replicas.serving)
+    if replica.rank is Rank.SERVING and replica.state.ready is None and not replica.standby:
+        why, actions = compare(replica, ready, state.replicas.primary)
         if why:
             alike = f"its tokens would differ from the other replicas'; {ALIKE}"
             refused = Failed(f"{replica.name} serves with {why}: {alike}", restartable=False)
@@ -238,6 +285,9 @@ def _lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now
     replica.death = state.blame.number_death()
     cause, kind = replica.life.explain(cause, kind)
     replica.state.mark_worker_lost(cause)
+    if not state.replicas.closed:
+        state.health.observe_loss(replica.name, replica.parts, kind, replica.life.failure_kind, cause, now_s)
+        state.standbys.observe_lost(replica)
     if state.replicas.closed or replica.rank not in (Rank.SERVING, Rank.RETIRING):
         return []
     state.losses[replica.engine, kind] += 1
@@ -258,7 +308,10 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
     number = replica.death if replica.death is not None else NO_DEATH
     hopeless = replica.rank is Rank.JOINING or not any(one.life.served for one in state.replicas.with_streams)
     explained = state.blame.explained
-    loss = replica.life.observe_end(cause, kind, now_s, number=number, explained=explained, hopeless=hopeless)
+    wait_s = state.health.wait_s(replica.parts, now_s)
+    loss = replica.life.observe_end(
+        *(cause, kind, now_s), number=number, explained=explained, hopeless=hopeless, wait_s=wait_s
+    )
     if loss.restart:
         replica.state.mark_restarting(loss.restart, now_s + loss.after_s, spent=loss.spent)
     actions += loss.actions
@@ -268,9 +321,7 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
         replica.state.mark_failed(loss.failure)
         actions.append(LogLine("error", "worker %s failed: %s", (replica.name, loss.failure)))
         if replica.rank is Rank.SERVING:
-            given_up = all(other.state.phase == FAILED for other in state.replicas.serving)
-            after = _give_up(state, loss.failure) if given_up else state.drafts.detach_target(replica.name)
-            actions += after
+            actions += state.drafts.detach_target(replica.name)
     state.replicas.forget_ended(replica)
     return actions
 
@@ -286,8 +337,45 @@ def _end_hung(state: State, now_s: float) -> list[Action]:
     return actions
 
 
+def _hold_part(state: State, part: Part, held: Health | None, now_s: float) -> list[Action]:
+    """Keep work away from a part, as an operator asks, or let it work again. A part that drains gives its streams to
+    others that can go on with them; what they cannot take, it finishes."""
+    state.health.hold(part, held)
+    actions: list[Action] = [LogLine("info", "%s: %s", (part, held.value if held is not None else "may work again"))]
+    for replica in state.replicas.with_streams if held is Health.DRAINING else []:
+        if part in (*replica.parts, Part("worker", replica.name)):
+            actions += state.router.retire(replica, now_s)[1]
+    return actions
+
+
+def _watch_health(state: State, now_s: float) -> list[Action]:
+    """Cordon what has drained, and tell whoever plans when the health of a part has changed."""
+    for part in state.health.list_held(Health.DRAINING):
+        on_it = [one for one in state.replicas.with_streams if part in (*one.parts, Part("worker", one.name))]
+        if not any(state.streams.counts[one.name] for one in on_it):
+            state.health.hold(part, Health.CORDONED)
+    known, state.unwell = state.unwell, state.health.weigh_parts(now_s)
+    shares = {part: one.share for part, one in state.unwell.items()}
+    if shares == {part: one.share for part, one in known.items()}:
+        return []
+    refusing = [part for part, share in shares.items() if not share]
+    fresh = [part for part in refusing if part not in known or known[part].share]
+    lines = [LogLine("warning", "%s: it takes nothing new", (state.unwell[part].why,)) for part in fresh]
+    waits = [wait_s for part in refusing if (wait_s := state.health.wait_s([part], now_s))]
+    return [*lines, TellHealth(state.unwell), *(WakeAfter(wait_s) for wait_s in waits)]
+
+
+def _give_up_if_hopeless(state: State) -> list[Action]:
+    """Give up, once, where all replicas have failed and no standby can take their place."""
+    serving = state.replicas.serving
+    hopeless = bool(serving) and all(one.state.phase == FAILED for one in serving) and not state.standbys.can_help
+    if hopeless is state.given_up:
+        return []
+    state.given_up = hopeless
+    return _give_up(state, serving[0].state.detail) if hopeless else []
+
+
 def _give_up(state: State, cause: str) -> list[Action]:
-    """No replica will ever serve."""
     return [Settle(), *_end_streams(state, f"the model has failed: {cause}"), *state.drafts.close()]
 
 

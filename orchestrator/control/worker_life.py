@@ -10,7 +10,7 @@ from itertools import count
 from orchestrator.control.actions import Action, LogLine, StartWorker, StopWorker
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.draft_messages import DraftReady
-from orchestrator.workers.messages import Event, Failed, Ready, RoundReport, StillWorking
+from orchestrator.workers.messages import Event, Failed, FailureKind, Ready, RoundReport, StillWorking
 from policies.serving.failover.blame import LOSS_KINDS, LossKind
 from policies.serving.failover.restarts import RestartBudget
 from policies.serving.failover.watchdog import Pulse
@@ -69,6 +69,11 @@ class WorkerLife:
     def running(self) -> bool:
         """True while there is a process that is not being ended."""
         return self.stage is Stage.RUNNING
+
+    @property
+    def failure_kind(self) -> FailureKind:
+        """What its worker said of its end."""
+        return self._failure.kind if self._failure is not None else ""
 
     @property
     def coming(self) -> bool:
@@ -140,9 +145,11 @@ class WorkerLife:
         number: int = NO_DEATH,
         explained: Container[int] = (),
         hopeless: bool = False,
+        wait_s: float = 0.0,
     ) -> Loss:
         """The worker is gone: return what follows. `number`: of its death; those `explained` spend no budget.
-        `hopeless`: nothing of its kind ever served, so a spent budget is the end."""
+        `hopeless`: nothing of its kind ever served, so a spent budget is the end. `wait_s`: before which nothing is to
+        be started where it was."""
         self.stage = Stage.IDLE
         failure = self._failure
         cause, kind = self.explain(cause, kind)
@@ -155,7 +162,7 @@ class WorkerLife:
         self.budget = self.budget.forgive(frozenset(one.number for one in self.budget.made if one.number in explained))
         if hopeless and self.budget.is_spent(kind):
             return Loss(cause, failure=self.budget.describe_end(kind))
-        after_s, restart = self.budget.delay_s(kind), self.budget.describe(kind)
+        after_s, restart = max(wait_s, self.budget.delay_s(kind)), self.budget.describe(kind)
         line = LogLine("warning", "%s lost: %s; %s follows in %.1f s", (self.title, cause, restart, after_s))
         return Loss(
             cause,

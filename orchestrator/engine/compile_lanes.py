@@ -45,8 +45,12 @@ class CompileLanes:
         self._large = SideLane("large grammars", gives_way=True)
 
     def warm_up(self) -> None:
-        """Load what every grammar needs, so that the first one does not wait for that."""
-        self._small.submit(self._compile_grammar, Submit("", [], 0, grammar=Grammar("regex", "a")))
+        """Load what every grammar needs, so that the first one does not wait for that. Nothing else runs meanwhile:
+        the tokenizer's library keeps the GIL."""
+        try:
+            self._compile_grammar(Submit("", [], 0, grammar=Grammar("regex", "a")))
+        except Exception:  # whoever needs a grammar is told
+            traceback.print_exc()
 
     def add(self, request: Submit, arrived_s: float) -> None:
         """Take in a request with a grammar."""

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from adapters.contract import DeviceLost, ForwardResult, GrammarFailed, GrammarTooComplex, LoadedModel, OutOfMemory
+from adapters.contract import (
+    CapacityError,
+    DeviceLost,
+    ForwardResult,
+    GrammarFailed,
+    GrammarTooComplex,
+    LoadedModel,
+    OutOfMemory,
+    Unsupported,
+)
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.drafting.chain import ChainDrafter
@@ -15,13 +24,15 @@ from orchestrator.engine.batch import ScheduledSequence, rows_of
 from orchestrator.engine.constraints import RowConstraints
 from orchestrator.engine.draft_counts import DrafterCounts, RoundDraftCounts
 from orchestrator.engine.grammar import Grammars
+from orchestrator.engine.kv_mover import KvMover, TakenPages
 from orchestrator.engine.prefix_cache import PrefixCache
 from orchestrator.engine.request_checks import problem_with
 from orchestrator.engine.scheduler import Scheduler
 from orchestrator.engine.sequence import NO_SLOT, SequenceState
 from orchestrator.engine.speculator import Speculator
 from orchestrator.engine.verifier import Verdict, Verifier
-from orchestrator.workers.messages import Delta, Gauges, Refused, RoundReport, Submit
+from orchestrator.workers.messages import Delta, Gauges, MovedIn, MovedOut, Refused, RoundReport, SharedMemory, Submit
+from orchestrator.workers.shared_memory import SharedMemoryFailed
 from policies.sampling import NotFinite, Row, ToleranceGoal, VerifiedDraft
 from policies.serving.acceptance_alarm import THRESHOLD
 from policies.serving.slo import NO_OBJECTIVES, Objectives
@@ -35,7 +46,8 @@ class DecodeLoop:
     forward that decodes and prefills. `prefix_reuse`: requests begin with what earlier ones computed.
     `grammars` starts the grammars that requests ask for. `tolerance` is what the rule of that name is to reach.
     `low_acceptance_rate`: drafters below it are warned of.
-    `objectives`: what requests are to have. `expected_ms`: the predicted time of the round that runs.
+    `objectives`: what requests are to have. `mover`: of KV pages. `expected_ms`: the predicted time of the round that
+    runs.
     """
 
     def __init__(
@@ -53,7 +65,9 @@ class DecodeLoop:
         grammars: Grammars,
         low_acceptance_rate: float = THRESHOLD,
         objectives: Objectives = NO_OBJECTIVES,
+        mover: KvMover | None = None,
     ) -> None:
+        self.mover = mover or KvMover(target, "")
         self._target = target
         self._grammars = grammars
         self._watch = AcceptanceMonitor(low_acceptance_rate)
@@ -74,6 +88,8 @@ class DecodeLoop:
         self._by_drafter = DrafterCounts()
         self._verifier = Verifier(tolerance)
         self._failed: list[Refused] = []
+        self._moved_in: list[MovedIn] = []
+        self._taking_in_ms = 0.0
         self._not_finite = 0
         self._rounds = 0
         self.expected_ms = 0.0
@@ -94,9 +110,11 @@ class DecodeLoop:
             with suppress(GrammarFailed):  # `submit` says why
                 self._grammars.prepare(request.grammar)
 
-    def submit(self, request: Submit, arrived_s: float | None = None) -> Refused | None:
+    def submit(
+        self, request: Submit, arrived_s: float | None = None, pages: TakenPages | None = None
+    ) -> Refused | None:
         """Queue a request; returns why not, where it can never be served. `arrived_s`: when it came, by the clock,
-        where that was not now."""
+        where that was not now. `pages`: what it is to begin with."""
         problem = problem_with(request, self._target)
         if problem:
             return Refused(request.request_id, problem, "invalid")
@@ -105,13 +123,37 @@ class DecodeLoop:
         except GrammarFailed as error:
             return Refused(request.request_id, f"the grammar cannot be used: {error}", "invalid")
         came_s = self._clock.monotonic_s() if arrived_s is None else arrived_s
-        self._scheduler.add(SequenceState.open(request, came_s, self._target.capabilities, rules))
+        sequence = SequenceState.open(request, came_s, self._target.capabilities, rules)
+        sequence.pages = pages
+        self._scheduler.add(sequence)
         return None
 
     def failures(self) -> list[Refused]:
         """Return, once, the requests that the last rounds could not go on with; they are gone."""
         failed, self._failed = self._failed, []
         return failed
+
+    def list_moved_in(self) -> list[MovedIn]:
+        """Return, once, what came of the pages of requests that were given a slot."""
+        moved, self._moved_in = self._moved_in, []
+        return moved
+
+    def move_out(self, request_id: str, memory: SharedMemory) -> MovedOut:
+        """Forget a request, and before that write its KV cache to shared memory. Raises what adapters raise when their
+        device fails."""
+        started_s = self._clock.monotonic_s()
+        sequence = self._scheduler.withdraw(request_id)
+        pages, why = None, "nothing of it was computed"
+        if sequence is not None and sequence.cached > 0 and not sequence.scores_prompt:
+            try:
+                pages, why = self.mover.write(sequence.slot, sequence.tokens[: sequence.cached], memory), ""
+            except SharedMemoryFailed as error:
+                why = str(error)
+        if sequence is not None:
+            self._retire(sequence, keep=False)
+        else:  # as in `cancel`
+            self._speculator.end(request_id, keep=False)
+        return MovedOut(request_id, pages, (self._clock.monotonic_s() - started_s) * MS_PER_S, why)
 
     def cancel(self, request_id: str) -> None:
         """Forget a request, running or waiting; its slot is free at once. Unknown ids are ignored."""
@@ -127,6 +169,7 @@ class DecodeLoop:
         Every committed token is in the round that is returned, so nothing is lost when the next one fails.
         """
         started = self._clock.monotonic_s()
+        self._taking_in_ms = 0.0
         parts = self._schedule_parts()
         self.expected_ms = self._scheduler.predict_round_ms(parts)
         proposed = self._clock.monotonic_s()
@@ -143,7 +186,7 @@ class DecodeLoop:
         verdicts = self._accept(parts, rows)
         deltas, tally = self._commit(parts, verdicts, rows)
         self._rounds += 1
-        round_ms = (self._clock.monotonic_s() - started) * MS_PER_S
+        round_ms = (self._clock.monotonic_s() - started) * MS_PER_S - self._taking_in_ms
         self._speculator.settle(round_ms - draft_ms, draft_ms)
         self._scheduler.observe_round_time(parts, sum(len(delta.tokens) for delta in deltas), round_ms)
         return RoundReport(
@@ -158,6 +201,7 @@ class DecodeLoop:
             round_ms=round_ms,
             device_ms=result.device_ms,
             draft_ms=draft_ms,
+            expected_ms=self.expected_ms,
         )
 
     def run_round_strictly(self) -> RoundReport:
@@ -184,10 +228,32 @@ class DecodeLoop:
         """Return who is in the next forward; the drafter hears of who starts. What it knows of those who give way is
         good until they start again."""
         started = self._scheduler.admit()
+        for sequence in started:
+            self._take_in(sequence)
         parts, preempted = self._scheduler.parts()
         for sequence in started:
             self._speculator.begin(sequence, drafts=sequence not in preempted)
         return parts
+
+    def _take_in(self, sequence: SequenceState) -> None:
+        """Let a sequence that has a slot begin with the pages that came with it, where they are of use."""
+        pages, sequence.pages = sequence.pages, None
+        if pages is None or sequence.scores_prompt:
+            return
+        started_s, why = self._clock.monotonic_s(), ""
+        self._prefixes.attach(sequence)
+        if sequence.cached < pages.positions:
+            try:
+                self.mover.load(sequence.slot, pages)
+            except (CapacityError, Unsupported) as error:
+                why = str(error)
+            else:
+                sequence.cached, sequence.begun = pages.positions, True
+                self._prefixes.remember(sequence)
+        took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
+        self._taking_in_ms += took_ms
+        length_bytes = 0 if why else len(pages.data)
+        self._moved_in.append(MovedIn(sequence.key, length_bytes, pages.took_ms + took_ms, why))
 
     def _retire(self, sequence: SequenceState, *, keep: bool, garbage: bool = False) -> None:
         """The sequence ends. `keep`: its output may help later drafts. `garbage`: what it computed may be."""

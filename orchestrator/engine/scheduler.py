@@ -226,9 +226,9 @@ class Scheduler:
     def predict_round_ms(self, parts: Sequence[ScheduledSequence]) -> float:
         """Return what a round of these parts takes, without drafts; a long time where too little is known."""
         cost = self._cost()
-        if not cost.known:
-            return _UNKNOWN_ROUND_MS
         prefill_rows = sum(part.num_query_tokens for part in parts if part.is_prefill)
+        if not cost.known or (prefill_rows and self._prefill_row_ms is None):
+            return _UNKNOWN_ROUND_MS
         return cost.ms(*self._size(parts)) + (self._prefill_row_ms or 0.0) * prefill_rows
 
     def _size(self, parts: Sequence[ScheduledSequence]) -> tuple[int, int, float]:

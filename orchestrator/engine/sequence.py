@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from adapters.contract import Capabilities
 from orchestrator.drafting.port import NOTHING, Draft
 from orchestrator.engine.constraints import RowConstraints
+from orchestrator.engine.kv_mover import TakenPages
 from orchestrator.engine.logprobs import LogprobCollector
 from orchestrator.workers.messages import RequestStats, Submit
 
@@ -20,7 +21,7 @@ class SequenceState:
     their own (see adapters.contract.Capabilities.apart_tokens). Times are seconds of the loop's clock.
     `tolerance_delta`: see RequestStats. `pace_s`, `pace_tokens`: since when its pace is measured, and how many tokens
     it had then (0: it is not yet). `turn`: the last round that it decoded in. `queued_s`: when it was queued last, at
-    first or because it gave way."""
+    first or because it gave way. `pages`: what it begins with once it has a slot."""
 
     submit: Submit
     tokens: list[int]
@@ -45,6 +46,7 @@ class SequenceState:
     draft: Draft = field(default=NOTHING)
     rules: RowConstraints | None = None
     scores: LogprobCollector | None = None
+    pages: TakenPages | None = None
 
     @classmethod
     def open(

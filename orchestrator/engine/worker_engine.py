@@ -13,12 +13,13 @@ import psutil
 from adapters.contract import AdapterError
 from orchestrator.clock import Clock
 from orchestrator.engine.compile_lanes import CompileLanes
+from orchestrator.engine.kv_intake import KvIntake
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants
 from orchestrator.workers.contract import Step
 from orchestrator.workers.draft_messages import AttachDraft
 from orchestrator.workers.failures import describe_failure, describe_loading_failure
-from orchestrator.workers.messages import Cancel, Command, Event, Gauges, Ready, Stop, Submit
+from orchestrator.workers.messages import Cancel, Command, Event, Gauges, MoveOut, Ready, Stop, Submit
 from orchestrator.workers.process_memory import peak_rss_bytes
 
 COMPILE_TIMEOUT_S = 10.0
@@ -65,20 +66,32 @@ class WorkerEngine:
         self._commands: queue.SimpleQueue[tuple[Command | None, float]] = queue.SimpleQueue()  # None: tell the gauges
         self._loop: DecodeLoop | None = None
         self._lanes: CompileLanes | None = None
+        self._intake: KvIntake | None = None
         self._process = psutil.Process()
         self._gauges_s = 0.0
         self._step: Step | None = Step("load", -1.0)
 
     def submit(self, command: Command) -> None:
-        """See workers.contract.Engine. What a request needs compiled is compiled elsewhere, while others decode."""
+        """See workers.contract.Engine. What a request needs compiled or read is prepared elsewhere, while others
+        decode."""
         arrived_s = self._clock.monotonic_s()
+        lanes, intake = self._lanes, self._intake
+        if intake is not None and isinstance(command, Submit) and command.pages is not None:
+            intake.add(command, arrived_s)
+            return
+        if intake is not None and isinstance(command, Cancel | MoveOut):
+            intake.cancel(command.request_id)
+        if lanes is not None and isinstance(command, Cancel | MoveOut):
+            lanes.cancel(command.request_id)
+        self._queue(command, arrived_s)
+
+    def _queue(self, command: Command, arrived_s: float) -> None:
+        """Queue a command; one whose grammar is to be compiled goes by that way."""
         lanes = self._lanes
         if lanes is not None and isinstance(command, Submit) and command.grammar is not None:
             lanes.add(command, arrived_s)
-            return
-        if lanes is not None and isinstance(command, Cancel):
-            lanes.cancel(command.request_id)
-        self._commands.put((command, arrived_s))
+        else:
+            self._commands.put((command, arrived_s))
 
     def describe_step(self) -> Step | None:
         """See workers.contract.Engine."""
@@ -96,8 +109,9 @@ class WorkerEngine:
         self._lanes = CompileLanes(
             loaded.loop.prepare, lambda *request: self._commands.put(request), emit, COMPILE_TIMEOUT_S
         )
-        emit(loaded.ready)
+        self._intake = KvIntake(loaded.loop.mover, self._queue, emit, self._clock)
         self._lanes.warm_up()
+        emit(loaded.ready)
         try:
             if loaded.watch is not None:
                 loaded.watch.start(lambda: self._commands.put((None, 0.0)))
@@ -118,7 +132,10 @@ class WorkerEngine:
             if loop.idle:
                 continue
             self._step = ROUND
-            emit(loop.run_round())
+            done = loop.run_round()
+            for moved in loop.list_moved_in():
+                emit(moved)
+            emit(done)
             for failed in loop.failures():
                 emit(failed)
             now = self._clock.monotonic_s()
@@ -146,17 +163,27 @@ class WorkerEngine:
             wait = False
             if isinstance(command, Stop):
                 return False
-            if isinstance(command, Cancel):
-                loop.cancel(command.request_id)
-                if loop.idle:
-                    emit(self._gauges(loaded))
-            elif command is None:
+            if command is None:
                 emit(self._gauges(loaded))
-            elif isinstance(command, Submit):
-                refused = loop.submit(loaded.variants.apply_variant(command), arrived_s)
-                if refused is not None:
-                    emit(refused)
-                else:
-                    loaded.variants.join_drafter(command)
-            elif isinstance(command, AttachDraft):
-                loaded.attach(command)
+            else:
+                self._carry_out(loaded, command, arrived_s, emit)
+
+    def _carry_out(self, loaded: LoadedEngine, command: Command, arrived_s: float, emit: Emit) -> None:
+        """Carry out a command that is not the last."""
+        loop = loaded.loop
+        if isinstance(command, Cancel | MoveOut):
+            if isinstance(command, MoveOut):
+                emit(loop.move_out(command.request_id, command.memory))
+            else:
+                loop.cancel(command.request_id)
+            if loop.idle:
+                emit(self._gauges(loaded))
+        elif isinstance(command, Submit):
+            pages = self._intake.take(command.request_id) if self._intake is not None else None
+            refused = loop.submit(loaded.variants.apply_variant(command), arrived_s, pages)
+            if refused is not None:
+                emit(refused)
+            else:
+                loaded.variants.join_drafter(command)
+        elif isinstance(command, AttachDraft):
+            loaded.attach(command)

@@ -15,6 +15,7 @@ from orchestrator.clock import Clock, SystemClock
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.variants import VariantDrafter
 from orchestrator.engine.grammar import Grammars
+from orchestrator.engine.kv_mover import KvMover, describe_layout
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.engine.worker_engine import LoadedEngine, WorkerEngine
@@ -69,6 +70,7 @@ def build_loop(
         grammars=build_grammars(target),
         low_acceptance_rate=options.low_acceptance_rate,
         objectives=options.objectives,
+        mover=KvMover(target.model, describe_kv_format(target, options)),
     )
 
 
@@ -140,6 +142,20 @@ def sum_planned_bytes(target: LoadedTarget, options: EngineOptions, drafter: Dra
     return target.plan.total + suffix + sum(state.planned_memory_bytes for state in states if state.remote is None)
 
 
+def describe_kv_format(target: LoadedTarget, options: EngineOptions) -> str:
+    """Return what decides that pages of a KV cache mean the same: the model, the class of its bits, and the layout.
+    "" where they cannot be moved."""
+    layout, _ = describe_layout(target.model)
+    caps = target.model.capabilities
+    parts = (_digest_of(target, options), target.class_fingerprint, caps.numerical_class, caps.weights, layout)
+    return "; ".join(map(str, parts)) if layout else ""
+
+
+def _digest_of(target: LoadedTarget, options: EngineOptions) -> str:
+    # The store keeps what is prepared from a file in a directory that is named after the file's content.
+    return Path(target.tokenizer_dir).parent.name or options.model.source
+
+
 def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: int, costs_from: str) -> Ready:
     """Return what a worker says of itself once its target is loaded."""
     caps, spec, chosen = target.model.capabilities, target.model.spec, options.model
@@ -170,8 +186,7 @@ def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: 
         tokenizer_dir=target.tokenizer_dir,
         pid=os.getpid(),
         load_s=target.load_s,
-        # The store keeps what is prepared from a file in a directory that is named after the file's content.
-        model_digest=Path(target.tokenizer_dir).parent.name or chosen.source,
+        model_digest=_digest_of(target, options),
         source=target.source,
         static_widths=list(caps.static_widths),
         precision_reason=target.choice.reason if target.choice else "",
@@ -181,6 +196,9 @@ def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: 
         numerical_class=str(caps.numerical_class),
         class_fingerprint=target.class_fingerprint,
         class_reason=describe_choice(target.classes) if target.classes else "",
+        kv_format=describe_kv_format(target, options),
+        kv_page_bytes=describe_layout(target.model)[1],
         classes_rejected=describe_rejected(target.classes) if target.classes else [],
+        memory_reduced=list(target.failed),
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from adapters import registry
-from adapters.contract import Adapter, Exactness, LoadedModel, LoadOptions, ModelRefused, Unsupported
+from adapters.contract import Adapter, Exactness, LoadedModel, LoadOptions, ModelRefused, OutOfMemory, Unsupported
 from adapters.model_source import ModelSource, resolve
 from adapters.model_store import ModelStore
 from adapters.tokenizer import Tokenizer
@@ -16,7 +18,9 @@ from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.variant import Variant
 from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
+from device_profiles.units import human_bytes
 from orchestrator.loading.devices import class_mark_of, effective_device, find_device, threads_on
+from orchestrator.loading.fallback import Attempt, execute_with_fallback
 from orchestrator.loading.memory import predict_memory
 from orchestrator.loading.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.loading.options import EngineOptions, ModelOptions
@@ -25,6 +29,8 @@ from orchestrator.planning.digests import digest_simulated_model, parse_simulate
 from policies.models.quantization import PrecisionChoice
 
 SIMULATED_PREFIX = "simulated:toy"
+_SHARES = (1, 2, 4)
+_LEAST_BATCH_ROWS = 16
 
 OnProgress = Callable[[str, float], None]
 
@@ -62,22 +68,41 @@ class LoadedSource:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTarget(LoadedSource):
-    """A loaded target."""
+    """A loaded target. `failed`: larger ones that the device had no memory for."""
 
     load_s: float
+    failed: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, loaded: LoadedSource, load_s: float = 0.0) -> LoadedTarget:
+    def of(cls, loaded: LoadedSource, load_s: float = 0.0, failed: tuple[str, ...] = ()) -> LoadedTarget:
         """Return a loaded model as a target."""
-        return cls(**{name: getattr(loaded, name) for name in LoadedSource.__dataclass_fields__}, load_s=load_s)
+        known = {name: getattr(loaded, name) for name in LoadedSource.__dataclass_fields__}
+        return cls(**known, load_s=load_s, failed=failed)
 
 
 def load_target(options: EngineOptions, progress: OnProgress, *, slots: int = 0, refresh: bool = False) -> LoadedTarget:
     """Prepare (once) and load the target model, for so many sequences (0: as many as may run at once); `refresh`: find
     its numerical class again. Raises what adapters raise."""
     started = time.perf_counter()
-    loaded = load_model(options.model, slots or options.max_running, progress, serves=True, refresh=refresh)
-    return LoadedTarget.of(loaded, time.perf_counter() - started)
+
+    def attempt(share: int) -> Attempt[LoadedSource]:
+        smaller = shrink_model(options.model, share)
+        size = f"with {human_bytes(smaller.kv_cache_bytes)} of KV cache and {smaller.max_batch_rows} rows a forward"
+        running = max(1, (slots or options.max_running) // share)
+        return Attempt(f"loading {size}", lambda: load_model(smaller, running, progress, serves=True, refresh=refresh))
+
+    found = execute_with_fallback([attempt(share) for share in _SHARES], (OutOfMemory,))
+    return LoadedTarget.of(found.value, time.perf_counter() - started, found.failed)
+
+
+def shrink_model(options: ModelOptions, share: int) -> ModelOptions:
+    """Return a model with a KV cache and forwards of one part in `share`: a shorter context, and smaller batches."""
+    rows = max(_LEAST_BATCH_ROWS, options.max_batch_rows // share)
+    return msgspec.structs.replace(
+        options,
+        kv_cache_bytes=options.kv_cache_bytes // share,
+        max_batch_rows=min(options.max_batch_rows, rows),
+    )
 
 
 def load_model(
@@ -85,17 +110,9 @@ def load_model(
 ) -> LoadedSource:
     """Prepare (once) and load a model for so many sequences; `serves`: with its tokenizer, which a draft does not need
     and may not have; `refresh`: find its numerical class again. Raises what adapters raise."""
-    adapter = registry.get_for(options.adapter, options.device, options.static)
-    store = ModelStore(Path(options.store))
-    if options.source.startswith(SIMULATED_PREFIX):
-        name, source, file = options.name or "simulated-toy", options.source, None
-        prepared, chosen = _write_simulated_source(options, store.root), None
-    else:
-        file = store.whole(resolve(options.source, Path(options.base), progress), progress)
-        name, source = options.name or file.name, file.source
-        chosen = choose_model_precision(options, adapter, store, file)
-        prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress)
-    choice, plan = chosen.choice if chosen else None, None
+    found = prepare_model(options, progress, serves=serves)
+    adapter, file, prepared, choice = found.adapter, found.file, found.prepared, found.choice
+    plan = None
     asked = LoadOptions(
         device=effective_device(options.adapter, options.device),
         exactness=Exactness(options.exactness),
@@ -115,11 +132,39 @@ def load_model(
         model, classes = load_in_class(question, progress, refresh=refresh)
     else:
         model = adapter.load(prepared, asked, progress)
-    loaded = LoadedSource(model, name, source, "", prepared, choice, plan, classes)
-    if not serves or file is None:
-        return loaded
-    _refuse_draft(model, source)
-    return replace(loaded, tokenizer_dir=str(store.prepare(file, TokenizerRecipe(), progress)))
+    loaded = LoadedSource(model, found.name, found.source, found.tokenizer_dir, prepared, choice, plan, classes)
+    if serves and file is not None:
+        _refuse_draft(model, found.source)
+    return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A model's files, ready to be loaded. The fields are those of LoadedSource; `file` is None for the simulated
+    model."""
+
+    adapter: Adapter
+    name: str
+    source: str
+    file: ModelSource | None
+    prepared: Path
+    choice: PrecisionChoice | None
+    tokenizer_dir: str
+
+
+def prepare_model(options: ModelOptions, progress: OnProgress, *, serves: bool = False) -> PreparedModel:
+    """Prepare (once) what `load_model` loads. Raises what adapters raise."""
+    adapter = registry.get_for(options.adapter, options.device, options.static)
+    store = ModelStore(Path(options.store))
+    if options.source.startswith(SIMULATED_PREFIX):
+        prepared = _write_simulated_source(options, store.root)
+        return PreparedModel(adapter, options.name or "simulated-toy", options.source, None, prepared, None, "")
+    file = store.whole(resolve(options.source, Path(options.base), progress), progress)
+    chosen = choose_model_precision(options, adapter, store, file)
+    prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress)
+    tokenizer_dir = str(store.prepare(file, TokenizerRecipe(), progress)) if serves else ""
+    choice = chosen.choice if chosen else None
+    return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice, tokenizer_dir)
 
 
 def _question(

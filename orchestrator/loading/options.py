@@ -235,7 +235,12 @@ def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, place
     if placed.canary is not None and placed.canary.drafters is not None:
         canary = msgspec.structs.replace(placed.canary, drafters=place_drafts(placed.canary.drafters))
         placed = msgspec.structs.replace(placed, canary=canary)
-    return WorkerSpec(name, ENGINE_ENTRY, msgspec.to_builtins(placed), node=placement.host, cores=list(cores))
+    return WorkerSpec(
+        *(name, ENGINE_ENTRY, msgspec.to_builtins(placed)),
+        node=placement.host,
+        cores=list(cores),
+        device=options.model.device,
+    )
 
 
 def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
@@ -248,6 +253,7 @@ def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpe
             options=msgspec.to_builtins(DraftWorkerOptions(draft, options.max_running, across_hosts)),
             node=draft.remote.host,
             cores=draft.remote.cores,
+            device=draft.model.device,
         )
         for draft in options.all_drafters
         if isinstance(draft, ModelDraftOptions) and draft.remote is not None

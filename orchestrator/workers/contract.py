@@ -41,7 +41,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
 
     `cpus` is what a cluster reserves for it; `environment` is added to the worker's own. `node`: the address of the
     host that it is to run on, where the cluster has several ("": any). `cores`: the CPU cores that it may run on, by
-    their numbers on that host (none: all).
+    their numbers on that host (none: all). `device`: that it computes on, as its runtime names it ("": none is known).
     """
 
     name: str
@@ -51,6 +51,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
     node: str = ""
     cores: list[int] = []
+    device: str = ""
 
 
 class Worker(Protocol):

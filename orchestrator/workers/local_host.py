@@ -37,6 +37,7 @@ from orchestrator.workers.messages import (
     Command,
     Event,
     Gauges,
+    MovedOut,
     Progress,
     Ready,
     Refused,
@@ -102,7 +103,7 @@ class LiveRequests:
                 for delta in event.deltas:
                     if delta.finish:
                         self._ids.discard(delta.request_id)
-            elif isinstance(event, Refused):
+            elif isinstance(event, Refused | MovedOut):
                 self._ids.discard(event.request_id)
 
     def cancel_all(self) -> list[Cancel]:

@@ -29,6 +29,26 @@ class Grammar(msgspec.Struct, frozen=True):
     text: str
 
 
+class SharedMemory(msgspec.Struct, frozen=True):
+    """Memory that the daemon has made for one sequence's pages: at most `most_bytes` may be written to it. `path` opens
+    it while the daemon keeps it; `name` tells that it is still the same."""
+
+    path: str
+    name: str
+    most_bytes: int
+
+
+class KvPages(msgspec.Struct, frozen=True):
+    """The KV cache of a sequence's first `positions`, as its worker has written it to shared memory. `format`: of
+    Ready. `checksum`: of the pages, of their order, and of the tokens that they belong to."""
+
+    memory: SharedMemory
+    format: str
+    positions: int
+    length_bytes: int
+    checksum: str
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Decode from `prompt + committed` until a stop token or `max_tokens` (committed ones included).
 
@@ -40,7 +60,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     are the class in which its acceptance is watched. `policy_depth`: the policy is to choose, whatever
     the overrides of session and engine; control makes a depth or a bound of all overrides. `lane`: the canary's variant
     that serves it ("canary"; any other: the control). `owner`: whose request it is, for the fair order of
-    those that wait.
+    those that wait. `pages`: what an earlier worker computed of it, to begin with; where they are of no use it is
+    computed again.
     """
 
     request_id: str
@@ -61,6 +82,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     policy_depth: bool = False
     lane: str = ""
     owner: str = ""
+    pages: KvPages | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -69,11 +91,19 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     request_id: str
 
 
+class MoveOut(msgspec.Struct, frozen=True, tag="move_out"):
+    """Forget a request behind the current round, and before that write its KV cache to this memory. `MovedOut` is the
+    last that the worker says of it."""
+
+    request_id: str
+    memory: SharedMemory
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End the worker process, running requests included."""
 
 
-Command = Submit | Cancel | Stop | AttachDraft
+Command = Submit | Cancel | MoveOut | Stop | AttachDraft
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -102,7 +132,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     device are not known), `planned_memory` its parts. `costs_from`: what the depth policy knew of rounds before the
     first; requests begin at `starting_depth`. `numerical_class`: how rows are computed;
     `class_fingerprint`: of its bits, the same where replicas are interchangeable; `class_reason` and
-    `classes_rejected`: why that one, and why not the others."""
+    `classes_rejected`: why that one, and why not the others. `kv_format`: the same where pages of the KV cache mean the
+    same ("": they cannot be moved), `kv_page_bytes` their length, for `block_tokens` positions.
+    `memory_reduced`: larger KV caches and forwards that the device had no memory for."""
 
     model: str
     vocabulary_size: int
@@ -142,6 +174,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     class_fingerprint: str = ""
     class_reason: str = ""
     classes_rejected: list[str] = []
+    kv_format: str = ""
+    kv_page_bytes: int = 0
+    memory_reduced: list[str] = []
 
     @property
     def all_drafters(self) -> list[str]:
@@ -191,6 +226,7 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     `drafted`, `accepted` and `accepted_per_position` count draft tokens of this round; `drafts` counts the
     sequences that had one. `by_rule`: drafted and accepted tokens by the rule they were judged by. `round_ms` is the
     whole round, `device_ms` the runtime's own forward inside it. `engine`: the replica, filled in by control.
+    `expected_ms`: predicted for the whole round, 0 where nothing is known.
     """
 
     deltas: list[Delta]
@@ -205,6 +241,7 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     draft_ms: float
     by_rule: dict[str, tuple[int, int]] = {}
     engine: int = 0
+    expected_ms: float = 0.0
 
 
 class AcceptanceWarning(msgspec.Struct, frozen=True):
@@ -292,6 +329,26 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     kind: str
 
 
+class MovedOut(msgspec.Struct, frozen=True, tag="moved_out"):
+    """The worker has forgotten a request. `pages`: what it has written of it, in `took_ms`; None where that is nothing,
+    `why` says why."""
+
+    request_id: str
+    pages: KvPages | None
+    took_ms: float
+    why: str = ""
+
+
+class MovedIn(msgspec.Struct, frozen=True, tag="moved_in"):
+    """A request that came with pages runs. It began with `length_bytes` of them, taken in `took_ms`: 0 where it is
+    computed again, `why` says why."""
+
+    request_id: str
+    length_bytes: int
+    took_ms: float
+    why: str = ""
+
+
 FailureKind = Literal[
     "", "out_of_memory", "device_lost", "ecc", "thermal", "configuration", "storage", "network", "hung", "unknown"
 ]
@@ -339,6 +396,8 @@ Event = (
     | RoundReport
     | Gauges
     | Refused
+    | MovedOut
+    | MovedIn
     | Failed
     | DraftReady
     | DraftLink

@@ -32,6 +32,7 @@ def placement_score(
         ("memory_fit", *_memory(devices, used_bytes)),
         ("link_cost", *_link(prediction)),
         ("efficiency", *_efficiency(devices, prediction)),
+        ("health", *_health(devices)),
     )
     return Score(tuple(Term(name, value, float(getattr(weights, name)), why) for name, value, why in terms))
 
@@ -71,6 +72,11 @@ def _memory(devices: Sequence[Device], used_bytes: Sequence[float]) -> tuple[flo
 def _link(prediction: Prediction) -> tuple[float, str]:
     share = min(1.0, prediction.link_ms / prediction.round_ms)
     return 1.0 - share, f"links take {prediction.link_ms:.2f} of a round's {prediction.round_ms:.2f} ms"
+
+
+def _health(devices: Sequence[Device]) -> tuple[float, str]:
+    worst = min(devices, key=lambda device: device.health)
+    return worst.health, worst.health_why or "all devices are healthy"
 
 
 def _efficiency(devices: Sequence[Device], prediction: Prediction) -> tuple[float, str]:

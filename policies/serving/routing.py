@@ -5,6 +5,7 @@ What a request costs on a replica, in ms:
     queue            until a place is free: (waiting + 1) times a request's time, over the places
     kv_pressure      the risk to be put aside for others: a request's time, times how far the KV cache is filled beyond
                      FULL with this request in it (1 where it is full)
+    health           the risk to begin again elsewhere: a share of a request's time, for a replica that is suspect
     prefix_affinity  the prefill of those prompt tokens that are not in its cache
     tpot             output tokens times the predicted time per output token
 
@@ -18,13 +19,17 @@ from dataclasses import dataclass
 
 FULL = 0.8
 """A KV cache filled less than this has room for what its sequences will still say."""
+SUSPECT_RISK = 0.5
+"""The chance that a suspect replica is lost before it has finished a request: half of that was for nothing then, and
+the request waits for its next replica as long again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
     """A replica now. `running` and `waiting` requests, `places` that run at once. `kv_tokens` that its cache holds,
     `kv_free_tokens` of them free (what a cached prefix takes counts as free). `cached_prompt_tokens`: of this request's
-    prompt. `tpot_ms`: predicted, with this request in it; `prefill_ms_per_token`: measured. `serving` is False while it
+    prompt. `tpot_ms`: predicted, with this request in it; `prefill_ms_per_token`: measured. `risk`: why it may
+    be lost ("": it is healthy). `serving` is False while it
     drains, loads, or is lost, and `why_not` says which."""
 
     name: str
@@ -36,6 +41,7 @@ class ReplicaState:
     cached_prompt_tokens: int
     tpot_ms: float
     prefill_ms_per_token: float
+    risk: str = ""
     serving: bool = True
     why_not: str = ""
 
@@ -111,6 +117,7 @@ def _rate_replica(replica: ReplicaState, request: RoutedRequest) -> RatedReplica
     terms = (
         RoutingTerm("queue", queue, f"{replica.waiting} wait, {replica.running} of {replica.places} places"),
         RoutingTerm("kv_pressure", pressure, f"KV cache {filled:.0%} full with it"),
+        RoutingTerm("health", SUSPECT_RISK * service if replica.risk else 0.0, replica.risk or "healthy"),
         RoutingTerm("prefix_affinity", prefill, f"{cached} of {request.prompt_tokens} tokens cached"),
         RoutingTerm("tpot", decode, f"{replica.tpot_ms:.1f} ms a token"),
     )

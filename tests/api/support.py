@@ -21,6 +21,7 @@ from orchestrator.control.port import DraftView, QuarantinedView, ReplicaView, S
 from orchestrator.errors import RequestError
 from orchestrator.journal.book import AnswerBook
 from orchestrator.workers.messages import Delta, Gauges, Ready, RequestStats, Submit
+from policies.serving.failover.health import Held, PartKind
 from policies.serving.overrides import EffectiveBound, Override
 from tests.support.drafters import FINGERPRINT
 
@@ -77,6 +78,7 @@ class ScriptedControl:
     ended: list[str] = field(default_factory=list)
     no_room: RequestError | None = None
     wished: list[tuple[Override | None, str, str, int | None]] = field(default_factory=list)
+    held: list[tuple[str, str, str]] = field(default_factory=list)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> StateView:
@@ -95,6 +97,9 @@ class ScriptedControl:
 
     def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
         self.wished.append((wish, asked_by, user, engine))
+
+    def hold(self, kind: PartKind, name: str, held: Held) -> None:
+        self.held.append((kind, name, held))
 
     def list_quarantined(self) -> list[QuarantinedView]:
         return []

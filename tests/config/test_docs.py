@@ -33,6 +33,8 @@ def example_of(key: str, value: str) -> str:
     section, _, name = key.rpartition(".")
     if section == "model.replicas[]":
         return f"model: {{source: x.gguf, replicas: [{{{name}: {value}}}]}}\n"
+    if section == "failover.standby[]":
+        return f"model: {{source: x.gguf}}\nfailover: {{standby: [{{{name}: {value}}}]}}\n"
     if "." in section:
         outer, inner = section.split(".")
         return f"model: {{source: x.gguf}}\n{outer}:\n  {inner}:\n    {name}: {value}\n"
@@ -85,6 +87,8 @@ def read_described() -> dict[str, str]:
                     walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{key}[{tag}].")
                 continue
             for place in (one["items"]["$ref"] for one in value.get("oneOf", []) if "items" in one):
+                walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{prefix}{key}[].")
+            if place := value.get("items", {}).get("$ref", ""):
                 walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{prefix}{key}[].")
             target = value.get("$ref", "")
             inner = schema["$defs"].get(target.rsplit("/", 1)[-1], {})

@@ -75,7 +75,12 @@ WRONG = [
     ("api: {port: " + "9" * 5000 + "}\n", 4, ["not YAML", "cannot be read as int"]),
     ("api: {port: !!int ''}\n", 4, ["not YAML", "'' cannot be read as int"]),
     ("api: {port: !!timestamp x}\n", 4, ["not YAML", "cannot be read as timestamp"]),
-    ("placement:\n  score_weights:\n    health: 2\n", 6, ["placement.score_weights.health: unknown key", "memory_fit"]),
+    ("placement:\n  score_weights:\n    healthy: 2\n", 6, ["placement.score_weights.healthy: unknown key", "health"]),
+    (
+        "failover:\n  standby:\n    - {device: GPU}\n    - {adapter: auto}\n",
+        7,
+        ["failover.standby[1].adapter", "onnx_rt"],
+    ),
     ("slo:\n  ttft_ms: -1\n", 5, ["slo.ttft_ms: must be 0 to 3600000, not -1"]),
     ("slo:\n  tpot_ms: 50\n  tpot_percentile: 100\n", 6, ["slo.tpot_percentile: must be 50 to 99.9, not 100"]),
     ("slo:\n  ttft_ms: 9\n  late: shed\n", 6, ["slo.late: must be 'queue' or 'refuse', not 'shed'"]),

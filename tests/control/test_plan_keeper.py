@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,9 +11,11 @@ import pytest
 
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
+from orchestrator.control.events import StandbySpec
+from orchestrator.control.health import Part, PartHealth
 from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
 from orchestrator.errors import WorkerError
-from orchestrator.planning.correction import Corrections, Key, correct_costs
+from orchestrator.planning.correction import Corrections, Key, apply_health, correct_costs
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import PlanProposal, PlanRequest, build_proposal, propose_here
 from orchestrator.workers.contract import WorkerSpec
@@ -43,7 +45,12 @@ class Workers:
     refuses: bool = False
     numbers: list[int] = field(default_factory=lambda: [0])
 
-    async def change(self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]]) -> list[int]:
+    async def change(
+        self,
+        specs: Sequence[WorkerSpec],
+        drafts: Sequence[Sequence[WorkerSpec]],
+        standbys: Sequence[StandbySpec] | None = None,
+    ) -> list[int]:
         if self.refuses:
             raise WorkerError("the new worker does not start")
         self.replaced.append(" ".join(spec.name for spec in specs))
@@ -64,6 +71,10 @@ class Planned:
     def drafts(self) -> tuple[tuple[WorkerSpec, ...], ...]:
         return ()
 
+    @property
+    def standbys(self) -> tuple[StandbySpec, ...]:
+        return ()
+
 
 def first_plan(directory, row_ms, replicas=1) -> PlanProposal:
     toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
@@ -77,8 +88,15 @@ class Making:
 
     marked: list[tuple[str, float]] = field(default_factory=list)
 
-    def again(self, first: PlanProposal, corrections: Corrections, running: Sequence[WorkerSpec]) -> Planned:
-        return Planned(build_proposal(correct_costs(first.cluster, corrections), first.asked, first.behind))
+    def again(
+        self,
+        first: PlanProposal,
+        corrections: Corrections,
+        running: Sequence[WorkerSpec],
+        health: Mapping[str, tuple[float, str]],
+    ) -> Planned:
+        cluster = apply_health(correct_costs(first.cluster, corrections), first.behind, health)
+        return Planned(build_proposal(cluster, first.asked, first.behind))
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
         self.marked.append((key[0], ratio))
@@ -201,3 +219,29 @@ async def test_rounds_that_read_prompts_say_nothing(tmp_path):
         found.observe(RoundReport([Delta("r", [1])], 1, 300, 0, 0, 0, [], 90.0, 90.0, 0.0))
         found.observe(RoundReport([], 1, 4, 0, 0, 0, [], 90.0, 90.0, 0.0))
     assert found.view().rounds == 0
+
+
+async def test_a_device_that_refuses_work_is_planned_without_and_with_it_again_when_it_is_back(tmp_path):
+    workers, clock = Workers(), Clock()
+    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers)
+    part = Part("device", "here/SIM")
+    found.observe_health({part: PartHealth(0.5, "it may be lost")})
+    assert found.view().plans == 0, "what is suspect is no reason to move"
+    found.observe_health({part: PartHealth(0.0, "device here/SIM is open: lost")})
+    await until(found, 1)
+    assert workers.replaced == ["here/SIM.1"]
+    rejected = {one.what: one.why for one in found.proposal.plan.rejected}
+    assert rejected["here/SIM"] == "device here/SIM is open: lost"
+    clock.now_s += 10 * FIRST_PAUSE_S
+    found.observe_health({})
+    await until(found, 2)
+    assert workers.replaced == ["here/SIM.1", "here/SIM"]
+
+
+async def test_where_no_other_device_is_there_the_plan_stays_and_says_why(tmp_path):
+    workers = Workers()
+    found = keeper(tmp_path, {"SIM": 2.0}, Clock(), workers)
+    found.observe_health({Part("device", "here/SIM"): PartHealth(0.0, "device here/SIM is open: lost")})
+    await until(found, 1)
+    assert not workers.replaced
+    assert "kept, though here/SIM refuses work" in found.view().last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 import msgspec
 import pytest
@@ -27,8 +28,10 @@ from orchestrator.control.events import (
     ControlEvent,
     DrainBegun,
     DrainOver,
+    PartHeld,
     RolloutAsked,
     RolloutDropped,
+    StandbySpec,
     StreamClosed,
     StreamOpened,
     Woke,
@@ -38,24 +41,40 @@ from orchestrator.control.events import (
     WorkersChosen,
     WorkerStarted,
 )
+from orchestrator.control.health import Part
 from orchestrator.control.router import TRIAL_PATIENCE_S
 from orchestrator.control.state import FAILED, RESTARTING, add_totals
 from orchestrator.control.state import READY as READY_PHASE
 from orchestrator.control.step import State, step
 from orchestrator.errors import RequestError
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Cancel, Delta, Failed, Gauges, Progress, Refused, RoundReport, Submit
+from orchestrator.workers.messages import (
+    Cancel,
+    Delta,
+    Failed,
+    FailureKind,
+    Finished,
+    Gauges,
+    Progress,
+    Refused,
+    RoundReport,
+    Submit,
+)
 from policies.serving.failover.blame import LOSS_KINDS, LossKind
-from policies.serving.failover.restarts import SPENT_BACKOFF_S
+from policies.serving.failover.health import LONGEST_OPEN_S, Health
+from policies.serving.failover.standby import FailoverRules, OtherBits, Readiness
 from tests.api.support import READY
 
 MAX_TOKENS = 40
 INDEXES = st.integers(0, 7)
 
 
-def spec(name: str, kind: str = "fp32", build: int = 0) -> WorkerSpec:
+def spec(name: str, kind: str = "fp32", build: int = 0, device: str = "DEV") -> WorkerSpec:
     """A worker of a kind. Those of one kind say the same tokens; `build` makes them differ otherwise."""
-    return WorkerSpec(name, "no:where", {"kind": kind, "build": build})
+    return WorkerSpec(name, "no:where", {"kind": kind, "build": build}, device=device)
+
+
+PREPARES = spec("prepare standby")
 
 
 def report(deltas: list[Delta]) -> RoundReport:
@@ -97,7 +116,7 @@ class World:
         match action:
             case StartWorker(worker, started, _, after_s):
                 assert worker not in self.processes, "one process in a place at a time"
-                assert 0.0 <= after_s <= SPENT_BACKOFF_S
+                assert 0.0 <= after_s <= LONGEST_OPEN_S + 1e-6
                 self.processes[worker] = Process(started)
             case StopWorker(worker, _):
                 assert not self.processes[worker].stopping
@@ -168,6 +187,10 @@ class World:
     def make_ready(self, worker: int) -> None:
         process = self.processes[worker]
         process.ready = not process.stopping
+        if process.spec.name == PREPARES.name:
+            process.ready = False
+            self.tell(WorkerSaid(worker, Finished()))
+            return
         self.tell(WorkerSaid(worker, msgspec.structs.replace(READY, slots=2, activations=process.spec.options["kind"])))
 
     def decode(self, worker: int, counts: list[int]) -> None:
@@ -196,10 +219,28 @@ class ControlMachine(RuleBasedStateMachine):
     opened = 0
     closed = False
 
-    @initialize(replicas=st.integers(1, 3), max_restarts=st.sampled_from([0, 2, 9]), count=st.integers(0, 5))
-    def begin(self, replicas: int, max_restarts: int, count: int) -> None:
+    @initialize(
+        replicas=st.integers(1, 3),
+        max_restarts=st.sampled_from([0, 2, 9]),
+        count=st.integers(0, 5),
+        standbys=st.lists(st.tuples(st.sampled_from(Readiness), st.sampled_from(["fp32", "bf16"])), max_size=2),
+        other_bits=st.sampled_from(get_args(OtherBits)),
+    )
+    def begin(
+        self,
+        replicas: int,
+        max_restarts: int,
+        count: int,
+        standbys: list[tuple[Readiness, str]],
+        other_bits: OtherBits,
+    ) -> None:
         self.world = World(max_restarts)
-        self.world.tell(WorkersChosen([spec(f"t{number}") for number in range(replicas)], []))
+        wanted = [
+            StandbySpec(spec("standby", kind, device="SPARE"), one, PREPARES if one is Readiness.WARM else None)
+            for one, kind in standbys
+        ]
+        rules = FailoverRules(2.0, 10.0, other_bits)
+        self.world.tell(WorkersChosen([spec(f"t{number}") for number in range(replicas)], [], wanted, rules))
         self.world.tell(ClusterOpened())
         if count:
             self.all_workers_become_ready()
@@ -314,11 +355,15 @@ class ControlMachine(RuleBasedStateMachine):
             self.world.take_back(worker)
             self.world.tell(WorkerEnding(worker, "end of its words", "killed"))
 
-    @rule(index=INDEXES, restartable=st.sampled_from([True, True, True, False]))
-    def a_worker_fails(self, index: int, restartable: bool) -> None:
+    @rule(
+        index=INDEXES,
+        restartable=st.sampled_from([True, True, True, False]),
+        kind=st.sampled_from(["unknown", "unknown", "device_lost", "ecc", "out_of_memory"]),
+    )
+    def a_worker_fails(self, index: int, restartable: bool, kind: FailureKind) -> None:
         worker = self.pick(index, started=True, stopping=False)
         if worker is not None:
-            self.world.tell(WorkerSaid(worker, Failed("broken", restartable)))
+            self.world.tell(WorkerSaid(worker, Failed("broken", restartable, kind)))
             self.world.end_process(worker)
 
     @rule(index=INDEXES)
@@ -332,14 +377,29 @@ class ControlMachine(RuleBasedStateMachine):
         self.world.now_s += seconds
         self.world.tell(Woke())
         live = self.world.state.streams.live()
-        if seconds > TRIAL_PATIENCE_S and any(one.serving for one in self.world.state.replicas.serving):
+        held = self.world.state.health.list_held(Health.CORDONED) + self.world.state.health.list_held(Health.DRAINING)
+        if not held and seconds > TRIAL_PATIENCE_S and any(one.serving for one in self.world.state.replicas.serving):
             assert not live or any(stream.at or stream.kind for stream in live), "of suspects one is tried"
 
+    @rule(
+        name=st.sampled_from(["DEV", "SPARE"]),
+        held=st.sampled_from([None, None, None, Health.DRAINING, Health.CORDONED]),
+    )
+    def an_operator_holds_a_device(self, name: str, held: Health | None) -> None:
+        self.world.tell(PartHeld(Part("device", f"here/{name}"), held))
+
     @precondition(lambda self: not self.world.changing and not self.closed)
-    @rule(kinds=st.lists(st.sampled_from(["fp32", "fp32", "bf16"]), min_size=1, max_size=3), build=st.integers(0, 1))
-    def a_rollout_is_asked_for(self, kinds: list[str], build: int) -> None:
+    @rule(
+        kinds=st.lists(st.sampled_from(["fp32", "fp32", "bf16"]), min_size=1, max_size=3),
+        build=st.integers(0, 1),
+        standbys=st.none() | st.lists(st.sampled_from(["fp32", "bf16"]), max_size=1),
+    )
+    def a_rollout_is_asked_for(self, kinds: list[str], build: int, standbys: list[str] | None) -> None:
         self.world.changing = True
-        self.world.tell(RolloutAsked([spec(f"new{n}", kind, build) for n, kind in enumerate(kinds)], []))
+        new = None
+        if standbys is not None:
+            new = [StandbySpec(spec("standby", kind, device="SPARE"), Readiness.HOT) for kind in standbys]
+        self.world.tell(RolloutAsked([spec(f"new{n}", kind, build) for n, kind in enumerate(kinds)], [], new))
 
     @precondition(lambda self: self.world.changing)
     @rule()
@@ -381,8 +441,9 @@ class ControlMachine(RuleBasedStateMachine):
     def nobody_waits_without_a_reason(self) -> None:
         if not hasattr(self, "world") or not any(one.serving for one in self.world.state.replicas.serving):
             return
-        live = self.world.state.streams.live()
-        if not any(map(self.world.state.streams.is_suspect, live)):
+        live, health = self.world.state.streams.live(), self.world.state.health
+        held = health.list_held(Health.DRAINING) + health.list_held(Health.CORDONED)
+        if not held and not any(map(self.world.state.streams.is_suspect, live)):
             assert not [stream.key for stream in live if not stream.at and not stream.kind]
 
     @invariant()
@@ -394,7 +455,9 @@ class ControlMachine(RuleBasedStateMachine):
 
     @invariant()
     def when_all_replicas_have_failed_no_stream_is_left(self) -> None:
-        if hasattr(self, "world") and all(one.state.phase == FAILED for one in self.world.state.replicas.serving):
+        if not hasattr(self, "world") or self.world.state.standbys.can_help:
+            return
+        if all(one.state.phase == FAILED for one in self.world.state.replicas.serving):
             assert self.world.settled
             assert not self.world.delivered
 

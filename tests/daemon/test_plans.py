@@ -101,6 +101,7 @@ def test_a_plan_goes_from_one_replica_to_two_and_back_while_streams_run(tmp_path
         assert [one["ready"]["device"] for one in daemon.status()["replicas"]] == ["SIM", "SIM.1"]
         slow.unlink()
         until(lambda: daemon.status()["plan"]["moves"] == 2)
+        moved = daemon.status()["kv_moves"]
         (left,) = daemon.status()["replicas"]
         assert left["ready"]["device"] == "SIM"
         assert left["streams"] >= 2, "those of the one that left go on here"
@@ -108,6 +109,12 @@ def test_a_plan_goes_from_one_replica_to_two_and_back_while_streams_run(tmp_path
         assert daemon.status()["totals"]["restarts"] == 0
         assert daemon.status()["totals"]["generated"] == len(asks) * ASK["max_tokens"]
         assert "is not needed any more: " in config.with_suffix(".log").read_text()
+        ran = sum(one["pages"] + one["recomputed"] for one in moved)
+        metrics = httpx.get(f"{daemon.url}/metrics").text
+        assert ran == sum(
+            float(line.split(" ")[-1]) for line in metrics.splitlines() if line.startswith("outrider_kv_moves_total")
+        )
+        assert ran >= 1, "some had tokens there"
 
 
 def test_a_canary_of_a_planned_daemon_has_its_drafts_where_the_plan_leaves_the_others_without(

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from adapters.contract import LoadedModel
+from orchestrator.engine.kv_mover import KvMover, TakenPages
+from orchestrator.engine.loop import DecodeLoop
 from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.workers.shared_memory import SharedMemories
 from tests.engine.conftest import load
 from tests.support.loops import decode, loop_over, suffix
 
@@ -104,3 +108,45 @@ def test_seeds_differ_and_each_is_reproducible(model, prompts):
 
     assert sample(1) == sample(1)
     assert sample(1) != sample(2)
+
+
+def test_moved_kv_caches_never_change_a_token(model, prompts, case):
+    """All streams go from one loop to another, which has their pages only: it remembers no prompt. The sampled ones go
+    while their prompts are computed."""
+    sampling, expected = case
+    rounds = 1 if sampling.temperature else 9
+    first, second = (loop_over(model, suffix(), prefix_reuse=False) for _ in range(2))
+    for loop in (first, second):
+        loop.mover = KvMover(model, "default model")
+    asked = {one.request_id: one for one in submits(prompts, sampling)}
+    got: dict[str, list[int]] = {key: [] for key in asked}
+    for one in asked.values():
+        assert first.submit(one) is None
+    done: set[str] = set()
+    for _ in range(rounds):
+        done |= collect(first, got)
+    memories = SharedMemories()
+    moved = {key: first.move_out(key, memories.create(key, 1 << 30)).pages for key in asked if key not in done}
+    assert first.idle
+    for key, pages in moved.items():
+        assert pages is not None or not got[key]
+        taken = None
+        if pages is not None:
+            data = second.mover.read(pages, [*asked[key].prompt, *got[key]])
+            taken = TakenPages(pages.positions, data, 0.0)
+        assert second.submit(msgspec.structs.replace(asked[key], committed=list(got[key])), None, taken) is None
+    memories.close()
+    while not second.idle:
+        collect(second, got)
+    assert got == expected
+    into = second.list_moved_in()
+    assert [one.why for one in into] == [""] * len(into)
+    assert len(into) == sum(pages is not None for pages in moved.values()) > 0
+
+
+def collect(loop: DecodeLoop, got: dict[str, list[int]]) -> set[str]:
+    """Run a round; returns who has finished."""
+    deltas = loop.run_round().deltas
+    for delta in deltas:
+        got[delta.request_id].extend(delta.tokens)
+    return {delta.request_id for delta in deltas if delta.finish}

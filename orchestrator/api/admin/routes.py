@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from orchestrator.api import errors
 from orchestrator.api.acceptance import AcceptanceBounds
-from orchestrator.api.admin import canary, quarantine, speculation
+from orchestrator.api.admin import canary, health, quarantine, speculation
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.port import AdminControl, DraftView, ReplicaView, Totals
 
@@ -51,9 +51,13 @@ def create_admin_app(
             "gauges": msgspec.to_builtins(view.gauges),
             "totals": totals_of(view.totals),
             "losses": [{"engine": of, "kind": kind, "count": count} for (of, kind), count in view.losses.items()],
+            "kv_moves": [{"engine": of, **dataclasses.asdict(one)} for of, one in view.kv_moves.items()],
             "quarantined": len(control.list_quarantined()),
             "drafts": [draft_of(draft) for draft in view.drafts],
             "replicas": [replica_of(replica) for replica in view.replicas],
+            "standbys": [replica_of(replica) for replica in view.standbys],
+            "taken_over": view.taken_over,
+            "health": [dataclasses.asdict(part) for part in view.health],
             "slo": slo(),
             "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
             "speculation": speculation.describe_overrides(view, trial),
@@ -66,6 +70,7 @@ def create_admin_app(
 
     canary.install_canary_routes(app, trial)
     quarantine.install_quarantine_routes(app, control)
+    health.install_health_routes(app, control)
     return app
 
 

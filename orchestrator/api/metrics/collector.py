@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from orchestrator.api.connections import Connections
 from orchestrator.api.metrics.canary_series import LATENCY_S, TOKEN_S, TrialSeries
 from orchestrator.api.metrics.drafter_series import DrafterSeries
+from orchestrator.api.metrics.health_series import HealthSeries
 from orchestrator.api.metrics.intake_series import IntakeSeries
 from orchestrator.api.metrics.memory_series import MemoryMetrics
 from orchestrator.api.metrics.plan_series import PlanSeries
@@ -92,6 +93,7 @@ class Metrics:
         self._drafters = DrafterSeries(make)
         self._memory = MemoryMetrics(make.gauge)
         self._plan = PlanSeries(make)
+        self._health = HealthSeries(make)
         self.slo = SloSeries(make, objectives, clock)
         self._trial = TrialSeries(make)
         self._intake = IntakeSeries(make, connections, bodies)
@@ -140,10 +142,12 @@ class Metrics:
             self._rounds.refresh([of for of, _ in replicas])
             self._state.refresh(replicas)
             self._state.count_losses(model, view.losses)
+            self._state.count_kv_moves(model, view.kv_moves)
             self.slo.refresh(replicas)
             for draft in view.drafts:
                 self._drafters.remotes.refresh(model, draft)
             self._memory.refresh(model, view)
+            self._health.refresh(model, view)
             self._intake.refresh((model, "0"))
             if view.plan is not None:
                 self._plan.refresh((model, "0"), view.plan)

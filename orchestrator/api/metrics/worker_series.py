@@ -8,7 +8,7 @@ from orchestrator.api.metrics.canary_series import TOKEN_S
 from orchestrator.api.metrics.request_timing import Recent
 from orchestrator.api.metrics.series import Engine, PerWorker, Registered
 from orchestrator.clock import Clock
-from orchestrator.control.port import ReplicaView
+from orchestrator.control.port import KvMoveTotals, ReplicaView
 from orchestrator.workers.messages import Gauges, RoundReport
 from policies.serving.failover.blame import LossKind
 
@@ -103,6 +103,10 @@ class WorkerSeries:
         self._restarts_counted: dict[Engine, int] = {}
         self._losses = make.counter("worker_losses", "Workers that were lost, by how.", "kind")
         self._losses_counted: dict[tuple[int, LossKind], int] = {}
+        self._moves = make.counter("kv_moves", "Streams that were moved by plan, by what became of their KV.", "how")
+        self._moved_bytes = make.counter("kv_moved_bytes", "Pages of KV caches that went along with streams.")
+        self._moving_s = make.counter("kv_move_seconds", "Time that streams stood still while their KV went along.")
+        self._moves_counted: dict[int, KvMoveTotals] = {}
 
     def count(self, of: Engine, pid: int, gauges: Gauges) -> None:
         """Take what the worker with this pid has counted so far."""
@@ -118,6 +122,16 @@ class WorkerSeries:
             more = count - self._losses_counted.get((engine, kind), 0)
             self._losses.labels(model, str(engine), kind).inc(more)
         self._losses_counted = dict(losses)
+
+    def count_kv_moves(self, model: str, moves: Mapping[int, KvMoveTotals]) -> None:
+        """Take the moves so far, by the replica that streams left."""
+        for engine, now in moves.items():
+            of, before = (model, str(engine)), self._moves_counted.get(engine, KvMoveTotals())
+            self._moves.labels(*of, "pages").inc(now.pages - before.pages)
+            self._moves.labels(*of, "recomputed").inc(now.recomputed - before.recomputed)
+            self._moved_bytes.labels(*of).inc(now.bytes - before.bytes)
+            self._moving_s.labels(*of).inc(now.seconds - before.seconds)
+        self._moves_counted = dict(moves)
 
     def refresh(self, replicas: Sequence[tuple[Engine, ReplicaView]]) -> None:
         """Set what says how replicas are to how they are now."""

@@ -95,6 +95,8 @@ def _devices(
 def _unfit(device: Device, host: Host, constraints: Constraints) -> str:
     if device.id in constraints.exclude or device.host in constraints.exclude:
         return "excluded by the operator (`exclude`)"
+    if device.health <= 0.0:
+        return device.health_why
     if constraints.zones and host.zone not in constraints.zones:
         return f"in zone {host.zone!r}, and `zones` allows {_some(constraints.zones)}"
     return ""

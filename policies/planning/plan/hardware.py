@@ -39,7 +39,8 @@ class Device:
 
     `profile`: the key of its options (devices of one hardware, driver and runtime share one). `memory_bytes`: free
     memory that a plan may fill. `utilisation`: the share of its time that work outside this plan takes, an exponential
-    moving average of 0 to 1. Its `rates` and `power_w` (under load) are 0 or empty where not known.
+    moving average of 0 to 1. Its `rates` and `power_w` (under load) are 0 or empty where not known. `health`: 1 where
+    it works, less where it is suspect, 0 where nothing may be placed on it; `health_why`: why it is below 1.
     """
 
     id: str
@@ -50,6 +51,8 @@ class Device:
     utilisation: float = 0.0
     rates: DeviceRates = field(default_factory=DeviceRates)
     power_w: float = 0.0
+    health: float = 1.0
+    health_why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

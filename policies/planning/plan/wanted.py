@@ -98,6 +98,7 @@ class TermWeights:
     bandwidth_headroom: float = 1.0
     memory_fit: float = 1.0
     link_cost: float = 1.0
+    health: float = 1.0
     efficiency: float = 0.5
     indifference: float = 0.0
 

@@ -1,0 +1,28 @@
+"""The health of devices, hosts, links and workers, and what standbys did, as metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from orchestrator.api.metrics.series import Registered
+from orchestrator.control.port import StateView
+
+
+class HealthSeries:
+    """No series of a part that nothing went wrong with."""
+
+    def __init__(self, make: Registered) -> None:
+        self._parts = make.gauge("part_health", "1 for the state that a part is in.", "kind", "name", "state")
+        self._standbys = make.gauge("standbys", "Standbys that are loaded and do not serve.")
+        self._taken = make.counter("standby_takeovers", "Times a standby took the target's place.", "bits")
+        self._told: Counter[str] = Counter()
+
+    def refresh(self, model: str, view: StateView) -> None:
+        """Tell what is so now."""
+        self._parts.clear()
+        for part in view.health:
+            self._parts.labels(model, "0", part.kind, part.name, part.state).set(1)
+        self._standbys.labels(model, "0").set(sum(one.phase == "ready" for one in view.standbys))
+        for bits, count in view.taken_over.items():
+            self._taken.labels(model, "0", bits).inc(count - self._told[bits])
+        self._told = Counter(view.taken_over)

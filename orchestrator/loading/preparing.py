@@ -1,0 +1,34 @@
+"""A worker that prepares a standby's model in the store, while the target serves, and holds nothing afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from orchestrator.loading.models import prepare_model
+from orchestrator.loading.options import EngineOptions
+from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
+from orchestrator.workers.contract import WorkerSpec
+
+PREPARING_ENTRY = "orchestrator.loading.preparing:build_preparing"
+_IDLE_PRIORITY = 19
+
+
+def preparing_spec(target: WorkerSpec) -> WorkerSpec:
+    """Return the worker that prepares what a target's worker of this spec loads."""
+    return msgspec.structs.replace(target, name=f"prepare {target.name}", entry=PREPARING_ENTRY, device="")
+
+
+def build_preparing(options: dict[str, Any]) -> MeasuringEngine:
+    """Return the engine. Called inside the worker process, which takes only the time that nothing else wants."""
+    os.nice(_IDLE_PRIORITY)
+    wanted = msgspec.convert(options, EngineOptions)
+    return MeasuringEngine(lambda progress: _prepare(wanted, progress))
+
+
+def _prepare(options: EngineOptions, progress: OnProgress) -> Iterator[Found]:
+    prepare_model(options.model, progress, serves=True)
+    yield from ()

@@ -1,0 +1,131 @@
+"""How healthy a device, a host or a link is: a circuit breaker with hysteresis, fed by failures and by proofs of work.
+
+Failures add to a score that decays by half in HALF_LIFE_S. From SUSPECT_FROM on a part is suspect, and healthy again
+only below HEALTHY_BELOW. From OPEN_FROM on its breaker opens: nothing is started there. After a time it is half-open,
+and one trial is made. A trial that works closes the breaker, one that fails opens it for twice as long. An operator can
+keep work away: a part that drains finishes what it has, and one that is cordoned has nothing left.
+
+M. Nygard, Release It! (2007), "Circuit Breaker".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, Literal
+
+from policies.serving.failover.blame import LossKind
+
+
+class Health(StrEnum):
+    """Of a part."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+    DRAINING = "draining"
+    CORDONED = "cordoned"
+
+
+PartKind = Literal["device", "host", "link", "worker"]
+Held = Literal["", "draining", "cordoned"]
+"""What an operator may ask of a part; "" lets it work again."""
+
+HALF_LIFE_S: Final = 60.0
+SUSPECT_FROM: Final = 1.0
+HEALTHY_BELOW: Final = 0.25
+OPEN_FROM: Final = 3.0
+FIRST_OPEN_S: Final = 10.0
+LONGEST_OPEN_S: Final = 600.0
+FIRST_HOST_OPEN_S: Final = 1.0
+HOST_OPEN_S: Final = 5.0
+"""The first time, and the longest, that a host or a link stays open: to look whether it is back costs little."""
+DEVICE_WEIGHT: Final[dict[str, float]] = {"out_of_memory": 0.0, "device_lost": 2.0, "ecc": 3.0, "thermal": 3.0}
+"""Of a failure that the device itself reports. Memory runs out where too much is asked of a device that works."""
+LOSS_WEIGHT: Final[dict[LossKind, float]] = {"crashed": 0.5, "hung": 1.0, "killed": 0.0, "device": 2.0, "host": 0.0}
+"""Of a worker's death for its device: most are no fault of the device, and many in a row are one."""
+
+SLOW_FROM: Final = 3.0
+SLOW_UNTIL: Final = 1.5
+_NEWEST_ROUND: Final = 0.02
+_RATIO_AT_MOST: Final = 20.0
+
+REFUSES: Final = frozenset({Health.OPEN, Health.DRAINING, Health.CORDONED})
+"""In these states a part takes nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """One part. `score` stood at `at_s`. `opened`: how often it has opened since a trial worked; it is open until
+    `until_s`. `held`: what the operator asked for, DRAINING or CORDONED; None otherwise. `first_s` and
+    `longest_s`: that it is open at a time. `why`: the last failure."""
+
+    score: float = 0.0
+    at_s: float = 0.0
+    suspect: bool = False
+    opened: int = 0
+    until_s: float = 0.0
+    held: Health | None = None
+    first_s: float = FIRST_OPEN_S
+    longest_s: float = LONGEST_OPEN_S
+    why: str = ""
+
+    def weigh(self, now_s: float) -> float:
+        """Return the score as it stands now."""
+        return float(self.score * 0.5 ** (max(0.0, now_s - self.at_s) / HALF_LIFE_S))
+
+    def judge(self, now_s: float) -> Health:
+        """Return the state now."""
+        if self.held is not None:
+            return self.held
+        if self.opened:
+            return Health.OPEN if now_s < self.until_s else Health.HALF_OPEN
+        return Health.SUSPECT if self.suspect and self.weigh(now_s) >= HEALTHY_BELOW else Health.HEALTHY
+
+    def observe_failure(self, weight: float, why: str, now_s: float) -> Breaker:
+        """Return the part with one failure more. What fails in a trial, or where much failed of late, opens."""
+        if weight <= 0.0:
+            return self
+        state = self.judge(now_s)
+        score = self.weigh(now_s) + weight
+        known = replace(self, score=score, at_s=now_s, why=why)
+        if state is Health.OPEN:  # it is known already; workers that die together are one failure
+            return known
+        if self.opened or score >= OPEN_FROM:
+            opened = self.opened + 1
+            open_s = min(self.longest_s, self.first_s * 2.0 ** min(opened - 1, 20))
+            return replace(known, suspect=True, opened=opened, until_s=now_s + open_s)
+        still = self.suspect and self.weigh(now_s) >= HEALTHY_BELOW
+        return replace(known, suspect=still or score >= SUSPECT_FROM)
+
+    def observe_success(self, now_s: float) -> Breaker:
+        """Return the part after a trial that worked: suspect for a while. Nothing changes where none is under way."""
+        if not self.opened or now_s < self.until_s:
+            return self
+        return replace(self, score=SUSPECT_FROM, at_s=now_s, suspect=True, opened=0)
+
+    def hold(self, state: Health | None) -> Breaker:
+        """Return the part as the operator wants it: DRAINING, CORDONED, or None to judge it again."""
+        return replace(self, held=state)
+
+    def wait_s(self, now_s: float) -> float:
+        """Return after how long something may be started there; 0 where it may at once."""
+        return max(0.0, self.until_s - now_s) if self.opened else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """Rounds of one worker beside the cost model: `ratio` of measured to predicted time, a moving mean. A worker is an
+    outlier from SLOW_FROM on, and no more below SLOW_UNTIL."""
+
+    ratio: float = 1.0
+    outlier: bool = False
+
+    def observe(self, expected_ms: float, round_ms: float) -> Slowness:
+        """Return it with one round more; one without a prediction says nothing."""
+        if expected_ms <= 0.0:
+            return self
+        newest = min(_RATIO_AT_MOST, round_ms / expected_ms)
+        ratio = self.ratio + _NEWEST_ROUND * (newest - self.ratio)
+        return Slowness(ratio, ratio >= (SLOW_UNTIL if self.outlier else SLOW_FROM))

@@ -1,0 +1,49 @@
+"""Target workers that fail while KV pages move, as the environment variable says: the process is really killed, really
+stands still, and the bytes are really changed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.engine.kv_mover import KvMover
+from orchestrator.engine.worker_engine import WorkerEngine
+from orchestrator.loading.engine import build_engine
+from orchestrator.workers.messages import KvPages, SharedMemory
+from orchestrator.workers.shared_memory import open_memory
+
+ENTRY = "tests.support.moving:build_failing"
+FAULT = "OUTRIDER_TEST_KV"
+DIE_WRITING, HANG_WRITING, CORRUPT, DIE_READING = "die writing", "hang writing", "corrupt", "die reading"
+
+
+def build_failing(options: dict[str, Any]) -> WorkerEngine:
+    """Return the engine of a target worker with the fault in it."""
+    fault = os.environ.get(FAULT, "")
+    write, read = KvMover.write, KvMover.read
+
+    def failing_write(self: KvMover, slot: int, tokens: Sequence[int], memory: SharedMemory) -> KvPages:
+        if fault == HANG_WRITING:
+            time.sleep(60.0)
+        pages = write(self, slot, tokens, memory)
+        if fault in (DIE_WRITING, CORRUPT):
+            with open_memory(memory, writing=True) as file:
+                if fault == CORRUPT:
+                    (before,) = os.pread(file, 1, pages.length_bytes // 2)
+                    os.pwrite(file, bytes([before ^ 1]), pages.length_bytes // 2)
+                else:
+                    os.ftruncate(file, pages.length_bytes // 2)
+                    os.kill(os.getpid(), signal.SIGKILL)
+        return pages
+
+    def failing_read(self: KvMover, pages: KvPages, tokens: Sequence[int]) -> Any:
+        if fault == DIE_READING:
+            with open_memory(pages.memory):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return read(self, pages, tokens)
+
+    KvMover.write, KvMover.read = failing_write, failing_read  # type: ignore[method-assign]
+    return build_engine(options)
