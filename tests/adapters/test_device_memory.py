@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -17,14 +18,14 @@ GIB = 1 << 30
 class Core:
     """OpenVINO's core as the plugins of an integrated GPU, a card and an NPU answer it; no such device is at hand."""
 
-    FACTS = {
+    FACTS: ClassVar[dict[str, dict[str, int | str]]] = {
         "GPU.0": {"GPU_DEVICE_TOTAL_MEM_SIZE": 12 * GIB, "DEVICE_TYPE": "Type.INTEGRATED"},
         "GPU.1": {"GPU_DEVICE_TOTAL_MEM_SIZE": 16 * GIB, "DEVICE_TYPE": "Type.DISCRETE"},
         "NPU": {"NPU_DEVICE_TOTAL_MEM_SIZE": 8 * GIB},
         "OLD": {},
     }
 
-    def get_property(self, name: str, key: str) -> object:
+    def get_property(self, name: str, key: str) -> int | str:
         if key not in self.FACTS[name]:
             raise RuntimeError(f"Unsupported property {key}")
         return self.FACTS[name][key]
