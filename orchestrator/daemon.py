@@ -16,6 +16,7 @@ from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin.routes import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.connections import ConnectionLimits, Connections, raise_open_files
+from orchestrator.api.device_watch import DeviceWatch
 from orchestrator.api.keys import Keys
 from orchestrator.api.listening import listen_tcp, listen_unix, serving
 from orchestrator.api.resume import KeptAnswers
@@ -73,6 +74,7 @@ class Daemon:
         self._kept: KeptAnswers | None = None
         self._keeper: PlanKeeper | None = None
         self._connections = Connections(self._connection_limits())
+        self._devices = DeviceWatch()
         if config.planned:
             self._control = self._build_control((), (), ())
         else:
@@ -209,6 +211,7 @@ class Daemon:
             acceptance=AcceptanceBounds(self._config.speculation.acceptance, self._config.speculation.allow_tolerance),
             objectives=objectives_of(self._config.slo),
             connections=self._connections,
+            devices=self._devices,
         )
 
     def _reread_keys(self) -> None:
@@ -232,6 +235,7 @@ class Daemon:
             _log.info("answers of the last daemon can be resumed", answers=len(interrupted))
         tending = asyncio.create_task(self._tend_book(), name="tend the journal")
         telling = asyncio.create_task(self._tell_systemd(), name="tell systemd")
+        watching = asyncio.create_task(self._devices.run(), name="watch devices")
         try:
             if await self._start_workers():
                 ready = self._control.view().ready
@@ -263,6 +267,7 @@ class Daemon:
         finally:
             tending.cancel()
             telling.cancel()
+            watching.cancel()
             if self._keeper is not None:
                 await self._keeper.close()
             await self._control.close()

@@ -22,6 +22,7 @@ from orchestrator.api.answers import ChatCompletion, ChatCompletionChunk, Comple
 from orchestrator.api.body_bounds import refuse_oversized
 from orchestrator.api.choices import choices_of, cost_of, merge_pieces, pieces_of
 from orchestrator.api.connections import Connections
+from orchestrator.api.device_watch import DeviceWatch
 from orchestrator.api.fingerprint import describe_source
 from orchestrator.api.follow import RequestRecord, VariantReport
 from orchestrator.api.grammar_checks import GrammarChecks
@@ -73,6 +74,7 @@ class ApiSettings:
     acceptance: AcceptanceBounds = field(default_factory=AcceptanceBounds)
     objectives: Objectives = NO_OBJECTIVES
     connections: Connections | None = None
+    devices: DeviceWatch | None = None
 
 
 class ApiRoutes:
@@ -100,6 +102,7 @@ class ApiRoutes:
             objectives=settings.objectives,
             trial_view=trial.view if trial is not None else None,
             connections=settings.connections,
+            devices=settings.devices,
             bodies=self.bodies,
         )
         self.liveness = Liveness(control, clock, settings.stalled_after_s)

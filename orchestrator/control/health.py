@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from orchestrator.config.target import THIS_NODE
 from orchestrator.control.port import HealthView
-from orchestrator.workers.contract import THIS_NODE, WorkerSpec
+from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import FailureKind, RoundReport
 from policies.serving.failover.blame import SETTLED_TOKENS, LossKind
 from policies.serving.failover.health import (

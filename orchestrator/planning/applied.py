@@ -7,10 +7,9 @@ from typing import Any
 
 from orchestrator.config.drafts import Draft, SuffixDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import AUTO
+from orchestrator.config.target import AUTO, THIS_NODE
 from orchestrator.planning.here import Allowed
 from orchestrator.planning.proposal import PlanProposal, PlanRequest
-from orchestrator.workers.contract import THIS_NODE
 from policies.planning.plan import Option, Role, Shard
 
 

@@ -17,7 +17,7 @@ from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import AUTO
+from orchestrator.config.target import AUTO, THIS_NODE
 from orchestrator.loading.devices import effective_device, mark_of
 from orchestrator.loading.models import SIMULATED_PREFIX
 from orchestrator.loading.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
@@ -25,7 +25,7 @@ from orchestrator.loading.profile_keys import build_profile_key, find_profile, p
 from orchestrator.measuring.texts import WORKLOAD
 from orchestrator.planning.digests import digest_at_hand
 from orchestrator.profiling.measuring_worker import STEPS_S, ProfileJob, job_spec
-from orchestrator.workers.contract import THIS_NODE, WorkerSpec
+from orchestrator.workers.contract import WorkerSpec
 
 MEASURING_LOCK = ".measuring.lock"
 """In the store: whoever measures holds it."""

@@ -9,9 +9,6 @@ import msgspec
 
 from orchestrator.workers.messages import Command, Event
 
-THIS_NODE = "here"
-"""Of `WorkerSpec.node`: the host of the daemon."""
-
 
 class Step(NamedTuple):
     """What an engine is at. `expected_ms`: the predicted time of it, below 0 where there is no prediction."""
@@ -43,7 +40,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     """What to start: `entry` is "package.module:function" taking `options` and returning an Engine.
 
     `cpus` is what a cluster reserves for it; `environment` is added to the worker's own. `node`: the address of the
-    host that it is to run on, where the cluster has several ("": any; THIS_NODE: the daemon's). `cores`: the CPU cores
+    host that it is to run on, where the cluster has several ("": any; "here": the daemon's). `cores`: the CPU cores
     that it may run on, by their numbers on that host (none: all). `device`: that it computes on, as its runtime names
     it ("": none is known).
     """
