@@ -21,6 +21,7 @@ from policies.serving.failover.health import (
     HOST_OPEN_S,
     LOSS_WEIGHT,
     OPEN_FROM,
+    PROVES,
     REFUSES,
     Breaker,
     Health,
@@ -113,7 +114,7 @@ class HealthBoard:
             "host": OPEN_FROM if kind == "host" else 0.0,
         }
         for part in parts:
-            self._fail(part, weights.get(part.kind, 0.0), cause, now_s)
+            self._fail(part, weights.get(part.kind, 0.0), cause, now_s, proves=kind in PROVES)
 
     def observe_link(self, link: str, *, connected: bool, reason: str, now_s: float) -> None:
         """A link came up or went down."""
@@ -168,12 +169,12 @@ class HealthBoard:
         ]
         return (*parts, *slow)
 
-    def _fail(self, part: Part, weight: float, why: str, now_s: float) -> None:
+    def _fail(self, part: Part, weight: float, why: str, now_s: float, *, proves: bool = True) -> None:
         if weight > 0.0:
             known = self._breakers.get(part) or Breaker()
             if part.kind in ("host", "link"):
                 known = replace(known, first_s=FIRST_HOST_OPEN_S, longest_s=HOST_OPEN_S)
-            self._breakers[part] = known.observe_failure(weight, why, now_s)
+            self._breakers[part] = known.observe_failure(weight, why, now_s, proves=proves)
 
 
 def _say(breaker: Breaker, now_s: float) -> str:
