@@ -113,7 +113,8 @@ class Driver:
         except Exception as error:
             answer = self._ask_head()
             away = not answer.head or bool(answer.stale)  # no fault of the worker's
-            self._link.send(NotStarted(number, answer.stale or reason_of(error), away))
+            silent = "" if answer.head else "Ray's head does not answer; is it running (ray start --head)?"
+            self._link.send(NotStarted(number, answer.stale or silent or reason_of(error), away))
         else:
             self._follow(number, stream)
 

@@ -181,7 +181,7 @@ def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_
             assert "profile simulated SIM, target (1 of 1)" in config.with_suffix(".log").read_text()
             probes = probing.result(60.0)
         measuring = [one for one in probes if "profile simulated SIM, target (1 of 1): " in one[0]["detail"]]
-    assert len({health["detail"] for health, _ in measuring}) > 2, "it says how far it is"
+    assert len({health["detail"] for health, _ in measuring}) > 1, "it says how far it is"
     assert {health["phase"] for health, _ in measuring} == {"starting"}
     assert {ready.status_code for _, ready in measuring} == {httpx.codes.SERVICE_UNAVAILABLE}
     assert "the model is starting: profile simulated SIM" in measuring[0][1].json()["error"]["message"]
