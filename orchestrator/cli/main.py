@@ -11,6 +11,7 @@ import typer
 
 from adapters.contract import AdapterError
 from orchestrator.cli import bench, canary, config, models, plan, quarantine, speculation
+from orchestrator.cli.batch import batch
 from orchestrator.cli.devices import devices
 from orchestrator.cli.doctor import doctor
 from orchestrator.cli.health import cordon, health, uncordon
@@ -26,6 +27,7 @@ app = typer.Typer(
     help="Bit-exact speculative decoding across unlike devices.",
 )
 app.command("serve")(serve)
+app.command("batch")(batch)
 app.command("status")(status)
 app.command("health")(health)
 app.command("cordon")(cordon)
