@@ -48,7 +48,8 @@ def texts_of(path: Path) -> dict[str, str]:
 def test_a_killed_worker_and_a_killed_batch_lose_and_double_nothing(tmp_path, daemon):
     source = write_input(tmp_path / "in.jsonl", [line_of(number) for number in range(60)])
     output, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
-    finish(start_batch(source, whole, daemon.url))
+    other = write_input(tmp_path / "other.jsonl", ["", *(line_of(number) for number in range(60))])
+    finish(start_batch(other, whole, daemon.url))  # with other keys, or its answers would be told again
     first = start_batch(source, output, daemon.url, "--concurrency", "8")
     wait_until(lambda: count_results(output) >= 8)
     kill_worker(daemon)
