@@ -29,6 +29,7 @@ class ResultFile:
         self.path = path
         self.done = done
         self.size = size
+        self.failed = sum(done.values())
         self._descriptor = descriptor
         self._unsynced = False
 
@@ -47,6 +48,7 @@ class ResultFile:
             raise BatchError(f"{self.path}: cannot be written: no space left on the device")
         self.size += written
         self.done[result["id"]] = has_failed(result)
+        self.failed += self.done[result["id"]]
         self._unsynced = True
 
     def sync(self) -> None:
@@ -72,7 +74,7 @@ def open_results(path: Path, known: frozenset[str]) -> Iterator[ResultFile]:
     Raises BatchError where another run has it, or it holds anything else than results of this input.
     """
     path = path.resolve()
-    lock = FileLock(f"{path}.lock", mode=0o600)
+    lock = FileLock(f"{path}.lock", mode=0o600, thread_local=False)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -93,6 +95,15 @@ def open_results(path: Path, known: frozenset[str]) -> Iterator[ResultFile]:
             os.close(descriptor)
     finally:
         lock.release()
+
+
+def read_results(path: Path) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Yield the whole results of an output that nobody writes, each with whether it is an error line."""
+    with path.open("rb") as file:
+        for raw in file:
+            result = _decode(raw) if raw.endswith(b"\n") else None
+            if result is not None:
+                yield result, has_failed(result)
 
 
 def encode_line(result: Mapping[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -78,7 +78,7 @@ class Outage:
 
 
 class BatchRun:
-    """One run over an input. `admit` waits until one more request may be asked; `on_change` sees the progress.
+    """One run over an input. `on_change` sees the progress.
     `keep_failures`: a request that the server fails at again and again becomes an error line; else it is left for
     another run."""
 
@@ -90,7 +90,6 @@ class BatchRun:
         *,
         concurrency: int,
         outage: Outage,
-        admit: Callable[[], Awaitable[None]] | None = None,
         on_change: Callable[[BatchProgress], None] = lambda _: None,
         keep_failures: bool = False,
     ) -> None:
@@ -99,11 +98,10 @@ class BatchRun:
         self._ask = ask
         self._concurrency = concurrency
         self._outage = outage
-        self._admit = admit
         self._on_change = on_change
         self._keep_failures = keep_failures
-        failed = sum(results.done.values())
-        self.progress = BatchProgress(len(source.places), len(results.done), failed, earlier=len(results.done))
+        earlier = len(results.done)
+        self.progress = BatchProgress(len(source.places), earlier, results.failed, earlier=earlier)
 
     async def run(self) -> BatchProgress:
         """Ask what has no result. Raises BatchError where the run cannot go on; what was written stays."""
@@ -125,8 +123,8 @@ class BatchRun:
             self._results.sync()
         return self.progress
 
-    async def _work(self, lines: Any) -> None:
-        async for place, line in _take_lines(lines, self._admit):
+    async def _work(self, lines: Iterator[tuple[LinePlace, BatchLine]]) -> None:
+        for place, line in lines:  # several share it
             answer = await self._ask_until_answered(line, place.result_id)
             if answer is None:
                 self.progress.unfinished += 1
@@ -166,21 +164,8 @@ class BatchRun:
     def _write(self, result: Mapping[str, Any]) -> None:
         self._results.append(result)
         self.progress.done += 1
-        self.progress.failed += self._results.done[result["id"]]
+        self.progress.failed = self._results.failed
         self._on_change(self.progress)
-
-
-async def _take_lines(
-    lines: Any, admit: Callable[[], Awaitable[None]] | None
-) -> AsyncIterator[tuple[LinePlace, BatchLine]]:
-    """Yield lines from what several readers share, each when it may be asked."""
-    while True:
-        if admit is not None:
-            await admit()
-        found = next(lines, None)
-        if found is None:
-            return
-        yield found
 
 
 def _is_worth_asking_again(answer: Answer) -> bool:

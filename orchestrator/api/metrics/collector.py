@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 
 from orchestrator.api.connections import Connections
+from orchestrator.api.metrics.batch_series import BatchCounts, BatchSeries
 from orchestrator.api.metrics.canary_series import LATENCY_S, TOKEN_S, TrialSeries
 from orchestrator.api.metrics.drafter_series import DrafterSeries
 from orchestrator.api.metrics.health_series import HealthSeries
@@ -98,6 +99,11 @@ class Metrics:
         self._trial = TrialSeries(make)
         self._intake = IntakeSeries(make, connections, bodies)
         self._trial_view = trial_view
+        self._batches = BatchSeries(make)
+
+    def observe_batches(self, source: BatchCounts) -> None:
+        """Batches are told from here on."""
+        self._batches.source = source
 
     def _of(self, engine: int) -> Engine:
         ready = self._control.view().ready
@@ -149,6 +155,7 @@ class Metrics:
             self._memory.refresh(model, view)
             self._health.refresh(model, view)
             self._intake.refresh((model, "0"))
+            self._batches.refresh((model, "0"))
             if view.plan is not None:
                 self._plan.refresh((model, "0"), view.plan)
             if self._trial_view is not None:
