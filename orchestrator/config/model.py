@@ -114,6 +114,10 @@ class ClusterSection(Section):
     auth: Literal["token", "none"] = "token"
     """`token`: a Ray at `address` is joined with its token only (`RAY_AUTH_TOKEN`, or a file that
     `RAY_AUTH_TOKEN_PATH` names). `none`: it has none, and whoever reaches its ports runs code on its hosts."""
+    job_server: bool = False
+    """`true`: the daemon's own Ray (`runtime: ray` without an address) takes jobs, at 127.0.0.1 and port 8265 or the
+    next free one, for `outrider submit` and `ray job submit`. Needs `pip install 'outrider[jobs]'` and a token in
+    `RAY_AUTH_TOKEN`."""
     max_restarts: int = Field(default=5, ge=0, le=1000)
     """Restarts of a worker within ten minutes, at most 15 s apart; then it is started once a minute. Each worker has
     its own. Where one served for 5 s, those before it count no more. Where none ever served, the daemon ends."""
