@@ -6,6 +6,7 @@ them ends by itself at times.
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,8 @@ class JobEnd:
 
 def connect(address: str) -> JobClient:
     """Return a client of the job server at `address` ("": as Ray's own commands find it). Raises JobError."""
+    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # without it Ray's client sends none
     try:
         from ray.job_submission import JobSubmissionClient
     except ImportError as error:

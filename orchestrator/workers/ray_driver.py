@@ -2,13 +2,14 @@
 
 It is a process of its own because of Ray's native code: that blocks the caller while the cluster's head is away, ends
 its process when it loses patience, and takes over signals. docs/adr/0048-ray-in-a-process-of-its-own.md has what was
-seen. Besides `ray_actor` it is the only module that imports ray. Run as `python -m orchestrator.workers.ray_driver`.
+seen. Besides `ray_actor` and `ray_jobs` it is the only module that imports ray. Run as `python -m orchestrator.workers.ray_driver`.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import importlib
 import logging
 import os
 import re
@@ -285,8 +286,8 @@ def join(order: Join) -> tuple[Any, str]:
 def _require_job_server() -> None:
     """Raise WorkerError where Ray's job server lacks a library: Ray itself would start without it, and say nothing."""
     try:
-        import ray.dashboard.modules.job.job_head
-        import ray.dashboard.optional_deps
+        for name in ("ray.dashboard.optional_deps", "ray.dashboard.modules.job.job_head"):
+            importlib.import_module(name)
     except ImportError as error:
         way_out = "pip install 'outrider[jobs]' (that is ray[default]), or leave cluster.job_server out"
         raise WorkerError(f"Ray's job server cannot run: {error}; {way_out}") from error

@@ -75,7 +75,7 @@ def _require_token(address: str, environment: Mapping[str, str]) -> None:
     way_out = "or set cluster.auth: none, if that cluster has none" if address else "or leave cluster.job_server out"
     mode = environment.get("RAY_AUTH_MODE", "token").lower()
     if mode != "token":
-        raise WorkerError(f"cannot {what}: RAY_AUTH_MODE={mode} asks for no token; unset RAY_AUTH_MODE, {way_out}")
+        raise WorkerError(f"cannot {what}: RAY_AUTH_MODE={mode} joins without a token; unset RAY_AUTH_MODE, {way_out}")
     if environment.get("RAY_AUTH_TOKEN", "").strip() or environment.get("RAY_ENABLE_K8S_TOKEN_AUTH", "0") != "0":
         return
     named = environment.get("RAY_AUTH_TOKEN_PATH", "")
