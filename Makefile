@@ -30,13 +30,18 @@ $(STAMP): $(DEMO)
 demo: $(DEMO)
 	@$(BIN)/python tools/demo.py
 
-# Each of two processes takes a file at a time, in the order of directories: the last are short. Tests that compute with
-# models come first and share prepared ones; a thread of theirs that waits for work leaves its core to the other process.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Each process takes a file at a time, in the order of the directories. Tests that compute with models come first, two at
+# a time; a thread of theirs that waits for work leaves its core to the other process. The rest wait for processes that
+# start and end for half of their time, so three run at a time. Those of long files come first, so that none is the last.
+# All share prepared models: what one has prepared the next ones find.
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+LONG_TESTS := tests/daemon tests/workers tests/tools
+SHORT_TESTS := $(filter-out $(MODEL_TESTS) $(LONG_TESTS),$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 
 test: setup
-	OMP_WAIT_POLICY=passive $(PYTEST) $(MODEL_TESTS)
-	$(PYTEST) $(addprefix --ignore=,$(MODEL_TESTS))
+	export OUTRIDER_TEST_STORE="$$(mktemp -d)" && trap 'rm -rf "$$OUTRIDER_TEST_STORE"' EXIT && \
+	OMP_WAIT_POLICY=passive $(PYTEST) --numprocesses 2 $(MODEL_TESTS) && \
+	$(PYTEST) --numprocesses 3 $(LONG_TESTS) $(SHORT_TESTS) $(wildcard tests/test_*.py)
 
 check: setup lint types imports test
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 
+from adapters.nvml import with_nvml
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
@@ -51,18 +53,7 @@ def _processor_temperature() -> float | None:
 
 
 def _nvidia() -> list[DeviceFacts]:
-    try:
-        import pynvml
-    except ImportError:
-        return []
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver, or no permission to ask it
-        return []
-    try:
-        return [_nvidia_device(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-    finally:
-        pynvml.nvmlShutdown()
+    return with_nvml(lambda nvml: [_nvidia_device(nvml, one) for one in range(nvml.nvmlDeviceGetCount())]) or []
 
 
 def _nvidia_device(nvml: Any, index: int) -> DeviceFacts:

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from adapters.contract import AdapterUnavailable
+from adapters.nvml import query_nvidia
 from device_profiles.measured import Hardware
 from device_profiles.profile import DeviceProfile
 from device_profiles.units import MIB
@@ -47,7 +48,9 @@ def hardware(profile: DeviceProfile) -> Hardware:
     if kind == "cpu":
         return processor()
     if kind == "cuda":
-        return _nvidia(int(profile.name.partition(":")[2] or 0)) or Hardware(kind, profile.full_name, 0)
+        return _nvidia(int(profile.name.partition(":")[2] or 0)) or Hardware(
+            kind, profile.full_name, profile.memory_bytes
+        )
     return Hardware(kind, profile.full_name, profile.memory_bytes)
 
 
@@ -94,17 +97,8 @@ def _cpuinfo() -> dict[str, str]:
 
 def _nvidia(index: int) -> Hardware | None:
     """Return an NVIDIA device by NVML; None where there is no driver, or nothing to ask it with."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    nvml: Any = pynvml
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def describe(nvml: Any, handle: Any) -> Hardware:
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         return Hardware(
             kind="cuda",
@@ -113,7 +107,5 @@ def _nvidia(index: int) -> Hardware | None:
             driver=str(nvml.nvmlSystemGetDriverVersion()),
             isa=(f"sm_{major}{minor}",),
         )
-    except nvml.NVMLError:
-        return None
-    finally:
-        nvml.nvmlShutdown()
+
+    return query_nvidia(index, describe)

@@ -40,9 +40,10 @@ class Exactness(StrEnum):
 class DeviceProfile:
     """One device as a runtime sees it. `name` is the runtime's own identifier ("CPU", "GPU.0").
 
-    `memory_bytes` is 0 where it is not known. `precisions`: what it computes natively. `weights`: the formats that
-    the adapter can prepare for it besides the file's own. `kv_cache`: the formats that its KV cache can have, and
-    `exact_kv_cache` those of them with which rows are invariant. `memory_costs`: None where they were not measured.
+    `memory_bytes` is 0 where it is not known; `in_host_memory`: it is the host's. `precisions`: what it computes
+    natively. `weights`: the formats that the adapter can prepare for it besides the file's own. `kv_cache`: the formats
+    that its KV cache can have, and `exact_kv_cache` those of them with which rows are invariant. `memory_costs`: None
+    where they were not measured.
     """
 
     adapter: str
@@ -55,3 +56,4 @@ class DeviceProfile:
     kv_cache: tuple[Precision, ...] = ()
     exact_kv_cache: tuple[Precision, ...] = ()
     memory_costs: MemoryCosts | None = None
+    in_host_memory: bool = False

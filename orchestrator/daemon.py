@@ -18,6 +18,7 @@ from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.batches.service import BatchService
 from orchestrator.api.batches.store import BatchStore, StoreLimits
 from orchestrator.api.connections import ConnectionLimits, Connections, raise_open_files
+from orchestrator.api.device_watch import DeviceWatch
 from orchestrator.api.keys import Keys
 from orchestrator.api.listening import listen_tcp, listen_unix, serving
 from orchestrator.api.resume import KeptAnswers
@@ -76,6 +77,7 @@ class Daemon:
         self._batches: BatchService | None = None
         self._keeper: PlanKeeper | None = None
         self._connections = Connections(self._connection_limits())
+        self._devices = DeviceWatch()
         if config.planned:
             self._control = self._build_control((), (), ())
         else:
@@ -215,6 +217,7 @@ class Daemon:
             objectives=objectives_of(self._config.slo),
             connections=self._connections,
             places=limits.max_running,
+            devices=self._devices,
         )
 
     def _open_batches(self) -> BatchStore | None:
@@ -253,6 +256,7 @@ class Daemon:
             _log.info("answers of the last daemon can be resumed", answers=len(interrupted))
         tending = asyncio.create_task(self._tend_book(), name="tend the journal")
         telling = asyncio.create_task(self._tell_systemd(), name="tell systemd")
+        watching = asyncio.create_task(self._devices.run(), name="watch devices")
         try:
             if await self._start_workers():
                 ready = self._control.view().ready
@@ -290,6 +294,7 @@ class Daemon:
             telling.cancel()
             if self._batches is not None:
                 await self._batches.close()
+            watching.cancel()
             if self._keeper is not None:
                 await self._keeper.close()
             await self._control.close()

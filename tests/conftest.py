@@ -57,7 +57,10 @@ def first_layers_path(default_model_path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model store that tests share: what one has prepared (the default model, above all) the next ones find."""
+    """A model store that tests share: what one has prepared (the default model, above all) the next ones find.
+    OUTRIDER_TEST_STORE names one for several runs of pytest over the same source."""
+    if given := os.environ.get("OUTRIDER_TEST_STORE"):
+        return Path(given)
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-store"  # one for all processes
 

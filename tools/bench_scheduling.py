@@ -1,10 +1,12 @@
 """What the scheduler promises, measured on the real model: remembered prefixes, and prefill beside running streams.
 
-    python tools/bench_scheduling.py --prompts FILE [--pairs N] [--streams N] [--json OUT]
+    python tools/bench_scheduling.py --prompts FILE [--pairs N] [--streams N] [--resumed N] [--json OUT]
 
 Prefixes: pairs of requests share their first 512 tokens; the second one's time to first token against the first's.
 Fairness: while some streams decode, a prompt of 4,000 tokens comes; the longest time between two rounds of the
 streams against `limits.max_itl_ms`.
+Resumption: while some streams decode, others come with a history of 1,000 tokens, as from a worker that died; the
+streams' ITL before, during and after, and the time until the last of the others has its next token.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from adapters.hardware import processor
 from orchestrator.bench.decode import read_prompts
 from orchestrator.bench.record import ModeRun, Prompt, measure_decoding
 from orchestrator.config.load import load_config
@@ -32,6 +36,10 @@ from orchestrator.workers.messages import Submit
 PREFIX_TOKENS = 512
 QUESTION_TOKENS = 24
 LONG_TOKENS = 4000
+RESUMED_TOKENS = (700, 300)
+"""Of the prompt, and of what was committed behind it."""
+ROUNDS = 60
+"""That are measured before and after resumption."""
 MS_PER_S = 1000.0
 
 
@@ -100,18 +108,73 @@ def fairness(target: LoadedTarget, options: EngineOptions, prompts: list[Prompt]
     }
 
 
+def resume(
+    target: LoadedTarget, options: EngineOptions, prompts: list[Prompt], streams: int, resumed: int
+) -> dict[str, float]:
+    """Return the running streams' inter-token latencies before, during and after resumption, and how long it took.
+
+    Nothing is drafted: how much is would differ from part to part.
+    """
+    loop = build_loop(target, options, None)
+
+    def send(key: str, start: int) -> None:
+        of_prompt, committed = RESUMED_TOKENS
+        text = text_of(prompts, start, of_prompt + committed)
+        loop.submit(Submit(key, text[:of_prompt], 4000, committed=text[of_prompt:], depth=0))
+
+    for index in range(streams):
+        send(f"s{index}", 499 * index)
+    waiting: set[str] = set()
+    gaps: dict[str, list[float]] = {"before": [], "during": [], "after": []}
+    back_s: list[float] = []
+    last: dict[str, float] = {}
+    came_s, decoded = 0.0, 0
+    while len(gaps["after"]) < ROUNDS * streams:
+        done = loop.run_round_strictly()
+        now_s = time.perf_counter()
+        when = "before" if not came_s else "during" if waiting else "after"
+        for delta in done.deltas:
+            key = delta.request_id
+            if key in waiting:
+                waiting.remove(key)
+                back_s.append(now_s - came_s)
+            elif key in last and key.startswith("s") and decoded > ROUNDS:
+                gaps[when].append((now_s - last[key]) * MS_PER_S)
+            last[key] = now_s
+        decoded += len(done.deltas) >= streams
+        if decoded == 2 * ROUNDS and not came_s:
+            came_s = now_s
+            waiting = {f"r{index}" for index in range(resumed)}
+            for index in range(resumed):
+                send(f"r{index}", 10_007 + 1009 * index)
+    for key in last:
+        loop.cancel(key)
+    found = {f"resume_itl_{when}_p{q}_ms": float(np.percentile(gaps[when], q)) for when in gaps for q in (50, 99)}
+    found |= {f"resume_itl_{when}_mean_ms": float(np.mean(gaps[when])) for when in gaps}
+    return found | {"resume_first_s": back_s[0], "resume_median_s": median(back_s), "resume_last_s": back_s[-1]}
+
+
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Load the target, measure both."""
     options = engine_options(load_config(arguments.config), arguments.config.resolve().parent)
     if arguments.adapter:
         options = options.with_model(adapter=arguments.adapter)
+    places = max(options.max_running, arguments.streams + arguments.resumed)
+    options = msgspec.structs.replace(options, max_running=places)
     target = load_target(options, lambda stage, fraction: None)
     prompts = read_prompts(arguments.prompts, target, 40)
     summary = {
         **prefixes(target, options, prompts, arguments.pairs),
         **fairness(target, options, prompts, arguments.streams),
+        **resume(target, options, prompts, arguments.streams, arguments.resumed),
     }
-    return {"summary": summary, "environment": {"adapter": options.model.adapter, "streams": arguments.streams}}
+    environment = {
+        "adapter": options.model.adapter,
+        "streams": arguments.streams,
+        "resumed": arguments.resumed,
+        "processor": processor().name,
+    }
+    return {"summary": summary, "environment": environment}
 
 
 def main() -> None:
@@ -120,6 +183,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--resumed", type=int, default=4)
     parser.add_argument("--adapter", default="", help="the runtime; else as configured")
     parser.add_argument("--config", type=Path, default=Path("cluster.yaml"))
     parser.add_argument("--json", type=Path, default=None)

@@ -7,8 +7,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from adapters.contract import (
     AdapterUnavailable,
     LoadOptions,
@@ -19,7 +17,9 @@ from adapters.contract import (
     RuntimeFailed,
     Unsupported,
 )
+from adapters.device_memory import read_host_memory
 from adapters.failures import classify_failure
+from adapters.nvml import query_nvidia
 from adapters.onnx_rt.graph import MODEL_FILE, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
 from adapters.onnx_rt.providers import ProviderChoice, choose_provider, confirm, device_names
@@ -59,6 +59,13 @@ def _require_package(name: str) -> str:
         raise AdapterUnavailable(f"{name} is not installed: {INSTALL}") from None
 
 
+def _read_memory(name: str) -> int:
+    if name == "CPU":
+        return read_host_memory().total_bytes
+    found = query_nvidia(0, lambda nvml, one: nvml.nvmlDeviceGetMemoryInfo(one)) if name.startswith("CUDA") else None
+    return int(found.total) if found is not None else 0
+
+
 class OnnxRuntimeAdapter:
     """See the module and the contract. For the names of devices see providers.py."""
 
@@ -75,7 +82,8 @@ class OnnxRuntimeAdapter:
             name=name,
             kind=name.lower(),
             full_name=f"{name} execution provider of onnxruntime {release}",
-            memory_bytes=psutil.virtual_memory().total if name == "CPU" else 0,
+            memory_bytes=_read_memory(name),
+            in_host_memory=name == "CPU",
             precisions=(Precision.FP32,),
             weights=(Precision.FP32, Precision.INT8, Precision.INT4),
             kv_cache=(Precision.FP32,),

@@ -9,8 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from adapters.contract import (
     AdapterUnavailable,
     LoadOptions,
@@ -21,6 +19,7 @@ from adapters.contract import (
     RuntimeFailed,
     Unsupported,
 )
+from adapters.device_memory import read_openvino_memory
 from adapters.hf_directory import title
 from adapters.openvino_rt.classes import CPU, HINTS, KV_HINTS, effective_class, list_numerical_classes
 from adapters.openvino_rt.convert import MODEL_FILE
@@ -69,13 +68,14 @@ def device_profile(core: Any, name: str) -> DeviceProfile:
         "INT8": Precision.INT8,
     }
     found = core.get_property(name, "OPTIMIZATION_CAPABILITIES")
-    memory = psutil.virtual_memory().total if name == "CPU" else 0
+    memory, in_host_memory = read_openvino_memory(core, name)
     return DeviceProfile(
         adapter=OpenVinoAdapter.name,
         name=name,
         kind=name.split(".")[0].lower(),
         full_name=str(core.get_property(name, "FULL_DEVICE_NAME")),
         memory_bytes=memory,
+        in_host_memory=in_host_memory,
         precisions=tuple(precision for word, precision in words.items() if word in found),
         weights=(Precision.FP32, Precision.BF16, Precision.FP16, Precision.INT8, Precision.INT4),
         kv_cache=(Precision.BF16, Precision.FP16, Precision.INT8),

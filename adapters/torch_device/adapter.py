@@ -8,8 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from adapters.contract import (
     AdapterUnavailable,
     Exactness,
@@ -20,6 +18,7 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.decoder.spec import DecoderSpec
+from adapters.device_memory import read_host_memory
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from adapters.torch_device.quiet import quieten
 from device_profiles.measured import DeviceRates
@@ -78,7 +77,8 @@ class TorchAdapter:
             name="CPU",
             kind="cpu",
             full_name=f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}",
-            memory_bytes=psutil.virtual_memory().total,
+            memory_bytes=read_host_memory().total_bytes,
+            in_host_memory=True,
             precisions=(Precision.BF16, Precision.FP32) if native else (Precision.FP32,),
             weights=_QUANTISED,
         )

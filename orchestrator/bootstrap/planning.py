@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import psutil
 from filelock import FileLock, Timeout
 
 from device_profiles.store import ProfileStore
@@ -21,6 +20,7 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO
 from orchestrator.control.events import StandbySpec
 from orchestrator.errors import WorkerError
+from orchestrator.loading.devices import list_devices_here
 from orchestrator.loading.options import draft_specs, engine_options, worker_specs
 from orchestrator.planning.applied import apply_plan, build_option_filter, name_shard_device, whole_targets
 from orchestrator.planning.basis import profiles_behind
@@ -113,10 +113,15 @@ def make_plan(config: ClusterConfig, base: Path, state: Path) -> StartPlan:
     Raises PlanError, and what resolving the models raises.
     """
     asked = whole_targets(build_request_from_config(config, base))
-    free = {"CPU": int(psutil.virtual_memory().available) + sum_orphans_bytes(workers_directory(state))}
-    return _build_planned(
-        config, base, propose_here(asked, profile_store(config), free, build_option_filter(config, asked))
-    )
+    here = list_devices_here()
+    free = {**here.free_bytes}
+    if "CPU" in free:
+        free["CPU"] += sum_orphans_bytes(workers_directory(state))
+    allowed = build_option_filter(config, asked)
+    found = propose_here(asked, profile_store(config), free, allowed, here.hardware)
+    for line in found.assumed:
+        _log.info("planned, %s", line)
+    return _build_planned(config, base, found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ FRAMEWORKS = {
 BUILDS = {"onnxruntime": tuple(f"onnxruntime-{kind}" for kind in ("gpu", "qnn", "directml", "openvino"))}
 """Other distributions of the same import package: one of them is as good."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # only its size is looked at
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 LEAST_MEMORY_BYTES = 2 * GIB
 LEAST_DISK_BYTES = 2 * GIB
 
@@ -69,6 +70,7 @@ def examine() -> list[Check]:
         *_rooms(),
         *_machine(),
         *_artefacts(),
+        *_nvidia_library(),
         *_devices(),
         *_classes(),
     ]
@@ -100,6 +102,13 @@ def _other_build(name: str) -> str | None:
     """Return which other build of a library is installed, with its version."""
     found = ((build, _find_version(build)) for build in BUILDS.get(name, ()))
     return next((f"{version} ({build})" for build, version in found if version), None)
+
+
+def _nvidia_library() -> list[Check]:
+    """Without NVML nobody knows an NVIDIA device's memory, load and temperature, and plans leave it out."""
+    if not NVIDIA_DRIVER.exists() or _find_version("nvidia-ml-py"):
+        return []
+    return [Check("nvidia-ml-py", "warn", "not installed, and NVIDIA's driver is here", "pip install nvidia-ml-py")]
 
 
 def _default_model() -> Check:

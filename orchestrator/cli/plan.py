@@ -97,11 +97,11 @@ def propose_plan(config: Path | None, cluster: Path | None, profiles: Path | Non
     asked = build_request_from_config(loaded, base)
     if profiles is not None:
         return propose_here(asked, ProfileStore(profiles), {})
-    import psutil
-
+    from orchestrator.loading.devices import list_devices_here
     from orchestrator.profiling.work import profile_store
 
-    return propose_here(asked, profile_store(loaded), {"CPU": psutil.virtual_memory().available})
+    here = list_devices_here()
+    return propose_here(asked, profile_store(loaded), here.free_bytes, present=here.hardware)
 
 
 def _config(path: Path | None) -> tuple[ClusterConfig, Path]:

@@ -31,7 +31,7 @@ class StandbyTarget(Section):
     kv_cache_precision: KvCachePrecision | None = None
     """The number format of the KV cache."""
     host: str = ""
-    """On Ray: the address of the node that it runs on. Empty: any."""
+    """On Ray: the address of the node that it runs on; `here`: the daemon's. Empty: any."""
     cores: Cores = Field(default=[])
     """The CPU cores that it runs on, by their numbers on its host. Empty: `devices.cores`."""
     threads: int = Field(default=0, ge=0, le=1024)

@@ -11,6 +11,9 @@ from orchestrator.config.section import Section
 
 MAX_REPLICAS = 64
 
+THIS_NODE = "here"
+"""The daemon's own host, where a host is named."""
+
 AUTO = "auto"
 """The plan chooses (`placement`)."""
 
@@ -26,7 +29,7 @@ class Placement(Section):
     """Where one replica of the target runs."""
 
     host: str = ""
-    """On Ray: the address of the node that it runs on. Empty: any."""
+    """On Ray: the address of the node that it runs on; `here`: the daemon's. Empty: any."""
     cores: Cores = Field(default=[])
     """The CPU cores that it runs on, by their numbers on its host. Empty: all."""
     threads: int = Field(default=0, ge=0, le=1024)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from orchestrator.config.target import THIS_NODE
 from orchestrator.control.port import HealthView
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import FailureKind, RoundReport
@@ -20,6 +21,7 @@ from policies.serving.failover.health import (
     HOST_OPEN_S,
     LOSS_WEIGHT,
     OPEN_FROM,
+    PROVES,
     REFUSES,
     Breaker,
     Health,
@@ -27,8 +29,6 @@ from policies.serving.failover.health import (
     Slowness,
 )
 
-HERE: Final = "here"
-"""The name of the daemon's own host."""
 _WORST: Final = (Health.CORDONED, Health.DRAINING, Health.OPEN, Health.HALF_OPEN, Health.SUSPECT, Health.HEALTHY)
 _LINK_WEIGHT: Final = 1.0
 SUSPECT_SHARE: Final = 0.5
@@ -47,8 +47,8 @@ class Part:
 
 def list_parts(spec: WorkerSpec) -> tuple[Part, ...]:
     """Return the device that a worker of this spec runs on, and the host where it is bound to one."""
-    device = (Part("device", f"{spec.node or HERE}/{spec.device}"),) if spec.device else ()
-    return (*device, *((Part("host", spec.node),) if spec.node else ()))
+    device = (Part("device", f"{spec.node or THIS_NODE}/{spec.device}"),) if spec.device else ()
+    return (*device, *((Part("host", spec.node),) if spec.node not in ("", THIS_NODE) else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class HealthBoard:
             "host": OPEN_FROM if kind == "host" else 0.0,
         }
         for part in parts:
-            self._fail(part, weights.get(part.kind, 0.0), cause, now_s)
+            self._fail(part, weights.get(part.kind, 0.0), cause, now_s, proves=kind in PROVES)
 
     def observe_link(self, link: str, *, connected: bool, reason: str, now_s: float) -> None:
         """A link came up or went down."""
@@ -169,12 +169,12 @@ class HealthBoard:
         ]
         return (*parts, *slow)
 
-    def _fail(self, part: Part, weight: float, why: str, now_s: float) -> None:
+    def _fail(self, part: Part, weight: float, why: str, now_s: float, *, proves: bool = True) -> None:
         if weight > 0.0:
             known = self._breakers.get(part) or Breaker()
             if part.kind in ("host", "link"):
                 known = replace(known, first_s=FIRST_HOST_OPEN_S, longest_s=HOST_OPEN_S)
-            self._breakers[part] = known.observe_failure(weight, why, now_s)
+            self._breakers[part] = known.observe_failure(weight, why, now_s, proves=proves)
 
 
 def _say(breaker: Breaker, now_s: float) -> str:

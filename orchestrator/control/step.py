@@ -138,7 +138,7 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
             state.blame.release(event.digests)
             return []
         case PartHeld():
-            return _hold_part(state, event.part, event.state, now_s)
+            return _hold_part(state, event.part, event.state)
         case Woke():
             return _end_hung(state, now_s)
         case _:
@@ -337,32 +337,31 @@ def _end_hung(state: State, now_s: float) -> list[Action]:
     return actions
 
 
-def _hold_part(state: State, part: Part, held: Health | None, now_s: float) -> list[Action]:
-    """Keep work away from a part, as an operator asks, or let it work again. A part that drains gives its streams to
-    others that can go on with them; what they cannot take, it finishes."""
+def _hold_part(state: State, part: Part, held: Health | None) -> list[Action]:
+    """Keep work away from a part, as an operator asks, or let it work again."""
     state.health.hold(part, held)
-    actions: list[Action] = [LogLine("info", "%s: %s", (part, held.value if held is not None else "may work again"))]
-    for replica in state.replicas.with_streams if held is Health.DRAINING else []:
-        if part in (*replica.parts, Part("worker", replica.name)):
-            actions += state.router.retire(replica, now_s)[1]
-    return actions
+    return [LogLine("info", "%s: %s", (part, held.value if held is not None else "may work again"))]
 
 
 def _watch_health(state: State, now_s: float) -> list[Action]:
-    """Cordon what has drained, and tell whoever plans when the health of a part has changed."""
+    """Move what can move away from parts that drain, cordon what has drained, and tell whoever plans when the health of
+    a part has changed."""
+    actions: list[Action] = []
     for part in state.health.list_held(Health.DRAINING):
         on_it = [one for one in state.replicas.with_streams if part in (*one.parts, Part("worker", one.name))]
+        for replica in on_it if not state.replicas.closed else []:
+            actions += state.router.retire(replica, now_s)[1]
         if not any(state.streams.counts[one.name] for one in on_it):
             state.health.hold(part, Health.CORDONED)
     known, state.unwell = state.unwell, state.health.weigh_parts(now_s)
     shares = {part: one.share for part, one in state.unwell.items()}
     if shares == {part: one.share for part, one in known.items()}:
-        return []
+        return actions
     refusing = [part for part, share in shares.items() if not share]
     fresh = [part for part in refusing if part not in known or known[part].share]
     lines = [LogLine("warning", "%s: it takes nothing new", (state.unwell[part].why,)) for part in fresh]
     waits = [wait_s for part in refusing if (wait_s := state.health.wait_s([part], now_s))]
-    return [*lines, TellHealth(state.unwell), *(WakeAfter(wait_s) for wait_s in waits)]
+    return [*actions, *lines, TellHealth(state.unwell), *(WakeAfter(wait_s) for wait_s in waits)]
 
 
 def _give_up_if_hopeless(state: State) -> list[Action]:

@@ -227,11 +227,13 @@ class Streams:
     ) -> list[Witness]:
         """Recall all streams from a dead replica that ran `places` at a time; returns those that ran.
 
-        Workers admit in order, so the oldest `places` ran, and whoever had a token. The rest merely waited. `pure`: its
-        worker has run one stream only; `progressed`: some that had a token there.
+        Workers admit in order, but first those that were served before. So the oldest `places` ran, as many of those,
+        and whoever had a token. The rest merely waited. `pure`: its worker has run one stream only; `progressed`: some
+        that had a token there.
         """
         sent = self.at(replica)
-        running = [stream for index, stream in enumerate(sent) if index < places or stream.gained]
+        served = [stream for stream in sent if stream.committed and not stream.gained][:places]
+        running = [one for index, one in enumerate(sent) if index < places or one.gained or one in served]
         seen = [
             Witness(
                 *(stream.submit, stream.digest, stream.gained >= SETTLED_TOKENS),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from adapters.contract import Segment
 from device_profiles.units import ceil_div
 from orchestrator.engine.sequence import SequenceState
+from policies.serving.replay_budget import share_replay_rows
 
 SCORED_ROWS = 128
 """The most rows of a prompt that one forward scores: each of them is as wide as the vocabulary."""
@@ -65,13 +67,21 @@ class ScheduledSequence:
         return (first, last) if last > first else (0, 0)
 
 
+class PrefillRows(NamedTuple):
+    """The most rows of prefill beside sequences that decode: of all, and of replays where no new prompt waits."""
+
+    every: int
+    replays: int
+
+
 def schedule_rows(
-    running: Sequence[SequenceState], *, max_rows: int, prefill_rows: int, paid_rows: int
+    running: Sequence[SequenceState], *, max_rows: int, prefill_rows: PrefillRows, paid_rows: int
 ) -> list[ScheduledSequence]:
-    """Share the rows of one forward: first every decoding sequence, then prefills.
+    """Share the rows of one forward: first every decoding sequence, then replays, then other prefills.
 
     Drafts are added later, into rows that are left; a sequence for which no row is left waits a round. Prefills
-    get `prefill_rows` beside decoding sequences, all rows where there are none.
+    get `prefill_rows` beside decoding sequences, all rows where there are none. Replays and new prompts have half each,
+    and what is left over.
     """
     parts: list[ScheduledSequence] = []
     left = max_rows
@@ -79,10 +89,19 @@ def schedule_rows(
         if sequence.uncached == 1 and left >= paid_rows:
             parts.append(ScheduledSequence(sequence, 1, emits_logits=True))
             left -= paid_rows
+    replay_rows = left
     if parts:
-        left = min(left, prefill_rows)
-    filling = _computing_what_no_other_does([sequence for sequence in running if sequence.uncached > 1])
-    for sequence, known in _share_prefill_rows(filling, left, paid_rows):
+        replay_rows, left = min(left, prefill_rows.replays), min(left, prefill_rows.every)
+    filling = [sequence for sequence in running if sequence.uncached > 1]
+    filling = _computing_what_no_other_does(sorted(filling, key=lambda one: not one.replays))
+    replays = [one for one in filling if one.replays]
+    prompts = [one for one in filling if not one.replays]
+    if prompts:
+        replay_rows = max(left // 2, min(left, paid_rows))
+    rows = share_replay_rows([_count_wanted_rows(one) for one in replays], replay_rows, paid_rows=paid_rows)
+    given = [(one, known) for one, known in zip(replays, rows, strict=True) if known]
+    left -= sum(max(known, paid_rows) for _, known in given)
+    for sequence, known in [*given, *_share_prefill_rows(prompts, left, paid_rows)]:
         parts.append(ScheduledSequence(sequence, known, emits_logits=known == sequence.uncached))
     return parts
 

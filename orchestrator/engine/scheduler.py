@@ -11,7 +11,14 @@ from adapters.contract import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
 from orchestrator.drafting.port import NOTHING
-from orchestrator.engine.batch import ScheduledSequence, count_min_rows, most_blocks, rows_of, schedule_rows
+from orchestrator.engine.batch import (
+    PrefillRows,
+    ScheduledSequence,
+    count_min_rows,
+    most_blocks,
+    rows_of,
+    schedule_rows,
+)
 from orchestrator.engine.memory_guard import MemoryGuard
 from orchestrator.engine.prefix_cache import PrefixCache
 from orchestrator.engine.sequence import NO_SLOT, SequenceState
@@ -19,6 +26,7 @@ from orchestrator.engine.slo_monitor import SloMonitor
 from policies.serving.admission import count_admissible_requests, victims
 from policies.serving.batch_bound import BatchLimits
 from policies.serving.prefill_budget import observe_prefill, rows_within
+from policies.serving.replay_budget import ReplayBudget, bound_replay_rows, observe_decoding, observe_replay
 from policies.serving.slo import LEAST_GROUP, NO_OBJECTIVES, Objectives, group_size, rows_that_fit
 from policies.speculation.cost_model import CostModel
 
@@ -27,7 +35,8 @@ _UNKNOWN_ROUND_MS = 5000.0
 
 
 class Scheduler:
-    """First come, first admitted; the youngest gives way where KV blocks run out.
+    """First come, first admitted, but those first that were served before; the youngest gives way where KV blocks run
+    out.
 
     `max_itl_ms` bounds a forward that decodes and prefills. `preemptions` counts since the beginning. `levels` says
     what is moved for `objectives`: it has to be told what requests get. `drafts`: there is a drafter. `cost` returns
@@ -58,6 +67,7 @@ class Scheduler:
         self._clock = clock
         self._max_itl_ms = max_itl_ms
         self._prefill_row_ms: float | None = None
+        self._replays = ReplayBudget()
         self._free_slots = list(range(caps.slots - 1, -1, -1))
         self._waiting: deque[SequenceState] = deque()
         self._running: list[SequenceState] = []
@@ -73,8 +83,12 @@ class Scheduler:
         return len(self._waiting)
 
     def add(self, sequence: SequenceState) -> None:
-        """Queue a sequence."""
-        self._waiting.append(sequence)
+        """Queue a sequence: behind all that wait, or where it was served before behind the last of those."""
+        sequence.queued_s = self._clock.monotonic_s()
+        place = len(self._waiting)
+        while sequence.generated and place and not self._waiting[place - 1].generated:
+            place -= 1
+        self._waiting.insert(place, sequence)
 
     def withdraw(self, key: str) -> SequenceState | None:
         """Forget a waiting sequence; return one that runs, for the caller to end. Unknown keys are ignored."""
@@ -142,12 +156,16 @@ class Scheduler:
                 return parts, preempted
             preempted += self._preempt(missing)
 
-    def _count_prefill_rows(self) -> int:
-        """Return the rows of prefill that a forward may have beside sequences that decode."""
+    def _count_prefill_rows(self) -> PrefillRows:
+        """Return the rows of prefill that a forward may have beside sequences that decode.
+
+        Replays have less where a stream decodes that did so before the first of them came. Those that came with them
+        have waited as well, and gain from their end.
+        """
         decoding = [ScheduledSequence(one, 1, emits_logits=True) for one in self._running if one.uncached == 1]
         if len(decoding) == len(self._running):
-            return 0
-        return rows_within(
+            return PrefillRows(0, 0)
+        every = rows_within(
             self._prefill_row_ms,
             decode_ms=self._decode_ms(decoding),
             bound_ms=self._max_itl_ms,
@@ -155,6 +173,11 @@ class Scheduler:
             least=_LEAST_PREFILL_ROWS,
             share=self.levels.answer.prefill_share,
         )
+        came_s = min((one.queued_s for one in self._running if one.replays), default=0.0)
+        if not any(0.0 < part.sequence.first_token_s <= came_s for part in decoding):
+            return PrefillRows(every, every)
+        most = self.memory.rows if self.levels.answer.prefill_share >= 1.0 else every
+        return PrefillRows(every, bound_replay_rows(self._replays, bound_ms=self._max_itl_ms, most=most))
 
     def _in_turn(self) -> list[SequenceState]:
         """Return who takes part in the next round: where not all who decode fit its latency budget, those of them who
@@ -233,6 +256,7 @@ class Scheduler:
         gone = self._running[len(self._running) - count :]
         for sequence in reversed(gone):
             self.leave(sequence)
+            sequence.queued_s = self._clock.monotonic_s()
             self._waiting.appendleft(sequence)
         self.preemptions += len(gone)
         return gone
@@ -257,12 +281,18 @@ class Scheduler:
         for part in parts:
             if part.emits_logits:
                 part.sequence.turn = self._turn
-        prefill_rows = sum(part.num_query_tokens for part in parts if part.is_prefill)
-        if prefill_rows:
+        decoding = [part for part in parts if not part.is_prefill]
+        filling = [part for part in parts if part.is_prefill]
+        rows = sum(part.num_query_tokens for part in filling)
+        if decoding and not filling:
+            self._replays = observe_decoding(self._replays, forward_ms)
+        elif decoding and all(part.sequence.replays for part in filling):
+            self._replays = observe_replay(self._replays, forward_ms, rows=rows)
+        if filling:
             self._prefill_row_ms = observe_prefill(
                 self._prefill_row_ms,
-                prefill_rows=prefill_rows,
-                decode_ms=self._decode_ms([part for part in parts if not part.is_prefill]),
+                prefill_rows=rows,
+                decode_ms=self._decode_ms(decoding),
                 forward_ms=forward_ms,
             )
 

@@ -20,8 +20,8 @@ class SequenceState:
     holds and may be trusted; the rest is (re)computed. `apart`: rows behind the prompt are of a numerical class of
     their own (see adapters.contract.Capabilities.apart_tokens). Times are seconds of the loop's clock.
     `tolerance_delta`: see RequestStats. `pace_s`, `pace_tokens`: since when its pace is measured, and how many tokens
-    it had then (0: it is not yet). `turn`: the last round that it decoded in. `pages`: what it begins with once it has
-    a slot."""
+    it had then (0: it is not yet). `turn`: the last round that it decoded in. `queued_s`: when it was queued last, at
+    first or because it gave way. `pages`: what it begins with once it has a slot."""
 
     submit: Submit
     tokens: list[int]
@@ -33,6 +33,7 @@ class SequenceState:
     cached: int = 0
     reused: int = 0
     begun: bool = False
+    queued_s: float = 0.0
     admitted_s: float = 0.0
     first_token_s: float = 0.0
     pace_s: float = 0.0
@@ -77,6 +78,11 @@ class SequenceState:
     def uncached(self) -> int:
         """Committed tokens that the next forward still has to see; 1 while decoding."""
         return len(self.tokens) - self.cached
+
+    @property
+    def replays(self) -> bool:
+        """True while what it was served before is computed again: its worker died, or it gave way."""
+        return self.generated > 0 and self.uncached > 1
 
     @property
     def prompt_left(self) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from adapters import registry
-from adapters.contract import Unsupported
+from adapters.contract import AdapterUnavailable, Unsupported
+from adapters.device_memory import read_device_memory
 from adapters.hardware import cores, hardware, name_device_kind, runtime_version
-from device_profiles.measured import fingerprint
+from device_profiles.measured import Hardware, fingerprint
 from device_profiles.profile import DeviceProfile
 
 
@@ -30,6 +32,25 @@ def find_device(adapter: str, device: str) -> DeviceProfile:
         if found.name == wanted:
             return found
     raise Unsupported(f"{adapter} sees no device {device!r} here; there is {', '.join(one.name for one in there)}")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDevices:
+    """This machine's devices as all installed runtimes see them. `hardware`: what they are. `free_bytes`: what is free
+    on each now, by each name that a runtime has for it (left out where it is not known)."""
+
+    hardware: frozenset[Hardware]
+    free_bytes: dict[str, int]
+
+
+def list_devices_here() -> LocalDevices:
+    """Return the devices of this machine."""
+    found: list[DeviceProfile] = []
+    for name in registry.names():
+        with suppress(AdapterUnavailable):
+            found += registry.get(name).devices()
+    free = {device.name: read_device_memory(device).free_bytes for device in found}
+    return LocalDevices(frozenset(map(hardware, found)), {name: size for name, size in free.items() if size})
 
 
 def mark_of(device: DeviceProfile) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -110,7 +110,7 @@ def load_model(
 ) -> LoadedSource:
     """Prepare (once) and load a model for so many sequences; `serves`: with its tokenizer, which a draft does not need
     and may not have; `refresh`: find its numerical class again. Raises what adapters raise."""
-    found = prepare_model(options, progress, serves=serves)
+    found = prepare_model(options, progress)
     adapter, file, prepared, choice = found.adapter, found.file, found.prepared, found.choice
     plan = None
     asked = LoadOptions(
@@ -132,10 +132,11 @@ def load_model(
         model, classes = load_in_class(question, progress, refresh=refresh)
     else:
         model = adapter.load(prepared, asked, progress)
-    loaded = LoadedSource(model, found.name, found.source, found.tokenizer_dir, prepared, choice, plan, classes)
-    if serves and file is not None:
-        _refuse_draft(model, found.source)
-    return loaded
+    loaded = LoadedSource(model, found.name, found.source, "", prepared, choice, plan, classes)
+    if not serves or file is None:
+        return loaded
+    _refuse_draft(model, found.source)
+    return replace(loaded, tokenizer_dir=prepare_tokenizer_of(options, file, progress))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,22 +150,25 @@ class PreparedModel:
     file: ModelSource | None
     prepared: Path
     choice: PrecisionChoice | None
-    tokenizer_dir: str
 
 
-def prepare_model(options: ModelOptions, progress: OnProgress, *, serves: bool = False) -> PreparedModel:
+def prepare_tokenizer_of(options: ModelOptions, file: ModelSource, progress: OnProgress) -> str:
+    """Prepare (once) a model's tokenizer; returns its directory. Raises what adapters raise."""
+    return str(ModelStore(Path(options.store)).prepare(file, TokenizerRecipe(), progress))
+
+
+def prepare_model(options: ModelOptions, progress: OnProgress) -> PreparedModel:
     """Prepare (once) what `load_model` loads. Raises what adapters raise."""
     adapter = registry.get_for(options.adapter, options.device, options.static)
     store = ModelStore(Path(options.store))
     if options.source.startswith(SIMULATED_PREFIX):
         prepared = _write_simulated_source(options, store.root)
-        return PreparedModel(adapter, options.name or "simulated-toy", options.source, None, prepared, None, "")
+        return PreparedModel(adapter, options.name or "simulated-toy", options.source, None, prepared, None)
     file = store.whole(resolve(options.source, Path(options.base), progress), progress)
     chosen = choose_model_precision(options, adapter, store, file)
     prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress)
-    tokenizer_dir = str(store.prepare(file, TokenizerRecipe(), progress)) if serves else ""
     choice = chosen.choice if chosen else None
-    return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice, tokenizer_dir)
+    return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice)
 
 
 def _question(

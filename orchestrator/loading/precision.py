@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from adapters.contract import Adapter, AdapterUnavailable, Exactness, ModelRefused, Precision
 from adapters.decoder.source import count_held_bytes, open_source
+from adapters.device_memory import read_device_memory
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.quality import read_quality
@@ -100,6 +99,4 @@ def find_prepared(recipe: Variant, store: ModelStore, file: ModelSource) -> Path
 
 
 def _free_bytes(device: DeviceProfile) -> int | None:
-    if device.kind == "cpu":
-        return int(psutil.virtual_memory().available)
-    return device.memory_bytes or None
+    return read_device_memory(device).free_bytes or None

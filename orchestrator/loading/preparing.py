@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.loading.models import prepare_model
+from orchestrator.loading.models import prepare_model, prepare_tokenizer_of
 from orchestrator.loading.options import EngineOptions
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
 from orchestrator.workers.contract import WorkerSpec
@@ -30,5 +30,7 @@ def build_preparing(options: dict[str, Any]) -> MeasuringEngine:
 
 
 def _prepare(options: EngineOptions, progress: OnProgress) -> Iterator[Found]:
-    prepare_model(options.model, progress, serves=True)
+    found = prepare_model(options.model, progress)
+    if found.file is not None:
+        prepare_tokenizer_of(options.model, found.file, progress)
     yield from ()

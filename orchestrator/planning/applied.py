@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.config.drafts import Draft, SuffixDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import AUTO
+from orchestrator.config.target import AUTO, THIS_NODE
 from orchestrator.planning.here import Allowed
 from orchestrator.planning.proposal import PlanProposal, PlanRequest
 from policies.planning.plan import Option, Role, Shard
@@ -44,6 +44,10 @@ def apply_plan(config: ClusterConfig, proposal: PlanProposal, number: int) -> Cl
     }
     if config.canary.share and not config.canary.drafts and not replica.depth:  # the plan is the others'
         changes["canary"] = config.canary.model_copy(update={"drafts": placed})
+    if config.cluster.on_ray:  # it was planned for this host
+        placed_here = [one.model_copy(update={"host": one.host or THIS_NODE}) for one in config.model.placements]
+        changes["model"] = changes["model"].model_copy(update={"replicas": placed_here})
+        changes["drafts"] = tuple(_place_here(draft) for draft in changes["drafts"])
     if target.threads and not config.devices.threads and not config.devices.cores:
         changes["devices"] = config.devices.model_copy(update={"threads": target.threads})
     return config.model_copy(update=changes)
@@ -70,6 +74,12 @@ def whole_targets(asked: PlanRequest) -> PlanRequest:
 def name_shard_device(proposal: PlanProposal, shard: Shard) -> str:
     """Return what the shard's runtime calls its device."""
     return proposal.behind[shard.profile].device_for(shard.runtime) or shard.device.rpartition("/")[2]
+
+
+def _place_here(draft: Draft) -> Draft:
+    if isinstance(draft, SuffixDraft) or draft.process != "own" or draft.host:
+        return draft
+    return draft.model_copy(update={"host": THIS_NODE})
 
 
 def _fits(adapter: str, device: str, option: Option, there: str) -> bool:

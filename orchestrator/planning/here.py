@@ -7,13 +7,11 @@ from dataclasses import replace
 
 from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
+from orchestrator.config.target import THIS_NODE
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.sketched import build_device
 from orchestrator.planning.stored import MeasuredHardware
 from policies.planning.plan import Host, Inventory, Option
-
-HERE = "here"
-"""The name of the host that profiles were measured on."""
 
 Allowed = Callable[[Option, str], bool]
 
@@ -39,11 +37,11 @@ def cluster_here(
     for one in found:
         profile = f"{one.hardware.name} {one.name}"
         memory = max(0, free_bytes.get(one.name, one.hardware.memory_bytes) - left(one))
-        devices.append(build_device(one, f"{HERE}/{one.name}", HERE, profile, memory))
+        devices.append(build_device(one, f"{THIS_NODE}/{one.name}", THIS_NODE, profile, memory))
         options += [
             replace(option, profile=profile)
             for option in one.options(target, drafts, exactness, cores)
             if allowed is None or allowed(option, one.device_for(option.runtime))
         ]
         behind[profile] = one
-    return Inventory((Host(HERE, "", cores),), tuple(devices), tuple(options), tuple(links)), behind
+    return Inventory((Host(THIS_NODE, "", cores),), tuple(devices), tuple(options), tuple(links)), behind

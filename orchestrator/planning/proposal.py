@@ -8,6 +8,7 @@ from pathlib import Path
 
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.known_devices import load_known_devices
+from device_profiles.measured import Hardware
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.config.drafts import ModelDraft, draft_names
@@ -22,7 +23,7 @@ from orchestrator.planning.here import Allowed, cluster_here
 from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
 from orchestrator.planning.sketched import build_sketched_cluster
 from orchestrator.planning.source import DeviceSource
-from orchestrator.planning.stored import MeasuredHardware, load_measured_hardware
+from orchestrator.planning.stored import MeasuredHardware, choose_present, load_measured_hardware
 from orchestrator.planning.wanted import (
     SUFFIX,
     DraftCandidate,
@@ -84,13 +85,18 @@ def propose_sketch(sketch: Sketch, asked: PlanRequest, store: ProfileStore | Non
 
 
 def propose_here(
-    asked: PlanRequest, store: ProfileStore, free_bytes: Mapping[str, int], allowed: Allowed | None = None
+    asked: PlanRequest,
+    store: ProfileStore,
+    free_bytes: Mapping[str, int],
+    allowed: Allowed | None = None,
+    present: Collection[Hardware] = (),
 ) -> PlanProposal:
     """Return a plan for the machine that a store's profiles were measured on, of the options that are `allowed`.
+    `present`: the devices of this machine; of a store that has some of them the rest is left out.
 
     Raises PlanError.
     """
-    found = load_measured_hardware(store)
+    found, left_out = choose_present(load_measured_hardware(store), present)
     cluster, behind = cluster_here(
         found,
         asked.target,
@@ -103,7 +109,8 @@ def propose_here(
     )
     if not any(option.role is Role.TARGET for option in cluster.options):
         raise PlanError(_no_profile(asked, store, found))
-    return build_proposal(cluster, asked, behind, _of_these_files(store.pairs(), asked))
+    made = build_proposal(cluster, asked, behind, _of_these_files(store.pairs(), asked))
+    return replace(made, assumed=(*made.assumed, *left_out))
 
 
 def _of_these_files(pairs: Sequence[PairAcceptance], asked: PlanRequest) -> list[PairAcceptance]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from device_profiles.cost import StepCost
@@ -101,6 +101,27 @@ def load_measured_hardware(store: ProfileStore) -> list[MeasuredHardware]:
         mine = tuple(one for one in models if (one.fingerprint, one.adapter, one.device) in marks)
         found.append(MeasuredHardware(hardware, tuple(seen), mine))
     return sorted(found, key=lambda one: (one.hardware.name, one.name))
+
+
+def choose_present(
+    found: Sequence[MeasuredHardware], present: Collection[Hardware]
+) -> tuple[list[MeasuredHardware], list[str]]:
+    """Return the hardware that a plan for one machine may use, and why the rest is left out.
+
+    That is what is there now. Where nothing of it is, the profiles are another machine's, and of each device there the
+    newest counts.
+    """
+    here = [one for one in found if one.hardware in present]
+    if here:
+        why = "it is another machine's, or its memory or driver has changed since: run `outrider profile`"
+        return here, [f"{one.hardware.name}: left out, {why}" for one in found if one not in here]
+    newest: dict[str, MeasuredHardware] = {}
+    for one in sorted(found, key=lambda one: max(device.measured_at for device in one.devices)):
+        newest[one.name] = one
+    kept = [one for one in found if one in newest.values()]
+    return kept, [
+        f"{one.hardware.name}: left out, {one.name} was measured anew since" for one in found if one not in kept
+    ]
 
 
 def _matches_model(one: MeasuredModel, model: PlannedModel, cores: int) -> bool:

@@ -17,7 +17,7 @@ from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import AUTO
+from orchestrator.config.target import AUTO, THIS_NODE
 from orchestrator.loading.devices import effective_device, mark_of
 from orchestrator.loading.models import SIMULATED_PREFIX
 from orchestrator.loading.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
@@ -56,7 +56,9 @@ class Work:
         known = not refresh and self.find_device_profile(store) is not None
         texts = None if refresh and self.job.role == "target" and not texts_are_new else self.texts(store)
         plain = None if texts is None else dataclasses.asdict(texts)
-        return job_spec(msgspec.structs.replace(self.job, known_device=known, texts=plain, steps_s=steps_s), self.node)
+        return job_spec(
+            msgspec.structs.replace(self.job, known_device=known, texts=plain, steps_s=steps_s), self.node or THIS_NODE
+        )
 
     def is_done(self, store: ProfileStore) -> bool:
         """Return whether all of it is stored, and holds."""

@@ -40,8 +40,9 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     """What to start: `entry` is "package.module:function" taking `options` and returning an Engine.
 
     `cpus` is what a cluster reserves for it; `environment` is added to the worker's own. `node`: the address of the
-    host that it is to run on, where the cluster has several ("": any). `cores`: the CPU cores that it may run on, by
-    their numbers on that host (none: all). `device`: that it computes on, as its runtime names it ("": none is known).
+    host that it is to run on, where the cluster has several ("": any; "here": the daemon's). `cores`: the CPU cores
+    that it may run on, by their numbers on that host (none: all). `device`: that it computes on, as its runtime names
+    it ("": none is known).
     """
 
     name: str

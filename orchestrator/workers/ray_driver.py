@@ -2,7 +2,7 @@
 
 It is a process of its own because of Ray's native code: that blocks the caller while the cluster's head is away, ends
 its process when it loses patience, and takes over signals. docs/adr/0048-ray-in-a-process-of-its-own.md has what was
-seen. Besides `ray_actor` and `ray_jobs` it is the only module that imports ray. Run as `python -m orchestrator.workers.ray_driver`.
+seen. It, `ray_actor` and `ray_jobs` alone import ray. Run as `python -m orchestrator.workers.ray_driver`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from orchestrator.config.target import THIS_NODE
 from orchestrator.errors import ClusterAway, WorkerError
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.host import end_with_parent, one_line
@@ -102,7 +103,7 @@ class Driver:
     def start(self, number: int, spec: WorkerSpec) -> None:
         """Start an actor, then follow it until it has ended."""
         try:
-            if spec.node:
+            if spec.node not in ("", THIS_NODE):
                 self._require_host(spec.node)
             stream = self._appear(number, self._create(number, spec))
         except ClusterAway as error:
@@ -168,7 +169,10 @@ class Driver:
 
     def _create(self, number: int, spec: WorkerSpec) -> Any:
         options: dict[str, Any] = {"num_cpus": spec.cpus, "max_restarts": 0, "max_task_retries": 0}
-        if spec.node:
+        if spec.node == THIS_NODE:
+            strategies = self._ray.util.scheduling_strategies
+            options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(self._node, soft=False)
+        elif spec.node:
             options["resources"] = {f"node:{spec.node}": _NODE_SHARE}
         if spec.environment:
             options["runtime_env"] = {"env_vars": dict(spec.environment)}

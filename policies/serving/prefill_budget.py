@@ -2,6 +2,7 @@
 
 A prefill makes every running stream wait for the whole forward. The wait is bounded by a time, not by a number of rows.
 The cost of a row depends on the device, the model and the context, so it is measured as the loop runs.
+Replays, of streams that were served before, have a budget of their own (policies.serving.replay_budget).
 """
 
 from __future__ import annotations

@@ -51,3 +51,13 @@ def test_progress_is_told_with_its_share_where_it_is_known() -> None:
     assert state.detail == "convert 25%"
     state.observe(Progress("load", -1.0))
     assert state.view(engine=0, streams=0).detail == "load"
+
+
+def test_who_ran_when_a_replica_died_are_the_oldest_and_those_it_admits_before_them() -> None:
+    streams, opened = open_streams(3)
+    served = [streams.open(Submit(key, [ord(key)], 100, committed=[5, 6])) for key in "xyz"]
+    for stream in (*opened, *served):
+        streams.send(stream, "one")
+    ran = streams.recall_replica("one", 2, pure=False, progressed=set(), now_s=0.0)
+    assert [one.submit.request_id for one in ran] == ["r0", "r1", "x", "y"]  # either pair may have had the two places
+    assert {stream.key for stream in streams.due()} == {"r0", "r1", "r2", "x", "y", "z"}

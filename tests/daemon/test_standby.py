@@ -83,7 +83,7 @@ def metrics(daemon: Daemon) -> str:
 
 
 def test_a_device_that_drains_hands_its_streams_to_a_standby(tmp_path: Path, expected) -> None:
-    with running(configuration(tmp_path, script="base_ms=10", extra=STANDBY % "hot")) as daemon:
+    with running(configuration(tmp_path, script="base_ms=40", extra=STANDBY % "hot")) as daemon:
         until_standby(daemon, phase="ready")
         readers = Readers(daemon, range(4))
         readers.until_all_have_begun()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from device_profiles.measured import Hardware
 from device_profiles.store import ProfileStore
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.sketch import load_sketch
@@ -21,7 +22,7 @@ from orchestrator.planning.proposal import (
     propose_sketch,
 )
 from tests.support.config import parse_config
-from tests.support.profiles import store_simulated_profiles
+from tests.support.profiles import GIB, store_simulated_profiles
 
 HEAD = "model: {{source: 'simulated:toy', name: toy, adapter: {adapter}, device: {device}}}\n"
 DRAFTS = "drafts: [{method: suffix}, {method: model, source: 'simulated:toy', adapter: auto, device: auto}]\n"
@@ -135,3 +136,27 @@ def test_without_a_profile_the_error_says_what_to_do(tmp_path):
         propose_here(asked, store, {})
     renamed = store_simulated_profiles(tmp_path, {"SIM.1": 50.0}, model="as it was called before")
     assert plan_of(propose_here(asked, renamed, {})) == "here/SIM.1", "what has other files is not believed"
+
+
+def test_of_a_store_with_other_machines_profiles_a_plan_takes_what_is_here(tmp_path):
+    """Profiles of other hosts, or from before a memory upgrade: what is not there is left out, and the plan says so."""
+    config = parse_config(HEAD.format(adapter="auto", device="auto"), Path("c.yaml"))
+    asked = build_request_from_config(config, tmp_path)
+    store = store_simulated_profiles(tmp_path, {"SIM": 20.0})
+    store_simulated_profiles(tmp_path, {"SIM": 5.0}, memory_bytes=2 * GIB, measured_at="2026-02-01")
+    here = Hardware("simulated", "simulated device SIM", GIB)
+    found = propose_here(asked, store, {}, present={here})
+    assert [one.memory_bytes for one in found.cluster.devices] == [GIB]
+    assert any("left out, it is another machine's, or its memory" in line for line in found.assumed)
+    newest = propose_here(asked, store, {})
+    assert [one.memory_bytes for one in newest.cluster.devices] == [2 * GIB]
+    assert any("was measured anew since" in line for line in newest.assumed)
+
+
+def test_on_ray_what_was_planned_for_this_host_is_bound_to_it(tmp_path):
+    ray = "cluster: {runtime: ray, address: '10.0.0.1:6379', auth: none}\n"
+    config, found = propose_plan(tmp_path, HEAD.format(adapter="auto", device="auto") + DRAFTS + ray)
+    effective = apply_plan(config, found, 0)
+    assert [one.host for one in effective.model.placements] == ["here"]
+    config, found = propose_plan(tmp_path / "local", HEAD.format(adapter="auto", device="auto"))
+    assert [one.host for one in apply_plan(config, found, 0).model.placements] == [""]

@@ -108,7 +108,7 @@ def test_a_round_within_its_bound_is_no_hang_and_one_without_processor_time_beyo
 def test_a_busy_machine_is_no_hang_and_a_loop_without_end_is() -> None:
     competing = Pulse(expected_ms=200.0, quiet_ms=3000.0, cpu_ms=1200.0, cores=2)
     assert not judge_pulse(competing)
-    endless = Pulse(expected_ms=200.0, quiet_ms=3400.0, cpu_ms=3400.0, cores=2)
+    endless = Pulse(expected_ms=200.0, quiet_ms=3400.0, cpu_ms=6000.0, cores=2)
     assert judge_pulse(endless)
 
 

@@ -83,6 +83,22 @@ def test_failures_that_come_together_are_one_and_failures_far_apart_are_none() -
     assert not apart.opened
 
 
+@given(FAILURES, st.lists(st.sampled_from([0.5, 1.0]), max_size=50))
+def test_failures_that_prove_nothing_make_a_part_suspect_and_never_open_it(
+    failures: list[tuple[float, float]], crashes: list[float]
+) -> None:
+    found, now_s = fail(failures)
+    opened, until_s = found.opened, found.until_s
+    for weight in crashes:
+        found = found.observe_failure(weight, "a crash", now_s, proves=False)
+        assert (found.opened, found.until_s) == (opened, until_s)
+    alone = Breaker()
+    for _ in range(10):
+        alone = alone.observe_failure(0.5, "a crash", 5.0, proves=False)
+    assert alone.judge(5.0) is Health.SUSPECT
+    assert alone.observe_failure(1.0, "lost", 5.0).judge(5.0) is Health.OPEN, "one that is proof is enough then"
+
+
 def test_an_outlier_is_told_from_a_slow_round_and_stays_one_until_rounds_are_as_predicted() -> None:
     found = Slowness()
     for _ in range(20):

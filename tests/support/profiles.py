@@ -13,15 +13,22 @@ GIB = 1 << 30
 
 
 def store_simulated_profiles(
-    directory: Path, row_ms: dict[str, float], model: str = "toy", role: str = "target", script: str = ""
+    directory: Path,
+    row_ms: dict[str, float],
+    model: str = "toy",
+    role: str = "target",
+    script: str = "",
+    *,
+    memory_bytes: int = GIB,
+    measured_at: str = "2026-01-01",
 ) -> ProfileStore:
     """Store what a forward of one row takes on each of these devices; eight rows take the same."""
     digest = digest_simulated_model(f"simulated:toy?{script}")
     store = ProfileStore(directory)
     for device, ms in row_ms.items():
-        hardware = Hardware("simulated", f"simulated device {device}", GIB)
+        hardware = Hardware("simulated", f"simulated device {device}", memory_bytes)
         mark = fingerprint(hardware, "outrider 0.1.0")
-        store.save(MeasuredDevice(mark, "simulated", device, "outrider 0.1.0", hardware, 0, measured_at="2026-01-01"))
+        store.save(MeasuredDevice(mark, "simulated", device, "outrider 0.1.0", hardware, 0, measured_at=measured_at))
         store.save(
             MeasuredModel(
                 fingerprint=mark,
@@ -48,7 +55,7 @@ def store_simulated_profiles(
                 kv_bytes_per_token=1024,
                 weights_bytes=1024,
                 peak_bytes=64 << 20,
-                measured_at="2026-01-01",
+                measured_at=measured_at,
             )
         )
     return store

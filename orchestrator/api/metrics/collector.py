@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 
 from orchestrator.api.connections import Connections
+from orchestrator.api.device_watch import DeviceWatch
 from orchestrator.api.metrics.batch_series import BatchCounts, BatchSeries
 from orchestrator.api.metrics.canary_series import LATENCY_S, TOKEN_S, TrialSeries
+from orchestrator.api.metrics.device_series import DeviceSeries
 from orchestrator.api.metrics.drafter_series import DrafterSeries
 from orchestrator.api.metrics.health_series import HealthSeries
 from orchestrator.api.metrics.intake_series import IntakeSeries
@@ -68,7 +70,8 @@ class Metrics:
     """One registry a daemon. Until the first worker is ready nothing is counted: no series could be named.
 
     `vllm_names`: what vLLM has too is told a second time, under its names. `slo`: which requests met `objectives`.
-    `trial_view`: how a canary does, where there is one. `connections` and `bodies` are the API's.
+    `trial_view`: how a canary does, where there is one. `connections` and `bodies` are the API's,
+    `devices` what this host's devices do.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Metrics:
         objectives: Objectives = NO_OBJECTIVES,
         trial_view: Callable[[], TrialView] | None = None,
         connections: Connections | None = None,
+        devices: DeviceWatch | None = None,
         bodies: BodyBudget | None = None,
     ) -> None:
         make = Registered()
@@ -98,6 +102,8 @@ class Metrics:
         self.slo = SloSeries(make, objectives, clock)
         self._trial = TrialSeries(make)
         self._intake = IntakeSeries(make, connections, bodies)
+        self._devices = DeviceSeries(make)
+        self._watched = devices
         self._trial_view = trial_view
         self._batches = BatchSeries(make)
 
@@ -156,6 +162,7 @@ class Metrics:
             self._health.refresh(model, view)
             self._intake.refresh((model, "0"))
             self._batches.refresh((model, "0"))
+            self._devices.refresh(model, self._watched.devices.values() if self._watched is not None else ())
             if view.plan is not None:
                 self._plan.refresh((model, "0"), view.plan)
             if self._trial_view is not None:

@@ -36,7 +36,8 @@ What kills a worker mostly does so at once, so the former waits for a worker of 
 SETTLED_TOKENS: Final = 16
 SUSPECT_FROM: Final = 4
 _PROOF: Final[dict[LossKind, int]] = {"crashed": 3, "hung": 2, "killed": 1, "device": 1, "host": 0}
-"""Of a death alone in a worker of its own."""
+"""Of a death alone in a worker of its own. Whoever kills workers from outside may hit any. That is proof only where the
+request had just begun there: one that gets its workers killed has, each time."""
 CONVICTED_FROM: Final = 3
 _UNPROVEN: Final = 2
 """So many times as much proof is asked for while no other request has had a token since: the device may be broken."""
@@ -67,7 +68,7 @@ def is_suspect(deaths: Sequence[Death]) -> bool:
 def convicts(deaths: Sequence[Death], *, others_progress: bool) -> bool:
     """True when these deaths prove that the request is their cause. `others_progress`: some other request has had a
     token since the first of them."""
-    proof = sum(_PROOF[death.kind] for death in deaths if death.alone)
+    proof = sum(_PROOF[one.kind] for one in deaths if one.alone and not (one.kind == "killed" and one.settled))
     return proof >= CONVICTED_FROM * (1 if others_progress else _UNPROVEN)
 
 

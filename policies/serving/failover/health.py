@@ -36,6 +36,8 @@ HALF_LIFE_S: Final = 60.0
 SUSPECT_FROM: Final = 1.0
 HEALTHY_BELOW: Final = 0.25
 OPEN_FROM: Final = 3.0
+UNPROVEN_AT_MOST: Final = 2.0
+"""The score that failures come to of which none is proof."""
 FIRST_OPEN_S: Final = 10.0
 LONGEST_OPEN_S: Final = 600.0
 FIRST_HOST_OPEN_S: Final = 1.0
@@ -44,7 +46,10 @@ HOST_OPEN_S: Final = 5.0
 DEVICE_WEIGHT: Final[dict[str, float]] = {"out_of_memory": 0.0, "device_lost": 2.0, "ecc": 3.0, "thermal": 3.0}
 """Of a failure that the device itself reports. Memory runs out where too much is asked of a device that works."""
 LOSS_WEIGHT: Final[dict[LossKind, float]] = {"crashed": 0.5, "hung": 1.0, "killed": 0.0, "device": 2.0, "host": 0.0}
-"""Of a worker's death for its device: most are no fault of the device, and many in a row are one."""
+"""Of a worker's death for its device."""
+PROVES: Final[frozenset[LossKind]] = frozenset({"device", "host"})
+"""Only these open a breaker. A crash or a hang may be a request's or the program's: it makes a device suspect at
+most."""
 
 SLOW_FROM: Final = 3.0
 SLOW_UNTIL: Final = 1.5
@@ -83,12 +88,18 @@ class Breaker:
             return Health.OPEN if now_s < self.until_s else Health.HALF_OPEN
         return Health.SUSPECT if self.suspect and self.weigh(now_s) >= HEALTHY_BELOW else Health.HEALTHY
 
-    def observe_failure(self, weight: float, why: str, now_s: float) -> Breaker:
-        """Return the part with one failure more. What fails in a trial, or where much failed of late, opens."""
+    def observe_failure(self, weight: float, why: str, now_s: float, *, proves: bool = True) -> Breaker:
+        """Return the part with one failure more. What fails in a trial, or where much failed of late, opens, but for a
+        failure that `proves` nothing."""
         if weight <= 0.0:
             return self
         state = self.judge(now_s)
-        score = self.weigh(now_s) + weight
+        before = self.weigh(now_s)
+        if not proves:
+            score = max(before, min(before + weight, UNPROVEN_AT_MOST))
+            suspect = score >= SUSPECT_FROM or (self.suspect and before >= HEALTHY_BELOW)
+            return replace(self, score=score, at_s=now_s, suspect=suspect, why=why if not self.opened else self.why)
+        score = before + weight
         known = replace(self, score=score, at_s=now_s, why=why)
         if state is Health.OPEN:  # it is known already; workers that die together are one failure
             return known

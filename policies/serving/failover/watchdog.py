@@ -15,6 +15,8 @@ from device_profiles.units import MS_PER_S
 
 PULSE_S: Final = 0.25
 HUNG_AFTER: Final = 3.0
+COMPUTING_HUNG_AFTER: Final = 6.0
+"""So many times, in processor time, where it computes: beside others the same work takes a processor twice as long."""
 FLOOR_S: Final = 1.0
 """Added to every bound: what a machine may lose to other things."""
 _COMPUTES_FROM: Final = 0.05
@@ -61,9 +63,11 @@ def judge_pulse(pulse: Pulse) -> str:
         bound_s = LOAD_STAGE_S if computes else LOAD_IDLE_S
         return f"a step of its load takes {quiet_s:.0f} s" if quiet_s > bound_s else ""
     bound_s = bound_round_s(pulse.expected_ms)
-    late_s = quiet_s
     if computes and quiet_s <= _STARVED_AT_MOST * bound_s:
-        late_s = min(quiet_s, cpu_s / max(1, pulse.cores))
-    if late_s <= bound_s:
+        computing_s = bound_round_s(pulse.expected_ms * COMPUTING_HUNG_AFTER / HUNG_AFTER)
+        hangs = min(quiet_s, cpu_s / max(1, pulse.cores)) > computing_s
+    else:
+        hangs = quiet_s > bound_s
+    if not hangs:
         return ""
     return f"a round takes {quiet_s:.1f} s, {max(0.0, pulse.expected_ms):.0f} ms were predicted"

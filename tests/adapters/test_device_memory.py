@@ -1,0 +1,63 @@
+"""The memory of devices: of the host within its control groups, and of devices that only a driver's words stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import psutil
+import pytest
+
+from adapters import device_memory
+from adapters.device_memory import read_device_memory, read_host_memory, read_openvino_memory
+from device_profiles.profile import DeviceProfile
+
+GIB = 1 << 30
+
+
+class Core:
+    """OpenVINO's core as the plugins of an integrated GPU, a card and an NPU answer it; no such device is at hand."""
+
+    FACTS: ClassVar[dict[str, dict[str, int | str]]] = {
+        "GPU.0": {"GPU_DEVICE_TOTAL_MEM_SIZE": 12 * GIB, "DEVICE_TYPE": "Type.INTEGRATED"},
+        "GPU.1": {"GPU_DEVICE_TOTAL_MEM_SIZE": 16 * GIB, "DEVICE_TYPE": "Type.DISCRETE"},
+        "NPU": {"NPU_DEVICE_TOTAL_MEM_SIZE": 8 * GIB},
+        "OLD": {},
+    }
+
+    def get_property(self, name: str, key: str) -> int | str:
+        if key not in self.FACTS[name]:
+            raise RuntimeError(f"Unsupported property {key}")
+        return self.FACTS[name][key]
+
+
+def test_openvino_devices_have_the_memory_that_their_plugins_tell_of() -> None:
+    found = {name: read_openvino_memory(Core(), name) for name in Core.FACTS}
+    assert found == {"GPU.0": (12 * GIB, True), "GPU.1": (16 * GIB, False), "NPU": (8 * GIB, True), "OLD": (0, False)}
+
+
+def profile(memory_bytes: int, *, in_host_memory: bool) -> DeviceProfile:
+    return DeviceProfile("openvino_rt", "GPU.0", "gpu", "a GPU", memory_bytes, (), in_host_memory=in_host_memory)
+
+
+def test_what_works_in_the_hosts_memory_has_no_more_than_is_free_there() -> None:
+    huge = 1 << 60
+    host = psutil.virtual_memory()
+    shared = read_device_memory(profile(huge, in_host_memory=True))
+    assert shared.total_bytes <= host.total
+    assert 0 < shared.free_bytes < host.total
+    assert read_device_memory(profile(huge, in_host_memory=False)) == (huge, huge)
+
+
+def test_a_control_group_bounds_what_a_host_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = tmp_path / "slice" / "service"
+    group.mkdir(parents=True)
+    (tmp_path / "own").write_text("0::/slice/service\n")
+    (group / "memory.max").write_text("max\n")
+    (group.parent / "memory.max").write_text(f"{GIB}\n")
+    (group.parent / "memory.current").write_text(f"{GIB // 4}\n")
+    monkeypatch.setattr(device_memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(device_memory, "_OWN_CGROUP", tmp_path / "own")
+    assert read_host_memory() == (GIB, GIB * 3 // 4)
+    monkeypatch.setattr(device_memory, "_OWN_CGROUP", tmp_path / "none")
+    assert read_host_memory().total_bytes == psutil.virtual_memory().total
