@@ -133,7 +133,7 @@ class ApiRoutes:
         """Serve `/v1/chat/completions`."""
         return await self._serve("chat", request, ChatRequest, translate.chat)
 
-    async def answer_line(self, line: BatchLine, request_id: str, owner: str) -> Answer:
+    async def answer_line(self, line: BatchLine, request_id: str, owner: str, begin: Callable[[], None]) -> Answer:
         """Answer a line of a batch of this owner's, as its route would."""
         if owner:
             try:
@@ -141,7 +141,7 @@ class ApiRoutes:
             except RequestError as error:
                 return Answer(error.status, errors.body_of(error), request_id, error.retry_after_s)
         route = self.chat if line.url.endswith("/chat/completions") else self.completions
-        return await ask_inside(route, line, request_id, owner, log_words=self._settings.log_words)
+        return await ask_inside(route, line, request_id, owner, begin, log_words=self._settings.log_words)
 
     async def _serve(
         self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body]

@@ -22,8 +22,11 @@ from orchestrator.errors import RequestError
 Route = Callable[[Request], Awaitable[Response]]
 
 
-async def ask_inside(route: Route, line: BatchLine, request_id: str, owner: str, *, log_words: bool) -> Answer:
-    """Return what a route answers to a line of this owner's. Its key belongs to batches alone."""
+async def ask_inside(
+    route: Route, line: BatchLine, request_id: str, owner: str, begin: Callable[[], None], *, log_words: bool
+) -> Answer:
+    """Return what a route answers to a line of this owner's. Its key belongs to batches alone. `begin` is called when
+    the body was translated and tokens are waited for."""
     raw = json.dumps(line.body).encode()
     headers = {
         "Content-Type": "application/json",
@@ -48,6 +51,7 @@ async def ask_inside(route: Route, line: BatchLine, request_id: str, owner: str,
     async def receive() -> Message:
         nonlocal sent
         if sent:
+            begin()
             await asyncio.Event().wait()  # nobody goes away
         sent = True
         return {"type": "http.request", "body": raw, "more_body": False}

@@ -20,16 +20,17 @@ from orchestrator.telemetry import get_logger, where_it_broke
 
 WINDOW_S = 24 * 3600
 _LOOK_EVERY_S = 0.05
-_GAP_S = 0.005  # between two lines: the one before is seen by then
+_GAP_S = 0.005  # from where a line is decoded until its stream is seen
 _INPUT_PURPOSE = "batch"
 
-Ask = Callable[[BatchLine, str, str], Awaitable[Answer]]
+Ask = Callable[[BatchLine, str, str, Callable[[], None]], Awaitable[Answer]]
 
 _log = get_logger(__name__)
 
 
 class BatchService:
-    """`ask` gets a line, the request's id and whose it is. `places`: of one replica."""
+    """`ask` gets a line, the request's id, whose it is and what is called when it is decoded. `places`: of one
+    replica."""
 
     def __init__(self, store: BatchStore, control: Control, ask: Ask, clock: Clock, places: int) -> None:
         self.store = store
@@ -159,8 +160,7 @@ class BatchService:
 
         async def ask(line: BatchLine, request_id: str) -> Answer:
             async with self._running:
-                await self._wait_for_turn()
-                return await self._ask(line, request_id, batch.owner)
+                return await self._ask_in_turn(line, request_id, batch.owner)
 
         _count(batch, results)
         width = self.store.limits.concurrency
@@ -168,14 +168,29 @@ class BatchService:
         run = BatchRun(source, results, ask, concurrency=width, outage=patience, on_change=observe, keep_failures=True)
         await run.run()
 
-    async def _wait_for_turn(self) -> None:
-        """Wait until no other request waits, and a place beside one that stays free is there."""
-        async with self._turn:
+    async def _ask_in_turn(self, line: BatchLine, request_id: str, owner: str) -> Answer:
+        """Ask where no other request waits, and a place beside one that stays free is there. The next line looks for
+        one when this one's stream can be seen, so that no two take the same."""
+        await self._turn.acquire()
+        held = True
+
+        def give_back() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._turn.release()
+
+        def begin() -> None:
+            asyncio.get_running_loop().call_later(_GAP_S, give_back)
+
+        try:
             while True:
                 if self._has_room():
                     break
                 await asyncio.sleep(_LOOK_EVERY_S)
-            await asyncio.sleep(_GAP_S)
+            return await self._ask(line, request_id, owner, begin)
+        finally:
+            give_back()
 
     def _has_room(self) -> bool:
         view = self._control.view()
