@@ -15,6 +15,8 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin.routes import create_admin_app
 from orchestrator.api.app import ApiSettings, create_app
+from orchestrator.api.batches.service import BatchService
+from orchestrator.api.batches.store import BatchStore, StoreLimits
 from orchestrator.api.connections import ConnectionLimits, Connections, raise_open_files
 from orchestrator.api.device_watch import DeviceWatch
 from orchestrator.api.keys import Keys
@@ -72,6 +74,7 @@ class Daemon:
         self._state = state_directory(config, path)
         self._book = build_book(config, self._state, self._clock)
         self._kept: KeptAnswers | None = None
+        self._batches: BatchService | None = None
         self._keeper: PlanKeeper | None = None
         self._connections = Connections(self._connection_limits())
         self._devices = DeviceWatch()
@@ -132,8 +135,10 @@ class Daemon:
                     self._clock,
                     self._trial,
                     self._book,
+                    self._open_batches(),
                 )
                 self._kept = api.state.kept
+                self._batches = api.state.batches
                 known = (
                     f"{url}/v1",
                     version("outrider"),
@@ -211,8 +216,24 @@ class Daemon:
             acceptance=AcceptanceBounds(self._config.speculation.acceptance, self._config.speculation.allow_tolerance),
             objectives=objectives_of(self._config.slo),
             connections=self._connections,
+            places=limits.max_running,
             devices=self._devices,
         )
+
+    def _open_batches(self) -> BatchStore | None:
+        """Return what keeps files and batches, where that is wanted. Raises DaemonError."""
+        asked = self._config.batches
+        if not asked.enabled:
+            return None
+        sizes = (int(asked.max_file), int(asked.max_storage))
+        limits = StoreLimits(asked.concurrency, *sizes, asked.max_files, asked.max_batches, asked.keep_s)
+        store = BatchStore(self._state / "batches", limits, self._clock)
+        try:
+            store.open()
+        except OSError as error:
+            text = "set state.directory to one that this user owns, or batches.enabled: false"
+            raise DaemonError(f"{self._state / 'batches'}: {error.strerror}; {text}") from error
+        return store
 
     def _reread_keys(self) -> None:
         """SIGHUP: take the keys as they are now; a file that cannot be used leaves them as they were."""
@@ -258,15 +279,21 @@ class Daemon:
                 self._notifier.ready()
                 if self._kept is not None:
                     self._kept.go_on(interrupted)
+                if self._batches is not None:
+                    self._batches.start()
                 await self._wait_for_end()
             self._notifier.stopping()
             self._connections.hurry()
+            if self._batches is not None:
+                await self._batches.close()
             if self._kept is not None:
                 self._kept.let_go()
             await self._control.drain(self._config.limits.drain_timeout_s)
         finally:
             tending.cancel()
             telling.cancel()
+            if self._batches is not None:
+                await self._batches.close()
             watching.cancel()
             if self._keeper is not None:
                 await self._keeper.close()

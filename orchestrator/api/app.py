@@ -19,6 +19,10 @@ from device_profiles.units import MS_PER_S
 from orchestrator.api import errors, probes, tokenize, translate
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, Model, ModelList
+from orchestrator.api.batches.inside import ask_inside
+from orchestrator.api.batches.routes import install_batch_routes
+from orchestrator.api.batches.service import BatchService
+from orchestrator.api.batches.store import BatchStore
 from orchestrator.api.body_bounds import refuse_oversized
 from orchestrator.api.choices import choices_of, cost_of, merge_pieces, pieces_of
 from orchestrator.api.connections import Connections
@@ -40,6 +44,8 @@ from orchestrator.api.shares import BodyBudget, BodyShare, KeyShares, ShareGate
 from orchestrator.api.streaming import Choice, Piece
 from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
 from orchestrator.api.work_lanes import WorkLanes
+from orchestrator.batches.lines import BatchLine
+from orchestrator.batches.run import Answer
 from orchestrator.clock import Clock
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.port import Control
@@ -58,7 +64,7 @@ class ApiSettings:
     translated at a time; how long that may take; and what one key may have (0: no limit). `log_words`: the log has
     requests' and answers' text, and what bugs say. `keys`: None asks for none. `stalled_after_s`: see liveness.
     `vllm_metric_names`: see metrics. `acceptance`: the rules that requests may ask for. `objectives`: what they are to
-    have. `connections`: those of the server, for the metrics."""
+    have. `connections`: those of the server, for the metrics. `places`: of one replica."""
 
     max_body_bytes: int
     max_parameter_bytes: int = 256 * 1024
@@ -74,6 +80,7 @@ class ApiSettings:
     acceptance: AcceptanceBounds = field(default_factory=AcceptanceBounds)
     objectives: Objectives = NO_OBJECTIVES
     connections: Connections | None = None
+    places: int = 1
     devices: DeviceWatch | None = None
 
 
@@ -125,6 +132,16 @@ class ApiRoutes:
     async def chat(self, request: Request) -> Response:
         """Serve `/v1/chat/completions`."""
         return await self._serve("chat", request, ChatRequest, translate.chat)
+
+    async def answer_line(self, line: BatchLine, request_id: str, owner: str, begin: Callable[[], None]) -> Answer:
+        """Answer a line of a batch of this owner's, as its route would."""
+        if owner:
+            try:
+                self.shares.check_tokens(owner)
+            except RequestError as error:
+                return Answer(error.status, errors.body_of(error), request_id, error.retry_after_s)
+        route = self.chat if line.url.endswith("/chat/completions") else self.completions
+        return await ask_inside(route, line, request_id, owner, begin, log_words=self._settings.log_words)
 
     async def _serve(
         self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body]
@@ -365,9 +382,11 @@ def create_app(
     clock: Clock,
     trial: CanaryTrial | None = None,
     book: AnswerBook | None = None,
+    batches: BatchStore | None = None,
 ) -> FastAPI:
     """Return the app. `tokenizer` gives None, and `model_name` may give "", until the worker is ready. `trial`: of a
-    canary, where there is one. `book` keeps answers that may be resumed; without one none are."""
+    canary, where there is one. `book` keeps answers that may be resumed; without one none are. `batches` keeps files
+    and batches; without it their routes answer 404."""
     app = FastAPI(title="Outrider", version=version("outrider"), docs_url="/docs", redoc_url=None)
     kept = None if book is None else KeptAnswers(control, book, clock)
     api = ApiRoutes(control, tokenizer, model_name, settings, clock, trial, kept)
@@ -396,6 +415,12 @@ def create_app(
         return api.models()[0]
 
     tokenize.install_tokenize_routes(app, api, settings.max_parameter_bytes)
+    service = None
+    if batches is not None:
+        service = BatchService(batches, control, api.answer_line, clock, settings.places)
+        api.metrics.observe_batches(service)
+    app.state.batches = service
+    install_batch_routes(app, service, api)
     probes.install_probe_routes(app, api)
     describe(app, keys=settings.keys is not None)
     return app

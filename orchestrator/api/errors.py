@@ -33,8 +33,6 @@ _NOT_SERVED = {
     "/v1/moderations": "the served model generates text; ask a server that runs a moderation model",
     "/v1/rerank": "the served model generates text; ask a server that runs a reranking model",
     "/v1/score": "the served model generates text; ask a server that runs a reranking model",
-    "/v1/files": "nothing is stored here; send each request to /v1/chat/completions",
-    "/v1/batches": "nothing is stored here; send each request to /v1/chat/completions",
     "/v1/fine_tuning": "models are served here, not trained",
     "/v1/messages": "use /v1/chat/completions, in OpenAI's format",
 }

@@ -33,7 +33,9 @@ class ErrorBody(BaseModel):
 _STATUSES = {
     400: "A parameter, the prompt's length or the JSON is wrong.",
     401: "No API key, or one that is not known here.",
-    404: "There is no such model, or nothing is kept of the Last-Event-ID.",
+    404: "There is no such model, file or batch, or nothing is kept of the Last-Event-ID.",
+    408: "The body did not come in time.",
+    409: "A batch reads this file, or has ended.",
     413: "The body is larger than limits.max_body.",
     415: "The body is declared as something else than JSON.",
     422: "The Idempotency-Key or Last-Event-ID belongs to another request.",

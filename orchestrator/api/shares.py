@@ -46,9 +46,7 @@ class KeyShares:
         if self._most and use.live >= self._most:
             text = f"this key has {use.live} requests live, as many as it may (limits.max_requests_per_key)"
             raise _refusal(text, "key_requests", use.mean_s / use.live)
-        if self._per_minute and use.tokens_left <= 0.0:
-            text = f"this key has used its {self._per_minute} tokens a minute (limits.max_tokens_per_minute_per_key)"
-            raise _refusal(text, "key_tokens", (1.0 - use.tokens_left) * _S_PER_MINUTE / self._per_minute)
+        self.check_tokens(owner)
         use.live += 1
         begun_s = self._clock.monotonic_s()
         try:
@@ -56,6 +54,13 @@ class KeyShares:
         finally:
             use.live -= 1
             use.mean_s += _NEWEST * (self._clock.monotonic_s() - begun_s - use.mean_s)
+
+    def check_tokens(self, owner: str) -> None:
+        """Raise RequestError where a key has had its tokens of this minute."""
+        use = self._find(owner)
+        if self._per_minute and use.tokens_left <= 0.0:
+            text = f"this key has used its {self._per_minute} tokens a minute (limits.max_tokens_per_minute_per_key)"
+            raise _refusal(text, "key_tokens", (1.0 - use.tokens_left) * _S_PER_MINUTE / self._per_minute)
 
     def spend(self, owner: str, tokens: int) -> None:
         """Charge tokens to a key. They may be more than it has: then it waits for longer."""

@@ -26,7 +26,9 @@ def build_cluster(config: ClusterConfig, state: Path | None = None) -> Cluster:
     if config.cluster.on_ray:
         from orchestrator.workers.ray_runtime import RayCluster
 
-        return RayCluster(config.cluster.address, has_token=config.cluster.auth == "token")
+        return RayCluster(
+            config.cluster.address, has_token=config.cluster.auth == "token", jobs=config.cluster.job_server
+        )
     wait_s = config.cluster.orphan_wait_s
     if state is None or not wait_s:
         return local_cluster()

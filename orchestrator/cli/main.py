@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from adapters.contract import AdapterError
-from orchestrator.cli import bench, canary, config, models, plan, quarantine, speculation
+from orchestrator.cli import bench, canary, config, models, plan, quarantine, speculation, submit
+from orchestrator.cli.batch import batch
 from orchestrator.cli.devices import devices
 from orchestrator.cli.doctor import doctor
 from orchestrator.cli.health import cordon, health, uncordon
@@ -26,6 +27,7 @@ app = typer.Typer(
     help="Bit-exact speculative decoding across unlike devices.",
 )
 app.command("serve")(serve)
+app.command("batch")(batch)
 app.command("status")(status)
 app.command("health")(health)
 app.command("cordon")(cordon)
@@ -35,6 +37,7 @@ app.command("devices")(devices)
 app.command("profile")(profile)
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
+app.add_typer(submit.app, name="submit")
 app.add_typer(plan.app, name="plan")
 app.add_typer(models.app, name="models")
 app.add_typer(speculation.app, name="speculation")

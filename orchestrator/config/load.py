@@ -227,6 +227,9 @@ def _check_cluster(config: ClusterConfig, path: Path, lines: Lines) -> None:
         where = f"{path}:{lines.get(('cluster', key), 1)}: cluster.{key}:"
         if key in cluster.model_fields_set and getattr(cluster, key) and cluster.runtime == "local":
             raise ConfigError(f"{where} goes with Ray, and cluster.runtime is 'local'; leave one of them out")
+    if cluster.job_server and (not cluster.on_ray or cluster.address):
+        where = f"{path}:{lines.get(('cluster', 'job_server'), 1)}: cluster.job_server:"
+        raise ConfigError(f"{where} goes with a Ray of the daemon's own: cluster.runtime 'ray' and no cluster.address")
     if "auth" in cluster.model_fields_set and not cluster.address:
         where = f"{path}:{lines.get(('cluster', 'auth'), 1)}: cluster.auth:"
         raise ConfigError(f"{where} goes with cluster.address; a Ray of the daemon's own always has a token")

@@ -114,6 +114,10 @@ class ClusterSection(Section):
     auth: Literal["token", "none"] = "token"
     """`token`: a Ray at `address` is joined with its token only (`RAY_AUTH_TOKEN`, or a file that
     `RAY_AUTH_TOKEN_PATH` names). `none`: it has none, and whoever reaches its ports runs code on its hosts."""
+    job_server: bool = False
+    """`true`: the daemon's own Ray (`runtime: ray` without an address) takes jobs, at 127.0.0.1 and port 8265 or the
+    next free one, for `outrider submit` and `ray job submit`. Needs `pip install 'outrider[jobs]'` and a token in
+    `RAY_AUTH_TOKEN`."""
     max_restarts: int = Field(default=5, ge=0, le=1000)
     """Restarts of a worker within ten minutes, at most 15 s apart; then it is started once a minute. Each worker has
     its own. Where one served for 5 s, those before it count no more. Where none ever served, the daemon ends."""
@@ -160,6 +164,27 @@ class JournalSection(Section):
     death loses nothing either way."""
 
 
+class BatchesSection(Section):
+    """Batches that the daemon itself answers, by OpenAI's routes `/v1/files` and `/v1/batches`."""
+
+    enabled: bool = True
+    """`false`: these routes answer 404, and batches of an earlier daemon wait."""
+    concurrency: int = Field(default=8, ge=1, le=1024)
+    """Lines of batches at a time, of all batches together. One begins only where no other request waits, and one place
+    stays free."""
+    max_file: Size = Field(default=ByteSize(64 * 1024 * 1024))
+    """The largest file that is taken."""
+    max_storage: Size = Field(default=ByteSize(1024 * 1024 * 1024))
+    """What inputs and outputs may take on the disk, in the state directory. A batch whose output does not fit fails
+    with what it has."""
+    max_files: int = Field(default=1000, ge=1, le=100_000)
+    """Files at a time; one more is refused."""
+    max_batches: int = Field(default=100, ge=1, le=10_000)
+    """Batches at a time. The oldest that has ended is forgotten for a new one; where none has, that is refused."""
+    keep_s: float = Field(default=2_592_000.0, ge=60, le=31_536_000)
+    """How long files and ended batches are kept: 30 days."""
+
+
 class Logging(Section):
     """The daemon's log, on standard error."""
 
@@ -203,6 +228,8 @@ class ClusterConfig(Section):
     """What a daemon leaves for the next one."""
     journal: JournalSection = JournalSection()
     """The record of answers that a client may resume."""
+    batches: BatchesSection = BatchesSection()
+    """Batches that the daemon answers by itself."""
     logging: Logging = Logging()
     """The daemon's log."""
 

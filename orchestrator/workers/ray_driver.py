@@ -2,13 +2,14 @@
 
 It is a process of its own because of Ray's native code: that blocks the caller while the cluster's head is away, ends
 its process when it loses patience, and takes over signals. docs/adr/0048-ray-in-a-process-of-its-own.md has what was
-seen. Besides `ray_actor` it is the only module that imports ray. Run as `python -m orchestrator.workers.ray_driver`.
+seen. It, `ray_actor` and `ray_jobs` alone import ray. Run as `python -m orchestrator.workers.ray_driver`.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import importlib
 import logging
 import os
 import re
@@ -265,23 +266,36 @@ class Link:
             self._socket.sendall(with_length(encode(notice)))
 
 
-def join(order: Join) -> Any:
-    """Import ray and join, or start it; returns the module. Raises WorkerError with the way out."""
+def join(order: Join) -> tuple[Any, str]:
+    """Import ray and join, or start it; returns the module, and where it takes jobs. Raises WorkerError with the way
+    out."""
     address = order.address
     try:
         import ray
     except ImportError as error:
         raise WorkerError(f"{error}: pip install ray, or set cluster.runtime: local") from error
     logging.getLogger("ray").setLevel(logging.WARNING)
+    if order.jobs:
+        _require_job_server()
     try:
-        ray.init(**init_options(address, order.directory))
+        context = ray.init(**init_options(address, order.directory, jobs=order.jobs))
     except Exception as error:
         if not address:
             way_out = "set cluster.runtime: local to do without it"
             raise WorkerError(f"Ray cannot be started: {one_line(error)}; {way_out}") from error
         way_out = "is it running (ray start --head), and does RAY_AUTH_TOKEN match its nodes'?"
         raise ClusterAway(f"cannot join Ray at {address}: {one_line(error)}; {way_out}") from error
-    return ray
+    return ray, f"http://{context.dashboard_url}" if order.jobs and context.dashboard_url else ""
+
+
+def _require_job_server() -> None:
+    """Raise WorkerError where Ray's job server lacks a library: Ray itself would start without it, and say nothing."""
+    try:
+        for name in ("ray.dashboard.optional_deps", "ray.dashboard.modules.job.job_head"):
+            importlib.import_module(name)
+    except ImportError as error:
+        way_out = "pip install 'outrider[jobs]' (that is ray[default]), or leave cluster.job_server out"
+        raise WorkerError(f"Ray's job server cannot run: {error}; {way_out}") from error
 
 
 def reason_of(error: Exception) -> str:
@@ -323,13 +337,13 @@ def main() -> int:
     assert isinstance(order, Join)  # noqa: S101 -- the protocol
     try:
         # Ray's processes are bound to the *thread* that starts them: this one, which outlives them.
-        ray = join(order)
+        ray, job_server = join(order)
     except WorkerError as error:
         link.send(NotJoined(str(error), away=isinstance(error, ClusterAway)))
         return 1
     _pass_on_what_workers_print(link)
     driver = Driver(ray, link)
-    link.send(Joined())
+    link.send(Joined(job_server))
     threading.Thread(target=driver.answer, name="answer", daemon=True).start()
     _carry_out_orders(reading, driver)
     driver.leaving.set()

@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from orchestrator.errors import ClusterAway, WorkerError, WorkerStartFailed
+from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.output import follow, say
 from orchestrator.workers.ray_messages import (
@@ -51,6 +52,8 @@ _HUNG_AFTER_TICKS = 20  # without a word: counted, not timed, as whoever stops t
 _READ_AHEAD_BYTES = 1024 * 1024
 _LAST_WORDS_S = 1.0
 _DRIVER = "Ray"  # what its own output is logged as
+
+_log = get_logger(__name__)
 
 
 class ActorEnd(Protocol):
@@ -292,6 +295,8 @@ async def join_ray(order: Join, environment: dict[str, str]) -> DriverLink:
         await process.wait()
         raise (ClusterAway if answer.away else WorkerError)(answer.reason)
     assert isinstance(answer, Joined)  # noqa: S101 -- the protocol
+    if answer.job_server:
+        _log.info("ray takes jobs", address=answer.job_server)
     return DriverLink(process, reader, writer, output)
 
 

@@ -13,10 +13,12 @@ from orchestrator.workers.contract import WorkerSpec
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """The first message: join the Ray at `address`. Where that is "", start one, with its files in `directory`."""
+    """The first message: join the Ray at `address`. Where that is "", start one, with its files in `directory`.
+    `jobs`: with a job server."""
 
     address: str
     directory: str
+    jobs: bool = False
 
 
 class StartActor(msgspec.Struct, frozen=True, tag=True):
@@ -47,7 +49,9 @@ Order = Join | StartActor | PassDown | EndActor | AskNodes
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
-    """The cluster can be used."""
+    """The cluster can be used. `job_server`: where a Ray of our own takes jobs; "" where it takes none."""
+
+    job_server: str = ""
 
 
 class NotJoined(msgspec.Struct, frozen=True, tag=True):

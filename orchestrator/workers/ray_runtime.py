@@ -38,14 +38,16 @@ class RayCluster:
     """Implements workers.contract.Cluster. `address` "" starts a Ray of its own on this machine and ends it.
 
     `has_token`: whether the Ray at the address asks for a token; one that does not is joined only where this says so.
+    `jobs`: a Ray of its own takes jobs too.
     Open it in a thread that lives as long as it does: the kernel ends the driver process with it.
     """
 
     runtime = "ray"
 
-    def __init__(self, address: str, *, has_token: bool = True) -> None:
+    def __init__(self, address: str, *, has_token: bool = True, jobs: bool = False) -> None:
         self._address = address
         self._has_token = has_token
+        self._jobs = jobs
         self._link: DriverLink | None = None
         self._older: set[DriverLink] = set()  # whose workers go on
         self._why = "the Ray cluster is not open"
@@ -108,11 +110,14 @@ class RayCluster:
     async def _join(self) -> DriverLink:
         if "://" in self._address:
             raise WorkerError(f"cluster.address {self._address}: Ray's client protocol is not supported; use HOST:PORT")
-        environment = driver_environment(self._address, has_token=self._has_token, environment=os.environ)
+        environment = driver_environment(
+            self._address, has_token=self._has_token, environment=os.environ, jobs=self._jobs
+        )
         await probe(self._address)
         directory = None if self._address else await asyncio.to_thread(SessionDirectory)
         try:
-            link = await join_ray(Join(self._address, str(directory.path) if directory else ""), environment)
+            order = Join(self._address, str(directory.path) if directory else "", self._jobs)
+            link = await join_ray(order, environment)
         except BaseException:
             if directory is not None:
                 directory.remove()

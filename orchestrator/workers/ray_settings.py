@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -27,10 +28,13 @@ _TOKEN_NAMES = frozenset({"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PAT
 _PACKAGES_ROOT = Path(__file__).resolve().parents[2]
 
 
-def driver_environment(address: str, *, has_token: bool, environment: Mapping[str, str]) -> dict[str, str]:
+def driver_environment(
+    address: str, *, has_token: bool, environment: Mapping[str, str], jobs: bool = False
+) -> dict[str, str]:
     """Return the environment of a Ray driver process; what the operator set in `environment` stays.
 
-    Raises WorkerError where the Ray at `address` is to be joined with a token (`has_token`) and there is none.
+    Raises WorkerError where the Ray at `address` is to be joined with a token (`has_token`) and there is none, or where
+    one is to take `jobs` and nobody but itself would know its token.
     """
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -48,6 +52,12 @@ def driver_environment(address: str, *, has_token: bool, environment: Mapping[st
         else:
             forced["RAY_AUTH_MODE"] = "disabled"
     else:
+        if jobs:
+            wanted["RAY_AUTH_MODE"] = "token"
+            _require_token("", environment)
+            # Jobs find `outrider` where this one is.
+            programs = str(Path(sys.executable).parent)
+            forced["PATH"] = os.pathsep.join(filter(None, (programs, environment.get("PATH"))))
         wanted |= {"RAY_ROTATION_MAX_BYTES": str(_LOG_FILE_BYTES), "RAY_ROTATION_BACKUP_COUNT": "1"}
         if not _TOKEN_NAMES & environment.keys():
             # Ray listens on every interface, so whoever has no token must be refused. A token of its own is never
@@ -61,12 +71,11 @@ def driver_environment(address: str, *, has_token: bool, environment: Mapping[st
 
 def _require_token(address: str, environment: Mapping[str, str]) -> None:
     """Refuse to join where nobody is asked for a token: whoever reaches such a cluster runs code on its hosts."""
-    way_out = "or set cluster.auth: none, if that cluster has none"
+    what = f"join Ray at {address}" if address else "start Ray with a job server"
+    way_out = "or set cluster.auth: none, if that cluster has none" if address else "or leave cluster.job_server out"
     mode = environment.get("RAY_AUTH_MODE", "token").lower()
     if mode != "token":
-        raise WorkerError(
-            f"cannot join Ray at {address}: RAY_AUTH_MODE={mode} joins without a token; unset RAY_AUTH_MODE, {way_out}"
-        )
+        raise WorkerError(f"cannot {what}: RAY_AUTH_MODE={mode} joins without a token; unset RAY_AUTH_MODE, {way_out}")
     if environment.get("RAY_AUTH_TOKEN", "").strip() or environment.get("RAY_ENABLE_K8S_TOKEN_AUTH", "0") != "0":
         return
     named = environment.get("RAY_AUTH_TOKEN_PATH", "")
@@ -77,7 +86,7 @@ def _require_token(address: str, environment: Mapping[str, str]) -> None:
     except (OSError, UnicodeDecodeError):
         pass
     raise WorkerError(
-        f"cannot join Ray at {address} without its token: set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH to a file that "
+        f"cannot {what} without its token: set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH to a file that "
         f"has it ({path} has none), {way_out}"
     )
 
@@ -99,7 +108,7 @@ async def probe(address: str) -> None:
         await writer.wait_closed()
 
 
-def init_options(address: str, directory: str) -> dict[str, Any]:
+def init_options(address: str, directory: str, *, jobs: bool = False) -> dict[str, Any]:
     """Return the arguments of ray.init."""
     quiet = {"log_to_driver": True, "configure_logging": False, "logging_level": logging.WARNING}
     if address:
@@ -107,7 +116,7 @@ def init_options(address: str, directory: str) -> dict[str, Any]:
     return {
         "address": "local",  # whatever RAY_ADDRESS says: the configuration asked for our own
         "namespace": NAMESPACE,
-        "include_dashboard": False,
+        "include_dashboard": jobs,
         "num_cpus": _LOGICAL_CPUS,
         "object_store_memory": _OBJECT_STORE_BYTES,
         "_temp_dir": directory,

@@ -76,7 +76,8 @@ def test_no_request_brings_it_down_and_every_answer_is_as_described(served, path
         case.validate_response(response, checks=CHECKS)
 
     check()
-    if mode is GenerationMode.POSITIVE and path != "/v1/models/{name}":
+    # Nobody guesses the name of a model, a file or a batch.
+    if mode is GenerationMode.POSITIVE and "{" not in path and (path, method) != ("/v1/batches", "post"):
         assert 200 in statuses
 
 

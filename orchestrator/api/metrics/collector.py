@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from orchestrator.api.connections import Connections
 from orchestrator.api.device_watch import DeviceWatch
+from orchestrator.api.metrics.batch_series import BatchCounts, BatchSeries
 from orchestrator.api.metrics.canary_series import LATENCY_S, TOKEN_S, TrialSeries
 from orchestrator.api.metrics.device_series import DeviceSeries
 from orchestrator.api.metrics.drafter_series import DrafterSeries
@@ -104,6 +105,11 @@ class Metrics:
         self._devices = DeviceSeries(make)
         self._watched = devices
         self._trial_view = trial_view
+        self._batches = BatchSeries(make)
+
+    def observe_batches(self, source: BatchCounts) -> None:
+        """Batches are told from here on."""
+        self._batches.source = source
 
     def _of(self, engine: int) -> Engine:
         ready = self._control.view().ready
@@ -155,6 +161,7 @@ class Metrics:
             self._memory.refresh(model, view)
             self._health.refresh(model, view)
             self._intake.refresh((model, "0"))
+            self._batches.refresh((model, "0"))
             self._devices.refresh(model, self._watched.devices.values() if self._watched is not None else ())
             if view.plan is not None:
                 self._plan.refresh((model, "0"), view.plan)

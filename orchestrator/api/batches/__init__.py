@@ -1,0 +1,1 @@
+"""OpenAI's routes for files and batches, over the engine of this daemon."""

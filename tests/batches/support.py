@@ -1,0 +1,76 @@
+"""Inputs and processes of batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.support.daemon import Daemon
+
+
+def line_of(number: int, **changes: Any) -> dict[str, Any]:
+    """Return a request in OpenAI's batch format; every second one is a chat."""
+    body: dict[str, Any] = {"model": "toy", "max_tokens": 24, "seed": number, "ignore_eos": True}
+    if number % 2:
+        body["messages"] = [{"role": "user", "content": f"the sea {number}"}]
+    else:
+        body["prompt"] = f"the sea {number}"
+    url = "/v1/chat/completions" if number % 2 else "/v1/completions"
+    return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": body} | changes
+
+
+def write_input(path: Path, lines: list[Any]) -> Path:
+    """Write lines; texts are written as they are."""
+    path.write_text("".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines), encoding="utf-8")
+    return path
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """Return the whole results in an output file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def count_results(path: Path) -> int:
+    """Return how many whole lines there are now."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def start_batch(source: Path, output: Path, url: str, *more: str) -> subprocess.Popen[str]:
+    """Start `outrider batch`."""
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "orchestrator.cli.main", "batch", "--input", str(source), "--output", str(output)),
+            *("--url", f"{url}/v1", *more),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait for a condition. Raises AssertionError where it does not come true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+def kill_worker(daemon: Daemon) -> None:
+    """Send SIGKILL to the target's worker."""
+    os.kill(daemon.status()["ready"]["pid"], signal.SIGKILL)
+
+
+def find_free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        return int(tried.getsockname()[1])

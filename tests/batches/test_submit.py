@@ -1,0 +1,130 @@
+"""Commands as Ray jobs: followed over a scripted job server, and on a real one where its libraries are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator import ray_jobs
+from orchestrator.config.load import load_config
+from orchestrator.errors import ConfigError
+from orchestrator.ray_jobs import JobError, follow, format_entrypoint, submit
+from orchestrator.workers.ray_settings import driver_environment
+from tests.batches.support import count_results, line_of, write_input
+from tests.support.daemon import configuration, running
+
+HAS_JOB_SERVER = all(importlib.util.find_spec(name) for name in ("aiohttp", "aiohttp_cors", "opencensus"))
+
+
+def info_of(status: str, entrypoint: str = "exec outrider batch", message: str = "") -> Any:
+    over = status in ("SUCCEEDED", "FAILED", "STOPPED")
+    told = SimpleNamespace(value=status, is_terminal=lambda: over)
+    return SimpleNamespace(status=told, entrypoint=entrypoint, message=message)
+
+
+@dataclass
+class ScriptedJobs:
+    """Says `steps` in turn: (status, log), or an error that is raised. The last one is said for ever."""
+
+    steps: list[Any]
+    known: list[str] = field(default_factory=list)
+    submitted: list[dict[str, Any]] = field(default_factory=list)
+
+    def submit_job(self, **asked: Any) -> str:
+        self.submitted.append(asked)
+        return asked["submission_id"] or "raysubmit_1"
+
+    def get_job_info(self, job_id: str) -> Any:
+        if self.known and job_id not in self.known:
+            raise RuntimeError("Request failed with status code 404: no such job")
+        if isinstance(self.steps[0], Exception):
+            raise self.steps[0] if len(self.steps) == 1 else self.steps.pop(0)
+        return info_of(self.steps[0][0], message="said by Ray\nmore")
+
+    def get_job_logs(self, job_id: str) -> str:
+        return str((self.steps.pop(0) if len(self.steps) > 1 else self.steps[0])[1])
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_jobs, "LOOK_EVERY_S", 0.01)
+
+
+def test_a_log_is_told_once_as_it_grows_across_a_server_that_is_away():
+    jobs = ScriptedJobs(
+        [("RUNNING", "one\n"), ConnectionError("away"), ("RUNNING", "one\ntwo\n"), ("FAILED", "one\ntwo\nend")]
+    )
+    told: list[str] = []
+    end = follow(jobs, "a", told.append)
+    assert told == ["one\n", "two\n", "end"]
+    assert (end.status, end.message, end.succeeded) == ("FAILED", "said by Ray", False)
+    assert follow(ScriptedJobs([("SUCCEEDED", "")]), "a", told.append).succeeded
+
+
+def test_a_server_that_stays_away_is_given_up(monkeypatch):
+    monkeypatch.setattr(ray_jobs, "AWAY_S", 0.05)
+    with pytest.raises(JobError, match="cannot be followed any more: away; it may run on"):
+        follow(ScriptedJobs([ConnectionError("away")]), "a", print)
+
+
+def test_an_id_that_is_there_is_followed_and_never_started_again():
+    jobs = ScriptedJobs([("RUNNING", "")], known=["mine"])
+    assert submit(jobs, "exec outrider batch", "mine", {}) == ("mine", True)
+    assert submit(jobs, "exec outrider batch", "new", {"A": "b"}) == ("new", False)
+    assert [asked["submission_id"] for asked in jobs.submitted] == ["new"]
+    assert jobs.submitted[0]["runtime_env"] == {"env_vars": {"A": "b"}}
+    with pytest.raises(JobError, match="runs another command"):
+        submit(jobs, "exec outrider bench", "mine", {})
+
+
+def test_what_is_run_keeps_its_words():
+    assert format_entrypoint("outrider", ["batch", "--input", "/a b"]) == "exec outrider batch --input '/a b'"
+    assert format_entrypoint("outrider", ["profile"], "/x y") == "cd '/x y' && exec outrider profile"
+
+
+def test_a_job_server_of_our_own_is_refused_without_a_token_and_where_it_changes_nothing(tmp_path):
+    with pytest.raises(Exception, match="start Ray with a job server without its token: set RAY_AUTH_TOKEN"):
+        driver_environment("", has_token=True, environment={"HOME": str(tmp_path)}, jobs=True)
+    given = {"RAY_AUTH_TOKEN": "x", "PATH": "/bin"}
+    found = driver_environment("", has_token=True, environment=given, jobs=True)
+    assert found["PATH"] == f"{os.path.dirname(sys.executable)}:/bin"
+    config = configuration(tmp_path)
+    config.write_text(config.read_text().replace("runtime: local", "runtime: local, job_server: true"))
+    with pytest.raises(ConfigError, match=r"cluster\.job_server: goes with a Ray of the daemon's own"):
+        load_config(config)
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(not HAS_JOB_SERVER, reason="Ray's job server needs pip install 'outrider[jobs]'")
+def test_a_batch_is_a_job_of_the_daemon_s_own_ray(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 40)
+    config = configuration(tmp_path, runtime="ray", extra="drafts: []")
+    config.write_text(config.read_text().replace("runtime: ray", "runtime: ray, job_server: true"))
+    source, output = write_input(tmp_path / "in.jsonl", [line_of(number) for number in range(20)]), tmp_path / "out"
+    with running(config) as daemon:
+        entries = [json.loads(line) for line in daemon.log.read_text().splitlines() if line.startswith("{")]
+        address = next(entry["address"] for entry in entries if entry["event"] == "ray takes jobs")
+        program = [sys.executable, "-m", "orchestrator.cli.main", "submit", "batch", "--address", address]
+        files = ["--input", str(source), "--output", str(output)]
+
+        def run(*more: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run([*program, *files, *more], capture_output=True, text=True, check=False, timeout=120)
+
+        first = run("--submission-id", "j1", "--url", f"{daemon.url}/v1")
+        assert first.returncode == 0, first.stderr
+        assert "20 of 20 lines" in first.stdout
+        assert count_results(output) == 20
+        again = run("--submission-id", "j1", "--url", f"{daemon.url}/v1")
+        assert "is there already" in again.stderr
+        assert again.returncode == 0
+        failed = run("--patience", "0", "--url", "http://127.0.0.1:9/v1", "--output", str(tmp_path / "other"))
+        assert failed.returncode == 1
+        assert "has not answered" in failed.stdout
