@@ -45,7 +45,7 @@ def wait_for_end(client: OpenAI, batch_id: str) -> Any:
     return batch
 
 
-def completed_in(client: OpenAI, batch_id: str) -> int:
+def count_completed(client: OpenAI, batch_id: str) -> int:
     counts = client.batches.retrieve(batch_id).request_counts
     return counts.completed if counts is not None else 0
 
@@ -127,7 +127,7 @@ def test_errors_have_openai_s_shape(daemon):
 def test_a_batch_can_be_cancelled_and_keeps_what_it_has(daemon):
     client = daemon.client
     batch_id = create(client, file_id := upload(client, completions(60, max_tokens=40)))
-    wait_until(lambda: completed_in(client, batch_id) >= 3)
+    wait_until(lambda: count_completed(client, batch_id) >= 3)
     with pytest.raises(openai.ConflictError, match="is the input of a batch"):
         client.files.delete(file_id)
     assert client.batches.cancel(batch_id).status == "cancelling"
@@ -144,14 +144,14 @@ def test_a_batch_goes_on_after_a_killed_worker_and_a_killed_daemon_and_stays_beh
     port = str(find_free_port())
     with running(config, "--port", port) as daemon:
         batch_id = create(daemon.client, upload(daemon.client, completions(60)))
-        wait_until(lambda: completed_in(daemon.client, batch_id) >= 5)
+        wait_until(lambda: count_completed(daemon.client, batch_id) >= 5)
         assert daemon.status()["streams"] <= 3  # of four places one stays free
         answer = daemon.client.completions.create(model="toy", prompt="now", max_tokens=4)
         assert answer.metrics["queue_time_ms"] < 2000  # type: ignore[attr-defined]
         assert "outrider_batches{" in httpx.get(f"{daemon.url}/metrics").text
         kill_worker(daemon)
-        done = completed_in(daemon.client, batch_id)
-        wait_until(lambda: completed_in(daemon.client, batch_id) > done)
+        done = count_completed(daemon.client, batch_id)
+        wait_until(lambda: count_completed(daemon.client, batch_id) > done)
         daemon.kill()
     with running(config, "--port", port) as daemon:
         batch = wait_for_end(daemon.client, batch_id)
