@@ -27,12 +27,13 @@ LOSS_KINDS: Final[tuple[LossKind, ...]] = get_args(LossKind)
 _SUSPICION: Final[dict[LossKind, tuple[int, int]]] = {
     "crashed": (4, 2),
     "hung": (4, 2),
-    "killed": (2, 1),
+    "killed": (2, 0),
     "device": (2, 1),
     "host": (0, 0),
 }
 """By the kind of loss: of a request that had run there for less than SETTLED_TOKENS, and of one that had run longer.
-What kills a worker mostly does so at once, so the former waits for a worker of its own and harms no other."""
+What kills a worker mostly does so at once, so the former waits for a worker of its own and harms no other. One that got
+its worker killed from outside later goes on from there in the next one, and gets that killed at once."""
 SETTLED_TOKENS: Final = 16
 SUSPECT_FROM: Final = 4
 _PROOF: Final[dict[LossKind, int]] = {"crashed": 3, "hung": 2, "killed": 1, "device": 1, "host": 0}
