@@ -102,17 +102,17 @@ def test_failures_that_prove_nothing_make_a_part_suspect_and_never_open_it(
 def test_an_outlier_is_told_from_a_slow_round_and_stays_one_until_rounds_are_as_predicted() -> None:
     found = Slowness()
     for _ in range(20):
-        found = found.observe(10.0, 40.0).observe(0.0, 1e6)
+        found = found.observe(20.0, 100.0).observe(0.0, 1e6)
     assert not found.outlier
     for _ in range(400):
-        found = found.observe(10.0, 40.0)
+        found = found.observe(20.0, 100.0)
     assert found.outlier
     assert found.ratio > SLOW_FROM
     for _ in range(20):
-        found = found.observe(10.0, 12.0)
+        found = found.observe(20.0, 24.0)
     assert found.outlier, "between both bounds it stays"
     for _ in range(200):
-        found = found.observe(10.0, 12.0)
+        found = found.observe(20.0, 24.0)
     assert not found.outlier
 
 

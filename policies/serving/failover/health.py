@@ -55,6 +55,8 @@ SLOW_FROM: Final = 3.0
 SLOW_UNTIL: Final = 1.5
 _NEWEST_ROUND: Final = 0.02
 _RATIO_AT_MOST: Final = 20.0
+_LOST_MS: Final = 5.0
+"""What any round may lose to other things: a round of 1 ms that takes 4 tells nothing of its device."""
 
 REFUSES: Final = frozenset({Health.OPEN, Health.DRAINING, Health.CORDONED})
 """In these states a part takes nothing new."""
@@ -137,6 +139,6 @@ class Slowness:
         """Return it with one round more; one without a prediction says nothing."""
         if expected_ms <= 0.0:
             return self
-        newest = min(_RATIO_AT_MOST, round_ms / expected_ms)
+        newest = min(_RATIO_AT_MOST, round_ms / (expected_ms + _LOST_MS))
         ratio = self.ratio + _NEWEST_ROUND * (newest - self.ratio)
         return Slowness(ratio, ratio >= (SLOW_UNTIL if self.outlier else SLOW_FROM))
