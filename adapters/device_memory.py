@@ -30,15 +30,19 @@ def read_device_memory(device: DeviceProfile) -> DeviceMemory:
     if name_device_kind(device) == "cpu":
         return read_host_memory()
     if name_device_kind(device) == "cuda":
-        memory = query_nvidia(
-            int(device.name.partition(":")[2] or 0), lambda nvml, one: nvml.nvmlDeviceGetMemoryInfo(one)
-        )
+        memory = read_nvidia_memory(int(device.name.partition(":")[2] or 0))
         if memory is not None:
-            return DeviceMemory(int(memory.total), int(memory.free))
+            return memory
     if device.in_host_memory:
         host = read_host_memory()
         return DeviceMemory(min(device.memory_bytes, host.total_bytes), min(device.memory_bytes, host.free_bytes))
     return DeviceMemory(device.memory_bytes, device.memory_bytes)
+
+
+def read_nvidia_memory(index: int) -> DeviceMemory | None:
+    """Return an NVIDIA device's memory; None where nobody can be asked."""
+    memory = query_nvidia(index, lambda nvml, one: nvml.nvmlDeviceGetMemoryInfo(one))
+    return None if memory is None else DeviceMemory(int(memory.total), int(memory.free))
 
 
 def read_host_memory() -> DeviceMemory:

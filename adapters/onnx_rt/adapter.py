@@ -17,9 +17,8 @@ from adapters.contract import (
     RuntimeFailed,
     Unsupported,
 )
-from adapters.device_memory import read_host_memory
+from adapters.device_memory import read_host_memory, read_nvidia_memory
 from adapters.failures import classify_failure
-from adapters.nvml import query_nvidia
 from adapters.onnx_rt.graph import MODEL_FILE, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
 from adapters.onnx_rt.providers import ProviderChoice, choose_provider, confirm, device_names
@@ -62,8 +61,8 @@ def _require_package(name: str) -> str:
 def _read_memory(name: str) -> int:
     if name == "CPU":
         return read_host_memory().total_bytes
-    found = query_nvidia(0, lambda nvml, one: nvml.nvmlDeviceGetMemoryInfo(one)) if name.startswith("CUDA") else None
-    return int(found.total) if found is not None else 0
+    found = read_nvidia_memory(0) if name.startswith("CUDA") else None
+    return found.total_bytes if found is not None else 0
 
 
 class OnnxRuntimeAdapter:

@@ -13,7 +13,6 @@ from orchestrator.config.target import Placement
 from orchestrator.control.events import StandbySpec
 from orchestrator.loading.options import engine_options, worker_specs
 from orchestrator.loading.preparing import preparing_spec
-from orchestrator.workers.contract import WorkerSpec
 from policies.serving.failover.standby import FailoverRules, Readiness
 
 
@@ -33,21 +32,20 @@ def build_standbys(
 
 def _build_standby(config: ClusterConfig, base: Path, one: StandbyTarget, number: int) -> StandbySpec:
     placement = Placement(host=one.host, cores=one.cores, threads=one.threads)
-    own = {name: getattr(one, name) for name in ("adapter", "device", "weights", "activations", "kv_cache_precision")}
-    model = {name: value for name, value in own.items() if value is not None} | {"replicas": [placement]}
-    bounds = {name: getattr(one, name) for name in ("kv_cache", "max_running", "max_batch_rows")}
-    limits = {name: value for name, value in bounds.items() if value is not None}
+    model = _list_own(one, "adapter", "device", "weights", "activations", "kv_cache_precision")
+    limits = _list_own(one, "kv_cache", "max_running", "max_batch_rows")
     placed = config.model_copy(
         update={
-            "model": config.model.model_copy(update=model),
+            "model": config.model.model_copy(update={**model, "replicas": [placement]}),
             "limits": config.limits.model_copy(update=limits),
         }
     )
-    [spec] = worker_specs(engine_options(placed, base), placed)
-    spec = _name(spec, "standby" if number == 0 else f"standby-{number}")
+    [target] = worker_specs(engine_options(placed, base), placed)
+    spec = msgspec.structs.replace(target, name="standby" if number == 0 else f"standby-{number}")
     readiness = Readiness(one.readiness)
     return StandbySpec(spec, readiness, preparing_spec(spec) if readiness is Readiness.WARM else None)
 
 
-def _name(spec: WorkerSpec, name: str) -> WorkerSpec:
-    return msgspec.structs.replace(spec, name=name)
+def _list_own(one: StandbyTarget, *names: str) -> dict[str, object]:
+    """Return those of the settings that a standby has of its own."""
+    return {name: value for name in names if (value := getattr(one, name)) is not None}

@@ -40,30 +40,26 @@ def batch(
     _run([program, *arguments], "", address, submission_id, passed, wait=not no_wait)
 
 
-@app.command(context_settings=_PASS_ON)
-def profile(
-    context: typer.Context,
-    address: Address = "",
-    no_wait: NoWait = False,
-    submission_id: SubmissionId = "",
-    program: Program = "outrider",
-    passed: Pass = None,
-) -> None:
-    """Run `outrider profile` as a job, in a directory of this path; further options are those of `outrider profile`."""
-    _run([program, "profile", *context.args], str(Path.cwd()), address, submission_id, passed, wait=not no_wait)
+def _add_command(name: str, text: str) -> None:
+    """Add a command that passes everything on, and runs in a directory of this path."""
+
+    @app.command(name, context_settings=_PASS_ON, help=text)
+    def run_as_job(
+        context: typer.Context,
+        address: Address = "",
+        no_wait: NoWait = False,
+        submission_id: SubmissionId = "",
+        program: Program = "outrider",
+        passed: Pass = None,
+    ) -> None:
+        _run([program, name, *context.args], str(Path.cwd()), address, submission_id, passed, wait=not no_wait)
 
 
-@app.command(context_settings=_PASS_ON)
-def bench(
-    context: typer.Context,
-    address: Address = "",
-    no_wait: NoWait = False,
-    submission_id: SubmissionId = "",
-    program: Program = "outrider",
-    passed: Pass = None,
-) -> None:
-    """Run `outrider bench ...` as a job, in a directory of this path; what follows is that command's."""
-    _run([program, "bench", *context.args], str(Path.cwd()), address, submission_id, passed, wait=not no_wait)
+_add_command(
+    "profile",
+    "Run `outrider profile` as a job, in a directory of this path; further options are those of `outrider profile`.",
+)
+_add_command("bench", "Run `outrider bench ...` as a job, in a directory of this path; what follows is that command's.")
 
 
 def _run(

@@ -179,5 +179,5 @@ class HealthBoard:
 
 def _say(breaker: Breaker, now_s: float) -> str:
     state = breaker.judge(now_s)
-    why = f": {breaker.why}" if breaker.why and state not in (Health.DRAINING, Health.CORDONED) else ""
+    why = f": {breaker.why}" if breaker.why and breaker.held is None else ""
     return f"{state.value.replace('_', '-')}{why}"

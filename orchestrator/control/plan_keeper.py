@@ -184,8 +184,6 @@ class PlanKeeper:
 
     async def _plan_without(self) -> None:
         """Make the plan for the devices as they are now."""
-        self._plans += 1
-        self._planned_s = self._clock.monotonic_s()
         out = self._refusing
         told = ", ".join(sorted(out)) or "nothing"
         _log.warning("%s refuses work: planning again", told)
@@ -195,8 +193,7 @@ class PlanKeeper:
             if not {one.shards[0].device, one.shards[0].device.partition("/")[0]} & out
         )
         try:
-            known = (self._first, dict(self._corrections), self._running.targets, dict(self._health))
-            await self._take(await asyncio.to_thread(self._making.again, *known), reached)
+            await self._plan_again(reached)
         except OutriderError as error:
             self._last = f"kept, though {told} refuses work: {error}"
             _log.warning("the plan is %s", self._last)
@@ -237,8 +234,6 @@ class PlanKeeper:
         shard = before.replicas[engine].shards[0]
         key = key_of(shard)
         self._corrections[key] = self._corrections.get(key, 1.0) * ratio
-        self._plans += 1
-        self._planned_s = self._clock.monotonic_s()
         _log.warning(
             "rounds on %s take %.2f times what was predicted (tolerance %g): planning again",
             *(shard.device, ratio, self._patience.tolerance),
@@ -249,12 +244,18 @@ class PlanKeeper:
             for one in before.replicas
         )
         try:
-            known = (self._first, dict(self._corrections), self._running.targets, dict(self._health))
-            found = await asyncio.to_thread(self._making.again, *known)
-            await self._take(found, reached)
+            await self._plan_again(reached)
         except OutriderError as error:  # go on as before, and compare with costs as they turned out to be
             self._options = [scale_option(one, ratio) if key_of(one) == key else one for one in self._options]
             self._reset_drifts(f"kept: {error}")
+
+    async def _plan_again(self, reached: float) -> None:
+        """Make another plan by what is known now, and run it where that is worth a move. Raises OutriderError as
+        `_take` does."""
+        self._plans += 1
+        self._planned_s = self._clock.monotonic_s()
+        known = (self._first, dict(self._corrections), self._running.targets, dict(self._health))
+        await self._take(await asyncio.to_thread(self._making.again, *known), reached)
 
     async def _take(self, found: Planned, reached: float) -> None:
         """Run another plan where that is worth a move. Raises OutriderError, with the reason, where it is not, or its

@@ -40,9 +40,9 @@ class Rank(Enum):
 @dataclass(slots=True, eq=False)
 class Replica:
     """`engine` is its place among the replicas, from 0. `name` is unique, also among replicas whose spec has the same.
-    `standby`: it takes the target's place only. `busy_s`: when it got the first of its streams. Of its worker: `runs`
-    counts the streams that it was sent, `progressed` names the first of them that had a token, `death` is the number of
-    its death (None while it lives)."""
+    `standby`: it takes the target's place only. `busy_s`: when it got the first of its streams. `parts`: the device
+    and the host that it runs on. Of its worker: `runs` counts the streams that it was sent, `progressed` names the
+    first of them that had a token, `death` is the number of its death (None while it lives)."""
 
     life: WorkerLife
     name: str
@@ -56,6 +56,10 @@ class Replica:
     death: int | None = None
     prefixes: SeenPrefixes = field(default_factory=lambda: SeenPrefixes(0))
     pace: ReplicaPace = field(default_factory=ReplicaPace)
+    parts: tuple[Part, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parts = list_parts(self.spec)
 
     @property
     def worker(self) -> int:
@@ -81,11 +85,6 @@ class Replica:
         """Another worker is there."""
         self.runs, self.progressed, self.death = 0, set(), None
         self.state.where, self.state.due_s = where, now_s
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The device and the host that it runs on."""
-        return list_parts(self.spec)
 
     @property
     def kind(self) -> tuple[str, ...]:
@@ -149,7 +148,8 @@ class Replicas:
         """Have one replica more, which is to be started."""
         taken = {replica.name for replica in self._by_worker.values()}
         name = next(name for name in chain([spec.name], map(f"{spec.name}.{{}}".format, count(2))) if name not in taken)
-        replica = Replica(self._lives.create(spec, f"worker {name}"), name, engine, TargetState(name), rank)
+        life, standby = self._lives.create(spec, f"worker {name}"), rank is Rank.STANDBY
+        replica = Replica(life, name, engine, TargetState(name), rank, standby)
         self._by_worker[replica.worker] = replica
         return replica
 

@@ -87,17 +87,15 @@ class Standbys:
             actions += self._dismiss(gone)
         return actions
 
-    def find_preparing(self, worker: int) -> bool:
-        """True where a worker of this number prepares a standby's model."""
-        return any(one.preparing is not None and one.preparing.number == worker for one in self._all)
+    def find_preparing(self, worker: int) -> WorkerLife | None:
+        """Return the worker of this number, where it prepares a standby's model."""
+        lives = (one.preparing for one in self._all)
+        return next((life for life in lives if life is not None and life.number == worker), None)
 
     def observe_preparing(
-        self, event: WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded, now_s: float
+        self, life: WorkerLife, event: WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded, now_s: float
     ) -> list[Action]:
         """Something became of a worker that prepares."""
-        one = next(one for one in self._all if one.preparing is not None and one.preparing.number == event.worker)
-        life = one.preparing
-        assert life is not None  # noqa: S101 -- it was found by it
         match event:
             case WorkerStarted():
                 return life.observe_start(event.where, now_s)
@@ -172,20 +170,14 @@ class Standbys:
 
     def _look_at_target(self, now_s: float) -> TargetState:
         primary = self._replicas.primary
-        judged = [self._health.judge(one.parts, now_s, one.name) for one in primary]
+        judged = [(one, self._health.judge(one.parts, now_s, one.name)) for one in primary]
         tried = (Health.HALF_OPEN,) if self._served is False else ()
-        serves = any(
-            one.serving and not judgement.refuses and judgement.state not in tried
-            for one, judgement in zip(primary, judged, strict=True)
-        )
+        serves = any(one.serving and not health.refuses and health.state not in tried for one, health in judged)
         if serves is not self._served:
             self._served, self._changed_s = serves, now_s
         return TargetState(
             serves=serves,
-            hopeless=bool(primary)
-            and all(
-                one.state.phase == FAILED or judgement.refuses for one, judgement in zip(primary, judged, strict=True)
-            ),
+            hopeless=bool(judged) and all(one.state.phase == FAILED or health.refuses for one, health in judged),
             since_s=now_s - self._changed_s,
             began=any(one.life.served or one.state.totals.restarts for one in primary),
         )
@@ -212,7 +204,6 @@ class Standbys:
     def _begin(self, one: _Standby) -> list[Action]:
         stopped = one.preparing.close() if one.preparing is not None else []
         one.replica = self._replicas.create(one.wanted.spec, one.engine, Rank.STANDBY)
-        one.replica.standby = True
         line = LogLine("info", "standby %s is started (%s)", (one.replica.name, one.wanted.readiness.value))
         return [line, *stopped, *one.replica.life.begin()]
 

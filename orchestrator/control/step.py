@@ -116,8 +116,8 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
     match event:
         case WorkerStarted() | WorkerSaid() | WorkerEnding() | WorkerEnded():
             replica = state.replicas.find(event.worker)
-            if replica is None and state.standbys.find_preparing(event.worker):
-                return state.standbys.observe_preparing(event, now_s)
+            if replica is None and (preparing := state.standbys.find_preparing(event.worker)) is not None:
+                return state.standbys.observe_preparing(preparing, event, now_s)
             if replica is None:
                 return state.drafts.observe(event, now_s)
             return _fold_worker_event(state, replica, event, now_s)
@@ -375,6 +375,7 @@ def _give_up_if_hopeless(state: State) -> list[Action]:
 
 
 def _give_up(state: State, cause: str) -> list[Action]:
+    """No replica will ever serve."""
     return [Settle(), *_end_streams(state, f"the model has failed: {cause}"), *state.drafts.close()]
 
 

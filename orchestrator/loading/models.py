@@ -210,9 +210,8 @@ def load_tokenizer(directory: str) -> Tokenizer:
 
 def tokenizer_of(options: ModelOptions, progress: OnProgress) -> Tokenizer:
     """Return a model's tokenizer without loading the model. Raises what adapters raise."""
-    store = ModelStore(Path(options.store))
     file = resolve(options.source, Path(options.base), progress)
-    return load_tokenizer(str(store.prepare(file, TokenizerRecipe(), progress)))
+    return load_tokenizer(prepare_tokenizer_of(options, file, progress))
 
 
 def _write_simulated_source(options: ModelOptions, root: Path) -> Path:

@@ -8,14 +8,12 @@ from pathlib import Path
 
 from adapters.contract import ModelRefused
 from adapters.model_source import resolve
-from adapters.model_store import ModelStore
-from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import SIMULATED_PREFIX, vocabulary_at_hand, vocabulary_from
 from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.retokenize import Bridge
 from orchestrator.drafting.translate import TranslatingDrafter
-from orchestrator.loading.models import LoadedTarget, OnProgress, load_tokenizer, silent
+from orchestrator.loading.models import LoadedTarget, OnProgress, load_tokenizer, prepare_tokenizer_of, silent
 from orchestrator.loading.options import ModelDraftOptions, ModelOptions
 from policies.models.vocabulary import Match, compare, refusal
 
@@ -65,9 +63,7 @@ def prepare_tokenizer(draft: ModelDraftOptions) -> str:
     model = draft.model
     if model.source.startswith(SIMULATED_PREFIX):
         return ""
-    return str(
-        ModelStore(Path(model.store)).prepare(resolve(model.source, Path(model.base)), TokenizerRecipe(), silent)
-    )
+    return prepare_tokenizer_of(model, resolve(model.source, Path(model.base)), silent)
 
 
 def _pair(draft: ModelDraftOptions, ours: list[str], theirs: list[str]) -> VocabularyPair:

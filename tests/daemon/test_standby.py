@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.daemon.test_replicas import Readers, ask
@@ -77,8 +78,6 @@ def test_while_the_target_is_cordoned_a_standby_is_loaded_and_answers_and_says_s
 
 
 def metrics(daemon: Daemon) -> str:
-    import httpx
-
     return httpx.get(daemon.url + "/metrics").text
 
 
