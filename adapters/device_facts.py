@@ -41,12 +41,12 @@ def _processor() -> DeviceFacts:
         memory_used_bytes=memory.total - memory.available,
         utilisation=psutil.cpu_percent(interval=0.1) / 100.0,
         clock_mhz=float(clock.current) if clock else None,
-        temperature_c=_processor_temperature(),
+        temperature_c=read_processor_temperature(),
     )
 
 
-def _processor_temperature() -> float | None:
-    """The hottest of the processor's sensors; many virtual machines have none, and other systems no such call."""
+def read_processor_temperature() -> float | None:
+    """Return the hottest of the processor's sensors. Many virtual machines have none, other systems no such call."""
     sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()
     found = [reading.current for chip in ("k10temp", "coretemp", "cpu_thermal") for reading in sensors.get(chip, ())]
     return float(max(found)) if found else None

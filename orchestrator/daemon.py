@@ -18,7 +18,6 @@ from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.batches.service import BatchService
 from orchestrator.api.batches.store import BatchStore, StoreLimits
 from orchestrator.api.connections import ConnectionLimits, Connections, raise_open_files
-from orchestrator.api.device_watch import DeviceWatch
 from orchestrator.api.keys import Keys
 from orchestrator.api.listening import listen_tcp, listen_unix, serving
 from orchestrator.api.resume import KeptAnswers
@@ -36,9 +35,11 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.control.admission import ControlLimits
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.controller import TargetControl
+from orchestrator.control.device_watch import watch_devices
 from orchestrator.control.events import StandbySpec
 from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
 from orchestrator.control.state import STARTING
+from orchestrator.control.surroundings import RoutingRules
 from orchestrator.errors import ConfigError, DaemonError
 from orchestrator.loading.models import load_tokenizer
 from orchestrator.loading.options import objectives_of
@@ -48,6 +49,7 @@ from orchestrator.systemd import Notifier
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Progress
+from policies.serving.routing import RoutingWeights
 
 _TEND_S = 1.0
 _START_EXTENSION_S = 60.0
@@ -79,13 +81,13 @@ class Daemon:
         self._keeper: PlanKeeper | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._connections = Connections(self._connection_limits())
-        self._devices = DeviceWatch()
         self._cluster = build_cluster(config, self._state)
-        self._fleet = FleetPlanning(config, path, self._cluster, self._prepares) if config.plans_hosts else None
         if config.planned:
             self._control = self._build_control((), (), ())
         else:
             self._control = self._build_control(*build_start_specs(config, base), build_standbys(config, base))
+        known = (config, path, self._cluster, self._prepares, self._control)
+        self._fleet = FleetPlanning(*known) if config.plans_hosts else None
 
     def _build_control(
         self, targets: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec], standbys: Sequence[StandbySpec]
@@ -105,6 +107,7 @@ class Daemon:
                 refuse_late=self._config.slo.late == "refuse",
                 quarantine_s=limits.quarantine_s,
                 failover=failover_rules(self._config.failover),
+                routing=self._routing_rules(),
             ),
             self._clock,
             drafts=drafts,
@@ -112,6 +115,11 @@ class Daemon:
         )
         control.on_progress.append(self._say)
         return control
+
+    def _routing_rules(self) -> RoutingRules:
+        routing = self._config.routing
+        weights = RoutingWeights(**routing.weights.model_dump())
+        return RoutingRules(weights, routing.hysteresis, self._config.placement.load_smoothing)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises DaemonError where another daemon has the state directory, when it
@@ -184,12 +192,14 @@ class Daemon:
             _log.warning("the canary drafts nothing: the plan leaves out what it would draft with", left_out=missing)
         self._control.set_specs(found.targets, found.drafts, found.standbys)
         placement = self._config.placement
-        patience = DriftPolicy(placement.drift_tolerance, placement.drift_after_s, placement.replan_pause_s)
+        pauses = (placement.replan_pause_s, placement.load_lasts_s)
+        patience = DriftPolicy(placement.drift_tolerance, placement.drift_after_s, *pauses)
         making = PlanMaking(self._config, self._base)
         self._keeper = PlanKeeper(found, self._control, making, patience, self._clock)
         self._control.plan_view = self._keeper.view
         self._control.on_round.append(self._keeper.observe)
         self._control.on_health.append(self._keeper.observe_health)
+        self._control.on_loads.append(self._keeper.observe_loads)
         if self._fleet is not None:
             self._keeping = asyncio.create_task(self._fleet.keep_plan(self._keeper), name="keep the plan for hosts")
         return True
@@ -198,7 +208,8 @@ class Daemon:
         if self._fleet is not None:
             return await self._fleet.make_plan()
         await profile_missing(self._config, self._base, self._prepares)
-        return await asyncio.to_thread(make_plan, self._config, self._base, self._state)
+        loads = self._control.list_loads()
+        return await asyncio.to_thread(make_plan, self._config, self._base, self._state, loads)
 
     def _running_plan(self) -> dict[str, Any] | None:
         return plain(self._keeper.proposal) if self._keeper is not None else None
@@ -232,7 +243,6 @@ class Daemon:
             objectives=objectives_of(self._config.slo),
             connections=self._connections,
             places=limits.max_running,
-            devices=self._devices,
         )
 
     def _open_batches(self) -> BatchStore | None:
@@ -271,7 +281,7 @@ class Daemon:
             _log.info("answers of the last daemon can be resumed", answers=len(interrupted))
         tending = asyncio.create_task(self._tend_book(), name="tend the journal")
         telling = asyncio.create_task(self._tell_systemd(), name="tell systemd")
-        watching = asyncio.create_task(self._devices.run(), name="watch devices")
+        watching = asyncio.create_task(watch_devices(self._control), name="watch devices")
         try:
             if await self._start_workers():
                 ready = self._control.view().ready

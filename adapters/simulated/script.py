@@ -30,6 +30,7 @@ class Script:
     `kernel_rows`: a forward of so many rows or more has another kernel, with other last bits (0: none has).
     `unsteady`: with 1, every forward has last bits of its own.
     `memory_rows`: a forward of more rows runs out of memory, and a smaller one does not (0: none does).
+    `spin`: with 1, a forward computes for its time instead of waiting, so that other programs make it longer.
     `garbage`: the logits behind that token, and of all that follows it in its sequence, are NaN (-1: of none)."""
 
     base_ms: float = 0.0
@@ -48,6 +49,7 @@ class Script:
     unsteady: int = 0
     memory_rows: int = 0
     garbage: int = -1
+    spin: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Script:
@@ -78,7 +80,7 @@ class Script:
         if drift_ms and self.drift_while and not Path(self.drift_while).exists():
             drift_ms = 0.0
         if total_ms := self.base_ms + self.row_ms * rows + drift_ms:
-            time.sleep(total_ms / 1000.0)
+            (_spin if self.spin else time.sleep)(total_ms / 1000.0)
 
     def last_bits(self, rows: int, forward: int) -> float:
         """Return what is added to the logits of the forward of that number: they round in its kernel's own way."""
@@ -117,3 +119,10 @@ class Script:
         except FileExistsError:
             return False
         return True
+
+
+def _spin(seconds: float) -> None:
+    """Compute for so much of the processor's time."""
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass

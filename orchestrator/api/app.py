@@ -26,7 +26,6 @@ from orchestrator.api.batches.store import BatchStore
 from orchestrator.api.body_bounds import refuse_oversized
 from orchestrator.api.choices import choices_of, cost_of, merge_pieces, pieces_of
 from orchestrator.api.connections import Connections
-from orchestrator.api.device_watch import DeviceWatch
 from orchestrator.api.fingerprint import describe_source
 from orchestrator.api.follow import RequestRecord, VariantReport
 from orchestrator.api.grammar_checks import GrammarChecks
@@ -81,7 +80,6 @@ class ApiSettings:
     objectives: Objectives = NO_OBJECTIVES
     connections: Connections | None = None
     places: int = 1
-    devices: DeviceWatch | None = None
 
 
 class ApiRoutes:
@@ -109,7 +107,6 @@ class ApiRoutes:
             objectives=settings.objectives,
             trial_view=trial.view if trial is not None else None,
             connections=settings.connections,
-            devices=settings.devices,
             bodies=self.bodies,
         )
         self.liveness = Liveness(control, clock, settings.stalled_after_s)

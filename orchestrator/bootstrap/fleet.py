@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from adapters.contract import AdapterError
+from device_profiles.device_load import DeviceLoad
 from device_profiles.link import LinkProfile
 from orchestrator.bootstrap.clusters import build_cluster
 from orchestrator.bootstrap.planning import StartPlan, build_start_plan
@@ -20,6 +21,7 @@ from orchestrator.cluster.measure import measure_links, profile_hosts
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import read_text
+from orchestrator.control.device_watch import LoadObserver
 from orchestrator.control.plan_keeper import PlanKeeper
 from orchestrator.errors import OutriderError
 from orchestrator.planning.applied import build_option_filter, whole_targets
@@ -37,16 +39,19 @@ _log = logging.getLogger(__name__)
 
 
 class FleetPlanning:
-    """The hosts of one daemon, and what is planned for them. `path`: of its cluster.yaml."""
+    """The hosts of one daemon, and what is planned for them. `path`: of its cluster.yaml. `loads` hears what the
+    devices of other hosts do."""
 
-    def __init__(self, config: ClusterConfig, path: Path, cluster: Cluster, progress: OnProgress) -> None:
+    def __init__(
+        self, config: ClusterConfig, path: Path, cluster: Cluster, progress: OnProgress, loads: LoadObserver
+    ) -> None:
         self._config = config
         self._base = path.resolve().parent
         self._cluster = cluster
         self._progress = progress
         self._store = profile_store(config)
         options = AgentOptions(read_text(path), str(path.resolve()), str(store_directory(config)))
-        self.fleet = Fleet(cluster, FleetRules(config.hosts, config.cluster.discover), options)
+        self.fleet = Fleet(cluster, FleetRules(config.hosts, config.cluster.discover), options, loads)
 
     async def make_plan(self) -> StartPlan:
         """Find the hosts, measure what is not known of them, and plan. Raises OutriderError, and what resolving the
@@ -150,11 +155,22 @@ class FleetPlanning:
         ]
 
 
+class _Nobody:
+    """Hears nothing: whoever only looks has no workers, and moves nothing."""
+
+    def observe_load(self, samples: Mapping[str, DeviceLoad]) -> None:
+        """See control.device_watch.LoadObserver."""
+
+    def list_workers(self) -> Iterable[int]:
+        """See control.device_watch.LoadObserver."""
+        return ()
+
+
 async def propose_for_hosts(config: ClusterConfig, path: Path) -> PlanProposal:
     """Join the cluster of a configuration, look at its hosts, and return what would be planned for them by the profiles
     that there are. Raises OutriderError, and what resolving the models raises."""
     cluster = build_cluster(config)
-    planning = FleetPlanning(config, path, cluster, lambda stage, fraction: None)
+    planning = FleetPlanning(config, path, cluster, lambda stage, fraction: None, _Nobody())
     try:
         return await planning.propose()
     finally:

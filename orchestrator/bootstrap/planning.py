@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from filelock import FileLock, Timeout
 
+from device_profiles.device_load import DeviceLoad
 from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.clusters import measuring_cluster, workers_directory
 from orchestrator.bootstrap.failover import build_standbys
@@ -23,7 +24,8 @@ from orchestrator.loading.devices import list_devices_here
 from orchestrator.loading.options import draft_specs, engine_options, worker_specs
 from orchestrator.planning.applied import apply_plan, build_option_filter, name_shard_device, whole_targets
 from orchestrator.planning.basis import profiles_behind
-from orchestrator.planning.correction import Corrections, Key, apply_health, correct_costs
+from orchestrator.planning.beside import sum_reserved_bytes
+from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
 from orchestrator.planning.proposal import (
     PlanError,
     PlanProposal,
@@ -31,6 +33,8 @@ from orchestrator.planning.proposal import (
     build_request_from_config,
     propose_here,
 )
+from orchestrator.planning.source import DeviceSource
+from orchestrator.planning.stored import MeasuredHardware
 from orchestrator.profiling.run import Watch, measure_on_cluster
 from orchestrator.profiling.work import MEASURING_LOCK, Work, is_requested, list_work, profile_store
 from orchestrator.workers.contract import Cluster, WorkerSpec
@@ -105,9 +109,11 @@ def _within(progress: OnProgress, title: str, stage: str, fraction: float) -> No
     progress(f"{title}: {stage}", fraction)
 
 
-def make_plan(config: ClusterConfig, base: Path, state: Path) -> StartPlan:
+def make_plan(
+    config: ClusterConfig, base: Path, state: Path, loads: Mapping[str, DeviceLoad] | None = None
+) -> StartPlan:
     """Return the plan for this machine by the stored profiles. `state`: the daemon's own directory; what workers there
-    hold, which wait for this daemon, counts as free.
+    hold, which wait for this daemon, counts as free. `loads`: what other programs take of the devices now.
 
     Raises PlanError, and what resolving the models raises.
     """
@@ -118,6 +124,10 @@ def make_plan(config: ClusterConfig, base: Path, state: Path) -> StartPlan:
         free["CPU"] += sum_orphans_bytes(workers_directory(state))
     allowed = build_option_filter(config, asked)
     found = propose_here(asked, profile_store(config), free, allowed, here.hardware)
+    if loads:
+        taken = {name: replace(load, memory_total_bytes=0) for name, load in loads.items()}  # `free` knows better
+        cluster = apply_loads(found.cluster, found.behind, taken)
+        found = replace(build_proposal(cluster, asked, found.behind, found.pairs), assumed=found.assumed)
     for line in found.assumed:
         _log.info("planned, %s", line)
     return build_start_plan(config, base, found)
@@ -136,13 +146,14 @@ class PlanMaking:
         corrections: Corrections,
         running: Sequence[WorkerSpec],
         health: Mapping[str, tuple[float, str]],
+        loads: Mapping[str, DeviceLoad],
     ) -> StartPlan:
-        """Return the plan with costs as they turned out to be, and without devices that refuse work. Raises
-        PlanError."""
-        cluster = apply_health(correct_costs(first.cluster, corrections), first.behind, health)
-        found = build_start_plan(
-            self.config, self.base, build_proposal(cluster, first.asked, first.behind, first.pairs)
-        )
+        """Return the plan with costs as they turned out to be, without devices that refuse work, and with what other
+        programs leave of the rest. Raises PlanError."""
+        well = apply_health(correct_costs(first.cluster, corrections), first.behind, health)
+        cluster = apply_loads(well, first.behind, loads, partial(_count_reserved, first))
+        proposal = build_proposal(cluster, first.asked, first.behind, first.pairs)
+        found = build_start_plan(self.config, self.base, proposal)
         return replace(found, targets=tuple(_as_it_runs(one, running) for one in found.targets))
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
@@ -154,6 +165,12 @@ class PlanMaking:
         never = self.config.placement.profile == "never"
         again = "run `outrider profile`" if never else "it is measured again at the next start"
         return f"the profile of {first.asked.target.name} on {key[0]}, {key[1]}, has drifted: {how}; {again}"
+
+
+def _count_reserved(first: PlanProposal, source: DeviceSource) -> int:
+    """Return the memory of a device that is for what the plan does not place."""
+    asked = first.asked
+    return sum_reserved_bytes(source, asked.beside, asked.replicas) if isinstance(source, MeasuredHardware) else 0
 
 
 def build_start_plan(config: ClusterConfig, base: Path, found: PlanProposal) -> StartPlan:

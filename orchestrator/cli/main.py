@@ -14,6 +14,7 @@ from orchestrator.cli import bench, canary, config, models, plan, quarantine, sp
 from orchestrator.cli.batch import batch
 from orchestrator.cli.devices import devices
 from orchestrator.cli.doctor import doctor
+from orchestrator.cli.explain import explain
 from orchestrator.cli.health import cordon, health, uncordon
 from orchestrator.cli.profile import profile
 from orchestrator.cli.serve import serve
@@ -30,6 +31,7 @@ app.command("serve")(serve)
 app.command("batch")(batch)
 app.command("status")(status)
 app.command("health")(health)
+app.command("explain")(explain)
 app.command("cordon")(cordon)
 app.command("uncordon")(uncordon)
 app.command("doctor")(doctor)

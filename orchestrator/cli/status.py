@@ -11,6 +11,8 @@ from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, Daem
 from orchestrator.cli.speculation_rows import pair_gauges, speculation_rows, warning_rows
 from orchestrator.workers.cores import spans
 
+_SHOWN_QUEUE = 0.05
+
 
 def status(
     config: DaemonConfig = None,
@@ -75,6 +77,8 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [(f"standby {one['engine']}", replica_line(one)) for one in answer["standbys"]]
     rows += [(f"{one['kind']} {one['name']}", health_line(one)) for one in answer["health"]]
     rows += [(f"host {one['name'] or one['host']}", _host_line(one)) for one in answer["hosts"]]
+    rows += [(f"device {one['name']}", device_line(one)) for one in answer["devices"]]
+    rows += [(f"last route {one['engine']}", one["last_route"]) for one in answer["replicas"] if one["last_route"]]
     if answer["plan"]:
         rows.append(("plan", plan_line(answer["plan"])))
     rows += speculation_rows(answer["speculation"])
@@ -118,6 +122,26 @@ def health_line(part: dict[str, Any]) -> str:
     wait = f"; nothing is started there for {part['wait_s']:.0f} s" if part["wait_s"] else ""
     why = f": {part['why']}" if part["why"] else ""
     return f"{part['state'].replace('_', '-').upper()}{why}{wait}"
+
+
+def device_line(device: dict[str, Any]) -> str:
+    """Return what a device does: whose its time is, its memory, temperature and power."""
+    told = []
+    if device["ours"] is not None:
+        shares = (("ours", device["ours"]), ("other programs", device["others"]), ("idle", device["idle"]))
+        told.append(", ".join(f"{name} {share:.0%}" for name, share in shares))
+    elif device["utilisation"] is not None:
+        told.append(f"{device['utilisation']:.0%} busy")
+    if device["memory_total_bytes"]:
+        free, total = human_bytes(device["memory_free_bytes"]), human_bytes(device["memory_total_bytes"])
+        told.append(f"{free} of {total} free, {human_bytes(device['memory_ours_bytes'])} held by workers")
+    for value, limit, unit in (("temperature_c", "temperature_limit_c", "°C"), ("power_w", "power_limit_w", "W")):
+        if device[value] is not None:
+            most = f" of {device[limit]:.0f}" if device[limit] else ""
+            told.append(f"{device[value]:.0f}{most} {unit}")
+    told += [f"{device['queue_depth']:.1f} requests wait"] * (device["queue_depth"] >= _SHOWN_QUEUE)
+    told += [f"SLOWS ITSELF DOWN: {device['hot']}"] * bool(device["hot"])
+    return "; ".join(told) or "it tells nothing yet"
 
 
 def plan_line(plan: dict[str, Any]) -> str:
@@ -229,7 +253,7 @@ def replica_line(replica: dict[str, Any]) -> str:
     ready, gauges = replica["ready"], replica["gauges"]
     standby = f"; STANDS IN{_bits(replica)}" if replica["standby"] and replica["streams"] else ""
     line = f"{_phase(replica)}{standby}; {replica['worker']}, {replica['totals']['restarts']} restarts; "
-    line += f"{replica['streams']} streams"
+    line += f"{replica['streams']} streams, drafts by {replica['draft'] or 'nothing'}"
     if gauges:
         used = gauges["total_blocks"] - gauges["free_blocks"]
         line += (

@@ -1,4 +1,4 @@
-"""The agent of a host: looks at its devices from inside, and says what it finds. One runs on every node."""
+"""The agent of a host: says what its devices are, and then what they do. One runs on every node."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ from orchestrator.errors import OutriderError
 from orchestrator.loading.devices import mark_of
 from orchestrator.profiling.work import is_requested, list_work, profile_store
 from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.device_sampler import DeviceSampler
 from orchestrator.workers.host import NODE_ADDRESS
-from orchestrator.workers.messages import Command, Event, Failed, HostDescribed, Stop
+from orchestrator.workers.messages import Command, CountAsOurs, DevicesSampled, Event, Failed, HostDescribed, Stop
 
 AGENT_ENTRY = "orchestrator.cluster.agent:build_agent"
+SAMPLE_EVERY_S = 1.0
 
 
 class AgentOptions(msgspec.Struct, frozen=True):
@@ -56,11 +58,14 @@ class Agent:
     def __init__(self, options: AgentOptions) -> None:
         self._options = options
         self._stopped = threading.Event()
+        self._ours: list[int] = []
 
     def submit(self, command: Command) -> None:
         """See workers.contract.Engine."""
         if isinstance(command, Stop):
             self._stopped.set()
+        elif isinstance(command, CountAsOurs):
+            self._ours = command.pids
 
     def describe_step(self) -> None:
         """See workers.contract.Engine. It is idle between two looks."""
@@ -73,7 +78,9 @@ class Agent:
             emit(Failed(f"the host cannot be described: {error}", restartable=False))
             return
         emit(HostDescribed(msgspec.to_builtins(found)))
-        self._stopped.wait()
+        sampler = DeviceSampler(lambda: self._ours)
+        while not self._stopped.wait(SAMPLE_EVERY_S):
+            emit(DevicesSampled(sampler.sample()))
 
 
 def describe_host(options: AgentOptions) -> HostInventory:

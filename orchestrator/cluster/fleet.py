@@ -13,10 +13,11 @@ from orchestrator.cluster.agent import AgentOptions, agent_spec
 from orchestrator.cluster.inventory import HostInventory, describe_skew, list_differences
 from orchestrator.config.hosts import ClusterHost
 from orchestrator.config.target import THIS_NODE
+from orchestrator.control.device_watch import LoadObserver
 from orchestrator.errors import ClusterAway, WorkerError, WorkerLost
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import Cluster, Worker
-from orchestrator.workers.messages import Failed, HostDescribed
+from orchestrator.workers.messages import CountAsOurs, DevicesSampled, Failed, HostDescribed
 
 _LOOK_EVERY_S = 1.0
 _DESCRIBED_WITHIN_S = 60.0
@@ -44,9 +45,11 @@ class FleetRules:
 
 
 class Fleet:
-    """Keeps an agent on every node that may be used. All methods are for the event loop that made it."""
+    """Keeps an agent on every node that may be used. `loads` hears what the devices of other hosts do. All methods are
+    for the event loop that made it."""
 
-    def __init__(self, cluster: Cluster, rules: FleetRules, options: AgentOptions) -> None:
+    def __init__(self, cluster: Cluster, rules: FleetRules, options: AgentOptions, loads: LoadObserver) -> None:
+        self._loads = loads
         self._cluster = cluster
         self._rules = rules
         self._options = options
@@ -190,6 +193,9 @@ class Fleet:
                 raise WorkerLost(event.message)
             if isinstance(event, HostDescribed):
                 self._take(address, msgspec.convert(event.inventory, HostInventory))
+            elif isinstance(event, DevicesSampled) and address != self._own:  # the daemon samples its own host
+                self._loads.observe_load({f"{address}/{name}": load for name, load in event.loads.items()})
+                worker.send(CountAsOurs(list(self._loads.list_workers())))
 
     def _take(self, address: str, host: HostInventory) -> None:
         if address in self._hosts:  # an agent that was started again: what is free now is less what we hold

@@ -10,6 +10,7 @@ from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft
 from orchestrator.config.failover import FailoverSection
 from orchestrator.config.hosts import ClusterHost, ClusterLinks
 from orchestrator.config.placement import PlacementSection
+from orchestrator.config.routing import RoutingSection
 from orchestrator.config.section import Section, Size
 from orchestrator.config.slo import SloSection
 from orchestrator.config.speculation import Canary, Speculation
@@ -221,6 +222,8 @@ class ClusterConfig(Section):
     zone. `outrider plan --cluster` plans for those here that are not there, too."""
     links: ClusterLinks = ClusterLinks()
     """Links between hosts that are stated instead of measured."""
+    routing: RoutingSection = RoutingSection()
+    """How a replica is chosen for a request."""
     failover: FailoverSection = FailoverSection()
     """What takes the target's place when it is lost."""
     limits: Limits = Limits()

@@ -24,6 +24,10 @@ class ScoreWeights(Section):
     """How little energy a token takes."""
     health: float = Field(default=1.0, ge=0, le=100)
     """How far its devices were free of failures of late."""
+    idle_share: float = Field(default=1.0, ge=0, le=100)
+    """How little of its devices' time other programs take."""
+    queue_depth: float = Field(default=1.0, ge=0, le=100)
+    """How few requests wait for workers on its devices."""
     indifference: float = Field(default=0.0, ge=0, lt=1)
     """The share of predicted tokens per second that may be given up for a better score."""
 
@@ -67,5 +71,9 @@ class PlacementSection(Section):
     drift_after_s: float = Field(default=60.0, ge=0, le=86400)
     """For how long rounds must differ so, in seconds of decoding, before the target's profile is marked as drifted. The
     profile is then measured again at the daemon's next start, and by `outrider profile`."""
+    load_smoothing: float = Field(default=0.3, gt=0, le=1)
+    """The weight of the newest sample in the moving mean of a device's load; it is sampled each second."""
+    load_lasts_s: float = Field(default=10.0, ge=1, le=3600)
+    """For how long other programs must take more of a device than planned, or less, before the daemon plans again."""
     score_weights: ScoreWeights = ScoreWeights()
     """What each term weighs where plans are predicted to be equally fast."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from device_profiles.device_load import DeviceLoad
 from orchestrator.control.health import Part, PartHealth
 from orchestrator.errors import RequestError
 from orchestrator.workers.contract import WorkerSpec
@@ -117,6 +119,14 @@ class TellHealth:
 
 
 @dataclass(frozen=True, slots=True)
+class TellLoads:
+    """Devices were sampled: the newest sample of each, and its moving mean."""
+
+    newest: Mapping[str, DeviceLoad]
+    means: Mapping[str, DeviceLoad]
+
+
+@dataclass(frozen=True, slots=True)
 class Notify:
     """Pass an event on to the observers."""
 
@@ -137,5 +147,6 @@ Action = (
     | LogLine
     | TellGauges
     | TellHealth
+    | TellLoads
     | Notify
 )

@@ -9,6 +9,7 @@ from orchestrator.control.latency import MAX_RETRY_AFTER_S
 from orchestrator.control.port import ReplicaView, StateView
 from orchestrator.control.state import FAILED, RESTARTING, effective_places
 from orchestrator.control.streams import Streams
+from orchestrator.control.surroundings import USUAL_ROUTING, RoutingRules
 from orchestrator.errors import RequestError
 from policies.serving.failover.standby import NO_RULES, FailoverRules
 from policies.serving.slo import ANY, Objective, retry_s
@@ -22,7 +23,7 @@ class ControlLimits:
     of each in ten minutes, before it is tried once a minute only. `quarantine_s`: how long a request is refused that
     ended its workers. `request_timeout_s` bounds every request; 0 is no bound. `least_depth`: no override bounds
     the depth below it, but for 0. `failover`: when standbys take over. `refuse_late`: a request that cannot
-    be expected to meet `ttft` is answered 429."""
+    be expected to meet `ttft` is answered 429. `routing`: how a replica is chosen."""
 
     max_running: int
     max_waiting: int
@@ -33,6 +34,7 @@ class ControlLimits:
     refuse_late: bool = False
     quarantine_s: float = 3600.0
     failover: FailoverRules = NO_RULES
+    routing: RoutingRules = USUAL_ROUTING
 
 
 def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams, now_s: float, coming: int = 0) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from device_profiles.device_load import DeviceLoad
 from orchestrator.clock import Clock
 from orchestrator.control.actions import (
     Action,
@@ -31,6 +32,7 @@ from orchestrator.control.actions import (
     StopWorker,
     TellGauges,
     TellHealth,
+    TellLoads,
     WakeAfter,
 )
 from orchestrator.control.admission import ControlLimits, refuse_or_pass
@@ -43,6 +45,7 @@ from orchestrator.control.events import (
     ControlEvent,
     DrainBegun,
     DrainOver,
+    LoadObserved,
     PartHeld,
     QuarantineReleased,
     RolloutAsked,
@@ -55,11 +58,12 @@ from orchestrator.control.events import (
 )
 from orchestrator.control.health import Part, PartHealth
 from orchestrator.control.overrides import NO_OVERRIDES, OverrideScope, bounds_of, change_overrides, format_override
-from orchestrator.control.port import PlanView, QuarantinedView, ReplicaView, StateView
-from orchestrator.control.replicas import Replica, unlike_any
+from orchestrator.control.port import PlanView, QuarantinedView, ReplicaView, RouteView, StateView
+from orchestrator.control.replicas import Rank, Replica, unlike_any
 from orchestrator.control.state import DRAINING, FAILED, STARTING, add_totals, format_progress, whole
 from orchestrator.control.step import State, step
 from orchestrator.control.supervisor import Supervisor
+from orchestrator.control.surroundings import Surroundings
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import Cluster, WorkerSpec
@@ -84,8 +88,8 @@ class TargetControl:
     `drafts` are started beside them once one is ready, each as often as there are replicas; nothing waits for them.
     `standbys` take the replicas' place when none serves. `plan_view` says what a plan predicts, where there is one.
     `on_round` and `on_progress` are called with each event, `on_health` with the parts that are not healthy, when these
-    change; in the event loop, and what they raise is logged. `kv_moves`: streams that are moved by plan take
-    their KV cache along, where workers share this host's memory.
+    change, `on_loads` with each sample of devices; in the event loop, and what they raise is logged. `kv_moves`:
+    streams that are moved by plan take their KV cache along, where workers share this host's memory.
     """
 
     def __init__(
@@ -104,10 +108,12 @@ class TargetControl:
         self.on_round: list[Callable[[RoundReport], None]] = []
         self.on_progress: list[Callable[[Progress], None]] = []
         self.on_health: list[Callable[[dict[Part, PartHealth]], None]] = []
+        self.on_loads: list[Callable[[TellLoads], None]] = []
         self._cluster = cluster
         self._limits = limits
         self._clock = clock
-        self._state = State(limits.max_restarts, limits.least_depth, limits.quarantine_s)
+        around = Surroundings.of(limits.routing, limits.request_timeout_s, limits.ttft.ms or 0.0)
+        self._state = State(limits.max_restarts, limits.least_depth, limits.quarantine_s, around)
         self._state.watch.patience_s = FLOOR_S if cluster.runtime == "local" else _REMOTE_PATIENCE_S
         self._state.router.moves.enabled = kv_moves and cluster.runtime == "local"
         self._memories = SharedMemories()
@@ -164,7 +170,9 @@ class TargetControl:
         serving, uptime_s = state.replicas.serving, now_s - self._started_s
         if not serving:
             phase = DRAINING if state.draining else STARTING
-            return StateView(phase, self._preparing, "", self._cluster.runtime, None, None, uptime_s=uptime_s)
+            devices = state.loads.view(now_s)
+            told = (phase, self._preparing, "", self._cluster.runtime, None, None)
+            return StateView(*told, uptime_s=uptime_s, devices=devices)
         live = state.streams.counts
         replicas = [self._view_replica(one, now_s) for one in serving]
         held, gauges = len(state.streams) - live.total(), replicas[0].gauges
@@ -194,6 +202,7 @@ class TargetControl:
             health=state.health.views(now_s),
             standbys=tuple(idle),
             taken_over=dict(state.standbys.taken),
+            devices=state.loads.view(now_s),
         )
 
     def _view_replica(self, replica: Replica, now_s: float) -> ReplicaView:
@@ -206,6 +215,8 @@ class TargetControl:
             standby=replica.standby,
             unlike=unlike_any(ready, self._state.replicas.primary) if replica.standby and ready is not None else "",
             held=judged.why if judged.held else "",
+            draft=replica.draft,
+            last_route=replica.last_route,
         )
 
     def hold(self, kind: PartKind, name: str, held: Held) -> None:
@@ -216,6 +227,29 @@ class TargetControl:
             there = ", ".join(sorted(str(one) for one in known))
             raise RequestError(f"there is no {part}; there is: {there}", status=404, code="part_not_found")
         self._post(PartHeld(part, Health(held) if held else None))
+
+    def observe_load(self, samples: Mapping[str, DeviceLoad]) -> None:
+        """Take in what devices do, by "HOST/DEVICE", of whichever host ("here": the daemon's). The one way for live
+        state to come in; who samples a host calls it each second or so. To be called in the event loop."""
+        self._post(LoadObserved(samples))
+
+    def list_loads(self) -> dict[str, DeviceLoad]:
+        """Return what devices do, by "HOST/DEVICE", as whoever plans takes it (control.loads)."""
+        return self._state.loads.list_loads()
+
+    def list_workers(self) -> list[int]:
+        """Return the numbers of the processes that say they are our workers, on whichever host."""
+        replicas = self._state.replicas.list_ranked(*Rank)
+        ready = [one.state.ready for one in replicas] + [one.ready for one in self._state.drafts.views()]
+        return [one.pid for one in ready if one is not None]
+
+    def explain(self, request_id: str) -> list[RouteView]:
+        """See control.port.AdminControl."""
+        found = self._state.router.book.find(request_id, self._clock.monotonic_s())
+        if not found:
+            text = f"nothing is known of a request {request_id}: it was refused, or others have come since"
+            raise RequestError(text, status=404, code="request_not_found")
+        return found
 
     def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
         """See control.port.AdminControl."""
@@ -365,7 +399,7 @@ class TargetControl:
             case _:
                 self._tell(action)
 
-    def _tell(self, action: WakeAfter | Settle | FinishRollout | TellGauges | TellHealth | Notify) -> None:
+    def _tell(self, action: WakeAfter | Settle | FinishRollout | TellGauges | TellHealth | TellLoads | Notify) -> None:
         match action:
             case Settle():
                 self._settled.set()
@@ -382,6 +416,8 @@ class TargetControl:
                 tell_changes(replica, before, now)
             case TellHealth(unwell):
                 _notify(self.on_health, unwell)
+            case TellLoads():
+                _notify(self.on_loads, action)
             case Notify(event):
                 _notify(self.on_round, event) if isinstance(event, RoundReport) else _notify(self.on_progress, event)
             case _:

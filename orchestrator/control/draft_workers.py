@@ -102,6 +102,10 @@ class DraftWorkers:
         """Return the workers that are not ready yet."""
         return [worker.life for worker in self._workers if not worker.serving]
 
+    def list_specs(self, replica: str) -> list[WorkerSpec]:
+        """Return what the draft workers that serve a replica now were started from."""
+        return [worker.life.spec for worker in self._workers if worker.serving and worker.target == replica]
+
     def views(self) -> tuple[DraftView, ...]:
         """Return the state of each."""
         return tuple(worker.view() for worker in self._workers)

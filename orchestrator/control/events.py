@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from device_profiles.device_load import DeviceLoad
 from orchestrator.control.health import Part
 from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.workers.contract import WorkerSpec
@@ -143,6 +144,13 @@ class PartHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadObserved:
+    """Devices were sampled, by "HOST/DEVICE"."""
+
+    samples: Mapping[str, DeviceLoad]
+
+
+@dataclass(frozen=True, slots=True)
 class Woke:
     """The time of a WakeAfter has come."""
 
@@ -164,5 +172,6 @@ ControlEvent = (
     | ControlClosed
     | QuarantineReleased
     | PartHeld
+    | LoadObserved
     | Woke
 )

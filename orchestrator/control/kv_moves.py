@@ -263,7 +263,7 @@ def _format_of(replica: Replica) -> str:
 
 def _list_paces(source: Replica, target: Replica) -> list[ReplicaPace]:
     """Return the paces that say what a prompt's tokens take: the next replica's, where it has computed any."""
-    return [target.pace] if target.pace.prefill_ms else [source.pace]
+    return [one.paces.plain for one in ((target,) if target.paces.plain.prefill_ms else (source,))]
 
 
 def _most_bytes(stream: Stream, ready: Ready | None) -> int:

@@ -6,25 +6,30 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from device_profiles.device_load import DeviceLoad
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
+from orchestrator.control.actions import TellLoads
 from orchestrator.control.events import StandbySpec
 from orchestrator.control.health import Part, PartHealth
+from orchestrator.control.load_watch import LoadWatch
+from orchestrator.control.loads import explain_rounds, name_device
 from orchestrator.control.port import PlanView
 from orchestrator.errors import OutriderError
 from orchestrator.planning.correction import Corrections, Key, key_of, scale_option
 from orchestrator.planning.proposal import PlanError, PlanProposal
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import RoundReport
-from policies.planning.plan import Option, Role, diff
+from policies.planning.plan import Option, ReplicaPlacement, Role, diff
 from policies.planning.shard_cost import ModelPart, context_tokens
 from policies.serving import drift
 from policies.serving.drift import Drift
 
+_MOST_UNJUDGED = 4096
 _LOOK_AGAIN_S = 1.0  # while another plan is being made
 _NEWEST = 0.05  # weight of the newest round in the measured tokens per second
 
@@ -67,10 +72,11 @@ class Planner(Protocol):
         corrections: Corrections,
         running: Sequence[WorkerSpec],
         health: Mapping[str, tuple[float, str]],
+        loads: Mapping[str, DeviceLoad],
     ) -> Planned:
         """Return another plan, by the factors by which costs turned out to differ from the first one's, and by the
-        `health` of devices and hosts (planning.correction). What it needs of the `running` targets has their very
-        specs."""
+        `health` and the `loads` of devices and hosts (planning.correction). What it needs of the `running` targets has
+        their very specs."""
         ...
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
@@ -82,11 +88,13 @@ class Planner(Protocol):
 @dataclass(frozen=True, slots=True)
 class DriftPolicy:
     """How far rounds may be from what is predicted, as a share of it, and for how long, in time of rounds, before a
-    profile is marked as drifted. `pause_s`: between the first two plans that are made anew."""
+    profile is marked as drifted. `pause_s`: between the first two plans that are made anew. `load_lasts_s`: for how
+    long other programs take more of a device than planned, or less, before that is a reason to plan."""
 
     tolerance: float
     marked_after_s: float
     pause_s: float = drift.FIRST_PAUSE_S
+    load_lasts_s: float = 10.0
 
 
 class PlanKeeper:
@@ -112,6 +120,8 @@ class PlanKeeper:
         self._planned_s = clock.monotonic_s()
         self._last = ""
         self._health: dict[str, PartHealth] = {}
+        self._loads = LoadWatch(running.proposal.cluster.devices, patience.load_lasts_s)
+        self._unjudged: list[_Round] = []  # it is not known yet how much of the device they had
         self._later: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._marking: asyncio.Task[None] | None = None
@@ -146,13 +156,21 @@ class PlanKeeper:
             return
         held = [one.stats.prompt_tokens + one.stats.generated for one in done.deltas if one.stats is not None]
         context = sum(held) / len(held) if held else context_tokens(workload)
-        predicted_ms = ModelPart(option).ms(done.rows, sequences, context)
-        measured_ms = done.round_ms - done.draft_ms
+        self._count(engine, sum(len(one.tokens) for one in done.deltas), done.round_ms)
+        seen = _Round(engine, (done.rows, sequences, context), done.round_ms - done.draft_ms)
+        if self._loads.knows(self._clock.monotonic_s()) and len(self._unjudged) < _MOST_UNJUDGED:
+            self._unjudged.append(seen)
+        else:
+            self._judge(seen)
+
+    def _judge(self, seen: _Round) -> None:
+        """Compare a round with its prediction, as it would have been without other programs on its device."""
+        engine, option = seen.engine, self._options[seen.engine]
+        predicted_ms, measured_ms = ModelPart(option).ms(*seen.shape), seen.measured_ms
         tolerance = self._patience.tolerance
         self._drifts[engine] = drift.observe_drift(self._drifts[engine], predicted_ms, measured_ms, tolerance)
-        if self._profiles.observe(key_of(option), (done.rows, sequences, context), measured_ms):
+        if self._profiles.observe(key_of(option), seen.shape, measured_ms):
             self._begin_marking(key_of(option))
-        self._count(engine, sum(len(one.tokens) for one in done.deltas), done.round_ms)
         due = self._clock.monotonic_s() - self._planned_s >= drift.pause_s(self._plans, self._patience.pause_s)
         if due and self._task is None and drift.has_drifted(self._drifts[engine]):
             self._task = asyncio.get_running_loop().create_task(self._again(engine), name="plan again")
@@ -163,7 +181,37 @@ class PlanKeeper:
         profiles alone."""
         self._first = first
         self._profiles.add(first)
+        self._loads.set_devices(first.cluster.devices)
         self._begin_planning_without(first=True)
+
+    def observe_loads(self, told: TellLoads) -> None:
+        """Devices were sampled: judge the rounds that ran meanwhile, and plan again where other programs take another
+        share of a device than was planned with, for long."""
+        now_s = self._clock.monotonic_s()
+        self._loads.observe(told.means, now_s)
+        seen, self._unjudged = self._unjudged, []
+        stretches = [explain_rounds(told.newest.get(name_device(spec)), spec) for spec in self._running.targets]
+        for one in seen:
+            self._judge(replace(one, measured_ms=one.measured_ms / stretches[one.engine]))
+        changed = self._loads.find_lasting(now_s)
+        due = now_s - self._planned_s >= drift.pause_s(self._plans, self._patience.pause_s)
+        if changed and due and self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._plan_by_loads(changed), name="plan by loads")
+            self._task.add_done_callback(self._finish_planning)
+
+    async def _plan_by_loads(self, changed: str) -> None:
+        """Make the plan for what other programs leave of the devices now."""
+        _log.info("%s: planning again", changed)
+        try:
+            await self._plan_again(sum(self._reach(one) for one in self.proposal.plan.replicas))
+        except OutriderError as error:
+            self._last = f"kept, though {changed}: {error}"
+            _log.info("the plan is %s", self._last)
+
+    def _reach(self, one: ReplicaPlacement, ratio: float = 1.0) -> float:
+        """Return the tokens per second that a replica of the running plan reaches, as far as it is known. Its rounds
+        take `ratio` times what was predicted. Other programs may take another share of its device than planned."""
+        return one.prediction.goodput_tokens_per_s * self._loads.find_change(one.shards[0].device) / ratio
 
     def observe_health(self, unwell: Mapping[Part, PartHealth]) -> None:
         """Plan again at once without devices and hosts that refuse work, and later with those that work again."""
@@ -202,7 +250,7 @@ class PlanKeeper:
         told = ", ".join(happened) or "all devices take work again"
         _log.warning("%s: planning again", told)
         reached = sum(
-            one.prediction.goodput_tokens_per_s / self._corrections.get(key_of(one.shards[0]), 1.0)
+            self._reach(one, self._corrections.get(key_of(one.shards[0]), 1.0))
             for one in self.proposal.plan.replicas
             if not {one.shards[0].device, one.shards[0].host} & out
         )
@@ -255,10 +303,7 @@ class PlanKeeper:
             *(shard.device, ratio, self._patience.tolerance),
         )
         # What the running plan reaches, as far as it is known: replicas that run alike have drifted alike.
-        reached = sum(
-            one.prediction.goodput_tokens_per_s / (ratio if key_of(one.shards[0]) == key else 1.0)
-            for one in before.replicas
-        )
+        reached = sum(self._reach(one, ratio if key_of(one.shards[0]) == key else 1.0) for one in before.replicas)
         try:
             await self._plan_again(reached)
         except OutriderError as error:  # go on as before, and compare with costs as they turned out to be
@@ -270,7 +315,10 @@ class PlanKeeper:
         `_take` does."""
         self._plans += 1
         self._planned_s = self._clock.monotonic_s()
-        known = (self._first, dict(self._corrections), self._running.targets, dict(self._health))
+        known = (
+            *(self._first, dict(self._corrections), self._running.targets, dict(self._health)),
+            self._loads.settle(),
+        )
         await self._take(await asyncio.to_thread(self._making.again, *known), reached)
 
     async def _take(self, found: Planned, reached: float) -> None:
@@ -297,12 +345,22 @@ class PlanKeeper:
 
     def _adopt(self, found: Planned, told: str) -> None:
         self._running, self._options = found, _options(found.proposal)
+        self._unjudged.clear()
         self._reset_drifts(told)
 
     def _reset_drifts(self, told: str) -> None:
         self._drifts = [Drift() for _ in self._options]
         self._last = told
         _log.info("the plan is %s", told)
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A round that only decodes: of which target of the plan, its rows, sequences and context, and what it took."""
+
+    engine: int
+    shape: tuple[int, int, float]
+    measured_ms: float
 
 
 class _Profiles:

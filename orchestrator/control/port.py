@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from device_profiles.device_load import DeviceLoad
 from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.messages import Delta, Gauges, Ready, Submit
@@ -13,6 +14,7 @@ from policies.serving.canary import Figures, Interval, PromotionRule
 from policies.serving.failover.blame import LossKind
 from policies.serving.failover.health import Held, PartKind
 from policies.serving.overrides import OperatorBounds, Override
+from policies.serving.routing import RatedReplica, RoutedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class ReplicaView:
     nothing (0 where it has none). `spent`: it was lost too often of late, and is tried again from time to time;
     `back_in_s`: when it can be expected to serve, by its last start. `standby`: it takes the target's place only;
     `unlike`: in what its tokens may differ from the target's ("": in nothing). `held`: why it takes no requests, as an
-    operator wants it. The rest is as in StateView."""
+    operator wants it. `draft`: what proposes tokens there; `last_route`: why the last request went there. The rest is
+    as in StateView."""
 
     engine: int
     name: str
@@ -86,6 +89,8 @@ class ReplicaView:
     standby: bool = False
     unlike: str = ""
     held: str = ""
+    draft: str = ""
+    last_route: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,34 @@ class PlanView:
     moves: int
     last: str
     drifted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """What a device does: `load`, the moving mean, and what it told `age_s` ago. `name` is "HOST/DEVICE"; `hot` says
+    why it makes itself slower ("": it does not)."""
+
+    name: str
+    load: DeviceLoad
+    hot: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouteView:
+    """Where a request was sent, and why there: the pair of a replica and the `draft` that proposes its tokens ("":
+    nothing does). `replica` is "" while none takes it. `attempt` counts from 1, and it was `age_s` ago. The request had
+    `prompt_tokens`, and so many `output_tokens` were expected of it. `rated`: all that was to choose from, the
+    cheapest first."""
+
+    request_id: str
+    attempt: int
+    age_s: float
+    replica: str
+    draft: str
+    reason: str
+    request: RoutedRequest
+    rated: tuple[RatedReplica, ...]
 
 
 TRIAL, PROMOTED, ROLLED_BACK = "trial", "promoted", "rolled_back"
@@ -169,7 +202,7 @@ class StateView:
     kind (policies.serving.failover.blame). `health`: of parts that are not healthy.
     `standbys`: those that are loaded and do not serve; one that does is among `replicas`. `taken_over`: how often one
     took the target's place, by "same" and "other" bits. `kv_moves`: of streams, by the number
-    of the replica that they left.
+    of the replica that they left. `devices`: those that somebody samples.
     """
 
     phase: str
@@ -192,6 +225,7 @@ class StateView:
     health: tuple[HealthView, ...] = ()
     standbys: tuple[ReplicaView, ...] = ()
     taken_over: dict[str, int] = field(default_factory=dict)
+    devices: tuple[DeviceView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +275,11 @@ class AdminControl(Control, Protocol):
 
     def hold(self, kind: PartKind, name: str, held: Held) -> None:
         """Keep work away from a part, or let it work again. Raises RequestError 404 where there is no such part."""
+        ...
+
+    def explain(self, request_id: str) -> list[RouteView]:
+        """Return where a request went of late, its choices one after the other, each attempt; the last first. Raises
+        RequestError 404 where nothing is known of it."""
         ...
 
     def list_quarantined(self) -> list[QuarantinedView]:

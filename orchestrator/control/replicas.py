@@ -18,7 +18,7 @@ from orchestrator.control.state import FAILED, TargetState, add_totals, effectiv
 from orchestrator.control.worker_life import Stage, WorkerLife, WorkerLives
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Event, Ready, RoundReport
-from policies.serving.replica_load import ReplicaPace, observe_replica_round
+from policies.serving.replica_load import PairPaces, SeenRound
 
 ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
 """The way out where replicas differ."""
@@ -42,7 +42,8 @@ class Replica:
     """`engine` is its place among the replicas, from 0. `name` is unique, also among replicas whose spec has the same.
     `standby`: it takes the target's place only. `busy_s`: when it got the first of its streams. `parts`: the device
     and the host that it runs on. Of its worker: `runs` counts the streams that it was sent, `progressed` names the
-    first of them that had a token, `death` is the number of its death (None while it lives)."""
+    first of them that had a token, `death` is the number of its death (None while it lives). `untold`: rounds of which
+    it is not known yet how much of the device they had; `last_route`: why the last request went there."""
 
     life: WorkerLife
     name: str
@@ -55,7 +56,9 @@ class Replica:
     progressed: set[str] = field(default_factory=set)
     death: int | None = None
     prefixes: SeenPrefixes = field(default_factory=lambda: SeenPrefixes(0))
-    pace: ReplicaPace = field(default_factory=ReplicaPace)
+    paces: PairPaces = field(default_factory=PairPaces)
+    untold: list[SeenRound] = field(default_factory=list)
+    last_route: str = ""
     parts: tuple[Part, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,6 +95,20 @@ class Replica:
         return kind_of(self.state.ready)
 
     @property
+    def draft(self) -> str:
+        """What proposes tokens there now ("": nothing does): the drafters that work, in the order of the chain."""
+        ready, gauges = self.state.ready, self.state.gauges
+        if ready is None or gauges is None:
+            return ""
+        return "+".join(one.name for one in gauges.drafters if one.state == "ok" and one.name in ready.drafters)
+
+    def learn(self, stretch: float) -> None:
+        """Learn from the rounds that it ran, which took `stretch` times as long as on a device of its own."""
+        for seen in self.untold:
+            self.paces = self.paces.observe(seen, stretch)
+        self.untold.clear()
+
+    @property
     def places(self) -> int:
         """How many streams it decodes at a time."""
         ready = self.state.ready
@@ -102,8 +119,8 @@ class Replica:
         match event:
             case RoundReport():
                 tokens = sum(len(delta.tokens) for delta in event.deltas)
-                counts = {"sequences": event.sequences, "rows": event.rows, "drafted": event.drafted}
-                self.pace = observe_replica_round(self.pace, tokens=tokens, round_ms=event.round_ms, **counts)
+                counts = (event.sequences, tokens, event.rows, event.drafted)
+                self.untold.append(SeenRound(*counts, event.round_ms, event.draft_ms, self.draft))
             case Ready():
                 self.prefixes = SeenPrefixes(event.kv_blocks * event.block_tokens)
             case _:

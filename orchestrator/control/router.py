@@ -12,14 +12,16 @@ from orchestrator.control.health import HealthBoard
 from orchestrator.control.kv_moves import KvMoves
 from orchestrator.control.overrides import bounds_of, resolve_overrides
 from orchestrator.control.replicas import Rank, Replica, Replicas
+from orchestrator.control.routes import RouteBook
 from orchestrator.control.state import FAILED
 from orchestrator.control.streams import Stream, Streams
+from orchestrator.control.surroundings import Surroundings
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Cancel
 from policies.serving.failover.health import Health
 from policies.serving.failover.standby import OtherBits
 from policies.serving.fair_order import hold_back
-from policies.serving.replica_load import predict_prefill_ms, predict_tpot_ms
+from policies.serving.replica_load import predict_prefill_ms, predict_saved_ms, predict_tpot_ms
 from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
 
 _NO_RISKS: Mapping[str, str] = {}
@@ -32,10 +34,19 @@ class Router:
     bit, and take no others. `least_depth`: see ControlLimits; `other_bits`: what standbys may do whose tokens can
     differ."""
 
-    def __init__(self, replicas: Replicas, streams: Streams, health: HealthBoard, least_depth: int = 0) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        streams: Streams,
+        health: HealthBoard,
+        least_depth: int = 0,
+        surroundings: Surroundings | None = None,
+    ) -> None:
         self._replicas = replicas
         self._health = health
         self._streams = streams
+        self._around = surroundings or Surroundings()
+        self.book = RouteBook()
         self._least_depth = least_depth
         self.moves = KvMoves(streams, self._choose_next)
         self.other_bits: OtherBits = "new_requests"
@@ -97,9 +108,10 @@ class Router:
                 continue
             prefix = self._prefix(stream)
             routed = self._choose_route(stream, prefix, now_s)
-            if routed.replica is None and (self._streams.is_suspect(stream) or stream.kind):
-                continue
             if routed.replica is None:
+                self.book.note(stream.key, stream.sends + 1, routed, now_s)
+                if self._streams.is_suspect(stream) or stream.kind:
+                    continue
                 break
             found = next(one for one in self._replicas.with_streams if one.name == routed.replica)
             if stream.kind and found.kind != stream.kind:
@@ -116,6 +128,8 @@ class Router:
             sent, stream.speculation = resolve_overrides(sent, stream.overrides, found.engine, bounds)
             sent, told = self.moves.give(stream, sent, found, now_s)
             actions += [Send(found.worker, sent), *told]
+            found.last_route = routed.reason
+            self.book.note(stream.key, stream.sends, routed, now_s)
             if several:
                 actions.append(
                     LogLine("debug", "request %s goes to %s: %s", (stream.key, found.name, format_route(routed)))
@@ -137,7 +151,8 @@ class Router:
             waiting = self._streams.at(replica.name)[replica.places :]
             for stream in [stream for stream in waiting if not stream.gained and not self._streams.is_suspect(stream)]:
                 routed = self._choose_route(stream, self._prefix(stream), now_s)
-                if free and routed.replica not in (None, replica.name):
+                moves = routed.replica not in (None, replica.name)
+                if free and moves and routed.saves(replica.name) > self._around.hysteresis:
                     actions += self._recall(stream, now_s)
                     free -= 1
         return actions
@@ -208,7 +223,7 @@ class Router:
             elif judgement.state is Health.HALF_OPEN and sound and self._streams.counts[one.name]:
                 outs[one.name] = f"is tried with one stream: {judgement.why}"
         risks = {name: one.why for name, one in judged.items() if one.state is Health.SUSPECT}
-        return choose_route(stream, prefix, every, self._streams, outs, risks)
+        return choose_route(stream, prefix, every, self._streams, outs, risks, self._around, now_s)
 
     def _takes_more(self, replica: Replica, now_s: float) -> bool:
         """True where a replica may have another stream: of a half-open one's trial there is one."""
@@ -261,18 +276,19 @@ def choose_route(
     streams: Streams,
     outs: Mapping[str, str],
     risks: Mapping[str, str] = _NO_RISKS,
+    around: Surroundings | None = None,
+    now_s: float = 0.0,
 ) -> Route:
     """Return where a stream goes, by the keys of its prompt's blocks (control.affinity). `outs` says of some replicas
-    why they do not take it, `risks` why they may be lost."""
+    why they do not take it, `risks` why they may be lost. `around`: what the replicas' devices do."""
+    around = around or Surroundings()
     states = []
     for replica in replicas:
         out = outs.get(replica.name, "") if replica.serving else replica.state.phase
         cached = 0 if streams.is_suspect(stream) else replica.prefixes.count_cached_tokens(prefix)
         risk = risks.get(replica.name, "")
-        states.append(_state(replica, out, streams.counts[replica.name], cached, replicas, risk))
-    tokens = len(stream.submit.prompt) + len(stream.committed)
-    left = stream.submit.max_tokens - len(stream.committed)
-    return route(states, RoutedRequest(tokens, min(left, streams.latency.output_tokens)))
+        states.append(_state(replica, out, streams.counts[replica.name], cached, replicas, risk, around))
+    return route(states, _request(stream, streams, around, now_s), around.weights)
 
 
 def format_route(route: Route) -> str:
@@ -281,14 +297,38 @@ def format_route(route: Route) -> str:
     return f"{route.reason}; not {others}" if others else route.reason
 
 
+def _request(stream: Stream, streams: Streams, around: Surroundings, now_s: float) -> RoutedRequest:
+    """Return what is left of a request: its length, whether it may be drafted for, and what time it has."""
+    tokens = len(stream.submit.prompt) + len(stream.committed)
+    left = stream.submit.max_tokens - len(stream.committed)
+    waited_ms = (now_s - stream.opened_s) * MS_PER_S
+    bounds_s = [bound for bound in (stream.submit.timeout_s, around.request_timeout_s) if bound > 0.0]
+    first_ms = around.ttft_ms if stream.first_s is None and around.ttft_ms > 0.0 else None
+    return RoutedRequest(
+        tokens,
+        min(left, streams.latency.output_tokens),
+        drafts=stream.submit.depth != 0,
+        first_in_ms=first_ms - waited_ms if first_ms is not None else None,
+        ends_in_ms=min(bounds_s) * MS_PER_S - waited_ms if bounds_s else None,
+    )
+
+
 def _state(
-    replica: Replica, out: str, live: int, cached_tokens: int, replicas: Sequence[Replica], risk: str
+    replica: Replica,
+    out: str,
+    live: int,
+    cached_tokens: int,
+    replicas: Sequence[Replica],
+    risk: str,
+    around: Surroundings,
 ) -> ReplicaState:
     ready, gauges = replica.state.ready, replica.state.gauges
     block_tokens, blocks = (ready.block_tokens, ready.kv_blocks) if ready is not None else (0, 0)
     places = replica.places
     running = min(live, places)
-    paces = [one.pace for one in replicas]
+    every = [one.paces for one in replicas]
+    paces, sequences, draft = [one.plain for one in every], min(running + 1, places), replica.draft
+    load = around.loads.find(replica.spec)
     return ReplicaState(
         name=replica.name,
         running=running,
@@ -297,9 +337,13 @@ def _state(
         kv_tokens=block_tokens * blocks,
         kv_free_tokens=block_tokens * (gauges.free_blocks if gauges is not None else blocks),
         cached_prompt_tokens=cached_tokens,
-        tpot_ms=predict_tpot_ms(replica.pace, paces, min(running + 1, places)),
+        tpot_ms=predict_tpot_ms(replica.paces.plain, paces, sequences),
         prefill_ms_per_token=predict_prefill_ms(paces),
         risk=risk,
         serving=not out,
         why_not=out,
+        draft=draft,
+        draft_saves_ms=predict_saved_ms(replica.paces, every, draft, sequences) / around.stretch_drafts(replica.name),
+        stretch=around.loads.predict_stretch(replica.spec),
+        free_share=load.memory_free_bytes / load.memory_total_bytes if load and load.memory_total_bytes else 1.0,
     )

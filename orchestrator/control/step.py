@@ -18,6 +18,7 @@ from orchestrator.control.actions import (
     Settle,
     TellGauges,
     TellHealth,
+    TellLoads,
     WakeAfter,
 )
 from orchestrator.control.blame import NO_RETRY, Blame, refuse
@@ -29,6 +30,7 @@ from orchestrator.control.events import (
     ControlEvent,
     DrainBegun,
     DrainOver,
+    LoadObserved,
     PartHeld,
     QuarantineReleased,
     RolloutAsked,
@@ -43,12 +45,14 @@ from orchestrator.control.events import (
     WorkerStarted,
 )
 from orchestrator.control.health import HealthBoard, Part, PartHealth
+from orchestrator.control.loads import name_device
 from orchestrator.control.replicas import ALIKE, Rank, Replica, Replicas, compare
 from orchestrator.control.rollout import Rollout
 from orchestrator.control.router import Router
 from orchestrator.control.standbys import Standbys
 from orchestrator.control.state import FAILED, STARTING
 from orchestrator.control.streams import Stream, Streams
+from orchestrator.control.surroundings import Surroundings
 from orchestrator.control.watch import Watch, Watched
 from orchestrator.control.worker_life import NO_DEATH, WorkerLives
 from orchestrator.errors import RequestError
@@ -57,6 +61,7 @@ from orchestrator.workers.messages import Failed, Gauges, MovedIn, MovedOut, Pro
 from policies.serving.failover.blame import LossKind
 from policies.serving.failover.health import Health
 
+_MOST_UNTOLD = 4096
 _WATCHED = (Rank.STANDBY, Rank.JOINING, Rank.SERVING, Rank.RETIRING)
 _SHUTTING_DOWN = "the server is shutting down; send the request again"
 
@@ -64,7 +69,13 @@ _SHUTTING_DOWN = "the server is shutting down; send the request again"
 class State:
     """All that control knows. Whoever reads it changes nothing."""
 
-    def __init__(self, max_restarts: int, least_depth: int = 0, quarantine_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        max_restarts: int,
+        least_depth: int = 0,
+        quarantine_s: float = 0.0,
+        surroundings: Surroundings | None = None,
+    ) -> None:
         lives = WorkerLives(max_restarts)
         self.blame = Blame(quarantine_s)
         self.watch = Watch()
@@ -72,7 +83,10 @@ class State:
         self.replicas = Replicas(lives)
         self.drafts = DraftWorkers(lives)
         self.health = HealthBoard()
-        self.router = Router(self.replicas, self.streams, self.health, least_depth)
+        self.around = surroundings or Surroundings()
+        self.around.list_drafts = self.drafts.list_specs
+        self.loads = self.around.loads
+        self.router = Router(self.replicas, self.streams, self.health, least_depth, self.around)
         self.rollout = Rollout(self.replicas, self.router, self.drafts)
         self.standbys = Standbys(self.replicas, self.router, self.drafts, self.health)
         self.draining = False
@@ -101,6 +115,7 @@ def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
     """Fold an event into the state; returns what is to be done, in order. Observers come last: what they ask for then
     follows all of that. Raises RequestError where a stream cannot be opened; nothing has changed then."""
     actions = _fold(state, event, now_s)
+    actions += state.loads.forget_stale(now_s)
     actions += state.rollout.advance(now_s)
     actions += state.standbys.advance(now_s)
     actions += _give_up_if_hopeless(state)
@@ -109,7 +124,7 @@ def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
         actions += state.router.feed(now_s)
         look_s = state.watch.schedule_look(state.list_watched(), now_s)
         actions += [WakeAfter(look_s)] if look_s is not None else []
-    return sorted(actions, key=lambda action: isinstance(action, Notify))
+    return sorted(actions, key=lambda action: isinstance(action, Notify | TellLoads))
 
 
 def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
@@ -139,6 +154,8 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
             return []
         case PartHeld():
             return _hold_part(state, event.part, event.state)
+        case LoadObserved():
+            return _fold_loads(state, event, now_s)
         case Woke():
             return _end_hung(state, now_s)
         case _:
@@ -191,12 +208,35 @@ def _fold_worker_event(
             if not replica.life.running:  # it is being ended: whatever it had is somebody else's
                 return replica.life.observe(event.event, now_s)
             replica.observe(event.event)
+            if isinstance(event.event, RoundReport):
+                _learn_round(state, replica, event.event)
             return [*replica.life.observe(event.event, now_s), *_fold_said(state, replica, event, now_s)]
         case WorkerEnding():
             replica.life.observe_ending()
             return _lose_worker(state, replica, event.cause, event.kind, now_s)
         case WorkerEnded():
             return _replace_worker(state, replica, event.cause, event.kind, now_s)
+
+
+def _learn_round(state: State, replica: Replica, done: RoundReport) -> None:
+    """Learn from a round: at once, or with the next sample, where the device is sampled. That says how much of the
+    device the round had."""
+    state.loads.observe_round(replica.spec, done.device_ms)
+    if state.loads.find(replica.spec) is None or len(replica.untold) >= _MOST_UNTOLD:
+        replica.learn(1.0)
+
+
+def _fold_loads(state: State, event: LoadObserved, now_s: float) -> list[Action]:
+    """Take samples of devices in, and learn from the rounds that ran meanwhile."""
+    replicas = state.replicas.list_ranked(*_WATCHED)
+    queues: Counter[str] = Counter()
+    for replica in replicas:
+        queues[name_device(replica.spec)] += max(0, state.streams.counts[replica.name] - replica.places)
+    told = state.loads.observe(event.samples, queues, now_s)
+    for replica in replicas:
+        if name_device(replica.spec) in event.samples:
+            replica.learn(state.loads.explain_last_rounds(replica.spec))
+    return [*told, TellLoads(event.samples, state.loads.list_loads(event.samples))]
 
 
 def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -> list[Action]:

@@ -35,7 +35,8 @@ class Stream:
     replica. `failed_at`: replicas that computed no finite number for it. `kind`: of
     the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of).
     `overrides` stood when it was opened, `speculation` holds by them where it is, and its reader was `told` of that.
-    It waited here for `held_ms` until it was first sent; its first token came at `first_s`, by the clock.
+    It came at `opened_s`, by the clock, waited here for `held_ms` until it was first sent; its first token came at
+    `first_s`.
     """
 
     submit: Submit
@@ -48,6 +49,7 @@ class Stream:
     gained: int = 0
     probation: int = 0
     due_s: float = 0.0
+    opened_s: float = 0.0
     held_ms: float = 0.0
     failed_at: list[str] = field(default_factory=list)
     first_s: float | None = None
@@ -101,7 +103,7 @@ class Streams:
             raise RequestError(f"a request with the id {submit.request_id} is running", code="duplicate_request")
         self._blame.refuse_quarantined(submit, now_s)
         stream = self._live[submit.request_id] = Stream(
-            submit, list(submit.committed), overrides=overrides, due_s=now_s
+            submit, list(submit.committed), overrides=overrides, due_s=now_s, opened_s=now_s
         )
         self.owners[submit.owner] += 1
         return stream

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Final
 
+from device_profiles.device_load import DeviceLoad, find_device_load
 from orchestrator.planning.source import DeviceSource
 from policies.planning.plan import Device, Inventory, Option, Role, Shard
+from policies.serving.device_load import describe_heat
 
 Key = tuple[str, str, str, int]
+HOT_HEALTH: Final = 0.5
+"""The health of a device that makes itself slower, as of one that is suspect."""
 Corrections = Mapping[Key, float]
 """By profile, runtime, weights and threads of a target: measured time over predicted time."""
 
@@ -42,6 +47,35 @@ def apply_health(
         return replace(device, health=found[0], health_why=found[1])
 
     return replace(cluster, devices=tuple(judge(one) for one in cluster.devices))
+
+
+def apply_loads(
+    cluster: Inventory,
+    behind: Mapping[str, DeviceSource],
+    loads: Mapping[str, DeviceLoad],
+    reserved: Callable[[DeviceSource], int] = lambda source: 0,
+) -> Inventory:
+    """Return the cluster with what its devices do now, by "HOST/DEVICE" in any of its runtimes' names: the share of
+    their time that other programs take, the memory that can be had, what waits, and heat. What our own workers hold can
+    be had, but for what is `reserved`. Nothing is known of a device that has no load."""
+    runtimes = sorted({one.runtime for one in cluster.options})
+
+    def load_device(device: Device) -> Device:
+        source = behind[device.profile]
+        names = [device.id, *(f"{device.host}/{source.device_for(runtime)}" for runtime in runtimes)]
+        load = next((found for name in names if (found := find_device_load(loads, name)) is not None), None)
+        if load is None:
+            return replace(device, utilisation=0.0, queue_depth=0.0)
+        memory = device.memory_bytes
+        if load.memory_total_bytes:
+            memory = max(0, load.memory_free_bytes + load.memory_ours_bytes - reserved(source))
+        now = replace(device, utilisation=load.others or 0.0, queue_depth=load.queue_depth, memory_bytes=memory)
+        hot = describe_heat(load, hot=False)
+        if not hot or device.health <= HOT_HEALTH:
+            return now
+        return replace(now, health=HOT_HEALTH, health_why=f"{device.id} slows itself down: {hot}")
+
+    return replace(cluster, devices=tuple(load_device(one) for one in cluster.devices))
 
 
 def scale_option(one: Option, factor: float) -> Option:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from device_profiles.device_load import DeviceLoad
 from orchestrator.workers.draft_messages import AttachDraft, DraftEndpoint, DrafterState, DraftLink, DraftReady
 from policies.sampling import Sampling as Sampling
 from policies.sampling.logprobs import TokenScore as TokenScore
@@ -99,11 +100,17 @@ class MoveOut(msgspec.Struct, frozen=True, tag="move_out"):
     memory: SharedMemory
 
 
+class CountAsOurs(msgspec.Struct, frozen=True, tag="count_as_ours"):
+    """The numbers of our workers' processes, on whichever host: to an agent, what these take is not others' load."""
+
+    pids: list[int]
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End the worker process, running requests included."""
 
 
-Command = Submit | Cancel | MoveOut | Stop | AttachDraft
+Command = Submit | Cancel | MoveOut | Stop | AttachDraft | CountAsOurs
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -385,6 +392,12 @@ class HostDescribed(msgspec.Struct, frozen=True, tag="host"):
     inventory: dict[str, Any]
 
 
+class DevicesSampled(msgspec.Struct, frozen=True, tag="devices"):
+    """What the devices of an agent's host do, by their names there."""
+
+    loads: dict[str, DeviceLoad]
+
+
 class EndpointOpened(msgspec.Struct, frozen=True, tag="opened"):
     """A measuring worker answers at this endpoint."""
 
@@ -409,6 +422,7 @@ Event = (
     | DraftLink
     | MeasuredValue
     | HostDescribed
+    | DevicesSampled
     | EndpointOpened
     | Finished
 )

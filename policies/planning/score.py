@@ -33,6 +33,8 @@ def placement_score(
         ("link_cost", *_link(prediction)),
         ("efficiency", *_efficiency(devices, prediction)),
         ("health", *_health(devices)),
+        ("idle_share", *_idle_share(devices)),
+        ("queue_depth", *_queue_depth(devices)),
     )
     return Score(tuple(Term(name, value, float(getattr(weights, name)), why) for name, value, why in terms))
 
@@ -77,6 +79,16 @@ def _link(prediction: Prediction) -> tuple[float, str]:
 def _health(devices: Sequence[Device]) -> tuple[float, str]:
     worst = min(devices, key=lambda device: device.health)
     return worst.health, worst.health_why or "all devices are healthy"
+
+
+def _idle_share(devices: Sequence[Device]) -> tuple[float, str]:
+    busiest = max(devices, key=lambda device: device.utilisation)
+    return 1.0 - min(1.0, busiest.utilisation), f"other programs take {busiest.utilisation:.0%} of {busiest.id}"
+
+
+def _queue_depth(devices: Sequence[Device]) -> tuple[float, str]:
+    longest = max(devices, key=lambda device: device.queue_depth)
+    return 1.0 / (1.0 + longest.queue_depth), f"{longest.queue_depth:.1f} requests wait on {longest.id}"
 
 
 def _efficiency(devices: Sequence[Device], prediction: Prediction) -> tuple[float, str]:

@@ -6,8 +6,8 @@ alike share a line: measured apart they would differ by noise, and noise would d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 _KEPT = 0.98  # weight that all older rounds keep with each new one
 _LEAST_SPREAD = 0.25  # variance of n from which a slope can be read
@@ -61,6 +61,54 @@ def observe_replica_round(
         n_ms=_KEPT * pace.n_ms + sequences * tpot_ms,
         prefill_ms=pace.prefill_ms,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRound:
+    """A round as a replica's pace is learnt from it. `draft`: what proposed tokens there then ("": nothing);
+    `draft_ms`: what the round waited for it."""
+
+    sequences: int
+    tokens: int
+    rows: int
+    drafted: int
+    round_ms: float
+    draft_ms: float = 0.0
+    draft: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PairPaces:
+    """What a replica takes for a token: `plain`, as it would be without drafts, and with each draft that it had.
+
+    A round with drafts says what one without would take at most: its time less that of drafting, for one token of each
+    sequence. So both are known without a round being spent on it.
+    """
+
+    plain: ReplicaPace = ReplicaPace()
+    drafted: Mapping[str, ReplicaPace] = field(default_factory=dict)
+
+    def observe(self, seen: SeenRound, stretch: float = 1.0) -> PairPaces:
+        """Take in a round that took `stretch` times as long as on a device of its own."""
+        alone_ms = seen.round_ms / stretch
+        plain_ms = (seen.round_ms - (seen.draft_ms if seen.drafted else 0.0)) / stretch
+        tokens = seen.sequences if seen.drafted else seen.tokens
+        counts = {"sequences": seen.sequences, "rows": seen.rows, "drafted": seen.drafted}
+        plain = observe_replica_round(self.plain, tokens=tokens, round_ms=max(0.0, plain_ms), **counts)
+        if not seen.draft:
+            return PairPaces(plain, self.drafted)
+        known = self.drafted.get(seen.draft, ReplicaPace())
+        drafted = observe_replica_round(known, tokens=seen.tokens, round_ms=alone_ms, **counts)
+        return PairPaces(plain, {**self.drafted, seen.draft: drafted})
+
+
+def predict_saved_ms(own: PairPaces, every: Sequence[PairPaces], draft: str, sequences: int) -> float:
+    """Return what a draft saves of a token's time; 0 where it was not seen at work."""
+    paces = [one.drafted[draft] for one in every if draft in one.drafted]
+    if not any(one.weight for one in paces):
+        return 0.0
+    plain_ms = predict_tpot_ms(own.plain, [one.plain for one in every], sequences)
+    return max(0.0, plain_ms - predict_tpot_ms(own.drafted.get(draft, ReplicaPace()), paces, sequences))
 
 
 def predict_tpot_ms(pace: ReplicaPace, all_paces: Sequence[ReplicaPace], sequences: int) -> float:

@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 from adapters.tokenizer import Tokenizer
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.clock import SystemClock
-from orchestrator.control.port import DraftView, QuarantinedView, ReplicaView, StateView, Totals
+from orchestrator.control.port import DeviceView, DraftView, QuarantinedView, ReplicaView, RouteView, StateView, Totals
 from orchestrator.errors import RequestError
 from orchestrator.journal.book import AnswerBook
 from orchestrator.workers.messages import Delta, Gauges, Ready, RequestStats, Submit
@@ -79,6 +79,8 @@ class ScriptedControl:
     no_room: RequestError | None = None
     wished: list[tuple[Override | None, str, str, int | None]] = field(default_factory=list)
     held: list[tuple[str, str, str]] = field(default_factory=list)
+    devices: tuple[DeviceView, ...] = ()
+    routes: list[RouteView] = field(default_factory=list)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> StateView:
@@ -89,7 +91,7 @@ class ScriptedControl:
             for engine, (ready, gauges) in enumerate([(self.ready, self.gauges), *self.others])
         )
         view = StateView(*said, "local", self.ready, self.gauges, self.totals, streams, 1.0)
-        return dataclasses.replace(view, replicas=replicas, drafts=self.drafts)
+        return dataclasses.replace(view, replicas=replicas, drafts=self.drafts, devices=self.devices)
 
     def check_room(self, coming: int = 0) -> None:
         if self.no_room is not None:
@@ -100,6 +102,9 @@ class ScriptedControl:
 
     def hold(self, kind: PartKind, name: str, held: Held) -> None:
         self.held.append((kind, name, held))
+
+    def explain(self, request_id: str) -> list[RouteView]:
+        return self.routes
 
     def list_quarantined(self) -> list[QuarantinedView]:
         return []

@@ -1,39 +1,56 @@
-"""What this host's devices do, as metrics: a moving mean of their load, and nothing that they do not tell."""
+"""What devices do, as metrics and in the status: whose their time is, and nothing that they do not tell."""
 
 from __future__ import annotations
 
-import pytest
-
-from adapters.device_facts import DeviceFacts
-from orchestrator.api.device_watch import ALPHA, DeviceWatch
+from device_profiles.device_load import CoreLoad, DeviceLoad
+from orchestrator.api.admin.routes import describe_device
 from orchestrator.api.metrics.collector import Metrics
+from orchestrator.cli.status import device_line
 from orchestrator.clock import SystemClock
+from orchestrator.control.port import DeviceView
+from orchestrator.workers.device_sampler import DeviceSampler
 from tests.api.support import ScriptedControl
 
 OF = {"model_name": "toy", "engine": "0", "device": "CUDA:0"}
+LOAD = DeviceLoad(0.75, 0.5, {}, 8, 3, 4, 61.0, 90.0, power_limit_w=300.0, queue_depth=2.0)
 
 
-def facts(load: float | None, used: int = 5) -> DeviceFacts:
-    return DeviceFacts("CUDA:0 Some Device", 8, used, load, temperature_c=61.0)
-
-
-def test_load_is_a_moving_mean_and_the_rest_as_it_is_now() -> None:
-    watch = DeviceWatch()
-    metrics = Metrics(ScriptedControl(), SystemClock(), devices=watch)
-    watch.observe([facts(0.0)])
-    watch.observe([facts(1.0, used=7)])
+def test_whose_time_it_is_and_what_is_used_and_what_waits() -> None:
+    control = ScriptedControl(devices=(DeviceView("here/CUDA:0", LOAD, "", 0.2), DeviceView("far/CPU", LOAD, "", 0.2)))
+    metrics = Metrics(control, SystemClock())
     metrics.render()
     sample = metrics.registry.get_sample_value
-    assert sample("outrider_device_utilisation", OF) == pytest.approx(ALPHA)
-    assert sample("outrider_device_memory_bytes", OF | {"kind": "used"}) == 7
+    assert sample("outrider_device_utilisation", OF) == 0.75
+    shares = {of: sample("outrider_device_time_share", OF | {"of": of}) for of in ("ours", "others", "idle")}
+    assert shares == {"ours": 0.25, "others": 0.5, "idle": 0.25}
+    memory = {kind: sample("outrider_device_memory_bytes", OF | {"kind": kind}) for kind in ("used", "ours", "total")}
+    assert memory == {"used": 5.0, "ours": 4.0, "total": 8.0}
     assert sample("outrider_device_temperature_celsius", OF) == 61.0
+    assert sample("outrider_device_temperature_limit_celsius", OF) == 90.0
     assert sample("outrider_device_power_watts", OF) is None
-    watch.observe([])
+    assert sample("outrider_device_power_limit_watts", OF) == 300.0
+    assert sample("outrider_device_queue_depth", OF) == 2.0
+    assert sample("outrider_device_utilisation", OF | {"device": "far/CPU"}) == 0.75
+    control.devices = ()
     metrics.render()
-    assert sample("outrider_device_utilisation", OF) is None, "a device that is gone has no series"
+    assert sample("outrider_device_utilisation", OF) is None, "a device that nobody samples has no series"
 
 
-async def test_the_processor_is_watched_for_real() -> None:
-    watch = DeviceWatch()
-    await watch.sample()
-    assert 0.0 <= (watch.devices["CPU"].utilisation or 0.0) <= 1.0
+def test_the_status_has_the_same_in_a_line() -> None:
+    told = describe_device(DeviceView("here/CUDA:0", LOAD, "61 of 60 °C", 0.2))
+    assert device_line(told) == (
+        "ours 25%, other programs 50%, idle 25%; 3 B of 8 B free, 4 B held by workers; 61 of 90 °C; "
+        "2.0 requests wait; SLOWS ITSELF DOWN: 61 of 60 °C"
+    )
+    assert device_line(describe_device(DeviceView("here/CPU", DeviceLoad(), "", 0.2))) == "it tells nothing yet"
+
+
+def test_the_processor_is_sampled_for_real() -> None:
+    sampler = DeviceSampler()
+    assert sampler.sample()["CPU"].utilisation is None, "from the first call to the second"
+    sum(number**2 for number in range(300_000))
+    found = sampler.sample()["CPU"]
+    assert found.utilisation is not None
+    assert 0.0 <= (found.others or 0.0) <= found.utilisation <= 1.0
+    assert 0 < found.memory_free_bytes < found.memory_total_bytes
+    assert all(isinstance(one, CoreLoad) for one in found.cores.values())

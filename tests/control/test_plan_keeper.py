@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from device_profiles.device_load import DeviceLoad
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
+from orchestrator.control.actions import TellLoads
 from orchestrator.control.events import StandbySpec
 from orchestrator.control.health import Part, PartHealth
 from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
 from orchestrator.errors import WorkerError
-from orchestrator.planning.correction import Corrections, Key, apply_health, correct_costs
+from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import PlanProposal, PlanRequest, build_proposal, propose_here
 from orchestrator.workers.contract import WorkerSpec
@@ -65,7 +67,8 @@ class Planned:
 
     @property
     def targets(self) -> tuple[WorkerSpec, ...]:
-        return tuple(WorkerSpec(one.shards[0].device, "", {}) for one in self.proposal.plan.replicas)
+        names = [one.shards[0].device for one in self.proposal.plan.replicas]
+        return tuple(WorkerSpec(name, "", {}, device=name.partition("/")[2]) for name in names)
 
     @property
     def drafts(self) -> tuple[tuple[WorkerSpec, ...], ...]:
@@ -94,8 +97,10 @@ class Making:
         corrections: Corrections,
         running: Sequence[WorkerSpec],
         health: Mapping[str, tuple[float, str]],
+        loads: Mapping[str, DeviceLoad],
     ) -> Planned:
         cluster = apply_health(correct_costs(first.cluster, corrections), first.behind, health)
+        cluster = apply_loads(cluster, first.behind, loads)
         return Planned(build_proposal(cluster, first.asked, first.behind))
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
@@ -245,3 +250,74 @@ async def test_where_no_other_device_is_there_the_plan_stays_and_says_why(tmp_pa
     await until(found, 1)
     assert not workers.replaced
     assert "kept, though here/SIM refuses work" in found.view().last
+
+
+def sample_others(**others: float) -> TellLoads:
+    """What other programs take of devices."""
+    loads = {f"here/{name.replace('_', '.')}": DeviceLoad(share, share) for name, share in others.items()}
+    return TellLoads(loads, loads)
+
+
+def sample_for(found: PlanKeeper, clock: Clock, seconds: int, **others: float) -> None:
+    for _ in range(seconds):
+        clock.now_s += 1.0
+        found.observe_loads(sample_others(**others))
+
+
+async def test_a_load_that_lasts_moves_the_target_and_it_comes_back_when_that_is_gone(tmp_path):
+    workers, clock = Workers(), Clock()
+    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 3.0}, clock, workers)
+    sample_for(found, clock, 60, SIM=0.0, SIM_1=0.0)
+    sample_for(found, clock, 9, SIM=0.6, SIM_1=0.0)
+    await asyncio.sleep(0)
+    assert (found.view().plans, workers.replaced) == (0, []), "it has not lasted yet"
+    sample_for(found, clock, 3, SIM=0.6, SIM_1=0.0)
+    await until(found, 1)
+    assert workers.replaced == ["here/SIM.1"]
+    sample_for(found, clock, 12, SIM=0.6, SIM_1=0.0)
+    await asyncio.sleep(0)
+    assert found.view().plans == 1, "that is what it was planned with"
+    sample_for(found, clock, 60, SIM=0.0, SIM_1=0.0)
+    await until(found, 2)
+    assert workers.replaced == ["here/SIM.1", "here/SIM"]
+
+
+async def test_a_load_that_makes_nothing_else_better_moves_nothing(tmp_path):
+    workers, clock = Workers(), Clock(100.0)
+    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 9.0}, clock, workers)
+    sample_for(found, clock, 40, SIM=0.5, SIM_1=0.0)
+    await until(found, 1)
+    sample_for(found, clock, 40, SIM=0.5, SIM_1=0.0)
+    await asyncio.sleep(0)
+    assert (found.view().plans, workers.replaced) == (1, [])
+    assert found.view().predicted_tokens_per_s == pytest.approx(keeper_rate(tmp_path, 0.5), rel=0.01)
+
+
+def keeper_rate(directory, others: float) -> float:
+    alone = first_plan(directory, {"SIM": 2.0, "SIM.1": 9.0})
+    cluster = apply_loads(alone.cluster, alone.behind, sample_others(SIM=others).means)
+    return build_proposal(cluster, alone.asked, alone.behind).plan.goodput_tokens_per_s
+
+
+async def test_rounds_beside_another_program_are_no_drift(tmp_path):
+    workers, clock = Workers(), Clock(100.0)
+    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 2.1}, clock, workers)
+    sample_for(found, clock, 1, SIM=0.5)
+    for _ in range(6):
+        rounds(found, PATIENCE, 4.4)
+        assert found.view().rounds % PATIENCE == 0, "they are judged with the next sample"
+        sample_for(found, clock, 1, SIM=0.5)
+    await asyncio.sleep(0)
+    assert found.view().ratio == pytest.approx(1.0, abs=0.1)
+    assert (found.view().plans, workers.replaced) == (0, [])
+
+
+def test_live_state_is_what_a_plan_is_made_of(tmp_path):
+    first = first_plan(tmp_path, {"SIM": 2.0, "SIM.1": 3.0})
+    seen = DeviceLoad(0.7, 0.4, {}, 100, 60, 15, temperature_c=95.0, temperature_limit_c=95.0, queue_depth=2.5)
+    one, other = apply_loads(first.cluster, first.behind, {"here/SIM": seen}, lambda source: 5).devices
+    assert (one.utilisation, one.queue_depth, one.memory_bytes) == (0.4, 2.5, 70)
+    assert (one.health, one.health_why) == (0.5, "here/SIM slows itself down: 95 of 95 °C")
+    assert other == first.cluster.devices[1]
+    again = apply_loads(apply_loads(first.cluster, first.behind, {"here/SIM": seen}), first.behind, {})
+    assert again.devices[0].utilisation == 0.0, "of what nobody samples nothing is known"

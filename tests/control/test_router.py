@@ -12,7 +12,7 @@ from policies.serving.routing import RoutedRequest
 
 def test_a_stream_is_routed_by_what_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RoutedRequest] = []
-    monkeypatch.setattr(router, "route", lambda states, request: asked.append(request))
+    monkeypatch.setattr(router, "route", lambda states, request, weights: asked.append(request))
     streams = Streams()
     stream = streams.open(Submit("a", [1, 2, 3], 10, committed=[4, 5, 6, 7]))
     router.choose_route(stream, [1, 2, 3], [], streams, {})

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from device_profiles.device_load import DeviceLoad
 from orchestrator.control.actions import (
     Action,
     Deliver,
@@ -28,6 +29,7 @@ from orchestrator.control.events import (
     ControlEvent,
     DrainBegun,
     DrainOver,
+    LoadObserved,
     PartHeld,
     RolloutAsked,
     RolloutDropped,
@@ -255,6 +257,10 @@ class ControlMachine(RuleBasedStateMachine):
         worker = self.pick(index, started=False, stopping=False)
         if worker is not None:
             self.world.start(worker)
+
+    @rule(device=st.sampled_from(["here/DEV", "here/SPARE"]), others=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+    def a_device_is_sampled(self, device: str, others: float) -> None:
+        self.world.tell(LoadObserved({device: DeviceLoad(1.0, others, temperature_c=90.0, temperature_limit_c=90.0)}))
 
     @rule(index=INDEXES)
     def a_worker_is_ready(self, index: int) -> None:

@@ -11,9 +11,9 @@ from fastapi import FastAPI
 
 from orchestrator.api import errors
 from orchestrator.api.acceptance import AcceptanceBounds
-from orchestrator.api.admin import canary, health, quarantine, speculation
+from orchestrator.api.admin import canary, explain, health, quarantine, speculation
 from orchestrator.control.canary import CanaryTrial
-from orchestrator.control.port import AdminControl, DraftView, ReplicaView, Totals
+from orchestrator.control.port import AdminControl, DeviceView, DraftView, ReplicaView, Totals
 
 
 def create_admin_app(
@@ -59,6 +59,7 @@ def create_admin_app(
             "replicas": [replica_of(replica) for replica in view.replicas],
             "standbys": [replica_of(replica) for replica in view.standbys],
             "taken_over": view.taken_over,
+            "devices": [describe_device(one) for one in view.devices],
             "health": [dataclasses.asdict(part) for part in view.health],
             "slo": slo(),
             "hosts": hosts(),
@@ -74,7 +75,17 @@ def create_admin_app(
     canary.install_canary_routes(app, trial)
     quarantine.install_quarantine_routes(app, control)
     health.install_health_routes(app, control)
+    explain.install_explain_route(app, control)
     return app
+
+
+def describe_device(device: DeviceView) -> dict[str, Any]:
+    """Return what a device does, with the shares of its time that are ours and nobody's."""
+    load = {key: value for key, value in dataclasses.asdict(device.load).items() if key not in ("cores", "sampled_s")}
+    idle = None if device.load.utilisation is None else max(0.0, 1.0 - device.load.utilisation)
+    cores = {str(core): dataclasses.asdict(one) for core, one in sorted(device.load.cores.items())}
+    told = {"ours": device.load.ours, "idle": idle, "cores": cores}
+    return {"name": device.name, **load, **told, "hot": device.hot, "age_s": device.age_s}
 
 
 def replica_of(replica: ReplicaView) -> dict[str, Any]:

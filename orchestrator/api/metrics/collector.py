@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 
 from orchestrator.api.connections import Connections
-from orchestrator.api.device_watch import DeviceWatch
 from orchestrator.api.metrics.batch_series import BatchCounts, BatchSeries
 from orchestrator.api.metrics.canary_series import LATENCY_S, TOKEN_S, TrialSeries
 from orchestrator.api.metrics.device_series import DeviceSeries
@@ -70,8 +69,7 @@ class Metrics:
     """One registry a daemon. Until the first worker is ready nothing is counted: no series could be named.
 
     `vllm_names`: what vLLM has too is told a second time, under its names. `slo`: which requests met `objectives`.
-    `trial_view`: how a canary does, where there is one. `connections` and `bodies` are the API's,
-    `devices` what this host's devices do.
+    `trial_view`: how a canary does, where there is one. `connections` and `bodies` are the API's.
     """
 
     def __init__(
@@ -83,7 +81,6 @@ class Metrics:
         objectives: Objectives = NO_OBJECTIVES,
         trial_view: Callable[[], TrialView] | None = None,
         connections: Connections | None = None,
-        devices: DeviceWatch | None = None,
         bodies: BodyBudget | None = None,
     ) -> None:
         make = Registered()
@@ -103,7 +100,6 @@ class Metrics:
         self._trial = TrialSeries(make)
         self._intake = IntakeSeries(make, connections, bodies)
         self._devices = DeviceSeries(make)
-        self._watched = devices
         self._trial_view = trial_view
         self._batches = BatchSeries(make)
 
@@ -162,7 +158,7 @@ class Metrics:
             self._health.refresh(model, view)
             self._intake.refresh((model, "0"))
             self._batches.refresh((model, "0"))
-            self._devices.refresh(model, self._watched.devices.values() if self._watched is not None else ())
+            self._devices.refresh(model, view.devices)
             if view.plan is not None:
                 self._plan.refresh((model, "0"), view.plan)
             if self._trial_view is not None:

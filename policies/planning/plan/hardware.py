@@ -39,8 +39,9 @@ class Device:
 
     `profile`: the key of its options (devices of one hardware, driver and runtime share one). `memory_bytes`: free
     memory that a plan may fill. `utilisation`: the share of its time that work outside this plan takes, an exponential
-    moving average of 0 to 1. Its `rates` and `power_w` (under load) are 0 or empty where not known. `health`: 1 where
-    it works, less where it is suspect, 0 where nothing may be placed on it; `health_why`: why it is below 1.
+    moving average of 0 to 1. `queue_depth`: a mean of the requests that wait for workers on it. Its `rates` and
+    `power_w` (under load) are 0 or empty where not known. `health`: 1 where it works, less where it is suspect, 0 where
+    nothing may be placed on it; `health_why`: why it is below 1.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Device:
     power_w: float = 0.0
     health: float = 1.0
     health_why: str = ""
+    queue_depth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,8 @@ class TermWeights:
     memory_fit: float = 1.0
     link_cost: float = 1.0
     health: float = 1.0
+    idle_share: float = 1.0
+    queue_depth: float = 1.0
     efficiency: float = 0.5
     indifference: float = 0.0
 

@@ -1,0 +1,79 @@
+"""What NVIDIA devices do, by NVML: who takes their time, and how near they are to their limits.
+
+Time is told process by process. Where processes are numbered otherwise here, as in a container, nobody can tell whose
+time it is: then `others` is None.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Collection
+from statistics import fmean
+from typing import Any, Final
+
+import psutil
+
+from adapters.nvml import with_nvml
+from device_profiles.device_load import DeviceLoad
+
+_WINDOW_US: Final = 2_000_000
+_US_PER_S: Final = 1_000_000
+_MW_PER_W: Final = 1000.0
+
+
+def read_nvidia_loads(own: Collection[int]) -> dict[str, DeviceLoad]:
+    """Return what each device does, as runtimes name it ("CUDA:0"). `own`: the numbers of our processes."""
+    return (
+        with_nvml(
+            lambda nvml: {
+                f"CUDA:{index}": _read_device(nvml, nvml.nvmlDeviceGetHandleByIndex(index), own)
+                for index in range(nvml.nvmlDeviceGetCount())
+            }
+        )
+        or {}
+    )
+
+
+def _read_device(nvml: Any, handle: Any, own: Collection[int]) -> DeviceLoad:
+    def ask(name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(nvml, name)(handle, *arguments)
+        except (nvml.NVMLError, AttributeError):  # this device, or this version, does not tell
+            return None
+
+    memory, rates = nvml.nvmlDeviceGetMemoryInfo(handle), ask("nvmlDeviceGetUtilizationRates")
+    running = ask("nvmlDeviceGetComputeRunningProcesses") or []
+    utilisation = None if rates is None else rates.gpu / 100.0
+    told = ask("nvmlDeviceGetProcessUtilization", int(time.time() * _US_PER_S) - _WINDOW_US)
+    slowdown = getattr(nvml, "NVML_TEMPERATURE_THRESHOLD_SLOWDOWN", 1)
+    temperature_c = ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
+    power_mw, power_limit_mw = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
+    return DeviceLoad(
+        utilisation=utilisation,
+        others=_find_others(utilisation, [one.pid for one in running], told, own),
+        memory_total_bytes=int(memory.total),
+        memory_free_bytes=int(memory.total) - int(memory.used),
+        memory_ours_bytes=sum(int(one.usedGpuMemory or 0) for one in running if one.pid in own),
+        temperature_c=None if temperature_c is None else float(temperature_c),
+        temperature_limit_c=ask("nvmlDeviceGetTemperatureThreshold", slowdown) or None,
+        power_w=None if power_mw is None else power_mw / _MW_PER_W,
+        power_limit_w=power_limit_mw / _MW_PER_W if power_limit_mw else None,
+    )
+
+
+def _find_others(
+    utilisation: float | None, running: Collection[int], told: Collection[Any] | None, own: Collection[int]
+) -> float | None:
+    """Return the share of a device's time that processes take which are not ours; None where nobody can tell."""
+    if utilisation is None:
+        return None
+    if utilisation == 0.0 or (running and not set(running) & set(own) and any(map(psutil.pid_exists, running))):
+        return utilisation
+    if not running or told is None or not any(map(psutil.pid_exists, running)):
+        return None
+    shares: dict[int, list[float]] = defaultdict(list)
+    for sample in told:
+        shares[sample.pid].append(sample.smUtil / 100.0)
+    ours = sum(fmean(found) for pid, found in shares.items() if pid in own)
+    return max(0.0, utilisation - ours)

@@ -1,0 +1,206 @@
+"""Who takes the processor's time: this program's processes, or any other, core by core.
+
+The kernel counts the time of each core, and of each process. What our processes took is shared out over the cores that
+they may use, those that are pinned to the fewest cores first. The rest of a core's time is somebody else's; time that a
+hypervisor gave to another machine is, too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from device_profiles.device_load import CoreLoad
+
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_OWN_CGROUP: Final = Path("/proc/self/cgroup")
+_US_PER_S: Final = 1e6
+_GONE: Final = (psutil.Error, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorTime:
+    """Who takes the processor. `utilisation` and `others` are shares of the time that this process may use: of the
+    cores that it may run on, or of what its control group may have of them."""
+
+    utilisation: float
+    others: float
+    cores: Mapping[int, CoreLoad]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTime:
+    """What a control group may use, in cores, and what it has used so far."""
+
+    cores: float
+    used_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    at_s: float
+    cores: Mapping[int, tuple[float, float]]  # busy, all
+    processes: Mapping[tuple[int, float], tuple[float, tuple[int, ...]]]  # seconds, and the cores that it may use
+    group: GroupTime | None
+    allowed: tuple[int, ...] = field(default=())
+
+
+class ProcessorMeter:
+    """Measures from one call to the next. To be called by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._last: _Counters | None = None
+
+    def measure(self, own: Iterable[psutil.Process]) -> ProcessorTime | None:
+        """Return who took the processor's time since the last call; None at the first."""
+        now = _read_counters(own)
+        last, self._last = self._last, now
+        if last is None or now.at_s <= last.at_s:
+            return None
+        busy, whole = {}, {}
+        for core, (used_s, all_s) in now.cores.items():
+            before = last.cores.get(core)
+            if before is not None and all_s > before[1]:
+                busy[core], whole[core] = max(0.0, used_s - before[0]), all_s - before[1]
+        spent = [
+            (seconds - last.processes[key][0] if key in last.processes else min(seconds, now.at_s - last.at_s), cores)
+            for key, (seconds, cores) in now.processes.items()
+        ]
+        ours = share_out(busy, spent)
+        cores = {
+            core: CoreLoad(_share(ours[core], whole[core]), _share(busy[core] - ours[core], whole[core]))
+            for core in busy
+        }
+        return sum_up(cores, now.allowed, *_measure_group(last, now, sum(seconds for seconds, _ in spent)))
+
+
+def share_out(busy: Mapping[int, float], spent: Iterable[tuple[float, Sequence[int]]]) -> dict[int, float]:
+    """Return how much of each core's busy time processes took that spent so much on any of these cores. A core is given
+    no more than it was busy."""
+    ours = dict.fromkeys(busy, 0.0)
+    for seconds, cores in sorted(spent, key=lambda one: len(one[1])):
+        left = {core: busy[core] - ours[core] for core in cores if core in busy}
+        room = sum(left.values())
+        if seconds > 0.0 and room > 0.0:
+            for core, free in left.items():
+                ours[core] += free * min(1.0, seconds / room)
+    return ours
+
+
+def sum_up(
+    cores: Mapping[int, CoreLoad], allowed: Sequence[int], group_cores: float = 0.0, group_others: float = 0.0
+) -> ProcessorTime:
+    """Return the whole of what we may use. `group_cores`: how many a control group may have (0: all), of which
+    `group_others` is the share that other programs in it take."""
+    known = [cores[core] for core in allowed if core in cores]
+    count = len(known)
+    if not count:
+        return ProcessorTime(0.0, 0.0, cores)
+    ours, others = sum(one.ours for one in known), sum(one.others for one in known)
+    if not 0.0 < group_cores < count:
+        return ProcessorTime(min(1.0, (ours + others) / count), others / count, cores)
+    beyond = 1.0 - min(1.0, (count - others) / group_cores)
+    taken = max(group_others, beyond)
+    return ProcessorTime(min(1.0, ours / group_cores + taken), taken, cores)
+
+
+def list_own_processes(also: Iterable[int] = ()) -> list[psutil.Process]:
+    """Return this process, all that it has started, and workers that somebody else has: these by their numbers."""
+    found: dict[int, psutil.Process] = {}
+    for number in (os.getpid(), *also):
+        if number in found:
+            continue
+        with suppress(*_GONE):
+            process = psutil.Process(number)
+            if number != os.getpid() and not _is_worker(process):
+                continue
+            found[number] = process
+            found |= {one.pid: one for one in process.children(recursive=True)}
+    return list(found.values())
+
+
+def sum_held_bytes(own: Iterable[psutil.Process]) -> int:
+    """Return the memory that these processes hold for themselves, this one left out: what its end would give back."""
+    held = 0
+    for process in own:
+        if process.pid != os.getpid():
+            with suppress(*_GONE):
+                memory = process.memory_info()
+                held += max(0, memory.rss - getattr(memory, "shared", 0))
+    return held
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    """Tell a worker from a process that has its number by chance: workers on other hosts have numbers, too."""
+    line = " ".join(process.cmdline())
+    return "orchestrator" in line or line.startswith("ray::")
+
+
+def _read_counters(own: Iterable[psutil.Process]) -> _Counters:
+    processes: dict[tuple[int, float], tuple[float, tuple[int, ...]]] = {}
+    for process in own:
+        with suppress(*_GONE):
+            times = process.cpu_times()
+            allowed = tuple(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else ()
+            processes[process.pid, process.create_time()] = times.user + times.system, allowed
+    cores = {}
+    for core, told in enumerate(psutil.cpu_times(percpu=True)):
+        idle = told.idle + getattr(told, "iowait", 0.0)
+        whole = sum(told) - getattr(told, "guest", 0.0) - getattr(told, "guest_nice", 0.0)
+        cores[core] = (whole - idle, whole)
+    usable = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else tuple(cores)
+    every = {key: (seconds, allowed or tuple(cores)) for key, (seconds, allowed) in processes.items()}
+    return _Counters(time.monotonic(), cores, every, read_group_time(), usable)
+
+
+def read_group_time(own: Path = _OWN_CGROUP, groups: Path = _CGROUPS) -> GroupTime | None:
+    """Return what the tightest control group (version 2) around this process may use; None where none is bounded."""
+    found: GroupTime | None = None
+    with suppress(OSError, ValueError):
+        path = next((line[3:] for line in own.read_text().splitlines() if line.startswith("0::")), "/")
+        inmost = groups / path.strip("/")
+        for one in (inmost, *inmost.parents):
+            if one == groups.parent:
+                break
+            bound = _read_bound(one)
+            if bound is not None and (found is None or bound.cores < found.cores):
+                found = bound
+    return found
+
+
+def _read_bound(group: Path) -> GroupTime | None:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+        used = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if quota == "max":
+        return None
+    return GroupTime(int(quota) / int(period), int(used.get("usage_usec", 0)) / _US_PER_S)
+
+
+def _measure_group(last: _Counters, now: _Counters, ours_s: float) -> tuple[float, float]:
+    if last.group is None or now.group is None:
+        return 0.0, 0.0
+    whole_s = now.group.cores * (now.at_s - last.at_s)
+    return now.group.cores, _share(now.group.used_s - last.group.used_s - ours_s, whole_s)
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, max(0.0, part / whole)) if whole > 0.0 else 0.0
+
+
+def read_processor_limit_c() -> float | None:
+    """Return the temperature at which the processor slows down, where one of its sensors tells."""
+    sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()
+    chips = ("k10temp", "coretemp", "cpu_thermal")
+    told = [one.high or one.critical for chip in chips for one in sensors.get(chip, ())]
+    known = [limit for limit in told if limit]
+    return float(min(known)) if known else None

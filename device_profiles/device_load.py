@@ -1,0 +1,105 @@
+"""What a device does at one moment, as a value: who takes its time, its memory, its heat and its power."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Final
+
+PROCESSOR: Final = "CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLoad:
+    """The shares of a core's time, or of a device's, that our own processes and all other programs take: 0 to 1."""
+
+    ours: float = 0.0
+    others: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLoad:
+    """One device. What it does not tell is None, 0 or empty.
+
+    `utilisation`: the share of its time in use, by whomever; `others`: by programs that are not ours. `cores`: of a
+    processor, by the numbers of its cores. `memory_free_bytes` can still be had; `memory_ours_bytes` is held by our
+    workers. At the limits the device makes itself slower. `queue_depth`: requests that wait for our workers on it.
+    `sampled_s`: when, by the clock of whoever keeps it.
+    """
+
+    utilisation: float | None = None
+    others: float | None = None
+    cores: Mapping[int, CoreLoad] = field(default_factory=dict)
+    memory_total_bytes: int = 0
+    memory_free_bytes: int = 0
+    memory_ours_bytes: int = 0
+    temperature_c: float | None = None
+    temperature_limit_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    queue_depth: float = 0.0
+    sampled_s: float = 0.0
+
+    @property
+    def ours(self) -> float | None:
+        """The share of its time that our own processes take."""
+        if self.utilisation is None or self.others is None:
+            return None
+        return max(0.0, self.utilisation - self.others)
+
+    def find_share(self, cores: Sequence[int] = ()) -> CoreLoad | None:
+        """Return who takes the time of these cores, where each is known; else of the whole device."""
+        known = [self.cores[core] for core in cores if core in self.cores]
+        if known and len(known) == len(cores):
+            return CoreLoad(fmean(one.ours for one in known), fmean(one.others for one in known))
+        if self.others is None:
+            return None
+        return CoreLoad(self.ours or 0.0, self.others)
+
+
+def smooth_load(before: DeviceLoad | None, now: DeviceLoad, smoothing: float) -> DeviceLoad:
+    """Return the moving mean of what swings: shares of time, queue and power. `smoothing` is the newest sample's weight
+    where it comes a second after the last one; one that comes later weighs more."""
+    if before is None:
+        return now
+    weight = 1.0 - (1.0 - smoothing) ** max(0.0, now.sampled_s - before.sampled_s)
+    cores = {
+        core: CoreLoad(_mix(was.ours, one.ours, weight), _mix(was.others, one.others, weight))
+        for core, one in now.cores.items()
+        if (was := before.cores.get(core, one)) is not None
+    }
+    return replace(
+        now,
+        utilisation=_mix_known(before.utilisation, now.utilisation, weight),
+        others=_mix_known(before.others, now.others, weight),
+        cores=cores,
+        power_w=_mix_known(before.power_w, now.power_w, weight),
+        queue_depth=_mix(before.queue_depth, now.queue_depth, weight),
+    )
+
+
+def _mix(before: float, now: float, weight: float) -> float:
+    return before + weight * (now - before)
+
+
+def _mix_known(before: float | None, now: float | None, weight: float) -> float | None:
+    return now if before is None or now is None else _mix(before, now, weight)
+
+
+def find_device_load(loads: Mapping[str, DeviceLoad], device: str) -> DeviceLoad | None:
+    """Return the load of a device that is named "HOST/DEVICE", as any of its runtimes names it."""
+    return loads.get(name_device_counters(device))
+
+
+def name_device_counters(device: str) -> str:
+    """Return whose counters tell of a device that is named "HOST/DEVICE"."""
+    host, _, name = device.partition("/")
+    return f"{host}/{name_counters(name)}"
+
+
+def name_counters(device: str) -> str:
+    """Return the device whose counters tell of a runtime's device."""
+    if device.startswith(PROCESSOR):
+        return PROCESSOR
+    return f"{device}:0" if device == "CUDA" else device

@@ -1,0 +1,74 @@
+"""By how much longer work takes on a device that other programs use too, or that is hot.
+
+A share of a device's time that others take stretches what is left: half of it makes rounds twice as long. While our
+workers rest, others may take all of it, and a fair scheduler would still give us half. So nothing below half is
+believed before our own work was seen to get no more.
+
+What is small, or was so a moment ago, counts for nothing: a load counts from COUNTS_FROM on, until it is below
+GONE_BELOW. So two replicas that are equal stay equal, and requests do not swing between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from device_profiles.device_load import CoreLoad, DeviceLoad
+
+COUNTS_FROM: Final = 0.15
+GONE_BELOW: Final = 0.08
+FAIR_SHARE: Final = 0.5
+LEAST_SHARE: Final = 0.1
+HOT_STRETCH: Final = 1.25
+"""A device at its limit of temperature or power is taken to be so many times as slow."""
+_TAKES_ALL: Final = 0.8  # of what others leave: then it is all that our work can get
+_COOL_C: Final = 5.0
+_AT_POWER_LIMIT, _BELOW_POWER_LIMIT = 0.98, 0.9
+_SCARCE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """How many times as long work takes, and why ("": as long as alone)."""
+
+    factor: float = 1.0
+    why: str = ""
+
+
+ALONE: Final = Stretch()
+
+
+def counts(others: float, *, counted: bool) -> bool:
+    """Return whether a load by other programs counts, which it did so far or not."""
+    return others >= (GONE_BELOW if counted else COUNTS_FROM)
+
+
+def find_usable_share(share: CoreLoad) -> float:
+    """Return the share of a device's time that our work can have there."""
+    left = 1.0 - min(max(share.others, 0.0), 1.0)
+    seen = share.ours >= max(_TAKES_ALL * left, LEAST_SHARE)
+    return max(left, LEAST_SHARE if seen else FAIR_SHARE)
+
+
+def predict_stretch(share: CoreLoad | None, hot: str = "") -> Stretch:
+    """Return what a load that counts makes of work, and what heat does. `share` None: no load counts."""
+    usable = find_usable_share(share) if share is not None else 1.0
+    why = [f"other programs take {share.others:.0%}"] if share is not None else []
+    factor = (HOT_STRETCH if hot else 1.0) / usable
+    return Stretch(factor, ", ".join([*why, *([hot] if hot else [])])) if factor > 1.0 else ALONE
+
+
+def describe_heat(load: DeviceLoad, *, hot: bool) -> str:
+    """Return why a device makes itself slower, "" where it does not. `hot`: it did so far."""
+    heat, limit_c = load.temperature_c, load.temperature_limit_c
+    if heat is not None and limit_c and heat >= limit_c - (_COOL_C if hot else 0.0):
+        return f"{heat:.0f} of {limit_c:.0f} °C"
+    power, limit_w = load.power_w, load.power_limit_w
+    if power is not None and limit_w and power >= (_BELOW_POWER_LIMIT if hot else _AT_POWER_LIMIT) * limit_w:
+        return f"{power:.0f} of {limit_w:.0f} W"
+    return ""
+
+
+def weigh_shortage(free_share: float) -> float:
+    """Return how near a device is to having no memory left: 0 (enough) to 1 (none)."""
+    return min(1.0, max(0.0, (_SCARCE - free_share) / _SCARCE))

@@ -1,0 +1,77 @@
+"""Whose an NVIDIA device's time is, as far as NVML can tell here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from adapters.nvidia_load import read_nvidia_loads
+from tests.adapters.test_device_facts import Nvml, NvmlError
+
+OURS, THEIRS, ELSEWHERE = os.getpid(), os.getppid(), 2**22 + 7
+
+
+class Busy(Nvml):
+    """A device that processes use: `shares` by their numbers, in percent."""
+
+    def __init__(self, shares: dict[int, int], *, tells: bool = True) -> None:
+        super().__init__()
+        self.shares, self.tells = shares, tells
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(gpu=90)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=1 << 30) for pid in self.shares]
+
+    def nvmlDeviceGetProcessUtilization(self, handle: int, since_us: int) -> list[SimpleNamespace]:
+        if not self.tells:
+            raise NvmlError("Not Supported")
+        return [SimpleNamespace(pid=pid, smUtil=share) for pid, share in self.shares.items() for _ in range(2)]
+
+    def nvmlDeviceGetTemperatureThreshold(self, handle: int, kind: int) -> int:
+        return 92
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return 250_000
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        return 700_000
+
+
+def read(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> Any:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found = read_nvidia_loads({OURS})
+    assert not nvml.open
+    return found["CUDA:0"]
+
+
+def test_what_our_processes_take_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read(monkeypatch, Busy({OURS: 60, THEIRS: 30}))
+    assert (found.utilisation, found.others) == (0.9, pytest.approx(0.3))
+    assert (found.memory_total_bytes, found.memory_free_bytes, found.memory_ours_bytes) == (8 << 30, 5 << 30, 1 << 30)
+    assert (found.temperature_c, found.temperature_limit_c) == (61.0, 92)
+    assert (found.power_w, found.power_limit_w) == (250.0, 700.0)
+
+
+def test_where_none_of_ours_is_there_all_is_somebody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(monkeypatch, Busy({THEIRS: 90}, tells=False)).others == 0.9
+
+
+@pytest.mark.parametrize("nvml", [Busy({}), Busy({ELSEWHERE: 90}), Busy({OURS: 90}, tells=False)])
+def test_where_nobody_can_tell_whose_it_is_that_is_not_known(monkeypatch: pytest.MonkeyPatch, nvml: Busy) -> None:
+    assert read(monkeypatch, nvml).others is None
+
+
+def test_an_old_device_and_an_old_library_tell_what_they_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read(monkeypatch, Nvml())
+    assert (found.utilisation, found.others, found.power_limit_w, found.temperature_limit_c) == (0.42, None, None, None)
+
+
+def test_a_machine_without_driver_has_no_such_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(driver=False))
+    assert read_nvidia_loads({OURS}) == {}

@@ -1,0 +1,97 @@
+"""Whose the processor's time is: shared out over cores, and by a real competing process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.processor_time import ProcessorMeter, list_own_processes, read_group_time, share_out, sum_up
+from device_profiles.device_load import CoreLoad
+
+busy_cores = st.dictionaries(st.integers(0, 5), st.floats(0.0, 1.0), min_size=1)
+spent = st.lists(st.tuples(st.floats(0.0, 3.0), st.lists(st.integers(0, 7), max_size=6, unique=True)), max_size=6)
+
+
+@given(busy_cores, spent)
+def test_no_core_is_given_more_than_it_was_busy(
+    busy: dict[int, float], processes: list[tuple[float, list[int]]]
+) -> None:
+    ours = share_out(busy, processes)
+    assert set(ours) == set(busy)
+    assert all(-1e-9 <= ours[core] <= busy[core] + 1e-9 for core in busy)
+    assert sum(ours.values()) <= sum(seconds for seconds, _ in processes) + 1e-9
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_what_is_pinned_is_on_its_core(pinned: float, free: float) -> None:
+    ours = share_out({0: 1.0, 1: 1.0}, [(free, [0, 1]), (pinned, [1])])
+    assert sum(ours.values()) == pytest.approx(pinned + free)
+    assert ours[1] >= pinned - 1e-9
+
+
+def test_a_full_core_of_ours_is_nobody_elses() -> None:
+    ours = share_out({0: 1.0, 1: 0.4}, [(1.0, [0])])
+    assert ours == {0: 1.0, 1: 0.0}
+
+
+def test_a_control_group_bounds_what_counts_as_all() -> None:
+    cores = {core: CoreLoad(0.25, 0.0) for core in range(4)}
+    assert sum_up(cores, range(4)).utilisation == 0.25
+    alone = sum_up(cores, range(4), group_cores=1.0)
+    assert (alone.utilisation, alone.others) == (1.0, 0.0)
+    shared = sum_up({core: CoreLoad(0.1, 0.1) for core in range(4)}, range(4), group_cores=1.0, group_others=0.4)
+    assert shared.others == 0.4
+    crowded = sum_up({core: CoreLoad(0.0, 0.9) for core in range(4)}, range(4), group_cores=2.0)
+    assert crowded.others == pytest.approx(0.8), "of two cores 0.4 are left"
+
+
+def test_the_tightest_group_counts(tmp_path) -> None:
+    groups, own = tmp_path / "cgroup", tmp_path / "own"
+    (groups / "a" / "b").mkdir(parents=True)
+    own.write_text("1:name=x:/\n0::/a/b\n")
+    assert read_group_time(own, groups) is None
+    (groups / "a" / "cpu.max").write_text("150000 100000\n")
+    (groups / "a" / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
+    (groups / "a" / "b" / "cpu.max").write_text("max 100000\n")
+    (groups / "a" / "b" / "cpu.stat").write_text("usage_usec 1\n")
+    found = read_group_time(own, groups)
+    assert found is not None
+    assert (found.cores, found.used_s) == (1.5, 2.5)
+
+
+LOOP = "import os\nos.sched_setaffinity(0, {%d})\nwhile True: pass"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are pinned on Linux only")
+def test_a_process_of_ours_is_ours_and_one_of_somebody_elses_is_not() -> None:
+    core = sorted(os.sched_getaffinity(0))[-1]
+    meter = ProcessorMeter()
+    with subprocess.Popen([sys.executable, "-c", LOOP % core]) as busy:
+        try:
+            everything, all_but = list_own_processes(), [psutil.Process()]
+            assert busy.pid in [one.pid for one in everything]
+            meter.measure(everything)
+            time.sleep(1.0)
+            found = meter.measure(everything)
+            assert found is not None
+            ours = found.cores[core].ours
+            assert ours > 0.02, "even on a crowded core a loop gets its turn"
+            meter = ProcessorMeter()
+            meter.measure(all_but)
+            time.sleep(1.0)
+            found = meter.measure(all_but)
+            assert found is not None
+            assert found.cores[core].others > 0.5
+        finally:
+            busy.kill()
+
+
+def test_a_number_that_is_no_workers_is_left_out() -> None:
+    assert 1 not in [one.pid for one in list_own_processes([1, 2**22 + 1])]
