@@ -19,9 +19,19 @@ from policies.planning.placement.candidate import sides
 from policies.planning.placement.filters import usable
 from policies.planning.placement.links import links_of
 from policies.planning.placement.search import SearchSpace, candidate_of, search
-from policies.planning.plan import Constraints, DraftPlacement, Inventory, NoPlan, Plan, PlanGoal, Workload, diff
+from policies.planning.plan import (
+    Constraints,
+    DraftPlacement,
+    Inventory,
+    NoPlan,
+    Objective,
+    Plan,
+    PlanGoal,
+    Workload,
+    diff,
+)
 from policies.planning.throughput import predict
-from tests.policies.placing import DRAFT, TARGET, brute_force, clusters, faster, loads
+from tests.policies.placing import DRAFT, TARGET, brute_force, clusters, faster, loads, merit_told
 
 MANY, FEW = settings(max_examples=100), settings(max_examples=30)
 SHARDS = settings(max_examples=15)
@@ -40,17 +50,19 @@ def list_drafts(found: Plan) -> list[DraftPlacement]:
     return [one.draft for one in found.replicas if one.draft is not None]
 
 
+@pytest.mark.parametrize("objective", Objective)
 @MANY
 @given(clusters(), loads())
-def test_a_plan_is_the_best_of_all_that_were_tried_by_hand(cluster: Inventory, load: Workload) -> None:
-    wish = PlanGoal(load, Constraints(sharding="never"))
+def test_a_plan_is_the_best_of_all_that_were_tried_by_hand(
+    objective: Objective, cluster: Inventory, load: Workload
+) -> None:
+    wish = PlanGoal(load, Constraints(sharding="never"), objective=objective)
     best = brute_force(cluster, wish)
-    if best == 0.0:
+    if best[0] == 0.0:
         with pytest.raises(NoPlan):
             plan_placement(cluster, wish)
     else:
-        found = plan_placement(cluster, wish)
-        assert found.goodput_tokens_per_s == pytest.approx(best, rel=1e-9)
+        assert merit_told(plan_placement(cluster, wish), wish) == pytest.approx(best, rel=1e-8)
 
 
 @FEW

@@ -26,11 +26,13 @@ class Role(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Host:
     """A machine. `zone`: a failure domain and a network of its own (empty: one for all). `cores`: those that workers
-    may use, numbered from 0; 0 where that is not known, and then threads are not counted."""
+    may use, numbered from 0; 0 where that is not known, and then threads are not counted. `price_per_hour`: of the
+    whole machine, in currency units, paid once where any of its devices is used; 0 where not known."""
 
     name: str
     zone: str = ""
     cores: int = 0
+    price_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Device:
     memory that a plan may fill. `utilisation`: the share of its time that work outside this plan takes, an exponential
     moving average of 0 to 1. Its `rates` and `power_w` (under load) are 0 or empty where not known. `health`: 1 where
     it works, less where it is suspect, 0 where nothing may be placed on it; `health_why`: why it is below 1.
+    `price_per_hour`: what it costs beside its host, in currency units; 0 where not known, or the host's price has it.
     """
 
     id: str
@@ -53,6 +56,7 @@ class Device:
     power_w: float = 0.0
     health: float = 1.0
     health_why: str = ""
+    price_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
