@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations, permutations
 
 from hypothesis import strategies as st
 
 from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
 from device_profiles.measured import DeviceRates
+from policies.planning.placement.candidate import Candidate, PlacedShard, Where, find_fit_problem, rate_candidate
 from policies.planning.placement.links import links_of
 from policies.planning.placement.workers import sum_fixed_bytes
 from policies.planning.plan import (
@@ -186,6 +188,42 @@ def merit_told(found: Plan, wanted: PlanGoal) -> tuple[float, float]:
         Objective.COST: (1e6 / 3600 / found.cost_per_million_tokens, rate),
         Objective.ENERGY: (1.0 / found.joules_per_token, rate),
     }[wanted.objective]
+
+
+def brute_force_shards(cluster: Inventory, wanted: PlanGoal) -> float:
+    """Return the merit of the best target in two or more layer shards with all requests at once, by trying every order
+    of devices, every cut and every draft; 0 where none fits. Each device has one option for the target."""
+    load, links = wanted.workload, links_of(cluster)
+    options = {role: {one.profile: one for one in cluster.options if one.role is role} for role in Role}
+    cores, best, layers = {host.name: float("inf") for host in cluster.hosts}, 0.0, load.target.layers
+    for count in range(2, len(cluster.devices) + 1):
+        for order in permutations(cluster.devices, count):
+            for ends in combinations(range(1, layers), count - 1):
+                cut = zip(order, (0, *ends), (*ends, layers), strict=True)
+                shards = tuple(
+                    PlacedShard(one, options[Role.TARGET][one.profile], first, end) for one, first, end in cut
+                )
+                if find_fit_problem(Candidate(shards, load.concurrency), cores, load, wanted.constraints):
+                    continue
+                for candidate in _with_drafts(shards, cluster, options[Role.DRAFT], wanted):
+                    if not find_fit_problem(candidate, cores, load, wanted.constraints):
+                        best = max(best, rate_candidate(candidate, links, wanted).merit[0])
+    return best
+
+
+def _with_drafts(
+    shards: tuple[PlacedShard, ...], cluster: Inventory, options: dict[str, Option], wanted: PlanGoal
+) -> Iterator[Candidate]:
+    sequences = wanted.workload.concurrency
+    yield Candidate(shards, sequences)
+    for drafter in wanted.workload.drafters:
+        if drafter.model is None:
+            yield Candidate(shards, sequences, drafter)
+            continue
+        for device in cluster.devices:
+            if device.id not in {one.device.id for one in shards}:
+                draft = PlacedShard(device, options[device.profile], 0, drafter.model.layers)
+                yield Candidate(shards, sequences, drafter, draft, Where.FAR)  # links and overlap go by the hosts
 
 
 def _places(cluster: Inventory, role: Role) -> Iterator[tuple[Device, Option]]:

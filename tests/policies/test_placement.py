@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator.bench.plan.exact import best_in_shards
 from orchestrator.bench.plan.fleets import build_goal, fleet, small
+from policies.planning.merit import sum_merits
 from policies.planning.placement import plan_placement
 from policies.planning.placement.candidate import sides
 from policies.planning.placement.filters import usable
@@ -31,7 +32,16 @@ from policies.planning.plan import (
     diff,
 )
 from policies.planning.throughput import predict
-from tests.policies.placing import DRAFT, TARGET, brute_force, clusters, faster, loads, merit_told
+from tests.policies.placing import (
+    DRAFT,
+    TARGET,
+    brute_force,
+    brute_force_shards,
+    clusters,
+    faster,
+    loads,
+    merit_told,
+)
 
 MANY, FEW = settings(max_examples=100), settings(max_examples=30)
 SHARDS = settings(max_examples=15)
@@ -223,6 +233,19 @@ def test_shards_are_close_to_the_proven_best(seed: int, measured_links: bool) ->
     found = plan_placement(cluster, wish).goodput_tokens_per_s if best else 0.0
     assert found <= best * (1 + 1e-3)
     assert found >= 0.97 * best
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("objective", Objective)
+def test_shards_are_close_to_the_best_of_all_that_were_tried_by_hand(objective: Objective, seed: int) -> None:
+    cluster, wish = small(seed, devices=4, layers=6, measured_links=seed % 2 == 1)
+    wish = replace(wish, objective=objective, workload=replace(wish.workload, depth_bound=2))
+    best = brute_force_shards(cluster, wish)
+    found = plan_or_none(cluster, wish)
+    assert (found is None) == (best == 0.0)
+    if found is not None:
+        merit = sum_merits(objective, [one.prediction for one in found.replicas], wish.workload.concurrency)[0]
+        assert 0.97 * best <= merit <= best * (1 + 1e-9)
 
 
 def test_a_thousand_devices_are_planned_for_in_shards() -> None:

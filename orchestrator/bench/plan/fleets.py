@@ -90,8 +90,11 @@ def build_goal(concurrency: int = 8, **limits: object) -> PlanGoal:
 def small(seed: int, *, devices: int = 6, layers: int = 12, measured_links: bool = False) -> tuple[Inventory, PlanGoal]:
     """Return an instance that an exact solver can do: a few unlike devices on a few hosts in two zones, and a target
     that needs two to five of them."""
-    draw = np.random.default_rng(seed)
-    hosts = tuple(Host(f"host-{number}", f"zone-{number % 2}", 64) for number in range(max(2, devices // 2)))
+    draw, price = np.random.default_rng(seed), np.random.default_rng(seed + 1_000_000)
+    hosts = tuple(
+        Host(f"host-{number}", f"zone-{number % 2}", 64, float(price.uniform(0.1, 2.0)))
+        for number in range(max(2, devices // 2))
+    )
     found, options = [], []
     target = ModelFacts("target", layers, 8_192.0)
     draft = ModelFacts("draft", 4)
@@ -99,7 +102,9 @@ def small(seed: int, *, devices: int = 6, layers: int = 12, measured_links: bool
         host = hosts[int(draw.integers(len(hosts)))]
         name = f"{host.name}/{number}"
         most = int(draw.integers(max(2, layers // 5), max(3, layers // 2)))
-        found.append(Device(name, host.name, "gpu", name, int((most + 0.5) * GIB)))
+        watts, an_hour = float(price.uniform(50.0, 400.0)), float(price.uniform(0.1, 3.0))
+        memory = int((most + 0.5) * GIB)
+        found.append(Device(name, host.name, "gpu", name, memory, power_w=watts, price_per_hour=an_hour))
         speed = float(draw.uniform(1.0, 4.0))
         knee = float(draw.choice([4, 8, 16]))
         rows = (1.0, knee, 4 * knee)

@@ -45,7 +45,7 @@ _EXCHANGES = 2  # how often devices are exchanged, at most
 _KEPT = 6  # devices that may be kept free of shards to draft
 _VERY_FEW = 10
 _FEW_COUNTS = 8  # of micro-batches, all of which are looked at
-_BURDENS = (1.0, 0.3, 3.0)  # what a unit of burden counts as, times what is even for the best plan so far
+_BURDENS = (3.0, 0.3)  # what a unit of burden counts as besides, times what is even for the best plan so far
 _BURDEN_TURNS = 6  # how often it is moved, at most
 
 
@@ -117,14 +117,17 @@ def _aims(task: CutTask, best: ScoredCandidate) -> Iterator[CutGoal]:
 
     The numbers are the best one, that of the shards, the most shards that there may be, and that of the sequences.
     Where there are few devices, it is every number of them. Where a burden counts, it is what makes it even with the
-    time of the best plan so far, then less and more of it.
+    time of the best plan so far, and more and less of it.
     """
-    now = _aim_of(best, task)
+    now, few = _aim_of(best, task), len(np.unique(task.device)) <= FEW
     if now.burden_ms:
-        yield from (replace(now, burden_ms=factor * now.burden_ms) for factor in _BURDENS)
+        several = _BURDENS if few else _BURDENS[:1]
+        yield from (replace(now, burden_ms=factor * now.burden_ms) for factor in several)
     yield now
+    if now.burden_ms and now.micro_batches > 1 and not few:
+        return
     counts = micro_batch_counts(task.sequences)
-    if len(np.unique(task.device)) > FEW or len(counts) > _FEW_COUNTS:
+    if not few or len(counts) > _FEW_COUNTS:
         about = (len(best.candidate.target), shard_counts(task)[-1], task.sequences)
         counts = sorted({max(count for count in counts if count <= one) for one in about})
     for count in counts:
