@@ -21,6 +21,7 @@ from orchestrator.api.connections import ConnectionLimits, Connections, raise_op
 from orchestrator.api.device_watch import DeviceWatch
 from orchestrator.api.keys import Keys
 from orchestrator.api.listening import listen_tcp, listen_unix, serving
+from orchestrator.api.metrics.cost_series import HourlyPrice
 from orchestrator.api.resume import KeptAnswers
 from orchestrator.bootstrap.canary import build_trial
 from orchestrator.bootstrap.clusters import build_cluster
@@ -146,6 +147,7 @@ class Daemon:
                     self._running_plan,
                     api.state.slo,
                     self._trial,
+                    api.state.costs,
                 )
                 admin = create_admin_app(self._control, *known)
                 self._control.on_round.extend(api.state.on_round)
@@ -218,7 +220,15 @@ class Daemon:
             connections=self._connections,
             places=limits.max_running,
             devices=self._devices,
+            price=self._hourly_price(),
         )
+
+    def _hourly_price(self) -> HourlyPrice:
+        """Return what this machine costs. Where workers may be on any node of a Ray cluster, that is not what they
+        cost."""
+        config = self._config
+        elsewhere = config.cluster.on_ray and bool(config.cluster.address) and not config.planned
+        return HourlyPrice(0.0 if elsewhere else config.devices.price_per_hour, config.placement.currency)
 
     def _open_batches(self) -> BatchStore | None:
         """Return what keeps files and batches, where that is wanted. Raises DaemonError."""

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
-from orchestrator.config.section import Section, Size
+from orchestrator.config.section import Price, Section, Size
 from orchestrator.config.source_text import parse_text, read_text
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
@@ -27,6 +27,8 @@ class SketchedDevice(Section):
     """How many of them the host has."""
     memory: Size | None = None
     """Memory of each, where it differs from the library's. CPUs and NPUs use the host's."""
+    price_per_hour: Price = 0.0
+    """What each costs an hour beside its host, in units of `placement.currency`; 0: not known, or in the host's."""
 
 
 class SketchedHost(Section):
@@ -42,6 +44,8 @@ class SketchedHost(Section):
     """Cores that workers may use; 0: as many as its CPU's description has."""
     memory: Size
     """Main memory, which CPUs and NPUs work in."""
+    price_per_hour: Price = 0.0
+    """What each costs an hour, paid once where any of its devices is used; 0: not known, or in its devices'."""
     devices: tuple[SketchedDevice, ...] = Field(min_length=1, max_length=64, strict=False)
     """What it has."""
 

@@ -20,7 +20,8 @@ from orchestrator.planning.correction import Corrections, Key, key_of, scale_opt
 from orchestrator.planning.proposal import PlanError, PlanProposal
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import RoundReport
-from policies.planning.plan import Option, Role, diff
+from policies.planning.merit import describe_merit, slow_down, sum_merits
+from policies.planning.plan import Option, Prediction, Role, diff
 from policies.planning.shard_cost import ModelPart, context_tokens
 from policies.serving import drift
 from policies.serving.drift import Drift
@@ -133,6 +134,11 @@ class PlanKeeper:
             moves=self._moves,
             last=self._last,
             drifted=tuple(told for told in self._profiles.marked.values() if told),
+            objective=self.proposal.plan.objective,
+            currency=self.proposal.plan.currency,
+            predicted_cost_per_million_tokens=self.proposal.plan.cost_per_million_tokens,
+            predicted_joules_per_token=self.proposal.plan.joules_per_token,
+            price_per_hour=self.proposal.plan.price_per_hour,
         )
 
     def observe(self, done: RoundReport) -> None:
@@ -187,11 +193,11 @@ class PlanKeeper:
         out = self._refusing
         told = ", ".join(sorted(out)) or "nothing"
         _log.warning("%s refuses work: planning again", told)
-        reached = sum(
-            one.prediction.goodput_tokens_per_s / self._corrections.get(key_of(one.shards[0]), 1.0)
+        reached = [
+            slow_down(one.prediction, self._corrections.get(key_of(one.shards[0]), 1.0))
             for one in self.proposal.plan.replicas
             if not {one.shards[0].device, one.shards[0].device.partition("/")[0]} & out
-        )
+        ]
         try:
             await self._plan_again(reached)
         except OutriderError as error:
@@ -239,17 +245,14 @@ class PlanKeeper:
             *(shard.device, ratio, self._patience.tolerance),
         )
         # What the running plan reaches, as far as it is known: replicas that run alike have drifted alike.
-        reached = sum(
-            one.prediction.goodput_tokens_per_s / (ratio if key_of(one.shards[0]) == key else 1.0)
-            for one in before.replicas
-        )
+        reached = [slow_down(one.prediction, ratio if key_of(one.shards[0]) == key else 1.0) for one in before.replicas]
         try:
             await self._plan_again(reached)
         except OutriderError as error:  # go on as before, and compare with costs as they turned out to be
             self._options = [scale_option(one, ratio) if key_of(one) == key else one for one in self._options]
             self._reset_drifts(f"kept: {error}")
 
-    async def _plan_again(self, reached: float) -> None:
+    async def _plan_again(self, reached: Sequence[Prediction]) -> None:
         """Make another plan by what is known now, and run it where that is worth a move. Raises OutriderError as
         `_take` does."""
         self._plans += 1
@@ -257,27 +260,30 @@ class PlanKeeper:
         known = (self._first, dict(self._corrections), self._running.targets, dict(self._health))
         await self._take(await asyncio.to_thread(self._making.again, *known), reached)
 
-    async def _take(self, found: Planned, reached: float) -> None:
-        """Run another plan where that is worth a move. Raises OutriderError, with the reason, where it is not, or its
-        workers do not start."""
+    async def _take(self, found: Planned, reached: Sequence[Prediction]) -> None:
+        """Run another plan where that is worth a move by the objective, compared with what the running one reaches.
+        Raises OutriderError, with the reason, where it is not, or its workers do not start."""
         before, after = self.proposal.plan, found.proposal.plan
-        promised = after.goodput_tokens_per_s
+        promised = [one.prediction for one in after.replicas]
+        objective, requests = after.objective, found.proposal.wanted.workload.concurrency
+        merits = [sum_merits(objective, one, requests)[0] for one in (reached, promised)]
+        told = [describe_merit(objective, one, after.currency) for one in merits]
         changes = "; ".join(
             f"{one.part}: {one.before or 'none'} -> {one.after or 'none'}"
             for one in diff(before, after).changes
             if one.restart
         )
-        now = f"{reached:.1f} tokens/s with corrected costs"
+        now = f"{told[0]} with corrected costs"
         if not changes:
             self._adopt(found, f"kept: {now}, and still the best")
             return
-        if not drift.worth_moving(reached, promised):
-            raise PlanError(f"{now}, and the best other is predicted to reach {promised:.1f} only")
+        if not drift.worth_moving(*merits):
+            raise PlanError(f"{now}, and the best other is predicted to reach {told[1]} only")
         engines = await self._control.change(found.targets, found.drafts, found.standbys)
         self._moves += 1
         self._places = {engine: number for number, engine in enumerate(engines)}
         self._tokens_per_s = [0.0 for _ in engines]
-        self._adopt(found, f"changed, {reached:.1f} -> {promised:.1f} tokens/s predicted: {changes}")
+        self._adopt(found, f"changed, {told[0]} -> {told[1]} predicted: {changes}")
 
     def _adopt(self, found: Planned, told: str) -> None:
         self._running, self._options = found, _options(found.proposal)

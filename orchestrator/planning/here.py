@@ -26,11 +26,13 @@ def cluster_here(
     links: Sequence[LinkProfile] = (),
     allowed: Allowed | None = None,
     left: Callable[[MeasuredHardware], int] = lambda one: 0,
+    price_per_hour: float = 0.0,
 ) -> tuple[Inventory, dict[str, MeasuredHardware]]:
     """Return one host with all devices that were measured, and by profile what stands behind its figures.
 
     `free_bytes`: what a plan may fill of a device, by its name; else all its memory. `allowed`: whether an option on a
-    runtime's device may be chosen. `left`: how much of a device's memory is for something else.
+    runtime's device may be chosen. `left`: how much of a device's memory is for something else. `price_per_hour`: of
+    the machine with its devices.
     """
     devices, options, behind = [], [], {}
     cores = max((one.cores for one in found), default=0)
@@ -44,4 +46,5 @@ def cluster_here(
             if allowed is None or allowed(option, one.device_for(option.runtime))
         ]
         behind[profile] = one
-    return Inventory((Host(THIS_NODE, "", cores),), tuple(devices), tuple(options), tuple(links)), behind
+    host = Host(THIS_NODE, "", cores, price_per_hour)
+    return Inventory((host,), tuple(devices), tuple(options), tuple(links)), behind

@@ -46,7 +46,8 @@ class PlanError(OutriderError):
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """The models to place, and how. `suffix`: drafts from the text itself are allowed. `canary`: some requests are
-    served in another way, which is not planned; `beside`: what is loaded for that."""
+    served in another way, which is not planned; `beside`: what is loaded for that. `price_per_hour`: of this machine
+    with its devices, 0 where not known."""
 
     target: PlannedModel
     drafts: tuple[DraftCandidate, ...]
@@ -57,6 +58,7 @@ class PlanRequest:
     placement: PlacementSection
     canary: bool = False
     beside: tuple[ReservedDraft, ...] = ()
+    price_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ def propose_here(
         links=store.links(),
         allowed=allowed,
         left=lambda one: sum_reserved_bytes(one, asked.beside, asked.replicas),
+        price_per_hour=asked.price_per_hour,
     )
     if not any(option.role is Role.TARGET for option in cluster.options):
         raise PlanError(_no_profile(asked, store, found))
@@ -179,6 +182,7 @@ def build_request_from_config(
         placement,
         bool(config.canary.share),
         beside_the_plan(config, base),
+        config.devices.price_per_hour,
     )
 
 

@@ -76,9 +76,9 @@ class Planned:
         return ()
 
 
-def first_plan(directory, row_ms, replicas=1) -> PlanProposal:
+def first_plan(directory, row_ms, replicas=1, **placement) -> PlanProposal:
     toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
-    asked = PlanRequest(toy, (), True, Exactness.BIT, 8, replicas, PlacementSection(concurrency=replicas))
+    asked = PlanRequest(toy, (), True, Exactness.BIT, 8, replicas, PlacementSection(concurrency=replicas, **placement))
     return propose_here(asked, store_simulated_profiles(directory, row_ms), {})
 
 

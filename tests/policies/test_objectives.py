@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,7 +143,7 @@ def test_a_host_is_paid_once_so_that_its_second_device_is_the_cheaper_one(own_pr
         (Objective.ENERGY, {"power": 0.0}, "the power of 'b' is not known; measure it"),
     ],
 )
-def test_a_figure_that_is_missing_is_asked_for(objective: Objective, known: dict[str, float], told: str) -> None:
+def test_a_figure_that_is_missing_is_asked_for(objective: Objective, known: dict[str, Any], told: str) -> None:
     cluster = cluster_of((device("a"), option("a", 10.0)), (device("b", **known), option("b", 5.0)))
     with pytest.raises(NoPlan, match=told) as refused:
         plan_placement(cluster, goal(objective))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -10,6 +11,7 @@ from orchestrator.api.connections import Connections
 from orchestrator.api.device_watch import DeviceWatch
 from orchestrator.api.metrics.batch_series import BatchCounts, BatchSeries
 from orchestrator.api.metrics.canary_series import LATENCY_S, TOKEN_S, TrialSeries
+from orchestrator.api.metrics.cost_series import NO_PRICE, CostSeries, HourlyPrice
 from orchestrator.api.metrics.device_series import DeviceSeries
 from orchestrator.api.metrics.drafter_series import DrafterSeries
 from orchestrator.api.metrics.health_series import HealthSeries
@@ -71,7 +73,7 @@ class Metrics:
 
     `vllm_names`: what vLLM has too is told a second time, under its names. `slo`: which requests met `objectives`.
     `trial_view`: how a canary does, where there is one. `connections` and `bodies` are the API's,
-    `devices` what this host's devices do.
+    `devices` what this host's devices do. `price`: of this machine.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Metrics:
         connections: Connections | None = None,
         devices: DeviceWatch | None = None,
         bodies: BodyBudget | None = None,
+        price: HourlyPrice = NO_PRICE,
     ) -> None:
         make = Registered()
         self.registry = make.registry
@@ -106,6 +109,7 @@ class Metrics:
         self._watched = devices
         self._trial_view = trial_view
         self._batches = BatchSeries(make)
+        self._costs = CostSeries(make, price, clock)
 
     def observe_batches(self, source: BatchCounts) -> None:
         """Batches are told from here on."""
@@ -121,6 +125,7 @@ class Metrics:
         if view.ready is None:
             return
         self._rounds.observe((view.ready.model, str(done.engine)), done)
+        self._costs.observe(sum(len(delta.tokens) for delta in done.deltas), view.plan)
         self._count_workers(view.ready.model, [one for one in view.replicas if one.engine == done.engine])
 
     def observe_first_token(self, ttft_s: float, engine: int = 0) -> None:
@@ -163,11 +168,16 @@ class Metrics:
             self._intake.refresh((model, "0"))
             self._batches.refresh((model, "0"))
             self._devices.refresh(model, self._watched.devices.values() if self._watched is not None else ())
+            self._costs.refresh((model, "0"), view.plan)
             if view.plan is not None:
                 self._plan.refresh((model, "0"), view.plan)
             if self._trial_view is not None:
                 self._trial.refresh((model, "0"), self._trial_view())
         return generate_latest(self.registry) + generate_latest(self._aliases)
+
+    def view_costs(self) -> dict[str, Any] | None:
+        """Return what the devices in use cost, for people; None where that is not known."""
+        return self._costs.view(self._control.view().plan)
 
     def _count_workers(self, model: str, replicas: Sequence[ReplicaView]) -> None:
         for replica in replicas:
