@@ -90,7 +90,12 @@ def _print_placements(console: Console, proposal: PlanProposal) -> None:
         for role, shard in _roles(replica):
             add_row(table, f"{role}{name}", *_shard_cells(shard))
         if replica.draft is None or not replica.depth:
-            add_row(table, f"drafts{name}", "none: plain decoding is predicted to be faster", *[""] * 5)
+            add_row(
+                table,
+                f"drafts{name}",
+                f"none: plain decoding is predicted to be better for {proposal.plan.objective}",
+                *[""] * 5,
+            )
         elif replica.draft.shard is None:
             add_row(table, f"drafts{name}", f"{replica.draft.drafter}, in the target's worker", *[""] * 5)
     standby = proposal.plan.standby
@@ -181,7 +186,12 @@ def _print_scores(console: Console, plan: Plan) -> None:
 def _print_rejected(console: Console, plan: Plan) -> None:
     from rich.table import Table
 
-    table = Table(title="what lost, the fastest first")
+    order = {
+        "latency": lambda one: one.tpot_ms,
+        "cost": lambda one: one.cost_per_million_tokens,
+        "energy": lambda one: one.joules_per_token,
+    }.get(plan.objective, lambda one: 1.0 / one.goodput_tokens_per_s if one.goodput_tokens_per_s else 0.0)
+    table = Table(title=f"what lost, the best for {plan.objective} first")
     columns = (
         ("tokens/s", [one.goodput_tokens_per_s for one in plan.rejected]),
         (f"{plan.currency} a million", [one.cost_per_million_tokens for one in plan.rejected]),
@@ -190,7 +200,7 @@ def _print_rejected(console: Console, plan: Plan) -> None:
     known = [name for name, values in columns if any(values)]
     for column in ("what", "role", *known, "why"):
         table.add_column(column)
-    ordered = sorted(plan.rejected, key=lambda one: (-one.goodput_tokens_per_s, one.what))
+    ordered = sorted(plan.rejected, key=lambda one: (order(one) or float("inf"), one.what))
     for one in ordered[:_MOST_REJECTED]:
         figures = (one.goodput_tokens_per_s, one.cost_per_million_tokens, one.joules_per_token)
         shown = (value for value, (name, _) in zip(figures, columns, strict=True) if name in known)

@@ -22,8 +22,7 @@ FORMULAS = {
     "median_error_as_profiled": "median of |error_as_profiled|",
     "worst_error_as_profiled": "largest |error_as_profiled|",
     "chosen_vs_best": "measured tokens/s of what the plan chooses for a load / of the best that was run; worst load",
-    "cost_per_million_tokens": "of a configuration: price of this machine (devices.price_per_hour) / 3600 / tokens_per_s "
-    "x 1,000,000",
+    "cost_per_million_tokens": "of a configuration: `devices.price_per_hour` / 3600 / tokens_per_s x 1,000,000",
     "profile_seconds": "seconds that measuring the target on all runtimes took, loading included",
     "plan_1k_seconds": "slowest plan for 1,000 devices in 20 zones, the target in 8 layer shards",
     "plan_10k_seconds": "the same for 10,000 devices",
