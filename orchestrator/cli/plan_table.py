@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from orchestrator.planning.proposal import PlanProposal
-    from policies.planning.plan import Plan, PlanDiff, Prediction, ReplicaPlacement, Shard
+    from policies.planning.plan import (
+        Objective,
+        Plan,
+        PlanDiff,
+        Prediction,
+        RejectedCandidate,
+        ReplicaPlacement,
+        Shard,
+    )
 
 _MOST_REJECTED = 40
 
@@ -186,11 +194,6 @@ def _print_scores(console: Console, plan: Plan) -> None:
 def _print_rejected(console: Console, plan: Plan) -> None:
     from rich.table import Table
 
-    order = {
-        "latency": lambda one: one.tpot_ms,
-        "cost": lambda one: one.cost_per_million_tokens,
-        "energy": lambda one: one.joules_per_token,
-    }.get(plan.objective, lambda one: 1.0 / one.goodput_tokens_per_s if one.goodput_tokens_per_s else 0.0)
     table = Table(title=f"what lost, the best for {plan.objective} first")
     columns = (
         ("tokens/s", [one.goodput_tokens_per_s for one in plan.rejected]),
@@ -200,7 +203,7 @@ def _print_rejected(console: Console, plan: Plan) -> None:
     known = [name for name, values in columns if any(values)]
     for column in ("what", "role", *known, "why"):
         table.add_column(column)
-    ordered = sorted(plan.rejected, key=lambda one: (order(one) or float("inf"), one.what))
+    ordered = sorted(plan.rejected, key=lambda one: (-_weigh(one, plan.objective), one.what))
     for one in ordered[:_MOST_REJECTED]:
         figures = (one.goodput_tokens_per_s, one.cost_per_million_tokens, one.joules_per_token)
         shown = (value for value, (name, _) in zip(figures, columns, strict=True) if name in known)
@@ -209,6 +212,14 @@ def _print_rejected(console: Console, plan: Plan) -> None:
     console.print(table)
     if len(ordered) > _MOST_REJECTED:
         console.print(f"and {len(ordered) - _MOST_REJECTED} more: --json has all of them", markup=False)
+
+
+def _weigh(one: RejectedCandidate, objective: Objective) -> float:
+    """Return what orders the things that lost by the objective: more is better, 0 where nothing was predicted."""
+    taken = {"latency": one.tpot_ms, "cost": one.cost_per_million_tokens, "energy": one.joules_per_token}
+    if objective not in taken:
+        return one.goodput_tokens_per_s
+    return 1.0 / taken[objective] if taken[objective] else 0.0
 
 
 def _print_basis(console: Console, proposal: PlanProposal) -> None:
