@@ -45,6 +45,7 @@ from tests.policies.placing import (
 
 MANY, FEW = settings(max_examples=100), settings(max_examples=30)
 SHARDS = settings(max_examples=15)
+objectives, shardings = st.sampled_from(Objective), st.sampled_from(("when_needed", "allowed"))
 needs_shards = clusters(memory_mib=(60, 250))
 
 
@@ -89,10 +90,12 @@ def test_what_is_predicted_of_arrays_is_what_is_predicted_of_one(cluster: Invent
 
 
 @FEW
-@given(clusters(memory_mib=(60, 500)), loads(), st.integers(1, 3), st.sampled_from(("when_needed", "allowed")))
-def test_memory_and_cores_are_never_exceeded(cluster: Inventory, load: Workload, replicas: int, sharding: str) -> None:
+@given(clusters(memory_mib=(60, 500)), loads(), st.integers(1, 3), shardings, objectives)
+def test_memory_and_cores_are_never_exceeded(
+    cluster: Inventory, load: Workload, replicas: int, sharding: str, objective: Objective
+) -> None:
     limits = Constraints(max_replicas=replicas, sharding=sharding, keep_free=0.1)  # type: ignore[arg-type]
-    found = plan_or_none(cluster, PlanGoal(load, limits))
+    found = plan_or_none(cluster, PlanGoal(load, limits, objective=objective))
     if found is None:
         return
     room = {device.id: 0.9 * device.memory_bytes for device in cluster.devices}
@@ -109,9 +112,11 @@ def test_memory_and_cores_are_never_exceeded(cluster: Inventory, load: Workload,
 
 
 @FEW
-@given(clusters(memory_mib=(60, 500)), loads(), st.randoms(use_true_random=False))
-def test_the_order_of_what_is_given_does_not_matter(cluster: Inventory, load: Workload, random: Any) -> None:
-    found = plan_or_none(cluster, PlanGoal(load))
+@given(clusters(memory_mib=(60, 500)), loads(), st.randoms(use_true_random=False), objectives)
+def test_the_order_of_what_is_given_does_not_matter(
+    cluster: Inventory, load: Workload, random: Any, objective: Objective
+) -> None:
+    found = plan_or_none(cluster, PlanGoal(load, objective=objective))
     if found is None:
         return
     shuffled: list[list[Any]] = [list(one) for one in (cluster.hosts, cluster.devices, cluster.options, cluster.links)]
@@ -120,7 +125,7 @@ def test_the_order_of_what_is_given_does_not_matter(cluster: Inventory, load: Wo
     hosts, devices, options, links = (tuple(values) for values in shuffled)
     other = Inventory(hosts, devices, options, links)
     backwards = replace(load, drafters=load.drafters[::-1])
-    assert plan_placement(other, PlanGoal(backwards)) == found
+    assert plan_placement(other, PlanGoal(backwards, objective=objective)) == found
 
 
 @FEW
@@ -138,9 +143,9 @@ def test_a_faster_device_never_lowers_predicted_goodput(
 
 
 @FEW
-@given(clusters(memory_mib=(60, 500)), loads())
-def test_every_device_that_is_not_in_use_has_a_reason(cluster: Inventory, load: Workload) -> None:
-    found = plan_or_none(cluster, PlanGoal(load))
+@given(clusters(memory_mib=(60, 500)), loads(), objectives)
+def test_every_device_that_is_not_in_use_has_a_reason(cluster: Inventory, load: Workload, objective: Objective) -> None:
+    found = plan_or_none(cluster, PlanGoal(load, objective=objective))
     if found is None:
         return
     in_use = {shard.device for shard in found.shards}
@@ -212,9 +217,11 @@ def test_a_useless_draft_is_not_used(cluster: Inventory, load: Workload) -> None
 
 
 @FEW
-@given(clusters(memory_mib=(60, 500)), loads(), st.integers(1, 3))
-def test_plans_survive_json_and_equal_themselves(cluster: Inventory, load: Workload, replicas: int) -> None:
-    wish = PlanGoal(load, Constraints(max_replicas=replicas))
+@given(clusters(memory_mib=(60, 500)), loads(), st.integers(1, 3), objectives)
+def test_plans_survive_json_and_equal_themselves(
+    cluster: Inventory, load: Workload, replicas: int, objective: Objective
+) -> None:
+    wish = PlanGoal(load, Constraints(max_replicas=replicas), objective=objective)
     found = plan_or_none(cluster, wish)
     if found is None:
         return
