@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,6 +95,13 @@ def propose_plan(config: Path | None, cluster: Path | None, profiles: Path | Non
         known = ProfileStore(profiles) if profiles is not None else None
         return propose_sketch(sketch, build_request_from_sketch(sketch, loaded, base), known)
     loaded, base = _config(config)
+    if loaded.plans_hosts and profiles is None:
+        from orchestrator.bootstrap.fleet import propose_for_hosts
+        from orchestrator.config.load import default_config_path
+        from orchestrator.telemetry import setup_logging
+
+        setup_logging("warning", loaded.logging.format)
+        return asyncio.run(propose_for_hosts(loaded, config or default_config_path()))
     asked = build_request_from_config(loaded, base)
     if profiles is not None:
         return propose_here(asked, ProfileStore(profiles), {})

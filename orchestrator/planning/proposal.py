@@ -16,10 +16,11 @@ from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
+from orchestrator.config.target import THIS_NODE
 from orchestrator.errors import OutriderError
 from orchestrator.planning.beside import ReservedDraft, beside_the_plan, sum_reserved_bytes
 from orchestrator.planning.estimates import Stated
-from orchestrator.planning.here import Allowed, cluster_here
+from orchestrator.planning.here import Allowed, PresentHost, PresentLinks, cluster_present
 from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
 from orchestrator.planning.sketched import build_sketched_cluster
 from orchestrator.planning.source import DeviceSource
@@ -32,8 +33,9 @@ from orchestrator.planning.wanted import (
     build_plan_goal,
     model_drafter,
 )
+from policies.planning.merit import tells_burden
 from policies.planning.placement import plan_placement
-from policies.planning.plan import Inventory, NoPlan, Plan, PlanGoal, Role
+from policies.planning.plan import Inventory, NoPlan, Objective, Plan, PlanGoal, Role
 
 _FIRST_DEPTH = 4
 _MOST_PLANS = 3
@@ -99,21 +101,89 @@ def propose_here(
     Raises PlanError.
     """
     found, left_out = choose_present(load_measured_hardware(store), present)
-    cluster, behind = cluster_here(
+    devices = frozenset(one.hardware for one in found)
+    host = PresentHost(THIS_NODE, devices, free_bytes, price_per_hour=asked.price_per_hour)
+    return _propose_hosts(asked, store, [host], found, PresentLinks(tuple(store.links())), allowed, left_out)
+
+
+def propose_hosts(
+    asked: PlanRequest,
+    store: ProfileStore,
+    hosts: Sequence[PresentHost],
+    links: PresentLinks,
+    allowed: Allowed | None = None,
+) -> PlanProposal:
+    """Return a plan for hosts that are there, of the options that are `allowed`. Where `placement` names hosts, it may
+    do so by the names that cluster.yaml gives them. Raises PlanError."""
+    found = load_measured_hardware(store)
+    known = {one.hardware for one in found}
+    left_out = [
+        f"{host.node} is left out: no device of it has a profile" for host in hosts if not host.hardware & known
+    ]
+    return _propose_hosts(_name_nodes(asked, hosts), store, hosts, found, links, allowed, left_out)
+
+
+def _propose_hosts(
+    asked: PlanRequest,
+    store: ProfileStore,
+    hosts: Sequence[PresentHost],
+    found: Sequence[MeasuredHardware],
+    links: PresentLinks,
+    allowed: Allowed | None,
+    left_out: Sequence[str],
+) -> PlanProposal:
+    cluster, behind = cluster_present(
+        hosts,
         found,
         asked.target,
         [draft.model for draft in asked.drafts],
         asked.exactness,
-        free_bytes=free_bytes,
-        links=store.links(),
+        links=links,
         allowed=allowed,
         left=lambda one: sum_reserved_bytes(one, asked.beside, asked.replicas),
-        price_per_hour=asked.price_per_hour,
     )
     if not any(option.role is Role.TARGET for option in cluster.options):
         raise PlanError(_no_profile(asked, store, found))
+    stated = {THIS_NODE, *(host.node for host in hosts if host.name)}
+    cluster, untold = _leave_out_untold(cluster, Objective(asked.placement.objective), stated)
     made = build_proposal(cluster, asked, behind, _of_these_files(store.pairs(), asked))
-    return replace(made, assumed=(*made.assumed, *left_out))
+    return replace(made, assumed=(*made.assumed, *left_out, *untold))
+
+
+def _leave_out_untold(cluster: Inventory, objective: Objective, stated: Collection[str]) -> tuple[Inventory, list[str]]:
+    """Return the cluster without devices that were found on hosts that nobody `stated`, and do not tell what the
+    objective needs: such a host may join at any time, and is no reason to have no plan. Say why they are left out."""
+    hosts = {host.name: host for host in cluster.hosts}
+    out = {one.id for one in cluster.devices if one.host not in stated and not tells_burden(one, hosts, objective)}
+    what = "price" if objective is Objective.COST else "power"
+    why = f"its {what} is not known, which `placement.objective: {objective}` needs; state it in `hosts`"
+    devices = tuple(one for one in cluster.devices if one.id not in out)
+    return replace(cluster, devices=devices), [f"{name} is left out: {why}" for name in sorted(out)]
+
+
+def _name_nodes(asked: PlanRequest, hosts: Sequence[PresentHost]) -> PlanRequest:
+    """Return the request with the nodes of the hosts that it names, and each role pinned to the hosts that have it."""
+    nodes = {host.name: host.node for host in hosts if host.name}
+
+    def name_node(place: str) -> str:
+        host, slash, device = place.partition("/")
+        return f"{nodes.get(host, host)}{slash}{device}"
+
+    placement = asked.placement
+    changes: dict[str, tuple[str, ...]] = {"exclude": tuple(map(name_node, placement.exclude))}
+    drafts = asked.drafts
+    for role in Role:
+        key = f"pin_{role.value}"
+        pins: tuple[str, ...] = tuple(map(name_node, getattr(placement, key)))
+        able = {host.node for host in hosts if role.value in host.roles}
+        if len(able) < len(hosts):
+            kept = tuple(one for one in pins if one.partition("/")[0] in able) if pins else tuple(sorted(able))
+            if not kept and role is Role.TARGET:
+                raise PlanError(f"there is no plan: no host that `placement.{key}` allows has the role `target`")
+            drafts = drafts if kept or role is Role.TARGET else ()
+            pins = kept
+        changes[key] = pins
+    return replace(asked, drafts=drafts, placement=placement.model_copy(update=changes))
 
 
 def _of_these_files(pairs: Sequence[PairAcceptance], asked: PlanRequest) -> list[PairAcceptance]:

@@ -97,6 +97,11 @@ class Cluster(Protocol):
         this machine only. To be called after `open`."""
         ...
 
+    @property
+    def own_node(self) -> str:
+        """Which of `nodes` is the daemon's own host; "" where that is not known."""
+        ...
+
     async def start(self, spec: WorkerSpec) -> Worker:
         """Start a worker process; returns before it is ready. Raises WorkerStartFailed."""
         ...

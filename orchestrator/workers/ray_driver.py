@@ -343,7 +343,7 @@ def main() -> int:
         return 1
     _pass_on_what_workers_print(link)
     driver = Driver(ray, link)
-    link.send(Joined(job_server))
+    link.send(Joined(job_server, ray.util.get_node_ip_address()))
     threading.Thread(target=driver.answer, name="answer", daemon=True).start()
     _carry_out_orders(reading, driver)
     driver.leaving.set()

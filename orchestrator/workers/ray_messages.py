@@ -49,9 +49,11 @@ Order = Join | StartActor | PassDown | EndActor | AskNodes
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
-    """The cluster can be used. `job_server`: where a Ray of our own takes jobs; "" where it takes none."""
+    """The cluster can be used. `job_server`: where a Ray of our own takes jobs; "" where it takes none. `node`: the
+    address of this host in it."""
 
     job_server: str = ""
+    node: str = ""
 
 
 class NotJoined(msgspec.Struct, frozen=True, tag=True):

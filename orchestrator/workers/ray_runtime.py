@@ -66,6 +66,11 @@ class RayCluster:
         """See workers.contract.Cluster."""
         return [] if self._keeping is None else await self._require_link("hosts").nodes()
 
+    @property
+    def own_node(self) -> str:
+        """See workers.contract.Cluster."""
+        return self._link.node if self._link is not None else ""
+
     async def start(self, spec: WorkerSpec) -> RayWorker:
         """See workers.contract.Cluster."""
         if self._keeping is None:

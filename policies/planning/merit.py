@@ -61,6 +61,13 @@ def is_priced(device: Device, hosts: Mapping[str, Host]) -> bool:
     return device.price_per_hour > 0.0 or hosts[device.host].price_per_hour > 0.0
 
 
+def tells_burden(device: Device, hosts: Mapping[str, Host], objective: Objective) -> bool:
+    """Return whether what an objective weighs against tokens is known of a device."""
+    if objective is Objective.COST:
+        return is_priced(device, hosts)
+    return objective is not Objective.ENERGY or device.power_w > 0.0
+
+
 def compute_merit(objective: Objective, goodput: Any, tpot_ms: Any, turns: Any, burden: Any) -> Any:
     """Return the merit, of floats or of arrays. `turns`: requests at once by places for them, at least 1; `burden`: a
     price with `cost`, a power with `energy`."""

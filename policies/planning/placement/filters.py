@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from device_profiles.profile import Exactness
-from policies.planning.merit import is_priced
+from policies.planning.merit import tells_burden
 from policies.planning.plan import (
     Constraints,
     Device,
@@ -57,21 +57,18 @@ def usable(cluster: Inventory, wanted: PlanGoal) -> Usable:
 
 def _check_figures(choice: Sequence[Device], hosts: dict[str, Host], objective: Objective) -> None:
     """Raise NoPlan where a device that might be chosen does not tell what the objective counts."""
-    if objective is Objective.COST:
-        missing = [one.id for one in choice if not is_priced(one, hosts)]
-        what = "price"
-        ways = "give it or its host a `price_per_hour` (in cluster.yaml `devices.price_per_hour`, of this machine)"
-    elif objective is Objective.ENERGY:
-        missing = [one.id for one in choice if one.power_w <= 0.0]
-        what = "power"
-        ways = "measure it where the machine tells its energy (`outrider profile`)"
-    else:
+    missing = [one.id for one in choice if not tells_burden(one, hosts, objective)]
+    if not missing:
         return
-    if missing:
-        raise NoPlan(
-            f"objective `{objective}`: the {what} of {_some(missing)} is not known; {ways}, leave it out (`exclude`), "
-            "or choose another `placement.objective`"
-        )
+    what = "price" if objective is Objective.COST else "power"
+    ways = {
+        "price": "give it or its host a `price_per_hour` (in cluster.yaml `devices.price_per_hour`, of this machine)",
+        "power": "measure it where the machine tells its energy (`outrider profile`)",
+    }
+    raise NoPlan(
+        f"objective `{objective}`: the {what} of {_some(missing)} is not known; {ways[what]}, "
+        "leave it out (`exclude`), or choose another `placement.objective`"
+    )
 
 
 def _check(cluster: Inventory, hosts: dict[str, Host], constraints: Constraints) -> None:
