@@ -204,6 +204,14 @@ def test_replicas_are_added_as_long_as_they_help_the_objective() -> None:
         assert any("2 replicas: " in told and f"more do not help `{one}`" in told for told in found[one].reasons)
 
 
+@pytest.mark.parametrize(("requests", "most"), [(4, 3), (5, 2), (7, 4)])
+def test_replicas_have_no_more_requests_together_than_there_are(requests: int, most: int) -> None:
+    wish = goal(Objective.THROUGHPUT, concurrency=requests, prompt=1, max_replicas=most)
+    found = plan_placement(alike(4), wish)
+    assert len(found.replicas) == most
+    assert sum(one.prediction.sequences for one in found.replicas) == requests
+
+
 def test_latency_adds_no_replica_that_does_not_help() -> None:
     """A forward takes as long for one row as for eight."""
     found = plan_placement(alike(4, steps=(10.0, 10.0)), goal(Objective.LATENCY, concurrency=8, max_replicas=4))

@@ -110,17 +110,21 @@ def _sum_merit(replicas: Sequence[ScoredCandidate], wanted: PlanGoal, hosts: Map
 
 
 def _several(left: Usable, links: Links, wanted: PlanGoal, count: int) -> list[ScoredCandidate]:
-    """Return up to `count` replicas that share the load and no device, the best first."""
+    """Return up to `count` replicas that share the load and no device, the best first. Each has an equal part of the
+    requests that those before it left."""
     found: list[ScoredCandidate] = []
     taken: frozenset[str] = frozenset()
     cores: dict[str, int] = {}
     paid: frozenset[str] = frozenset()
-    for _ in range(min(count, wanted.workload.concurrency)):
-        ground = SearchSpace(left, links, wanted, -(-wanted.workload.concurrency // count), taken, cores, paid)
+    requests = wanted.workload.concurrency
+    for number in range(count):
+        part = max(1, -(-requests // (count - number)))
+        ground = SearchSpace(left, links, wanted, part, taken, cores, paid)
         one, _ = _one(ground, search(ground))
         if one is None:
             break
         found.append(one)
+        requests -= one.candidate.sequences
         replica(one, cores, left.hosts, wanted.workload)
         taken |= {placed.device.id for placed in one.candidate.placed} | _same(one, left, wanted)
         paid |= {part.device.host for part in one.in_use}
