@@ -30,10 +30,11 @@ _ONLY_ON_RAY = "goes with Ray, which cluster.address or cluster.runtime: ray ask
 _USUAL_PLACES = (Path("cluster.yaml"), Path("/etc/outrider/cluster.yaml"))
 
 
-def load_config(path: Path, *, sources: bool = True) -> ClusterConfig:
+def load_config(path: Path, *, sources: bool = True, there: bool = True) -> ClusterConfig:
     """Read and check a cluster.yaml. Raises ConfigError, one line a problem.
 
     `sources=False` leaves out the model's files and the keys: whoever asks a running daemon does not need them.
+    `there=False`: its hosts need not be there.
     """
     config, lines = parse_config(read_text(path), path)
     check_hosts(config.hosts, config.links, path, lines)
@@ -43,7 +44,8 @@ def load_config(path: Path, *, sources: bool = True) -> ClusterConfig:
         _check_canary(config, path, lines)
         _check_processes(config, path, lines)
         _check_cluster(config, path, lines)
-        _check_hosts(config, path, lines)
+        if there:
+            _check_hosts(config, path, lines)
         _check_replicas(config, path, lines)
         _check_cores(config, path, lines)
         _check_objectives(config, path, lines)

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 
 from device_profiles.profile import Exactness
 from orchestrator.config.hosts import ClusterHost, ClusterLinks, Name, check_hosts, check_sketched_hosts
+from orchestrator.config.load import parse_config
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.section import Section
 from orchestrator.config.source_text import parse_text, read_text
@@ -79,7 +80,10 @@ class Sketch(Section):
 
 
 def load_sketch(path: Path) -> Sketch:
-    """Read and check a sketch. Raises ConfigError, one line a problem."""
+    """Read and check a sketch, or a cluster.yaml whose `hosts` say what they have: its model is the target then. Raises
+    ConfigError, one line a problem."""
+    if is_cluster_file(path):
+        return _read_cluster(path)
     data, lines = parse_text(read_text(path), path, least="hosts")
     try:
         sketch = Sketch.model_validate(data)
@@ -90,3 +94,18 @@ def load_sketch(path: Path) -> Sketch:
     check_hosts(sketch.hosts, sketch.links, path, lines)
     check_sketched_hosts(sketch.hosts, path, lines)
     return sketch
+
+
+def is_cluster_file(path: Path) -> bool:
+    """Return whether a file is a whole cluster.yaml, with a model of its own. Raises ConfigError."""
+    data, _ = parse_text(read_text(path), path, least="hosts")
+    return isinstance(data, dict) and "model" in data
+
+
+def _read_cluster(path: Path) -> Sketch:
+    config, lines = parse_config(read_text(path), path)
+    check_hosts(config.hosts, config.links, path, lines)
+    if not config.hosts:
+        raise ConfigError(f"{path}:1: hosts: is missing: a plan for a cluster that is not there needs its hosts")
+    check_sketched_hosts(config.hosts, path, lines)
+    return Sketch(hosts=config.hosts, links=config.links, placement=config.placement)

@@ -12,6 +12,7 @@ from device_profiles.measured import Hardware
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.config.drafts import ModelDraft, draft_names
+from orchestrator.config.hosts import host_names
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.placement import PlacementSection
@@ -85,7 +86,8 @@ def propose_sketch(sketch: Sketch, asked: PlanRequest, store: ProfileStore | Non
         sources[one.hardware.name] = one
     drafts = [draft.model for draft in asked.drafts]
     cluster, behind = build_sketched_cluster(sketch, sources, asked.target, drafts, asked.exactness)
-    return build_proposal(cluster, asked, behind)
+    roles = {name: host.roles for host in sketch.hosts for name in host_names(host)}
+    return build_proposal(cluster, _name_nodes(asked, roles, {}), behind)
 
 
 def propose_here(
@@ -120,7 +122,8 @@ def propose_hosts(
     left_out = [
         f"{host.node} is left out: no device of it has a profile" for host in hosts if not host.hardware & known
     ]
-    return _propose_hosts(_name_nodes(asked, hosts), store, hosts, found, links, allowed, left_out)
+    roles, names = {host.node: host.roles for host in hosts}, {host.name: host.node for host in hosts if host.name}
+    return _propose_hosts(_name_nodes(asked, roles, names), store, hosts, found, links, allowed, left_out)
 
 
 def _propose_hosts(
@@ -161,9 +164,9 @@ def _leave_out_untold(cluster: Inventory, objective: Objective, stated: Collecti
     return replace(cluster, devices=devices), [f"{name} is left out: {why}" for name in sorted(out)]
 
 
-def _name_nodes(asked: PlanRequest, hosts: Sequence[PresentHost]) -> PlanRequest:
-    """Return the request with the nodes of the hosts that it names, and each role pinned to the hosts that have it."""
-    nodes = {host.name: host.node for host in hosts if host.name}
+def _name_nodes(asked: PlanRequest, roles: Mapping[str, Sequence[str]], nodes: Mapping[str, str]) -> PlanRequest:
+    """Return the request with the nodes of the hosts that it names (`nodes`, by name), and each role pinned to the
+    nodes that have it (`roles`, by node). Raises PlanError where no node may host the target."""
 
     def name_node(place: str) -> str:
         host, slash, device = place.partition("/")
@@ -175,8 +178,8 @@ def _name_nodes(asked: PlanRequest, hosts: Sequence[PresentHost]) -> PlanRequest
     for role in Role:
         key = f"pin_{role.value}"
         pins: tuple[str, ...] = tuple(map(name_node, getattr(placement, key)))
-        able = {host.node for host in hosts if role.value in host.roles}
-        if len(able) < len(hosts):
+        able = {node for node, mine in roles.items() if role.value in mine}
+        if len(able) < len(roles):
             kept = tuple(one for one in pins if one.partition("/")[0] in able) if pins else tuple(sorted(able))
             if not kept and role is Role.TARGET:
                 raise PlanError(f"there is no plan: no host that `placement.{key}` allows has the role `target`")

@@ -221,6 +221,8 @@ class RayWorker:
         self.where = "ray"
         self.host: tuple[str, int] | None = None
         """Where its host is to answer; None on this one."""
+        self.unreserved = ""
+        """Why its place is not kept from other tenants of the cluster; "" where it is, or none was asked for."""
         self._link = link
         self._forget = forget
         self._number = 0
@@ -242,6 +244,9 @@ class RayWorker:
         place = self._place
         self.where = f"ray node {place.ip} pid {place.pid}"
         self.host = None if place.here else (place.ip, place.port)
+        self.unreserved = place.unreserved
+        if place.unreserved:
+            _log.warning("place not reserved", worker=self.name, reason=place.unreserved)
 
     def send(self, command: Command) -> None:
         """See workers.contract.Worker."""
