@@ -20,6 +20,7 @@ from orchestrator.api.batches.store import BatchStore, StoreLimits
 from orchestrator.api.connections import ConnectionLimits, Connections, raise_open_files
 from orchestrator.api.keys import Keys
 from orchestrator.api.listening import listen_tcp, listen_unix, serving
+from orchestrator.api.metrics.cost_series import HourlyPrice
 from orchestrator.api.resume import KeptAnswers
 from orchestrator.bootstrap.canary import build_trial
 from orchestrator.bootstrap.clusters import build_cluster
@@ -158,6 +159,7 @@ class Daemon:
                     self._running_plan,
                     api.state.slo,
                     self._trial,
+                    api.state.costs,
                     self._describe_hosts,
                 )
                 admin = create_admin_app(self._control, *known)
@@ -243,7 +245,15 @@ class Daemon:
             objectives=objectives_of(self._config.slo),
             connections=self._connections,
             places=limits.max_running,
+            price=self._hourly_price(),
         )
+
+    def _hourly_price(self) -> HourlyPrice:
+        """Return what this machine costs. Where workers may be on any node of a Ray cluster, that is not what they
+        cost."""
+        config = self._config
+        elsewhere = config.cluster.on_ray and bool(config.cluster.address) and not config.planned
+        return HourlyPrice(0.0 if elsewhere else config.devices.price_per_hour, config.placement.currency)
 
     def _open_batches(self) -> BatchStore | None:
         """Return what keeps files and batches, where that is wanted. Raises DaemonError."""

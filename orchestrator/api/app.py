@@ -33,6 +33,7 @@ from orchestrator.api.keys import OWNER, KeyGate, Keys
 from orchestrator.api.liveness import Liveness
 from orchestrator.api.logprobs import chat_logprobs, completion_logprobs
 from orchestrator.api.metrics.collector import Metrics
+from orchestrator.api.metrics.cost_series import NO_PRICE, HourlyPrice
 from orchestrator.api.metrics.request_timing import RequestTotals
 from orchestrator.api.openapi import describe, operation
 from orchestrator.api.port import TokenizerPort
@@ -63,7 +64,7 @@ class ApiSettings:
     translated at a time; how long that may take; and what one key may have (0: no limit). `log_words`: the log has
     requests' and answers' text, and what bugs say. `keys`: None asks for none. `stalled_after_s`: see liveness.
     `vllm_metric_names`: see metrics. `acceptance`: the rules that requests may ask for. `objectives`: what they are to
-    have. `connections`: those of the server, for the metrics. `places`: of one replica."""
+    have. `connections`: those of the server, for the metrics. `places`: of one replica. `price`: of this machine."""
 
     max_body_bytes: int
     max_parameter_bytes: int = 256 * 1024
@@ -80,6 +81,7 @@ class ApiSettings:
     objectives: Objectives = NO_OBJECTIVES
     connections: Connections | None = None
     places: int = 1
+    price: HourlyPrice = NO_PRICE
 
 
 class ApiRoutes:
@@ -108,6 +110,7 @@ class ApiRoutes:
             trial_view=trial.view if trial is not None else None,
             connections=settings.connections,
             bodies=self.bodies,
+            price=settings.price,
         )
         self.liveness = Liveness(control, clock, settings.stalled_after_s)
         self.tokenizer = tokenizer
@@ -389,6 +392,7 @@ def create_app(
     api = ApiRoutes(control, tokenizer, model_name, settings, clock, trial, kept)
     app.state.kept = kept
     app.state.slo = api.metrics.slo.view
+    app.state.costs = api.metrics.view_costs
     app.state.on_round = [api.metrics.observe_round, api.liveness.observe_round]
     errors.install_error_handlers(app)
     if settings.keys is not None:

@@ -21,6 +21,7 @@ from orchestrator.cluster.measure import measure_links, profile_hosts
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import read_text
+from orchestrator.config.target import THIS_NODE
 from orchestrator.control.device_watch import LoadObserver
 from orchestrator.control.plan_keeper import PlanKeeper
 from orchestrator.errors import OutriderError
@@ -117,7 +118,8 @@ class FleetPlanning:
         found = []
         for node, host in self.fleet.hosts.items():
             said = self.fleet.describe_listed(node)
-            present = PresentHost(node, host.hardware, host.free_bytes)
+            own = self._config.devices.price_per_hour if node == THIS_NODE else 0.0
+            present = PresentHost(node, host.hardware, host.free_bytes, price_per_hour=own)
             if said is not None:
                 stated = {one.device: int(one.memory) for one in said.devices if one.memory is not None}
                 present = replace(
@@ -128,6 +130,8 @@ class FleetPlanning:
                     name=said.name,
                     roles=said.roles,
                     devices=tuple(one.device for one in said.devices),
+                    price_per_hour=said.price_per_hour or own,
+                    device_prices={one.device: one.price_per_hour for one in said.devices},
                 )
             found.append(present)
         return found

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -52,6 +53,12 @@ def serve(
     compare: Annotated[str, typer.Option(help="Base of a second API, measured in turns with --url.")] = "",
     compare_model: Annotated[str, typer.Option(help="The model there; else as for --url.")] = "",
     compare_body: Annotated[str, typer.Option(help="As --body, there; alone it compares two bodies at --url.")] = "",
+    price_per_hour: Annotated[
+        float, typer.Option(min=0.0, help="What the devices at --url cost an hour. 0: as its /metrics say.")
+    ] = 0.0,
+    compare_price_per_hour: Annotated[
+        float, typer.Option(min=0.0, help="As --price-per-hour, of what is compared.")
+    ] = 0.0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Write PNG plots into this directory.")] = None,
 ) -> None:
@@ -81,7 +88,7 @@ def serve(
             compare or url, compare_model or model, endpoint, headers, compare_body or "{}", "--compare-body"
         )
         endpoints.append(there)
-    result, runs = measure_served_load(endpoints, load, objectives)
+    result, runs = measure_served_load(endpoints, load, objectives, (price_per_hour, compare_price_per_hour))
     _report(result, runs, endpoints, json_out, plots)
 
 
@@ -139,9 +146,10 @@ def _endpoint(
 
 
 def measure_served_load(
-    endpoints: list[Endpoint], load: TrafficLoad, slo: dict[str, float]
+    endpoints: list[Endpoint], load: TrafficLoad, slo: dict[str, float], prices_per_hour: Sequence[float] = (0.0, 0.0)
 ) -> tuple[dict[str, Any], list[TrafficRun]]:
-    """Measure and return the whole result (`summary`, `runs`, `environment`, `formulas`) and what it is made of."""
+    """Measure and return the whole result (`summary`, `runs`, `environment`, `formulas`) and what it is made of.
+    `prices_per_hour`: of each endpoint, 0 where its own word counts."""
     import asyncio
 
     from rich.console import Console
@@ -169,7 +177,9 @@ def measure_served_load(
             bar.update(task, advance=1, failed=failed)
 
         runs = asyncio.run(measure_endpoints(endpoints, load, advance_bar))
-    summaries = [summarise_traffic(run, load.rate, slo) for run in runs]
+    summaries = [
+        summarise_traffic(run, load.rate, slo, price) for run, price in zip(runs, prices_per_hour, strict=False)
+    ]
     result = {
         "summary": summaries[0] | (compare_endpoints(runs, summaries) if len(runs) > 1 else {}),
         "runs": [

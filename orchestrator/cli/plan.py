@@ -76,7 +76,7 @@ def diff(
         gain = found.gain if found.before_tokens_per_s else None
         print(json.dumps({**asdict(found), "gain": gain}, indent=1))
     else:
-        print_diff(found, before, after)
+        print_diff(found, before, after, plans[-1].currency)
 
 
 def propose_plan(config: Path | None, cluster: Path | None, profiles: Path | None) -> PlanProposal:

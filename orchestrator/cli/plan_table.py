@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from orchestrator.planning.proposal import PlanProposal
-    from policies.planning.plan import Plan, PlanDiff, Prediction, ReplicaPlacement, Shard
+    from policies.planning.plan import (
+        Objective,
+        Plan,
+        PlanDiff,
+        Prediction,
+        RejectedCandidate,
+        ReplicaPlacement,
+        Shard,
+    )
 
 _MOST_REJECTED = 40
 
@@ -34,8 +42,8 @@ def print_proposal(proposal: PlanProposal, *, explain: bool) -> None:
         console.print(line, markup=False)
 
 
-def print_diff(found: PlanDiff, before: str, after: str) -> None:
-    """Print what is different between two plans."""
+def print_diff(found: PlanDiff, before: str, after: str, currency: str) -> None:
+    """Print what is different between two plans, whose prices are in that currency."""
     from rich.table import Table
 
     console = wide_console()
@@ -53,6 +61,13 @@ def print_diff(found: PlanDiff, before: str, after: str) -> None:
     console.print(
         f"predicted {found.before_tokens_per_s:.1f} -> {found.after_tokens_per_s:.1f} tokens/s{gain}", markup=False
     )
+    for before_value, after_value, unit in (
+        (found.before_cost_per_million_tokens, found.after_cost_per_million_tokens, f"{currency} a million tokens"),
+        (found.before_joules_per_token, found.after_joules_per_token, "J a token"),
+    ):
+        if before_value or after_value:
+            told = " -> ".join(f"{value:.3g}" if value else "not known" for value in (before_value, after_value))
+            console.print(f"predicted {told} {unit}", markup=False)
 
 
 def print_library() -> None:
@@ -83,7 +98,12 @@ def _print_placements(console: Console, proposal: PlanProposal) -> None:
         for role, shard in _roles(replica):
             add_row(table, f"{role}{name}", *_shard_cells(shard))
         if replica.draft is None or not replica.depth:
-            add_row(table, f"drafts{name}", "none: plain decoding is predicted to be faster", *[""] * 5)
+            add_row(
+                table,
+                f"drafts{name}",
+                f"none: plain decoding is predicted to be better for {proposal.plan.objective}",
+                *[""] * 5,
+            )
         elif replica.draft.shard is None:
             add_row(table, f"drafts{name}", f"{replica.draft.drafter}, in the target's worker", *[""] * 5)
     standby = proposal.plan.standby
@@ -122,17 +142,24 @@ def _cores(cores: tuple[int, ...]) -> str:
 def _print_predictions(console: Console, plan: Plan) -> None:
     from rich.table import Table
 
-    table = Table(show_header=False, title="predicted")
+    table = Table(show_header=False, title=f"predicted; the best for {plan.objective}")
     for number, replica in enumerate(plan.replicas, 1):
         name = f"replica {number}: " if len(plan.replicas) > 1 else ""
-        for key, value in _prediction_rows(replica.prediction):
+        for key, value in _prediction_rows(replica.prediction, plan.currency):
             add_row(table, f"{name}{key}", value)
     if len(plan.replicas) > 1:
-        add_row(table, "all replicas", f"{plan.goodput_tokens_per_s:.1f} tokens/s")
+        taken = _describe_taken(plan.cost_per_million_tokens, plan.joules_per_token, plan.currency)
+        add_row(table, "all replicas", ", ".join([f"{plan.goodput_tokens_per_s:.1f} tokens/s", *taken]))
     console.print(table)
 
 
-def _prediction_rows(found: Prediction) -> Iterator[tuple[str, str]]:
+def _describe_taken(cost: float, joules: float, currency: str) -> list[str]:
+    """Return what tokens cost and what energy they take, as far as it is known."""
+    told = [f"{cost:.3g} {currency} a million tokens"] if cost else []
+    return [*told, *([f"{joules:.3g} J a token"] if joules else [])]
+
+
+def _prediction_rows(found: Prediction, currency: str) -> Iterator[tuple[str, str]]:
     error = f" ± {found.error:.0%}" if found.error else ""
     yield "goodput", f"{found.goodput_tokens_per_s:.1f} tokens/s{error}, prefill included, {found.sequences} at once"
     yield "each stream", f"{found.stream_tokens_per_s:.1f} tokens/s, TPOT {found.tpot_ms:.1f} ms"
@@ -147,8 +174,9 @@ def _prediction_rows(found: Prediction) -> Iterator[tuple[str, str]]:
             f"prefill {found.prefill_ms:.2f}"
         ),
     )
-    if found.joules_per_token:
-        yield "energy", f"{found.joules_per_token:.3g} J a token"
+    cost, joules = found.cost_per_million_tokens, found.joules_per_token
+    yield "cost", "".join(_describe_taken(cost, 0.0, currency)) or "not known: no price"
+    yield "energy", "".join(_describe_taken(0.0, joules, currency)) or "not known: no power"
 
 
 def _print_scores(console: Console, plan: Plan) -> None:
@@ -166,15 +194,32 @@ def _print_scores(console: Console, plan: Plan) -> None:
 def _print_rejected(console: Console, plan: Plan) -> None:
     from rich.table import Table
 
-    table = Table(title="what lost, the fastest first")
-    for column in ("what", "role", "why"):
+    table = Table(title=f"what lost, the best for {plan.objective} first")
+    columns = (
+        ("tokens/s", [one.goodput_tokens_per_s for one in plan.rejected]),
+        (f"{plan.currency} a million", [one.cost_per_million_tokens for one in plan.rejected]),
+        ("J a token", [one.joules_per_token for one in plan.rejected]),
+    )
+    known = [name for name, values in columns if any(values)]
+    for column in ("what", "role", *known, "why"):
         table.add_column(column)
-    ordered = sorted(plan.rejected, key=lambda one: (-one.goodput_tokens_per_s, one.what))
+    ordered = sorted(plan.rejected, key=lambda one: (-_weigh(one, plan.objective), one.what))
     for one in ordered[:_MOST_REJECTED]:
-        add_row(table, one.what, str(one.role), one.why)
+        figures = (one.goodput_tokens_per_s, one.cost_per_million_tokens, one.joules_per_token)
+        shown = (value for value, (name, _) in zip(figures, columns, strict=True) if name in known)
+        cells = [f"{value:.3g}" if value else "" for value in shown]
+        add_row(table, one.what, str(one.role), *cells, one.why)
     console.print(table)
     if len(ordered) > _MOST_REJECTED:
         console.print(f"and {len(ordered) - _MOST_REJECTED} more: --json has all of them", markup=False)
+
+
+def _weigh(one: RejectedCandidate, objective: Objective) -> float:
+    """Return what orders the things that lost by the objective: more is better, 0 where nothing was predicted."""
+    taken = {"latency": one.tpot_ms, "cost": one.cost_per_million_tokens, "energy": one.joules_per_token}
+    if objective not in taken:
+        return one.goodput_tokens_per_s
+    return 1.0 / taken[objective] if taken[objective] else 0.0
 
 
 def _print_basis(console: Console, proposal: PlanProposal) -> None:

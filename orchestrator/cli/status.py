@@ -81,6 +81,8 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [(f"last route {one['engine']}", one["last_route"]) for one in answer["replicas"] if one["last_route"]]
     if answer["plan"]:
         rows.append(("plan", plan_line(answer["plan"])))
+    if answer["costs"]:
+        rows.append(("cost", cost_line(answer["costs"])))
     rows += speculation_rows(answer["speculation"])
     if answer["slo"]:
         rows += [("objectives", objectives_line(answer["slo"])), ("goodput", goodput_line(answer["slo"]))]
@@ -146,7 +148,11 @@ def device_line(device: dict[str, Any]) -> str:
 
 def plan_line(plan: dict[str, Any]) -> str:
     """Return what the running plan predicts, and what came of it."""
-    line = f"{plan['predicted_tokens_per_s']:.1f} tokens/s predicted"
+    line = f"best for {plan['objective']}; {plan['predicted_tokens_per_s']:.1f} tokens/s predicted"
+    if cost := plan["predicted_cost_per_million_tokens"]:
+        line += f", {cost:.3g} {plan['currency']} a million tokens"
+    if joules := plan["predicted_joules_per_token"]:
+        line += f", {joules:.3g} J a token"
     if plan["rounds"]:
         line += (
             f", {plan['measured_tokens_per_s']:.1f} measured in rounds that only decode; they take "
@@ -155,6 +161,18 @@ def plan_line(plan: dict[str, Any]) -> str:
     if plan["plans"]:
         line += f"; planned again {plan['plans']} times, workers replaced {plan['moves']} times; {plan['last']}"
     return "; ".join([line, *plan["drifted"]])
+
+
+def cost_line(costs: dict[str, Any]) -> str:
+    """Return what the devices in use cost, and what a million tokens did of late and since the start."""
+    unit = f"{costs['currency']} a million tokens"
+    late, ever = costs["cost_per_million_tokens"], costs["cost_per_million_tokens_since_start"]
+    recent = f"{late:.3g} {unit}" if late is not None else "no tokens"
+    whole = f", {ever:.3g} {unit}" if ever is not None else ""
+    return (
+        f"{costs['price_per_hour']:.3g} {costs['currency']} an hour; {recent} in the last {costs['window_s']:g} s; "
+        f"{costs['spent']:.3g} {costs['currency']}{whole} since the start"
+    )
 
 
 def objectives_line(slo: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from orchestrator.config.section import Section, Size
+from orchestrator.config.section import Price, Section, Size
 from orchestrator.config.source_text import Lines, Place, format_place
 from orchestrator.errors import ConfigError
 
@@ -27,6 +27,8 @@ class HostDevice(Section):
     memory: Size | None = None
     """What a plan may fill of each. Left out: what is free; of a host that is not there what the library says, and
     of its CPUs and NPUs the host's `memory`."""
+    price_per_hour: Price = 0.0
+    """What each costs an hour beside its host, in units of `placement.currency`; 0: not known, or in the host's."""
 
 
 class ClusterHost(Section):
@@ -47,6 +49,9 @@ class ClusterHost(Section):
     """Cores that workers may use; 0: all that it has."""
     memory: Size | None = None
     """Main memory of a host that is not there, which its CPUs and NPUs work in."""
+    price_per_hour: Price = 0.0
+    """What each costs an hour, paid once where any of its devices is used. 0: not known, or in its devices'; of the
+    daemon's own host `devices.price_per_hour`."""
     devices: tuple[HostDevice, ...] = Field(default=(), max_length=64, strict=False)
     """The devices that may be used. Empty: all that its runtimes find. One that is not there has to list them."""
 

@@ -11,7 +11,7 @@ from orchestrator.config.failover import FailoverSection
 from orchestrator.config.hosts import ClusterHost, ClusterLinks
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.routing import RoutingSection
-from orchestrator.config.section import Section, Size
+from orchestrator.config.section import Price, Section, Size
 from orchestrator.config.slo import SloSection
 from orchestrator.config.speculation import Canary, Speculation
 from orchestrator.config.target import AUTO, Cores, Target
@@ -25,6 +25,9 @@ class Devices(Section):
     cores: Cores = Field(default=[])
     """The CPU cores that the worker runs on, by their numbers on its host. Empty: all. Several replicas have their own:
     `model.replicas`."""
+    price_per_hour: Price = 0.0
+    """What this machine costs an hour with its devices, in units of `placement.currency`: for the cost of a token in
+    plans, status and metrics. 0: not known."""
 
 
 class Limits(Section):

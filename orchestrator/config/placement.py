@@ -29,12 +29,18 @@ class ScoreWeights(Section):
     queue_depth: float = Field(default=1.0, ge=0, le=100)
     """How few requests wait for workers on its devices."""
     indifference: float = Field(default=0.0, ge=0, lt=1)
-    """The share of predicted tokens per second that may be given up for a better score."""
+    """The share of the predicted tokens per second (of tokens for the cost, the energy or the time, with another
+    objective) that may be given up for a better score."""
 
 
 class PlacementSection(Section):
     """What a plan is for, and what it may do: `outrider plan`, and models whose `adapter` or `device` is `auto`."""
 
+    objective: Literal["throughput", "latency", "cost", "energy"] = "throughput"
+    """What the best plan has: the most tokens a second, the shortest time of a stream's token, the lowest cost of a
+    token, or the least energy. The last two need the price or the power of every device that may be used."""
+    currency: str = Field(default="USD", min_length=1, max_length=16)
+    """The word for the units of prices; it is only printed."""
     concurrency: int = Field(default=1, ge=1, le=4096)
     """The load to plan for: requests at once."""
     prompt_tokens: int = Field(default=256, ge=1, le=1_000_000)

@@ -28,6 +28,9 @@ Size = Annotated[
 ]
 
 
+Price = Annotated[float, Field(ge=0, le=1_000_000)]
+
+
 class Section(BaseModel):
     """One mapping of cluster.yaml: unknown keys are errors, values are not converted, nothing changes later."""
 

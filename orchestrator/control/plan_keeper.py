@@ -24,7 +24,8 @@ from orchestrator.planning.correction import Corrections, Key, key_of, scale_opt
 from orchestrator.planning.proposal import PlanError, PlanProposal
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import RoundReport
-from policies.planning.plan import Option, ReplicaPlacement, Role, diff
+from policies.planning.merit import describe_merit, slow_down, sum_merits
+from policies.planning.plan import Option, Prediction, ReplicaPlacement, Role, diff
 from policies.planning.shard_cost import ModelPart, context_tokens
 from policies.serving import drift
 from policies.serving.drift import Drift
@@ -143,6 +144,11 @@ class PlanKeeper:
             moves=self._moves,
             last=self._last,
             drifted=tuple(told for told in self._profiles.marked.values() if told),
+            objective=self.proposal.plan.objective,
+            currency=self.proposal.plan.currency,
+            predicted_cost_per_million_tokens=self.proposal.plan.cost_per_million_tokens,
+            predicted_joules_per_token=self.proposal.plan.joules_per_token,
+            price_per_hour=self.proposal.plan.price_per_hour,
         )
 
     def observe(self, done: RoundReport) -> None:
@@ -203,15 +209,15 @@ class PlanKeeper:
         """Make the plan for what other programs leave of the devices now."""
         _log.info("%s: planning again", changed)
         try:
-            await self._plan_again(sum(self._reach(one) for one in self.proposal.plan.replicas))
+            await self._plan_again([self._reach(one) for one in self.proposal.plan.replicas])
         except OutriderError as error:
             self._last = f"kept, though {changed}: {error}"
             _log.info("the plan is %s", self._last)
 
-    def _reach(self, one: ReplicaPlacement, ratio: float = 1.0) -> float:
-        """Return the tokens per second that a replica of the running plan reaches, as far as it is known. Its rounds
-        take `ratio` times what was predicted. Other programs may take another share of its device than planned."""
-        return one.prediction.goodput_tokens_per_s * self._loads.find_change(one.shards[0].device) / ratio
+    def _reach(self, one: ReplicaPlacement, ratio: float = 1.0) -> Prediction:
+        """Return what a replica of the running plan reaches, as far as it is known. Its rounds take `ratio` times what
+        was predicted. Other programs may take another share of its device than planned."""
+        return slow_down(one.prediction, ratio / self._loads.find_change(one.shards[0].device))
 
     def observe_health(self, unwell: Mapping[Part, PartHealth]) -> None:
         """Plan again at once without devices and hosts that refuse work, and later with those that work again."""
@@ -249,13 +255,13 @@ class PlanKeeper:
         ]
         told = ", ".join(happened) or "all devices take work again"
         _log.warning("%s: planning again", told)
-        reached = sum(
+        reached = [
             self._reach(one, self._corrections.get(key_of(one.shards[0]), 1.0))
             for one in self.proposal.plan.replicas
             if not {one.shards[0].device, one.shards[0].host} & out
-        )
+        ]
         if {one.host for one in self.proposal.plan.shards} - there:
-            reached = 0.0  # whatever is planned now: the running plan cannot be run
+            reached = []  # whatever is planned now: the running plan cannot be run
         try:
             await self._plan_again(reached)
         except OutriderError as error:
@@ -303,14 +309,14 @@ class PlanKeeper:
             *(shard.device, ratio, self._patience.tolerance),
         )
         # What the running plan reaches, as far as it is known: replicas that run alike have drifted alike.
-        reached = sum(self._reach(one, ratio if key_of(one.shards[0]) == key else 1.0) for one in before.replicas)
+        reached = [self._reach(one, ratio if key_of(one.shards[0]) == key else 1.0) for one in before.replicas]
         try:
             await self._plan_again(reached)
         except OutriderError as error:  # go on as before, and compare with costs as they turned out to be
             self._options = [scale_option(one, ratio) if key_of(one) == key else one for one in self._options]
             self._reset_drifts(f"kept: {error}")
 
-    async def _plan_again(self, reached: float) -> None:
+    async def _plan_again(self, reached: Sequence[Prediction]) -> None:
         """Make another plan by what is known now, and run it where that is worth a move. Raises OutriderError as
         `_take` does."""
         self._plans += 1
@@ -321,27 +327,30 @@ class PlanKeeper:
         )
         await self._take(await asyncio.to_thread(self._making.again, *known), reached)
 
-    async def _take(self, found: Planned, reached: float) -> None:
-        """Run another plan where that is worth a move. Raises OutriderError, with the reason, where it is not, or its
-        workers do not start."""
+    async def _take(self, found: Planned, reached: Sequence[Prediction]) -> None:
+        """Run another plan where that is worth a move by the objective, compared with what the running one reaches.
+        Raises OutriderError, with the reason, where it is not, or its workers do not start."""
         before, after = self.proposal.plan, found.proposal.plan
-        promised = after.goodput_tokens_per_s
+        promised = [one.prediction for one in after.replicas]
+        objective, requests = after.objective, found.proposal.wanted.workload.concurrency
+        merits = [sum_merits(objective, one, requests)[0] for one in (reached, promised)]
+        told = [describe_merit(objective, one, after.currency) for one in merits]
         changes = "; ".join(
             f"{one.part}: {one.before or 'none'} -> {one.after or 'none'}"
             for one in diff(before, after).changes
             if one.restart
         )
-        now = f"{reached:.1f} tokens/s with corrected costs"
+        now = f"{told[0]} with corrected costs"
         if not changes:
             self._adopt(found, f"kept: {now}, and still the best")
             return
-        if not drift.worth_moving(reached, promised):
-            raise PlanError(f"{now}, and the best other is predicted to reach {promised:.1f} only")
+        if not drift.worth_moving(*merits):
+            raise PlanError(f"{now}, and the best other is predicted to reach {told[1]} only")
         engines = await self._control.change(found.targets, found.drafts, found.standbys)
         self._moves += 1
         self._places = {engine: number for number, engine in enumerate(engines)}
         self._tokens_per_s = [0.0 for _ in engines]
-        self._adopt(found, f"changed, {reached:.1f} -> {promised:.1f} tokens/s predicted: {changes}")
+        self._adopt(found, f"changed, {told[0]} -> {told[1]} predicted: {changes}")
 
     def _adopt(self, found: Planned, told: str) -> None:
         self._running, self._options = found, _options(found.proposal)

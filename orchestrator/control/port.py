@@ -112,7 +112,8 @@ class PlanView:
     only decode. `ratio`: measured / predicted time of the last `rounds` rounds, for the rows that they had, of the
     replica where it is furthest from 1. `plans`:
     how often it was made anew; `moves`: how often workers were replaced for that; `last`: what came of it last.
-    `drifted`: profiles that do not hold any more, and when they are measured again."""
+    `drifted`: profiles that do not hold any more, and when they are measured again. `objective`: of what it has most;
+    cost and energy are those predicted, `price_per_hour` that of the devices in use, all 0 where not known."""
 
     predicted_tokens_per_s: float
     measured_tokens_per_s: float
@@ -122,6 +123,11 @@ class PlanView:
     moves: int
     last: str
     drifted: tuple[str, ...] = ()
+    objective: str = "throughput"
+    currency: str = "USD"
+    predicted_cost_per_million_tokens: float = 0.0
+    predicted_joules_per_token: float = 0.0
+    price_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

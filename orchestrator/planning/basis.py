@@ -25,10 +25,15 @@ class Basis:
 
 
 def plain(proposal: PlanProposal) -> dict[str, Any]:
-    """Return a proposal as plain data: the plan, its predicted goodput, and what its figures rest on."""
+    """Return a proposal as plain data: the plan, its predicted goodput, cost and energy (None where not known), and
+    what its figures rest on."""
+    plan = proposal.plan
     return {
-        "plan": asdict(proposal.plan),
-        "goodput_tokens_per_s": proposal.plan.goodput_tokens_per_s,
+        "plan": asdict(plan),
+        "goodput_tokens_per_s": plan.goodput_tokens_per_s,
+        "cost_per_million_tokens": plan.cost_per_million_tokens or None,
+        "joules_per_token": plan.joules_per_token or None,
+        "price_per_hour": plan.price_per_hour or None,
         "basis": [asdict(one) for one in basis(proposal)],
         "assumed": list(proposal.assumed),
         "workload": asdict(proposal.wanted.workload),

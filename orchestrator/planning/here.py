@@ -21,7 +21,8 @@ class PresentHost:
     """A host that is there. `node`: the address of its Ray node, THIS_NODE for the daemon's own. `hardware`: what it
     has; `free_bytes`: what a plan may fill of a device, by each of its runtimes' names for it (all its memory where it
     is left out). `cores`: that workers may use, 0 for those of its processor's profile. `name`: what cluster.yaml calls
-    it. `devices`: the names of those that may be used, empty for all."""
+    it. `devices`: the names of those that may be used, empty for all. `price_per_hour`: of the host, and
+    `device_prices` of devices beside it, by name, 0 where not known."""
 
     node: str
     hardware: frozenset[Hardware]
@@ -31,6 +32,8 @@ class PresentHost:
     name: str = ""
     roles: tuple[str, ...] = ("target", "draft")
     devices: tuple[str, ...] = ()
+    price_per_hour: float = 0.0
+    device_prices: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,13 @@ def cluster_present(
     for host in hosts:
         mine = [one for one in found if one.hardware in host.hardware and _may_use(host, one)]
         cores = host.cores or max((one.cores for one in mine), default=0)
-        inventory.append(Host(host.node, host.zone, cores))
+        inventory.append(Host(host.node, host.zone, cores, host.price_per_hour))
         for one in mine:
             profile = names[one.hardware] + (f", {host.cores} of its cores" if host.cores and one.cores else "")
             behind[profile] = one
             memory = max(0, host.free_bytes.get(one.name, one.hardware.memory_bytes) - left(one))
-            devices.append(build_device(one, f"{host.node}/{one.name}", host.node, profile, memory))
+            price = max((host.device_prices.get(seen.device, 0.0) for seen in one.devices), default=0.0)
+            devices.append(build_device(one, f"{host.node}/{one.name}", host.node, profile, memory, price))
             options.setdefault(
                 profile,
                 [

@@ -34,8 +34,9 @@ from orchestrator.planning.wanted import (
     build_plan_goal,
     model_drafter,
 )
+from policies.planning.merit import tells_burden
 from policies.planning.placement import plan_placement
-from policies.planning.plan import Inventory, NoPlan, Plan, PlanGoal, Role
+from policies.planning.plan import Inventory, NoPlan, Objective, Plan, PlanGoal, Role
 
 _FIRST_DEPTH = 4
 _MOST_PLANS = 3
@@ -48,7 +49,8 @@ class PlanError(OutriderError):
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """The models to place, and how. `suffix`: drafts from the text itself are allowed. `canary`: some requests are
-    served in another way, which is not planned; `beside`: what is loaded for that."""
+    served in another way, which is not planned; `beside`: what is loaded for that. `price_per_hour`: of this machine
+    with its devices, 0 where not known."""
 
     target: PlannedModel
     drafts: tuple[DraftCandidate, ...]
@@ -59,6 +61,7 @@ class PlanRequest:
     placement: PlacementSection
     canary: bool = False
     beside: tuple[ReservedDraft, ...] = ()
+    price_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,8 @@ def propose_here(
     Raises PlanError.
     """
     found, left_out = choose_present(load_measured_hardware(store), present)
-    host = PresentHost(THIS_NODE, frozenset(one.hardware for one in found), free_bytes)
+    devices = frozenset(one.hardware for one in found)
+    host = PresentHost(THIS_NODE, devices, free_bytes, price_per_hour=asked.price_per_hour)
     return _propose_hosts(asked, store, [host], found, PresentLinks(tuple(store.links())), allowed, left_out)
 
 
@@ -143,8 +147,21 @@ def _propose_hosts(
     )
     if not any(option.role is Role.TARGET for option in cluster.options):
         raise PlanError(_no_profile(asked, store, found))
+    stated = {THIS_NODE, *(host.node for host in hosts if host.name)}
+    cluster, untold = _leave_out_untold(cluster, Objective(asked.placement.objective), stated)
     made = build_proposal(cluster, asked, behind, _of_these_files(store.pairs(), asked))
-    return replace(made, assumed=(*made.assumed, *left_out))
+    return replace(made, assumed=(*made.assumed, *left_out, *untold))
+
+
+def _leave_out_untold(cluster: Inventory, objective: Objective, stated: Collection[str]) -> tuple[Inventory, list[str]]:
+    """Return the cluster without devices that were found on hosts that nobody `stated`, and do not tell what the
+    objective needs: such a host may join at any time, and is no reason to have no plan. Say why they are left out."""
+    hosts = {host.name: host for host in cluster.hosts}
+    out = {one.id for one in cluster.devices if one.host not in stated and not tells_burden(one, hosts, objective)}
+    what = "price" if objective is Objective.COST else "power"
+    why = f"its {what} is not known, which `placement.objective: {objective}` needs; state it in `hosts`"
+    devices = tuple(one for one in cluster.devices if one.id not in out)
+    return replace(cluster, devices=devices), [f"{name} is left out: {why}" for name in sorted(out)]
 
 
 def _name_nodes(asked: PlanRequest, roles: Mapping[str, Sequence[str]], nodes: Mapping[str, str]) -> PlanRequest:
@@ -238,6 +255,7 @@ def build_request_from_config(
         placement,
         bool(config.canary.share),
         beside_the_plan(config, base),
+        config.devices.price_per_hour,
     )
 
 

@@ -48,7 +48,7 @@ def build_sketched_cluster(
                 behind[profile] = source
             for name in host_names(entry):
                 devices += _devices(entry, name, one, source, profile, sharers)
-        hosts += [Host(name, entry.zone, cores) for name in host_names(entry)]
+        hosts += [Host(name, entry.zone, cores, entry.price_per_hour) for name in host_names(entry)]
     links = build_stated_links(sketch.links)
     flat = tuple(option for found in options.values() for option in found)
     return Inventory(tuple(hosts), tuple(devices), flat, links, build_default_links(sketch.links)), behind
@@ -69,11 +69,13 @@ def _devices(
     own = source.memory_bytes or int(entry.memory or 0) // max(1, sharers)
     memory = int(one.memory if one.memory is not None else own)
     ids = [f"{host}/{one.device}"] if one.count == 1 else [f"{host}/{one.device}-{n}" for n in range(one.count)]
-    return [build_device(source, name, host, profile, memory) for name in ids]
+    return [build_device(source, name, host, profile, memory, one.price_per_hour) for name in ids]
 
 
-def build_device(source: DeviceSource, name: str, host: str, profile: str, memory_bytes: int) -> Device:
-    """Return a device as the planner takes it."""
+def build_device(
+    source: DeviceSource, name: str, host: str, profile: str, memory_bytes: int, price_per_hour: float = 0.0
+) -> Device:
+    """Return a device as the planner takes it. `price_per_hour`: beside its host."""
     return Device(
         id=name,
         host=host,
@@ -82,6 +84,7 @@ def build_device(source: DeviceSource, name: str, host: str, profile: str, memor
         memory_bytes=memory_bytes,
         rates=source.rates,
         power_w=source.power_w,
+        price_per_hour=price_per_hour,
     )
 
 

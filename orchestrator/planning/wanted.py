@@ -9,7 +9,7 @@ from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
 from orchestrator.planning.models import PlannedModel
-from policies.planning.plan import Constraints, DrafterFacts, PlanGoal, TermWeights, Workload
+from policies.planning.plan import Constraints, DrafterFacts, Objective, PlanGoal, TermWeights, Workload
 
 SUFFIX = DrafterFacts(
     name="suffix",
@@ -66,6 +66,8 @@ def build_plan_goal(
             keep_free=placement.keep_free,
         ),
         TermWeights(**weights),
+        Objective(placement.objective),
+        placement.currency,
     )
 
 

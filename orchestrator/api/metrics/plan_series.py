@@ -14,6 +14,10 @@ class PlanSeries:
         self._measured = make.gauge("plan_measured_tokens_per_second", "Output tokens a second of rounds that decode.")
         self._ratio = make.gauge("plan_drift_ratio", "Measured by predicted time of rounds, a running mean.")
         self._moves = make.counter("plan_moves", "Times that workers were replaced for another plan.")
+        self._cost = make.gauge(
+            "plan_predicted_cost_per_million_tokens", "Cost of a million output tokens that it predicts.", "currency"
+        )
+        self._joules = make.gauge("plan_predicted_joules_per_token", "Energy of an output token that it predicts.")
         self._moved = 0
 
     def refresh(self, of: Engine, plan: PlanView) -> None:
@@ -21,5 +25,11 @@ class PlanSeries:
         self._predicted.labels(*of).set(plan.predicted_tokens_per_s)
         self._measured.labels(*of).set(plan.measured_tokens_per_s)
         self._ratio.labels(*of).set(plan.ratio)
+        for gauge in (self._cost, self._joules):
+            gauge.clear()  # where it is not known there is no series
+        if plan.predicted_cost_per_million_tokens:
+            self._cost.labels(*of, plan.currency).set(plan.predicted_cost_per_million_tokens)
+        if plan.predicted_joules_per_token:
+            self._joules.labels(*of).set(plan.predicted_joules_per_token)
         self._moves.labels(*of).inc(plan.moves - self._moved)
         self._moved = plan.moves

@@ -59,7 +59,10 @@ class PlanComparison:
             measured, control = self._run_configurations(runners)
         any_plan = next(iter(plans.values()))
         paces = {runtime: mean(control[runtime]) / any_plan.control_ms(runtime) for runtime in control}
-        rows = [row_of(one, predicted[one], measured[one], paces[one.runtime]) for one in self.configurations]
+        rows = [
+            row_of(one, predicted[one], measured[one], paces[one.runtime], plans[one.load].price_per_hour(one))
+            for one in self.configurations
+        ]
         return rows, [_load_row(plans[load], measured) for load in plans], paces
 
     def _of(self, runtime: str) -> list[Configuration]:

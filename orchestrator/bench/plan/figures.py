@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from device_profiles.units import compute_cost_per_million
 from orchestrator.bench.plan.predicted import Predicted
 from orchestrator.bench.plan.runs import Configuration, RunMeasurement
 
@@ -21,6 +22,7 @@ FORMULAS = {
     "median_error_as_profiled": "median of |error_as_profiled|",
     "worst_error_as_profiled": "largest |error_as_profiled|",
     "chosen_vs_best": "measured tokens/s of what the plan chooses for a load / of the best that was run; worst load",
+    "cost_per_million_tokens": "of a configuration: `devices.price_per_hour` / 3600 / tokens_per_s x 1,000,000",
     "profile_seconds": "seconds that measuring the target on all runtimes took, loading included",
     "plan_1k_seconds": "slowest plan for 1,000 devices in 20 zones, the target in 8 layer shards",
     "plan_10k_seconds": "the same for 10,000 devices",
@@ -39,8 +41,11 @@ BARS = {
 }
 
 
-def row_of(one: Configuration, predicted: Predicted, measured: RunMeasurement, pace: float) -> dict[str, Any]:
-    """Return what is told of a configuration. `pace`: of its runtime (see FORMULAS)."""
+def row_of(
+    one: Configuration, predicted: Predicted, measured: RunMeasurement, pace: float, price_per_hour: float = 0.0
+) -> dict[str, Any]:
+    """Return what is told of a configuration. `pace`: of its runtime (see FORMULAS); `price_per_hour`: of what runs it,
+    0 where not known."""
     rate, goodput = measured.tokens_per_s, predicted.whole.goodput_tokens_per_s
     parts, real = predicted.components, measured.components
     return {
@@ -52,6 +57,9 @@ def row_of(one: Configuration, predicted: Predicted, measured: RunMeasurement, p
         "predicted_tokens_per_s": goodput / pace,
         "predicted_as_profiled_tokens_per_s": goodput,
         "measured_tokens_per_s": rate,
+        "price_per_hour": price_per_hour or None,
+        "predicted_cost_per_million_tokens": _cost(price_per_hour, goodput / pace),
+        "measured_cost_per_million_tokens": _cost(price_per_hour, rate),
         "error": (goodput / pace - rate) / rate,
         "error_as_profiled": (goodput - rate) / rate,
         "components": {name: {"predicted": parts[name], "measured": real[name]} for name in parts},
@@ -59,6 +67,10 @@ def row_of(one: Configuration, predicted: Predicted, measured: RunMeasurement, p
         "measured_tokens": measured.tokens,
         "measured_rounds": len(measured.rounds),
     }
+
+
+def _cost(price_per_hour: float, tokens_per_s: float) -> float | None:
+    return compute_cost_per_million(price_per_hour, tokens_per_s) if price_per_hour else None
 
 
 def summarise_plan_comparison(result: dict[str, Any], profile_seconds: float) -> dict[str, Any]:

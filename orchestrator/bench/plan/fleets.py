@@ -30,7 +30,7 @@ _SHARE = 0.6  # of the stated rates that a forward reaches
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Stated figures of a kind of device; `cores` of its host where it is a CPU."""
+    """Stated figures of a kind of device, and a made-up price an hour; `cores` of its host where it is a CPU."""
 
     name: str
     kind: str
@@ -38,17 +38,18 @@ class _Kind:
     gb_per_s: float
     bf16_tflops: float
     power_w: float
+    price_per_hour: float
     cores: int = 0
 
 
 _KINDS = (
-    _Kind("24g-a", "gpu", 24, 1008, 165, 450),
-    _Kind("24g-b", "gpu", 24, 600, 125, 150),
-    _Kind("24g-c", "gpu", 24, 300, 121, 72),
-    _Kind("20g", "gpu", 20, 360, 77, 140),
-    _Kind("16g-a", "gpu", 16, 320, 65, 70),
-    _Kind("16g-b", "gpu", 16, 672, 97, 285),
-    _Kind("cpu", "cpu", 64, 90, 3, 200, 32),
+    _Kind("24g-a", "gpu", 24, 1008, 165, 450, 1.1),
+    _Kind("24g-b", "gpu", 24, 600, 125, 150, 0.8),
+    _Kind("24g-c", "gpu", 24, 300, 121, 72, 0.55),
+    _Kind("20g", "gpu", 20, 360, 77, 140, 0.5),
+    _Kind("16g-a", "gpu", 16, 320, 65, 70, 0.35),
+    _Kind("16g-b", "gpu", 16, 672, 97, 285, 0.45),
+    _Kind("cpu", "cpu", 64, 90, 3, 200, 0.6, 32),
 )
 _PARAMETERS = {"target": 70e9, "draft": 1e9}
 _LAYERS = {"target": 80, "draft": 16}
@@ -89,8 +90,11 @@ def build_goal(concurrency: int = 8, **limits: object) -> PlanGoal:
 def small(seed: int, *, devices: int = 6, layers: int = 12, measured_links: bool = False) -> tuple[Inventory, PlanGoal]:
     """Return an instance that an exact solver can do: a few unlike devices on a few hosts in two zones, and a target
     that needs two to five of them."""
-    draw = np.random.default_rng(seed)
-    hosts = tuple(Host(f"host-{number}", f"zone-{number % 2}", 64) for number in range(max(2, devices // 2)))
+    draw, price = np.random.default_rng(seed), np.random.default_rng(seed + 1_000_000)
+    hosts = tuple(
+        Host(f"host-{number}", f"zone-{number % 2}", 64, float(price.uniform(0.1, 2.0)))
+        for number in range(max(2, devices // 2))
+    )
     found, options = [], []
     target = ModelFacts("target", layers, 8_192.0)
     draft = ModelFacts("draft", 4)
@@ -98,7 +102,9 @@ def small(seed: int, *, devices: int = 6, layers: int = 12, measured_links: bool
         host = hosts[int(draw.integers(len(hosts)))]
         name = f"{host.name}/{number}"
         most = int(draw.integers(max(2, layers // 5), max(3, layers // 2)))
-        found.append(Device(name, host.name, "gpu", name, int((most + 0.5) * GIB)))
+        watts, an_hour = float(price.uniform(50.0, 400.0)), float(price.uniform(0.1, 3.0))
+        memory = int((most + 0.5) * GIB)
+        found.append(Device(name, host.name, "gpu", name, memory, power_w=watts, price_per_hour=an_hour))
         speed = float(draw.uniform(1.0, 4.0))
         knee = float(draw.choice([4, 8, 16]))
         rows = (1.0, knee, 4 * knee)
@@ -130,6 +136,7 @@ def _device(name: str, host: str, kind: _Kind, utilisation: float) -> Device:
         utilisation=utilisation,
         rates=DeviceRates((MatmulRate(Precision.BF16, kind.bf16_tflops * 1e12),), kind.gb_per_s * 1e9),
         power_w=kind.power_w,
+        price_per_hour=kind.price_per_hour,
     )
 
 

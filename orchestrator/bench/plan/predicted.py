@@ -14,6 +14,7 @@ from orchestrator.planning.applied import whole_targets
 from orchestrator.planning.proposal import PlanProposal, PlanRequest, propose_here
 from orchestrator.planning.wanted import SUFFIX, build_measured_drafter
 from policies.planning.draft_yield import compute_draft_length_shares
+from policies.planning.merit import sum_expense
 from policies.planning.plan import Option, Prediction, Role
 from policies.planning.shard_cost import ModelPart
 from policies.planning.throughput import DraftSide, TargetSide, predict
@@ -71,6 +72,12 @@ class PlannedLoad:
         drafts = sum(count * share for count, share in compute_draft_length_shares(drafter, depth))
         return Predicted(predict(side, DraftSide(drafter), load, depth), drafts, load.output_tokens)
 
+    def price_per_hour(self, configuration: Configuration) -> float:
+        """Return what the device that runs it costs with its host; 0 where not known."""
+        profile, cluster = self._option(configuration.runtime).profile, self.proposal.cluster
+        used = [one for one in cluster.devices if one.profile == profile][:1]
+        return sum_expense(used, {host.name: host for host in cluster.hosts}).price_per_hour
+
     def control_ms(self, runtime: str) -> float:
         """Return what the control's forward is predicted to take. Raises BenchError for one without a profile."""
         return self._option(runtime).cost.ms(CONTROL_ROWS, 1, CONTROL_BEHIND)
@@ -91,7 +98,12 @@ def plan_load(
     """
     prompt_tokens, output_tokens = tokens
     placement = asked.placement.model_copy(
-        update={"concurrency": load.concurrency, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+        update={
+            "concurrency": load.concurrency,
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": output_tokens,
+            "objective": "throughput",  # what is compared
+        }
     )
     mine = replace(whole_targets(asked), placement=placement, drafts=())
 

@@ -31,6 +31,7 @@ def print_comparison(result: dict[str, Any]) -> None:
     table = Table(title="predicted and measured tokens/s")
     for name in ("runtime", "depth"):
         table.add_column(name)
+    priced = any(row["price_per_hour"] for row in result["configurations"])
     for name in (
         "at once",
         "prompt",
@@ -39,6 +40,7 @@ def print_comparison(result: dict[str, Any]) -> None:
         "measured",
         "error",
         *(title for _, title in _COMPONENTS),
+        *(["cost of a million"] if priced else []),
     ):
         table.add_column(name, justify="right")
     for row in result["configurations"]:
@@ -52,6 +54,7 @@ def print_comparison(result: dict[str, Any]) -> None:
             f"{row['measured_tokens_per_s']:.1f}",
             f"{row['error']:+.1%}",
             *(_pair(row["components"][name]) for name, _ in _COMPONENTS),
+            *([_costs_of(row)] if priced else []),
         )
     console.print(table)
     for row in result["workloads"]:
@@ -64,6 +67,11 @@ def print_comparison(result: dict[str, Any]) -> None:
         console.print(f"pace of {runtime}: {pace:.3f}", highlight=False)
     for name, formula in result["formulas"].items():
         console.print(f"[dim]{name} = {formula}[/dim]", highlight=False)
+
+
+def _costs_of(row: dict[str, Any]) -> str:
+    known = (row["predicted_cost_per_million_tokens"], row["measured_cost_per_million_tokens"])
+    return " / ".join("-" if value is None else f"{value:.3g}" for value in known)
 
 
 def _pair(values: dict[str, float]) -> str:

@@ -1,8 +1,10 @@
-"""Speculation as a server counts it in /metrics, for servers that do not tell it with each answer (vLLM's default)."""
+"""What a server says in /metrics: speculation, for servers that do not tell it with each answer (vLLM's default), and
+what its devices cost."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,16 +15,37 @@ NAMES = {
     "spec_decode_num_draft_tokens": "drafted",
     "spec_decode_num_accepted_tokens": "accepted",
 }
+PRICE = "outrider_price_per_hour"
 TIMEOUT_S = 5.0
 
 
-async def speculation_counters(client: httpx.AsyncClient, base: str) -> Counter[str]:
-    """Return drafts, drafted and accepted tokens since the server's start; empty where it does not say."""
+@dataclass(frozen=True, slots=True)
+class ServerFigures:
+    """What a server says. `speculation`: drafts, drafted and accepted tokens since its start, empty where it does not
+    say; `price_per_hour`: of its devices in use, 0 where it does not say, in units of `currency`."""
+
+    speculation: Counter[str]
+    price_per_hour: float = 0.0
+    currency: str = ""
+
+
+async def fetch_server_figures(client: httpx.AsyncClient, base: str) -> ServerFigures:
+    """Ask a server."""
     try:
         response = await client.get(f"{base.removesuffix('/v1')}/metrics", timeout=TIMEOUT_S)
-        return parse_counters(response.raise_for_status().text)
+        text = response.raise_for_status().text
+        return ServerFigures(parse_counters(text), *parse_price(text))
     except (httpx.HTTPError, ValueError):
-        return Counter()
+        return ServerFigures(Counter())
+
+
+def parse_price(text: str) -> tuple[float, str]:
+    """Return the price an hour and its currency, 0 where there is none. Raises ValueError as `parse_counters` does."""
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == PRICE:
+                return float(sample.value), sample.labels.get("currency", "")
+    return 0.0, ""
 
 
 def parse_counters(text: str) -> Counter[str]:

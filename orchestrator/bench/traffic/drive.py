@@ -16,7 +16,7 @@ import httpx
 from orchestrator.bench.prompts import PromptText, spread
 from orchestrator.bench.traffic.arrivals import Arrival, arrival_times_s
 from orchestrator.bench.traffic.client import Endpoint, open_client, send_request
-from orchestrator.bench.traffic.counters import speculation_counters
+from orchestrator.bench.traffic.counters import fetch_server_figures
 from orchestrator.bench.traffic.figures import TrafficRun
 from orchestrator.bench.traffic.outcome import Outcome
 
@@ -139,7 +139,7 @@ class Stretch:
         """Send these requests and wait for their ends; time and CPU count however this ends."""
         load, run = self._load, self._run
         self._payloads = {number: self._payload(number) for number in numbers}  # before the clock runs
-        before = await speculation_counters(self._client, self._endpoint.url)
+        before = await fetch_server_figures(self._client, self._endpoint.url)
         offset_s, cpu_s = run.wall_s, time.process_time()
         self._zero_s = time.perf_counter() - offset_s
         try:
@@ -152,7 +152,10 @@ class Stretch:
             run.wall_s = self._clock()
             run.cpu_s += time.process_time() - cpu_s
             run.sending_s += max((o.sent_s for o in run.outcomes), default=offset_s) - offset_s
-        run.counted += await speculation_counters(self._client, self._endpoint.url) - before
+        after = await fetch_server_figures(self._client, self._endpoint.url)
+        run.counted += after.speculation - before.speculation
+        told = after if after.price_per_hour else before
+        run.price_per_hour, run.currency = told.price_per_hour, told.currency
 
     def _clock(self) -> float:
         return time.perf_counter() - self._zero_s

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from device_profiles.units import MS_PER_S
+from device_profiles.units import MS_PER_S, compute_cost_per_million
 from orchestrator.bench.traffic.outcome import INTERRUPTED, Outcome
 from orchestrator.bench.traffic.slo import meets
 
@@ -31,6 +31,8 @@ FORMULAS = {
     "mean_running": "sum over requests of (end - start) / duration",
     "send_lag_ms": "sending - scheduled arrival: how late the generator was (open loop)",
     "generator_cpu_share": "CPU time of this command / duration; 1.0 is a whole core",
+    "cost_per_million_tokens": "price an hour x duration / output tokens of completed requests x 1,000,000; the "
+    "price as given (--price-per-hour), else that of the devices in use by the server's /metrics",
     "tokens_per_event": "output tokens / events with text",
     "ratios": "the figure at --url / the figure at the compared endpoint",
     "same_text": "requests that completed at both and gave the same text, of those that completed at both",
@@ -45,7 +47,8 @@ FORMULAS = {
 class TrafficRun:
     """One endpoint's measurement, made of one or more stretches of time that are put end to end.
 
-    `counted`: by how much the server's own counters of speculation grew (drafts, drafted, accepted).
+    `counted`: by how much the server's own counters of speculation grew (drafts, drafted, accepted). `price_per_hour`:
+    of its devices, as it says (0: it does not), in units of `currency`.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
@@ -54,6 +57,8 @@ class TrafficRun:
     cpu_s: float = 0.0
     sending_s: float = 0.0
     counted: Counter[str] = field(default_factory=Counter)
+    price_per_hour: float = 0.0
+    currency: str = ""
 
 
 def summarise_values(values: Sequence[float]) -> dict[str, float] | None:
@@ -77,8 +82,11 @@ def latencies_ms(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
     return {name: [value * MS_PER_S for value in values] for name, values in samples_s.items()}
 
 
-def summarise_traffic(run: TrafficRun, rate: float | None, slo: Mapping[str, float]) -> dict[str, Any]:
-    """Return the named figures of a run; None is written where nothing was measured."""
+def summarise_traffic(
+    run: TrafficRun, rate: float | None, slo: Mapping[str, float], price_per_hour: float = 0.0
+) -> dict[str, Any]:
+    """Return the named figures of a run; None is written where nothing was measured. `price_per_hour`: as given, 0
+    where the server's word counts."""
     ended = [outcome for outcome in run.outcomes if outcome.error != INTERRUPTED]
     good = [outcome for outcome in ended if not outcome.error]
     errors = Counter(outcome.error for outcome in ended if outcome.error)
@@ -92,6 +100,7 @@ def summarise_traffic(run: TrafficRun, rate: float | None, slo: Mapping[str, flo
         "duration_s": run.wall_s,
         "requests_per_s": _ratio(len(good), run.wall_s),
         **_tokens(good, run.wall_s),
+        **_costs(good, run, price_per_hour),
         **{name: summarise_values(values) for name, values in latencies_ms(ended).items()},
         **_summarise_load(run, rate),
         **_goodput(ended, run.wall_s, slo),
@@ -111,7 +120,7 @@ def compare_endpoints(runs: Sequence[TrafficRun], summaries: Sequence[Mapping[st
     }
     ratios |= {
         name: _ratio(first[name], second[name])
-        for name in ("requests_per_s", "output_tok_s", "goodput_per_s")
+        for name in ("requests_per_s", "output_tok_s", "goodput_per_s", "cost_per_million_tokens")
         if first[name] is not None and second[name] is not None
     }
     texts = [{o.number: o.text for o in run.outcomes if not o.error} for run in runs]
@@ -152,6 +161,18 @@ def _summarise_load(run: TrafficRun, rate: float | None) -> dict[str, Any]:
         "send_lag_ms": summarise_values(lags_ms) if rate else None,
         "mean_running": _ratio(sum(outcome.end_s - outcome.arrival_s for outcome in sent), run.wall_s),
         "max_running": max(running, default=0),
+    }
+
+
+def _costs(good: Sequence[Outcome], run: TrafficRun, given: float) -> dict[str, Any]:
+    price, tokens = given or run.price_per_hour, sum(outcome.generated or 0 for outcome in good)
+    whole = all(outcome.generated is not None for outcome in good)
+    known = price and whole and tokens and run.wall_s
+    return {
+        "price_per_hour": price or None,
+        "price_source": "--price-per-hour" if given else "/metrics" if run.price_per_hour else None,
+        "currency": run.currency or None,
+        "cost_per_million_tokens": compute_cost_per_million(price, tokens / run.wall_s) if known else None,
     }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 from device_profiles.link import LinkProfile
+from policies.planning.merit import compute_second_merit, fill_in_expense, is_better, merit_of, sum_expense
 from policies.planning.placement import workers
 from policies.planning.placement.links import Links
 from policies.planning.plan import (
@@ -98,11 +99,22 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ScoredCandidate:
-    """A candidate, what is predicted of it at its best depth, and its score."""
+    """A candidate, what is predicted of it at its best depth, and its score. `merit`: by the objective, with the figure
+    that decides between equals (policies/planning/merit.py)."""
 
     candidate: Candidate
     prediction: Prediction
     score: Score
+    merit: tuple[float, float]
+
+    @property
+    def in_use(self) -> tuple[PlacedShard, ...]:
+        """The parts that are run: without the draft's where nothing is drafted."""
+        return self.candidate.placed if self.prediction.depth else self.candidate.target
+
+    def beats(self, other: ScoredCandidate | None) -> bool:
+        """Return whether it is better by the objective."""
+        return other is None or is_better(self.merit, other.merit)
 
 
 def sides(candidate: Candidate, links: Links, load: Workload) -> tuple[TargetSide, DraftSide | None]:
@@ -135,20 +147,37 @@ def hops(hosts: Sequence[str], links: Links) -> tuple[LinkProfile, ...]:
 
 
 def rate_candidate(
-    candidate: Candidate, links: Links, wanted: PlanGoal, times: TargetTimes | None = None
+    candidate: Candidate,
+    links: Links,
+    wanted: PlanGoal,
+    times: TargetTimes | None = None,
+    paid: Collection[str] = (),
 ) -> ScoredCandidate:
-    """Return its prediction and its score. `times`: as policies.planning.throughput.best_depth takes them."""
+    """Return its prediction, its merit and its score. `times`: as policies.planning.throughput.best_depth takes them;
+    `paid`: hosts whose price is paid already."""
     load = wanted.workload
     target, draft = sides(candidate, links, load)
-    prediction = best_depth(target, draft, load, times)
-    in_use = candidate.placed if prediction.depth else candidate.target
-    devices = [one.device for one in in_use]
-    watts = [one.power_w for one in devices]
-    if all(watts):
-        prediction = replace(prediction, joules_per_token=sum(watts) / prediction.goodput_tokens_per_s)
+    merit = merit_at(candidate, links, wanted, paid)
+    prediction = best_depth(target, draft, load, times, merit)
+    devices = [one.device for one in (candidate.placed if prediction.depth else candidate.target)]
+    merits = (
+        merit(prediction),
+        float(compute_second_merit(wanted.objective, prediction.goodput_tokens_per_s, prediction.ttft_ms)),
+    )
+    prediction = fill_in_expense(prediction, sum_expense(devices, links.hosts, paid))
     used = sum_used_bytes(candidate, load)
     score = placement_score(target.parts, devices, [used[one.id] for one in devices], prediction, load, wanted.weights)
-    return ScoredCandidate(candidate, prediction, score)
+    return ScoredCandidate(candidate, prediction, score, merits)
+
+
+def merit_at(
+    candidate: Candidate, links: Links, wanted: PlanGoal, paid: Collection[str] = ()
+) -> Callable[[Prediction], float]:
+    """Return what gives the merit of its predictions: without drafts the draft's device is not in use."""
+    aim, hosts = (wanted.objective, wanted.workload.concurrency), links.hosts
+    plain = merit_of(*aim, sum_expense([one.device for one in candidate.target], hosts, paid))
+    drafting = merit_of(*aim, sum_expense([one.device for one in candidate.placed], hosts, paid))
+    return lambda one: drafting(one) if one.depth else plain(one)
 
 
 def sum_used_bytes(candidate: Candidate, load: Workload) -> dict[str, float]:

@@ -2,6 +2,10 @@
 
 With several micro-batches a round takes the longer of two times: the sum over the shards, and the time of the slowest
 shard times their number. So the slowest is bounded, and the bound is moved until the two meet.
+
+With the objectives `cost` and `energy` the product of a round's time T and the burden B of the devices (a price or a
+power) is to be small. Its least value is where T + x B is least for some x, for the product is quasi-concave. So each
+device is charged x times its burden, in ms of a round, and sharded.py moves x.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from policies.planning.placement.order import Traffic, number_layers
 from policies.planning.placement.rows import Floats, Index, Ints, OptionRows, draft_rows
 from policies.planning.placement.search import SearchSpace
 from policies.planning.placement.shards import CutShard, Hops, Items, cut_shards
-from policies.planning.plan import DrafterFacts, Option
+from policies.planning.plan import DrafterFacts, Objective, Option
 from policies.planning.shard_cost import PREFILL_CHUNK_ROWS, context_tokens, kv_bytes
 
 _BOUNDS = 5  # how often the bound on the slowest shard is moved, at most
@@ -46,11 +50,12 @@ class CutTask:
 
 @dataclass(frozen=True, slots=True)
 class CutGoal:
-    """What shards are cut for."""
+    """What shards are cut for. `burden_ms`: what a unit of the devices' burden counts as, in ms of a round."""
 
     drafter: DrafterFacts | None
     depth: int
     micro_batches: int
+    burden_ms: float = 0.0
 
 
 def task_of(ground: SearchSpace, sequences: int) -> CutTask:
@@ -126,9 +131,10 @@ def _times(taken: list[CutShard], items: Items, stage: Floats, hops: Hops, count
     times = stage[rows, 0] + stage[rows, 1] * layers
     prefill = items.fixed_ms[rows] + items.layer_ms[rows] * layers - times
     host, zone = items.host[rows], items.zone[rows]
+    paid = items.host_ms[rows][np.unique(host, return_index=True)[1]]
     hop = np.where(zone[1:] != zone[:-1], hops.far, np.where(host[1:] != host[:-1], hops.zone, hops.host))
     total, slowest = float(times.sum() + hop.sum()), float(times.max())
-    return max(total, count * slowest) + float(prefill.sum()), total, slowest
+    return max(total, count * slowest) + float(prefill.sum() + paid.sum()), total, slowest
 
 
 def _bound_items(items: Items, stage: Floats, most_ms: float) -> Items:
@@ -140,28 +146,47 @@ def _bound_items(items: Items, stage: Floats, most_ms: float) -> Items:
 def _items(task: CutTask, aim: CutGoal, without: frozenset[int]) -> tuple[Items, Hops, Floats]:
     """Return three things.
 
-    - The devices that can take layers, with the round's share of prefill in them.
+    - The devices that can take layers, with the round's share of prefill and of their burden in them.
     - The cost of a hop.
     - The time that a shard takes of a round alone: `stage[item] = (fixed, by the layer)`.
     """
-    load = task.ground.wanted.workload
-    tokens = tokens_per_round(aim.drafter, aim.depth)
-    prompts = task.sequences * tokens / load.output_tokens / aim.micro_batches
+    prompts = count_prompts(task, aim)
     costs = np.array([_cost(one, task, aim, prompts) for one in task.options]).reshape(-1, 4)
     keep = np.flatnonzero(~np.isin(task.device, list(without)))
     device, chosen = task.device[keep], costs[task.option[keep]]
     stretch = 1.0 / (1.0 - task.index.utilisation[device])
+    own, of_host = _burdens(task, aim, device)
     items = Items(
         device=device,
         host=task.index.host[device],
         zone=task.index.zone[device],
-        fixed_ms=stretch * chosen[:, 0],
+        fixed_ms=stretch * chosen[:, 0] + own,
         layer_ms=stretch * chosen[:, 1],
+        host_ms=of_host,
         most=task.most[keep],
         tie=task.index.tie[device] * len(task.options) + task.option[keep],
         option=task.option[keep],
     )
     return items, _hops(task, aim, prompts), stretch[:, None] * chosen[:, 2:]
+
+
+def _burdens(task: CutTask, aim: CutGoal, device: Ints) -> tuple[Floats, Floats]:
+    """Return what devices are charged for their own burden, and for that of their hosts."""
+    index, objective = task.index, task.ground.wanted.objective
+    none = np.zeros(len(device))
+    if objective is Objective.COST:
+        return aim.burden_ms * index.price[device], aim.burden_ms * index.host_price[index.host[device]]
+    return (aim.burden_ms * index.power[device] if objective is Objective.ENERGY else none), none
+
+
+def count_prompts(task: CutTask, aim: CutGoal) -> float:
+    """Return how many requests' prefill a micro-batch's round has a share of. It does not count for the latency of
+    tokens."""
+    wanted = task.ground.wanted
+    if wanted.objective is Objective.LATENCY:
+        return 0.0
+    tokens = tokens_per_round(aim.drafter, aim.depth)
+    return task.sequences * tokens / wanted.workload.output_tokens / aim.micro_batches
 
 
 def _cost(option: Option, task: CutTask, aim: CutGoal, prompts: float) -> tuple[float, float, float, float]:

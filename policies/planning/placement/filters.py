@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from device_profiles.profile import Exactness
+from policies.planning.merit import tells_burden
 from policies.planning.plan import (
     Constraints,
     Device,
     Host,
     Inventory,
     NoPlan,
+    Objective,
     Option,
     PlanGoal,
     RejectedCandidate,
@@ -35,7 +37,8 @@ class Usable:
 def usable(cluster: Inventory, wanted: PlanGoal) -> Usable:
     """Return what may host what.
 
-    Raises NoPlan where the cluster contradicts itself, or a constraint names what is not there.
+    Raises NoPlan where the cluster contradicts itself, a constraint names what is not there, or a device does not tell
+    what the objective counts.
     """
     hosts = {host.name: host for host in cluster.hosts}
     _check(cluster, hosts, wanted.constraints)
@@ -44,13 +47,27 @@ def usable(cluster: Inventory, wanted: PlanGoal) -> Usable:
     models = {one.model.name for one in wanted.workload.drafters if one.model is not None}
     targets = _options(cluster.options, Role.TARGET, {wanted.workload.target.name}, wanted, rejected)
     drafts = _options(cluster.options, Role.DRAFT, models, wanted, rejected)
-    return Usable(
-        hosts,
-        _filter_by_pins(allowed, wanted.constraints.pin_target, Role.TARGET, rejected),
-        _filter_by_pins(allowed, wanted.constraints.pin_draft, Role.DRAFT, rejected),
-        targets,
-        drafts,
-        tuple(rejected),
+    may_target = _filter_by_pins(allowed, wanted.constraints.pin_target, Role.TARGET, rejected)
+    may_draft = _filter_by_pins(allowed, wanted.constraints.pin_draft, Role.DRAFT, rejected)
+    choice = {one.id: one for one in may_target if one.profile in targets}
+    choice |= {one.id: one for one in may_draft if one.profile in drafts}
+    _check_figures([choice[name] for name in sorted(choice)], hosts, wanted.objective)
+    return Usable(hosts, may_target, may_draft, targets, drafts, tuple(rejected))
+
+
+def _check_figures(choice: Sequence[Device], hosts: dict[str, Host], objective: Objective) -> None:
+    """Raise NoPlan where a device that might be chosen does not tell what the objective counts."""
+    missing = [one.id for one in choice if not tells_burden(one, hosts, objective)]
+    if not missing:
+        return
+    what = "price" if objective is Objective.COST else "power"
+    ways = {
+        "price": "give it or its host a `price_per_hour` (in cluster.yaml `devices.price_per_hour`, of this machine)",
+        "power": "measure it where the machine tells its energy (`outrider profile`)",
+    }
+    raise NoPlan(
+        f"objective `{objective}`: the {what} of {_some(missing)} is not known; {ways[what]}, "
+        "leave it out (`exclude`), or choose another `placement.objective`"
     )
 
 

@@ -28,7 +28,7 @@ def narrow(items: Items, stage: Floats, layers: int, hops: Hops, most: int) -> t
 
 
 def _price(items: Items, hop: float) -> Floats:
-    price: Floats = items.layer_ms + (items.fixed_ms + hop) / items.most
+    price: Floats = items.layer_ms + (items.fixed_ms + items.host_ms + hop) / items.most
     return price
 
 
@@ -69,7 +69,9 @@ def _estimate_filled_ms(items: Items, rows: Ints, layers: int, hop: float) -> fl
     count = int(np.searchsorted(room, layers)) + 1
     used = items.most[rows[:count]].astype(float)
     used[-1] -= room[count - 1] - layers
-    return float((items.fixed_ms[rows[:count]] + hop + used * items.layer_ms[rows[:count]]).sum())
+    hosts = np.unique(items.host[rows[:count]], return_index=True)[1]
+    paid = float(items.host_ms[rows[:count]][hosts].sum())
+    return paid + float((items.fixed_ms[rows[:count]] + hop + used * items.layer_ms[rows[:count]]).sum())
 
 
 def _hosts(items: Items, rows: Ints, hops: Hops, most: int) -> Ints:

@@ -3,6 +3,9 @@
 A draft's time counts by where it is: on the target's device, on another of its host, on another host of its zone, or
 anywhere else. Within each of these the links are alike, so only the few fastest drafts of each kind have to be paired
 with all targets. Where links were measured, the fastest drafts of both hosts are paired besides.
+
+With the objectives `cost` and `energy` a slower draft may be the better one, for it is cheaper or draws less. Then a
+draft is kept unless several others are both at least as fast and at least as cheap.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from policies.planning.draft_yield import (
     depth_bound,
     tokens_per_round,
 )
+from policies.planning.merit import compute_merit
 from policies.planning.placement.candidate import Where
 from policies.planning.placement.links import HostLinks
 from policies.planning.placement.rows import Bools, Floats, Index, Ints, OptionRows
-from policies.planning.plan import Constraints, DrafterFacts, Workload
+from policies.planning.plan import DrafterFacts, Objective, PlanGoal, Workload
 from policies.planning.throughput import DraftSide, compute_shared_read_ms, draft_link_ms, draft_ms, together_ms
 
 _Joined = tuple[Ints, Ints, Ints]  # target rows, draft rows, and where these are from there
@@ -31,6 +35,7 @@ _Joined = tuple[Ints, Ints, Ints]  # target rows, draft rows, and where these ar
 _KEEP = 3  # the fastest drafts that are kept of each place: more than one, because one may be on the target's own
 _THREADS = 4096  # more than anybody has
 _CHUNK = 50_000  # pairs that are predicted at a time
+_FEW_DRAFTS = 48  # so many are all paired with all targets, where a slower one may be the better
 
 
 APART = {"": 0, "device": Where.HOST, "host": Where.ZONE, "zone": Where.FAR}
@@ -38,8 +43,8 @@ APART = {"": 0, "device": Where.HOST, "host": Where.ZONE, "zone": Where.FAR}
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Pairings of target rows with draft rows (-1: none) of one drafter (None: no drafts), the best depth of each and
-    its goodput, in tokens per second. `layers`: of the target."""
+    """Pairings of target rows with draft rows (-1: none) of one drafter (None: no drafts), the best depth of each, and
+    what is predicted at it: goodput in tokens per second, TPOT, and the objective's merit. `layers`: of the target."""
 
     drafter: DrafterFacts | None
     layers: int
@@ -50,30 +55,58 @@ class Pairs:
     where: Ints
     depth: Ints
     goodput: Floats
+    tpot_ms: Floats
+    merit: Floats
+
+    @property
+    def target_device(self) -> Ints:
+        """The target's device of each."""
+        return self.targets.device[self.target]
+
+    @property
+    def draft_device(self) -> Ints | None:
+        """The draft's device of each, None where no model drafts."""
+        return None if self.drafts is None else self.drafts.device[self.draft]
+
+    def ttft_ms(self, of: Ints) -> Floats:
+        """Return the time to the first token of some of them."""
+        rows, drafter = self.target[of], self.drafter
+        tokens = np.array([tokens_per_round(drafter, depth) for depth in range(int(self.depth.max(initial=0)) + 1)])
+        round_ms = self.tpot_ms[of] * tokens[self.depth[of]]
+        ttft: Floats = self.targets.first_ms[rows] + np.where(
+            self.targets.sequences[rows] > 1, round_ms, self.targets.ms[rows, 0]
+        )
+        return ttft
 
 
-def plain_pairs(targets: OptionRows, load: Workload) -> Pairs:
+_Depths = tuple[Ints, Floats, Floats]  # the best depth of each, its goodput, its TPOT
+
+
+def plain_pairs(index: Index, targets: OptionRows, wanted: PlanGoal) -> Pairs:
     """Return every target without drafts."""
-    total = targets.ms[:, 0] + targets.sequences / load.output_tokens * targets.prefill_ms
-    return _without_model(None, load, targets, targets.sequences / total * MS_PER_S, np.zeros(len(targets), np.int64))
+    round_ms = targets.ms[:, 0]
+    total = round_ms + targets.sequences / wanted.workload.output_tokens * targets.prefill_ms
+    goodput = targets.sequences / total * MS_PER_S
+    return _without_model(index, None, wanted, targets, (np.zeros(len(targets), np.int64), goodput, round_ms))
 
 
-def text_pairs(targets: OptionRows, drafter: DrafterFacts, load: Workload) -> Pairs:
+def text_pairs(index: Index, targets: OptionRows, drafter: DrafterFacts, wanted: PlanGoal) -> Pairs:
     """Return every target with a drafter that runs no model."""
+    load = wanted.workload
     depths = np.arange(1, depth_bound(load, drafter) + 1)
     if not len(depths) or not len(targets):
-        return _without_model(drafter, load, targets.of(np.empty(0, np.int64)), np.empty(0), np.empty(0, np.int64))
+        none, flat = np.empty(0, np.int64), np.empty(0)
+        return _without_model(index, drafter, wanted, targets.of(none), (none, flat, flat))
     tokens = np.array([tokens_per_round(drafter, int(depth)) for depth in depths])
     sequences = targets.sequences[:, None].astype(float)
     verify = _average_verify_ms(targets, drafter, len(depths))
     drafting = np.array([draft_ms(DraftSide(drafter), load, int(depth), 1.0) for depth in depths])
-    total = verify + drafting * sequences
-    total = total + sequences * tokens / load.output_tokens * targets.prefill_ms[:, None]
+    round_ms = verify + drafting * sequences
+    total = round_ms + sequences * tokens / load.output_tokens * targets.prefill_ms[:, None]
     goodput = sequences * tokens / total * MS_PER_S
-    if drafter.by_policy:
-        goodput[:, :-1] = 0.0
-    best = np.argmax(goodput, axis=1)
-    return _without_model(drafter, load, targets, goodput[np.arange(len(targets)), best], depths[best])
+    last = len(depths) - 1 if drafter.by_policy else 0
+    found = _choose_depths(goodput[:, last:], (round_ms / tokens)[:, last:], depths[last:], wanted.objective)
+    return _without_model(index, drafter, wanted, targets, found)
 
 
 def model_pairs(
@@ -82,36 +115,61 @@ def model_pairs(
     drafts: OptionRows,
     drafter: DrafterFacts,
     links: HostLinks,
-    load: Workload,
-    limits: Constraints,
+    wanted: PlanGoal,
 ) -> Pairs:
     """Return targets, which all run the same number of sequences, with the drafts that may be best for them."""
+    load, objective = wanted.workload, wanted.objective
     found = [
         (where, *_filter_pairs(index, targets, drafts, where, left, right))
-        for where, left, right in _join_rows(index, targets, drafts, links)
-        if where >= APART[limits.apart]
+        for where, left, right in _join_rows(index, targets, drafts, links, objective)
+        if where >= APART[wanted.constraints.apart]
     ]
     wheres = np.concatenate([np.full(len(left), where) for where, left, _ in found] or [np.empty(0, np.int64)])
     left = np.concatenate([one for _, one, _ in found] or [np.empty(0, np.int64)])
     right = np.concatenate([one for _, _, one in found] or [np.empty(0, np.int64)])
-    depth, goodput = np.zeros(len(left), np.int64), np.zeros(len(left))
-    if depth_bound(load, drafter):
-        for start in range(0, len(left), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            depth[part], goodput[part] = _predict_pairs(
-                index, targets, drafts, drafter, links, load, (left[part], right[part], wheres[part])
-            )
-    return Pairs(drafter, load.target.layers, targets, drafts, left, right, wheres, depth, goodput)
+    if not depth_bound(load, drafter):
+        left, right, wheres = (one[:0] for one in (left, right, wheres))
+    depth, goodput, tpot_ms = np.zeros(len(left), np.int64), np.zeros(len(left)), np.zeros(len(left))
+    for start in range(0, len(left), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        depth[part], goodput[part], tpot_ms[part] = _predict_pairs(
+            index, targets, drafts, drafter, links, wanted, (left[part], right[part], wheres[part])
+        )
+    merit = _merits(index, targets, drafts, wanted, (left, right), (depth, goodput, tpot_ms))
+    layers = load.target.layers
+    return Pairs(drafter, layers, targets, drafts, left, right, wheres, depth, goodput, tpot_ms, merit)
 
 
 def _without_model(
-    drafter: DrafterFacts | None, load: Workload, targets: OptionRows, goodput: Floats, depth: Ints
+    index: Index, drafter: DrafterFacts | None, wanted: PlanGoal, targets: OptionRows, found: _Depths
 ) -> Pairs:
-    count = len(targets)
-    nowhere = np.full(count, int(Where.NOWHERE))
-    return Pairs(
-        drafter, load.target.layers, targets, None, np.arange(count), np.full(count, -1), nowhere, depth, goodput
-    )
+    every, none = np.arange(len(targets)), np.full(len(targets), -1)
+    nowhere = np.full(len(targets), int(Where.NOWHERE))
+    merit = _merits(index, targets, None, wanted, (every, none), found)
+    return Pairs(drafter, wanted.workload.target.layers, targets, None, every, none, nowhere, *found, merit)
+
+
+def _choose_depths(goodput: Floats, tpot_ms: Floats, depths: Ints, objective: Objective) -> _Depths:
+    """Return the best column of each row. On the same devices most goodput is least cost and least energy, too."""
+    best = np.argmin(tpot_ms, axis=1) if objective is Objective.LATENCY else np.argmax(goodput, axis=1)
+    rows = np.arange(len(best))
+    return depths[best], goodput[rows, best], tpot_ms[rows, best]
+
+
+def _merits(
+    index: Index,
+    targets: OptionRows,
+    drafts: OptionRows | None,
+    wanted: PlanGoal,
+    pairs: tuple[Ints, Ints],
+    found: _Depths,
+) -> Floats:
+    left, right = pairs
+    drafting = None if drafts is None else drafts.device[right]
+    burden = index.sum_burdens(wanted.objective, targets.device[left], drafting)
+    turns = np.maximum(1.0, wanted.workload.concurrency / targets.sequences[left])
+    merit: Floats = compute_merit(wanted.objective, found[1], found[2], turns, burden)
+    return merit
 
 
 def _average_verify_ms(targets: OptionRows, drafter: DrafterFacts, bound: int) -> Floats:
@@ -127,7 +185,7 @@ def _average_verify_ms(targets: OptionRows, drafter: DrafterFacts, bound: int) -
 
 
 def _join_rows(
-    index: Index, targets: OptionRows, drafts: OptionRows, links: HostLinks
+    index: Index, targets: OptionRows, drafts: OptionRows, links: HostLinks, objective: Objective
 ) -> Iterator[tuple[Where, Ints, Ints]]:
     """Yield (where, target rows, draft rows)."""
     if not len(targets) or not len(drafts):
@@ -137,18 +195,21 @@ def _join_rows(
     left, right = _equal(targets.device, drafts.device)
     yield Where.IN_TARGET, left, right
     yield Where.BESIDE, left, right
-    every = np.arange(len(drafts))
+    every, burden = np.arange(len(drafts)), index.sum_burdens(objective, drafts.device)
+    if burden is not None and len(drafts) <= _FEW_DRAFTS:
+        yield from _join_all(index, targets, drafts)
+        return
     threads = np.minimum(drafts.threads, _THREADS - 1)
-    near = fastest(drafts, every, drafts.device * _THREADS + threads, index, keep=1)
-    near = fastest(drafts, near, (d_host * _THREADS + threads)[near], index)
+    near = fastest(drafts, every, drafts.device * _THREADS + threads, index, burden, keep=1)
+    near = fastest(drafts, near, (d_host * _THREADS + threads)[near], index, burden)
     left, right = _equal(t_host, d_host[near])
     yield Where.HOST, left, near[right]
-    of_host = fastest(drafts, every, d_host, index, keep=1)
-    of_zone = fastest(drafts, of_host, index.zone[drafts.device[of_host]], index)
+    of_host = fastest(drafts, every, d_host, index, burden, keep=1)
+    of_zone = fastest(drafts, of_host, index.zone[drafts.device[of_host]], index, burden)
     left, right = _equal(t_zone, index.zone[drafts.device[of_zone]])
     yield Where.ZONE, left, of_zone[right]
-    far = fastest(drafts, of_host, index.zone[drafts.device[of_host]], index, keep=1)
-    far = fastest(drafts, far, np.zeros(len(far), np.int64), index)
+    far = fastest(drafts, of_host, index.zone[drafts.device[of_host]], index, burden, keep=1)
+    far = fastest(drafts, far, np.zeros(len(far), np.int64), index, burden)
     yield Where.FAR, np.repeat(np.arange(len(targets)), len(far)), np.tile(far, len(targets))
     for one, other in links.pairs:
         left, right = _equal(np.where(t_host == one, other, -1), d_host[of_host])
@@ -156,15 +217,49 @@ def _join_rows(
         yield Where.ZONE if same else Where.FAR, left, of_host[right]
 
 
-def fastest(rows: OptionRows, among: Ints, group: Ints, index: Index, keep: int = _KEEP) -> Ints:
-    """Return those of the rows `among` that are the fastest of their group at some depth: drafting ahead, and after."""
+def _join_all(index: Index, targets: OptionRows, drafts: OptionRows) -> Iterator[tuple[Where, Ints, Ints]]:
+    """Yield every target with every draft on another device, by where these are from there."""
+    left, right = np.divmod(np.arange(len(targets) * len(drafts)), len(drafts))
+    mine, other = targets.device[left], drafts.device[right]
+    host, zone = index.host[mine] == index.host[other], index.zone[mine] == index.zone[other]
+    for where, there in ((Where.HOST, host), (Where.ZONE, ~host & zone), (Where.FAR, ~zone)):
+        yield where, left[there], right[there]
+
+
+def fastest(rows: OptionRows, among: Ints, group: Ints, index: Index, burden: Floats | None, keep: int = _KEEP) -> Ints:
+    """Return those of the rows `among` that are the fastest of their group at some depth: drafting ahead, and after.
+
+    `burden`: of every row, what an objective weighs against its speed. Then those are left out to which `keep` others
+    are at least as fast with no more of it.
+    """
     bound = rows.ms.shape[1] - 1
     kept = []
     for depth in sorted({1, (bound + 1) // 2, bound} - {0}):
         for value in (rows.ms[among, depth], rows.late_ms[among, depth]):
-            order = np.lexsort((index.tie[rows.device[among]], value, group))
-            kept.append(order[_rank(group[order]) < keep])
+            tie = index.tie[rows.device[among]]
+            if burden is None:
+                order = np.lexsort((tie, value, group))
+                kept.append(order[_rank(group[order]) < keep])
+            else:
+                kept.append(_find_undominated(value, np.lexsort((tie, value, burden[among], group)), group, keep))
     return among[np.unique(np.concatenate(kept))] if kept else among[:0]
+
+
+def _find_undominated(value: Floats, order: Ints, group: Ints, keep: int) -> Ints:
+    """Return, of rows in the order of their group and burden, those below all values before them in their group; then
+    those that are so without these, `keep` times."""
+    kept = []
+    for _ in range(keep):
+        if not len(order):
+            break
+        _, which = np.unique(group[order], return_inverse=True)
+        ranks = np.unique(value[order], return_inverse=True)[1] + 1  # equal values share a rank
+        shifted = ranks - which.reshape(-1) * (len(order) + 2)  # so that every group begins anew
+        before = np.r_[len(order) + 2, np.minimum.accumulate(shifted)[:-1]]
+        below = shifted < before
+        kept.append(order[below])
+        order = order[~below]
+    return np.concatenate(kept) if kept else order
 
 
 def _rank(group: Ints) -> Ints:
@@ -215,10 +310,11 @@ def _predict_pairs(
     drafts: OptionRows,
     drafter: DrafterFacts,
     links: HostLinks,
-    load: Workload,
+    wanted: PlanGoal,
     pairs: _Joined,
-) -> tuple[Ints, Floats]:
-    """Return the best depth of each pair, and its goodput (policies/planning/throughput.py has the formulas)."""
+) -> _Depths:
+    """Return what is predicted of each pair (policies/planning/throughput.py has the formulas)."""
+    load = wanted.workload
     depths = range(1, depth_bound(load, drafter) + 1)
     left, right, where = pairs
     sequences = int(targets.sequences[left[0]])
@@ -231,12 +327,11 @@ def _predict_pairs(
     floor = _floors(index, targets, drafts, drafter, load, pairs)
     rtt, bytes_per_s = links.between(index.host[targets.device[left]], index.host[drafts.device[right]])
     link = np.where(overlap[:, 0], draft_link_ms(rtt, bytes_per_s, sequences), 0.0)[:, None]
-    total = together_ms(verify, drafting, late, floor, np.where(overlap, hits, 0.0)) + link
+    round_ms = together_ms(verify, drafting, late, floor, np.where(overlap, hits, 0.0)) + link
     prefill = targets.prefill_ms[left] + np.where(overlap[:, 0], 0.0, drafts.prefill_ms[right])
-    total = total + sequences * tokens / load.output_tokens * prefill[:, None]
+    total = round_ms + sequences * tokens / load.output_tokens * prefill[:, None]
     goodput = sequences * tokens / total * MS_PER_S
-    best = np.argmax(goodput, axis=1)
-    return best + 1, goodput[np.arange(len(left)), best]
+    return _choose_depths(goodput, round_ms / tokens, np.array(depths), wanted.objective)
 
 
 def _floors(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from policies.planning.merit import describe_merit, fill_in_expense, is_better, sum_expense, sum_merits
 from policies.planning.placement.candidate import ScoredCandidate, replica
 from policies.planning.placement.filters import Usable, usable
 from policies.planning.placement.links import Links, links_of
@@ -9,11 +14,14 @@ from policies.planning.placement.reasons import alternatives, device_reasons, no
 from policies.planning.placement.search import SearchResult, SearchSpace, best, search
 from policies.planning.placement.sharded import best_sharded
 from policies.planning.placement.standby import standby
-from policies.planning.plan import Inventory, Plan, PlanGoal
+from policies.planning.plan import Host, Inventory, Objective, Plan, PlanGoal, ReplicaPlacement
+
+_FEW = 64  # devices, of which there is time to try
+_EVERY_COUNT = 8  # every number of replicas up to this one
 
 
 def plan_placement(cluster: Inventory, wanted: PlanGoal) -> Plan:
-    """Return the plan with the highest predicted goodput, whatever the order of what is given.
+    """Return the best plan by the objective, whatever the order of what is given.
 
     Raises NoPlan, with the reasons and the way out, where nothing satisfies what was asked for.
     """
@@ -23,7 +31,8 @@ def plan_placement(cluster: Inventory, wanted: PlanGoal) -> Plan:
     if not chosen:
         raise no_plan(looked, left, wanted)
     taken_cores: dict[str, int] = {}
-    replicas = tuple(replica(one, taken_cores, left.hosts, wanted.workload) for one in chosen)
+    placed = [replica(one, taken_cores, left.hosts, wanted.workload) for one in chosen]
+    replicas = share_expenses(placed, chosen, left.hosts)
     instead, why_none = standby(chosen, looked, left, links, wanted)
     rejected = (
         *left.rejected,
@@ -31,47 +40,94 @@ def plan_placement(cluster: Inventory, wanted: PlanGoal) -> Plan:
         *alternatives(chosen[0], looked, links, wanted),
         *device_reasons(chosen, looked, left, wanted),
     )
-    return Plan(wanted.workload.target.name, replicas, instead, rejected, (*reasons, *why_none))
+    told = (*reasons, *why_none)
+    return Plan(wanted.workload.target.name, replicas, instead, rejected, told, wanted.objective, wanted.currency)
+
+
+def share_expenses(
+    placed: Sequence[ReplicaPlacement], chosen: Sequence[ScoredCandidate], hosts: Mapping[str, Host]
+) -> tuple[ReplicaPlacement, ...]:
+    """Return replicas with what they cost: those on one host share its price."""
+    used = [{part.device.host for part in one.in_use} for one in chosen]
+    count = Counter(host for some in used for host in some)
+    found = []
+    for part, one, some in zip(placed, chosen, used, strict=True):
+        shared = {host: replace(hosts[host], price_per_hour=hosts[host].price_per_hour / count[host]) for host in some}
+        expense = sum_expense([placed_part.device for placed_part in one.in_use], shared)
+        found.append(replace(part, prediction=fill_in_expense(part.prediction, expense)))
+    return tuple(found)
 
 
 def _replicas(
     left: Usable, links: Links, wanted: PlanGoal, looked: SearchResult
 ) -> tuple[list[ScoredCandidate], list[str]]:
-    """Return the replicas with the highest goodput in all, and why so many; fewer where that is as good."""
-    limits = wanted.constraints
+    """Return the replicas with most merit together, and why so many; fewer where these are as good."""
+    most = min(wanted.constraints.max_replicas, wanted.workload.concurrency)
     one, reasons = _one(SearchSpace(left, links, wanted, wanted.workload.concurrency), looked)
-    if one is None or limits.max_replicas <= 1:
+    if one is None or wanted.constraints.max_replicas <= 1:
         return ([one] if one else []), reasons
-    found = [one]
-    count = 2
-    while count <= limits.max_replicas:
+    found, merit, tried = [one], _sum_merit([one], wanted, left.hosts), {1}
+    counts = _counts(most, len(looked.index.devices))
+    while counts:
+        count = counts.pop(0)
+        tried.add(count)
         several = _several(left, links, wanted, count)
+        if len(several) < count:  # there is no room for more
+            counts = [len(several)] if len(several) not in tried and len(several) > 1 else []
+            reasons.append(f"{count} replicas: there is room for {len(several)}")
+            continue
+        other = _sum_merit(several, wanted, left.hosts)
+        told = [describe_merit(wanted.objective, value[0], wanted.currency) for value in (other, merit)]
+        better = is_better(other, merit)
         reasons.append(
-            f"{len(several)} replicas: {_total(several):.1f} tokens/s predicted, {len(found)}: {_total(found):.1f}"
+            f"{count} replicas: {told[0]} predicted, {len(found)}: {told[1]}"
+            + ("" if better else f"; more do not help `{wanted.objective}`")
         )
-        if len(several) == count and _total(several) > _total(found):
-            found = several
-        count = count + 1 if count == limits.max_replicas else min(2 * count, limits.max_replicas)
+        if better:
+            found, merit = several, other
+    if most < wanted.constraints.max_replicas and len(found) == most:
+        reasons.append(f"{most} replicas: as many as requests are planned for at once")
     return found, reasons
 
 
-def _total(replicas: list[ScoredCandidate]) -> float:
-    return sum(one.prediction.goodput_tokens_per_s for one in replicas)
+def _counts(most: int, devices: int) -> list[int]:
+    """Return how many replicas to try: of few devices every number up to a bound, then twice as many each time."""
+    every = _EVERY_COUNT if devices <= _FEW else 2
+    found = list(range(2, min(every, most) + 1))
+    while found and found[-1] < most:
+        found.append(min(2 * found[-1], most))
+    return found
+
+
+def _sum_merit(replicas: Sequence[ScoredCandidate], wanted: PlanGoal, hosts: Mapping[str, Host]) -> tuple[float, float]:
+    """Return the merit of all replicas together, and its second figure; a host counts once."""
+    known = [one.prediction for one in replicas]
+    if wanted.objective is not Objective.COST:
+        return sum_merits(wanted.objective, known, wanted.workload.concurrency)
+    goodput = sum(one.goodput_tokens_per_s for one in known)
+    expense = sum_expense([part.device for one in replicas for part in one.in_use], hosts)
+    return goodput / expense.burden(wanted.objective), goodput
 
 
 def _several(left: Usable, links: Links, wanted: PlanGoal, count: int) -> list[ScoredCandidate]:
-    """Return up to `count` replicas that share the load and no device, the best first."""
+    """Return up to `count` replicas that share the load and no device, the best first. Each has an equal part of the
+    requests that those before it left."""
     found: list[ScoredCandidate] = []
     taken: frozenset[str] = frozenset()
     cores: dict[str, int] = {}
-    for _ in range(min(count, wanted.workload.concurrency)):
-        ground = SearchSpace(left, links, wanted, -(-wanted.workload.concurrency // count), taken, cores)
+    paid: frozenset[str] = frozenset()
+    requests = wanted.workload.concurrency
+    for number in range(count):
+        part = max(1, -(-requests // (count - number)))
+        ground = SearchSpace(left, links, wanted, part, taken, cores, paid)
         one, _ = _one(ground, search(ground))
         if one is None:
             break
         found.append(one)
+        requests -= one.candidate.sequences
         replica(one, cores, left.hosts, wanted.workload)
         taken |= {placed.device.id for placed in one.candidate.placed} | _same(one, left, wanted)
+        paid |= {part.device.host for part in one.in_use}
     return found
 
 
@@ -100,8 +156,7 @@ def _one(ground: SearchSpace, looked: SearchResult) -> tuple[ScoredCandidate | N
     cut = best_sharded(ground)
     if whole is None or cut is None:
         return whole or cut, []
-    rates = (whole.prediction.goodput_tokens_per_s, cut.prediction.goodput_tokens_per_s)
-    told = (
-        f"whole on one device: {rates[0]:.1f} tokens/s predicted, in {len(cut.candidate.target)} shards: {rates[1]:.1f}"
-    )
-    return (cut if rates[1] > rates[0] else whole), [told]
+    aim = (ground.wanted.objective, ground.wanted.currency)
+    alone, parted = (describe_merit(aim[0], one.merit[0], aim[1]) for one in (whole, cut))
+    told = f"whole on one device: {alone} predicted, in {len(cut.candidate.target)} shards: {parted}"
+    return (cut if cut.beats(whole) else whole), [told]

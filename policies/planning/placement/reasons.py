@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from device_profiles.units import MILLION, S_PER_HOUR
 from policies.planning.draft_yield import depth_bound
-from policies.planning.placement.candidate import Candidate, PlacedShard, ScoredCandidate, sides
+from policies.planning.merit import describe_loss, describe_merit, fill_in_expense, sum_expense
+from policies.planning.placement.candidate import Candidate, ScoredCandidate, merit_at, sides
 from policies.planning.placement.filters import Usable
 from policies.planning.placement.links import Links
-from policies.planning.placement.rows import Index
+from policies.planning.placement.pairs import Pairs
+from policies.planning.placement.rows import Floats, Index, Ints
 from policies.planning.placement.search import SearchResult, candidate_of
 from policies.planning.plan import NoPlan, Option, PlanGoal, RejectedCandidate, Role
 from policies.planning.shard_cost import context_tokens
 from policies.planning.throughput import predict
 
 _MOST_TOLD = 4  # of what was rejected, where there is no plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """What was predicted of something that lost, 0 where it is not known."""
+
+    merit: float
+    goodput_tokens_per_s: float
+    cost_per_million_tokens: float
+    joules_per_token: float
+    tpot_ms: float
+
+    def reject(self, what: str, best: float, wanted: PlanGoal, role: str) -> RejectedCandidate:
+        """Return it as a reason of a plan with that merit."""
+        why = _explain_loss(self.merit, best, wanted)
+        rates = (self.goodput_tokens_per_s, self.cost_per_million_tokens, self.joules_per_token, self.tpot_ms)
+        return RejectedCandidate(what, why, role, *rates)
 
 
 def alternatives(
@@ -26,67 +47,90 @@ def alternatives(
     same devices."""
     return [
         *_depths(chosen, links, wanted),
-        *_drafters(chosen, found),
-        *_options(chosen, found),
+        *_drafters(chosen, found, wanted),
+        *_options(chosen, found, wanted),
     ]
 
 
-def _explain_loss(rate: float, best: float) -> str:
-    if rate > best:
-        return f"{rate:.1f} tokens/s predicted, more than the plan's {best:.1f} by no more than `indifference` allows"
-    share = 1.0 - rate / best
-    if share < 1e-6:
-        return f"{rate:.1f} tokens/s predicted, as the plan; it scores lower, takes more devices, or is later by name"
-    return f"{rate:.1f} tokens/s predicted, {share:.1%} less than the plan's {best:.1f}"
+def _explain_loss(merit: float, best: float, wanted: PlanGoal) -> str:
+    aim, currency = wanted.objective, wanted.currency
+    told, plan = (describe_merit(aim, one, currency) for one in (merit, best))
+    number = plan.partition(" ")[0]
+    if merit <= 0.0:
+        return f"{told} predicted"
+    if 1.0 - merit / best < 1e-6:
+        if merit <= best * (1.0 + 1e-6):
+            return f"{told} predicted, as the plan; it scores lower, takes more devices, or is later by name"
+        return f"{told} predicted, better than the plan's {number} by no more than `indifference` allows"
+    return f"{told} predicted, {describe_loss(aim, merit, best)} than the plan's {number}"
 
 
 def _depths(chosen: ScoredCandidate, links: Links, wanted: PlanGoal) -> list[RejectedCandidate]:
-    load, best = wanted.workload, chosen.prediction
+    load, merit = wanted.workload, merit_at(chosen.candidate, links, wanted)
     target, draft = sides(chosen.candidate, links, load)
     if draft is None:
         return []
     lost = []
     for depth in range(depth_bound(load, draft.drafter) + 1):
-        if depth != best.depth:
-            rate = predict(target, draft, load, depth).goodput_tokens_per_s
+        if depth != chosen.prediction.depth:
+            used = chosen.candidate.placed if depth else chosen.candidate.target
+            one = predict(target, draft, load, depth, merit)
+            one = fill_in_expense(one, sum_expense([placed.device for placed in used], links.hosts))
             what = f"depth {depth}" if depth else "depth 0, not speculating"
-            lost.append(RejectedCandidate(what, _explain_loss(rate, best.goodput_tokens_per_s), "depth", rate))
+            rates = (one.goodput_tokens_per_s, one.cost_per_million_tokens, one.joules_per_token, one.tpot_ms)
+            lost.append(_Figures(merit(one), *rates).reject(what, chosen.merit[0], wanted, "depth"))
     return lost
 
 
-def _drafters(chosen: ScoredCandidate, found: SearchResult) -> list[RejectedCandidate]:
-    best = chosen.prediction.goodput_tokens_per_s
+def _drafters(chosen: ScoredCandidate, found: SearchResult, wanted: PlanGoal) -> list[RejectedCandidate]:
     mine = chosen.candidate.drafter.name if chosen.candidate.drafter else ""
-    top: dict[str, tuple[float, Candidate]] = {}
+    top: dict[str, tuple[_Figures, Candidate]] = {}
     for pairs in found.pairs:
         name = pairs.drafter.name if pairs.drafter else ""
-        if not len(pairs.goodput) or (name == mine and pairs.drafts is None):
+        if not len(pairs.merit) or name == mine:
             continue
-        at = int(np.argmax(pairs.goodput))
-        if name != mine and pairs.goodput[at] > top.get(name, (0.0,))[0]:
-            top[name] = (float(pairs.goodput[at]), candidate_of(found, pairs, at))
+        at = int(np.argmax(pairs.merit))
+        if name not in top or pairs.merit[at] > top[name][0].merit:
+            top[name] = (_figures_of(found.index, pairs, at), candidate_of(found, pairs, at))
     return [
-        RejectedCandidate(candidate.label, _explain_loss(rate, best), "plan", rate)
-        for _, (rate, candidate) in sorted(top.items())
+        figures.reject(candidate.label, chosen.merit[0], wanted, "plan")
+        for _, (figures, candidate) in sorted(top.items())
     ]
 
 
-def _options(chosen: ScoredCandidate, found: SearchResult) -> list[RejectedCandidate]:
+def _options(chosen: ScoredCandidate, found: SearchResult, wanted: PlanGoal) -> list[RejectedCandidate]:
     """Return the best that every other option on the target's device could do."""
     placed = chosen.candidate.target[0]
-    top: dict[str, float] = {}
+    top: dict[str, tuple[float, Pairs, int]] = {}
     for pairs in found.pairs:
         rows = pairs.targets
-        on = np.flatnonzero(rows.device[pairs.target] == _number(found, placed.device.id))
+        on = np.flatnonzero(pairs.target_device == _number(found, placed.device.id))
         for pair in on:
             label = rows.options[rows.option[pairs.target[pair]]].label
-            top[label] = max(top.get(label, 0.0), float(pairs.goodput[pair]))
-    best = chosen.prediction.goodput_tokens_per_s
+            if label not in top or pairs.merit[pair] > top[label][0]:
+                top[label] = (float(pairs.merit[pair]), pairs, int(pair))
     return [
-        RejectedCandidate(f"{label} on {placed.device.id}", _explain_loss(rate, best), Role.TARGET, rate)
-        for label, rate in sorted(top.items())
+        _figures_of(found.index, pairs, pair).reject(
+            f"{label} on {placed.device.id}", chosen.merit[0], wanted, Role.TARGET
+        )
+        for label, (_, pairs, pair) in sorted(top.items())
         if label != placed.option.label
     ]
+
+
+def _figures_of(index: Index, pairs: Pairs, at: int) -> _Figures:
+    """Return what was predicted of one pairing."""
+    return _Figures(*(float(figure[0]) for figure in _predicted(index, pairs, np.array([at]))))
+
+
+def _predicted(index: Index, pairs: Pairs, at: Ints) -> tuple[Floats, ...]:
+    """Return the figures of some pairings, in the order of _Figures."""
+    target, draft = pairs.target_device[at], None if pairs.draft_device is None else pairs.draft_device[at]
+    goodput, priced = pairs.goodput[at], index.priced[target]
+    if draft is not None:
+        priced = priced & index.priced[draft]
+    cost = np.where(priced, index.sum_prices(target, draft), 0.0) / goodput / S_PER_HOUR * MILLION
+    return pairs.merit[at], goodput, cost, index.sum_powers(target, draft) / goodput, pairs.tpot_ms[at]
 
 
 def _number(found: SearchResult, device: str) -> int:
@@ -97,8 +141,7 @@ def device_reasons(
     chosen: Sequence[ScoredCandidate], found: SearchResult, left: Usable, wanted: PlanGoal
 ) -> list[RejectedCandidate]:
     """Return why each usable device that is not in use is not."""
-    in_use = {placed.device.id for one in chosen for placed in _get_used_shards(one)}
-    best = chosen[0].prediction.goodput_tokens_per_s
+    in_use = {placed.device.id for one in chosen for placed in one.in_use}
     as_target, as_draft = _best_by_device(found)
     as_shard = _layer_times(chosen[0], found.index, left, wanted) if len(chosen[0].candidate.target) > 1 else {}
     told = {one.what for one in (*left.rejected, *found.rejected)}
@@ -108,12 +151,10 @@ def device_reasons(
             continue
         if number in as_shard:
             reasons.append(RejectedCandidate(device.id, as_shard[number], "shard"))
-        elif as_target[number] > 0:
-            rate = float(as_target[number])
-            reasons.append(RejectedCandidate(device.id, _explain_loss(rate, best), Role.TARGET, rate))
-        elif as_draft[number] > 0:
-            rate = float(as_draft[number])
-            reasons.append(RejectedCandidate(device.id, _explain_loss(rate, best), Role.DRAFT, rate))
+        elif number in as_target:
+            reasons.append(as_target[number].reject(device.id, chosen[0].merit[0], wanted, Role.TARGET))
+        elif number in as_draft:
+            reasons.append(as_draft[number].reject(device.id, chosen[0].merit[0], wanted, Role.DRAFT))
         elif device.id not in told:
             reasons.append(RejectedCandidate(device.id, _why_nothing(device.profile, left)))
     return reasons
@@ -141,23 +182,42 @@ def _layer_times(one: ScoredCandidate, index: Index, left: Usable, wanted: PlanG
     return found
 
 
-def _get_used_shards(one: ScoredCandidate) -> tuple[PlacedShard, ...]:
-    return one.candidate.placed if one.prediction.depth else one.candidate.target
-
-
 def _why_nothing(profile: str, left: Usable) -> str:
     if profile not in left.targets and profile not in left.drafts:
         return f"no option for its profile {profile!r}: it was not measured, and no datasheet names it"
     return "only drafts can run on it, and none is wanted there: others draft sooner, or nearer to the target"
 
 
-def _best_by_device(found: SearchResult) -> tuple[np.ndarray, np.ndarray]:
-    as_target, as_draft = np.zeros(len(found.index.devices)), np.zeros(len(found.index.devices))
+def _best_by_device(found: SearchResult) -> tuple[dict[int, _Figures], dict[int, _Figures]]:
+    """Return the best that each device could do as a target, and as a draft."""
+    best = (_Best(found.index), _Best(found.index))
     for pairs in found.pairs:
-        np.maximum.at(as_target, pairs.targets.device[pairs.target], pairs.goodput)
-        if pairs.drafts is not None:
-            np.maximum.at(as_draft, pairs.drafts.device[pairs.draft], pairs.goodput)
-    return as_target, as_draft
+        order = np.argsort(pairs.merit, kind="stable")
+        best[0].add(pairs, pairs.target_device, order)
+        if pairs.draft_device is not None:
+            best[1].add(pairs, pairs.draft_device, order)
+    return best[0].figures(), best[1].figures()
+
+
+class _Best:
+    """The figures of the pairing with most merit that each device has a part in."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._found = np.zeros((5, len(index.devices)))
+
+    def add(self, pairs: Pairs, device: Ints, order: Ints) -> None:
+        """Take in some pairings; `order` of their merit, ascending."""
+        last = np.full(len(self._index.devices), -1)
+        last[device[order]] = order  # of several for one device the last one stays
+        known = np.flatnonzero(last >= 0)
+        known = known[pairs.merit[last[known]] > self._found[0, known]]
+        self._found[:, known] = _predicted(self._index, pairs, last[known])
+
+    def figures(self) -> dict[int, _Figures]:
+        """Return them by the device's number."""
+        rows = self._found.T.tolist()
+        return {number: _Figures(*row) for number, row in enumerate(rows) if row[0] > 0.0}
 
 
 def no_plan(found: SearchResult, left: Usable, wanted: PlanGoal) -> NoPlan:

@@ -5,7 +5,7 @@ What an option costs is computed once for each number of sequences; a device's o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.planning.draft_yield import all_hit_rate, depth_bound
+from policies.planning.merit import LEAST_BURDEN, is_priced
 from policies.planning.placement import workers
-from policies.planning.plan import Constraints, Device, DrafterFacts, Host, Option, RejectedCandidate, Role, Workload
+from policies.planning.plan import (
+    Constraints,
+    Device,
+    DrafterFacts,
+    Host,
+    Objective,
+    Option,
+    RejectedCandidate,
+    Role,
+    Workload,
+)
 from policies.planning.shard_cost import MOST_BUSY, ModelPart, kv_bytes
 from policies.planning.throughput import DraftSide, TargetSide, draft_ms, verify_ms
 
@@ -27,7 +38,9 @@ Bools = NDArray[np.bool_]
 class Index:
     """Devices as arrays, in the order of their ids; hosts and zones as numbers, in the order of their names. `cores`
     are left on a device's host (infinite where not known), and `room` is what a plan may fill. `tie` orders devices
-    that cost the same: the less busy first, then the larger, then by id."""
+    that take as long: the less busy first, then the larger, then by id. `price`, of each device beside its host, and
+    `host_price` are in currency units an hour (0 for hosts that are paid already), `power` is in watts; `priced` says
+    where a price is known."""
 
     devices: tuple[Device, ...]
     hosts: tuple[str, ...]
@@ -39,13 +52,46 @@ class Index:
     tie: Ints
     bandwidth: Floats
     is_cpu: Bools
+    price: Floats
+    host_price: Floats
+    power: Floats
+    priced: Bools
     profiles: dict[str, Ints]
+
+    def sum_prices(self, target: Ints, draft: Ints | None = None) -> Floats:
+        """Return what devices cost an hour with their hosts: each alone, or with the draft's beside it."""
+        alone: Floats = self.price[target] + self.host_price[self.host[target]]
+        if draft is None:
+            return alone
+        more = np.where(draft == target, 0.0, self.price[draft])
+        away = self.host[draft] != self.host[target]
+        return alone + more + np.where(away, self.host_price[self.host[draft]], 0.0)
+
+    def sum_powers(self, target: Ints, draft: Ints | None = None) -> Floats:
+        """Return what devices draw, in the same way; 0 where one of them does not tell."""
+        alone = self.power[target]
+        if draft is None:
+            return alone
+        both = np.where(draft == target, alone, alone + self.power[draft])
+        return np.where((alone > 0) & (self.power[draft] > 0), both, 0.0)
+
+    def sum_burdens(self, objective: Objective, target: Ints, draft: Ints | None = None) -> Floats | None:
+        """Return what an objective weighs against tokens, None where it is nothing."""
+        if objective is Objective.COST:
+            return np.maximum(LEAST_BURDEN, self.sum_prices(target, draft))
+        if objective is Objective.ENERGY:
+            return np.maximum(LEAST_BURDEN, self.sum_powers(target, draft))
+        return None
 
 
 def index_of(
-    devices: tuple[Device, ...], hosts: Mapping[str, Host], constraints: Constraints, taken_cores: Mapping[str, int]
+    devices: tuple[Device, ...],
+    hosts: Mapping[str, Host],
+    constraints: Constraints,
+    taken_cores: Mapping[str, int],
+    paid: Collection[str] = (),
 ) -> Index:
-    """Return the arrays; `taken_cores` of each host are spoken for."""
+    """Return the arrays; `taken_cores` of each host are spoken for, and hosts that are `paid` cost nothing more."""
     names = tuple(sorted(hosts))
     numbers = {name: number for number, name in enumerate(names)}
     zones = {zone: number for number, zone in enumerate(sorted({host.zone for host in hosts.values()}))}
@@ -73,6 +119,10 @@ def index_of(
         tie=tie,
         bandwidth=np.array([one.rates.bandwidth_bytes_per_s for one in devices], np.float64),
         is_cpu=np.array([one.kind == "cpu" for one in devices], np.bool_),
+        price=np.array([one.price_per_hour for one in devices], np.float64),
+        host_price=np.array([0.0 if name in paid else hosts[name].price_per_hour for name in names], np.float64),
+        power=np.array([one.power_w for one in devices], np.float64),
+        priced=np.array([is_priced(one, hosts) for one in devices], np.bool_),
         profiles={profile: np.array(found, np.int64) for profile, found in profiles.items()},
     )
 
@@ -82,7 +132,8 @@ class OptionRows:
     """Rows of one role: `device` and `option` (numbers of `Index.devices` and of `options`), `sequences` that run at
     once. `ms[row, depth]`: of a verification, or of drafting; `late_ms`: of a verification that runs another number of
     rows than the one before, or of drafting again what was not ahead. `prefill_ms`: of one prompt (targets: what it
-    adds to the rounds of others). `fixed` and `kv`: bytes without sequences, and of each."""
+    adds to the rounds of others); `first_ms`: of one that nothing else runs beside. `fixed` and `kv`: bytes without
+    sequences, and of each."""
 
     options: tuple[Option, ...]
     device: Ints
@@ -92,6 +143,7 @@ class OptionRows:
     ms: Floats
     late_ms: Floats
     prefill_ms: Floats
+    first_ms: Floats
     fixed: Floats
     kv: Floats
 
@@ -109,6 +161,7 @@ class OptionRows:
             self.ms[rows],
             self.late_ms[rows],
             self.prefill_ms[rows],
+            self.first_ms[rows],
             self.fixed[rows],
             self.kv[rows],
         )
@@ -131,8 +184,9 @@ def target_rows(
             ms = [verify_ms(side, load, depth) for depth in range(load.depth_bound + 1)]
             changed = [verify_ms(side, load, depth, changes=1.0) for depth in range(load.depth_bound + 1)]
             there = devices[(fit == sequences) & enough]
+            first = side.parts[0].prefill_ms(load.prompt_tokens)
             prefill = side.parts[0].prefill_ms(load.prompt_tokens, beside=sequences > 1)
-            made.add(index, option, there, int(sequences), ms, changed, prefill, fixed, kv)
+            made.add(index, option, there, int(sequences), ms, changed, (prefill, first), fixed, kv)
     return made.rows(), made.rejected
 
 
@@ -160,7 +214,8 @@ def draft_rows(
         ms = [draft_ms(side, load, depth, sequences) for depth in depths]
         late = [draft_ms(side, load, depth, all_hit_rate(drafter, depth, sequences)[1]) for depth in depths]
         there = devices[fits & enough]
-        made.add(index, option, there, sequences, ms, late, ModelPart(option).prefill_ms(load.prompt_tokens), fixed, kv)
+        first = ModelPart(option).prefill_ms(load.prompt_tokens)
+        made.add(index, option, there, sequences, ms, late, (first, first), fixed, kv)
     return made.rows(), made.rejected
 
 
@@ -193,11 +248,11 @@ class _Builder:
         sequences: int,
         ms: list[float],
         late: list[float],
-        prefill: float,
+        prefill: tuple[float, float],
         fixed: float,
         kv: float,
     ) -> None:
-        """Add a row for each of these devices."""
+        """Add a row for each of these devices. `prefill`: what a prompt adds to rounds, and what it takes alone."""
         if not len(devices):
             return
         number = len(self._options)
@@ -212,7 +267,8 @@ class _Builder:
                 np.full(len(devices), option.threads),
                 stretch[:, None] * np.array(ms),
                 stretch[:, None] * np.array(late),
-                stretch * prefill,
+                stretch * prefill[0],
+                stretch * prefill[1],
                 same * fixed,
                 same * kv,
             )
@@ -235,6 +291,6 @@ class _Builder:
         if not self._columns:
             none, flat = np.empty(0, np.int64), np.empty(0)
             table = np.empty((0, self._bound + 1))
-            return OptionRows((), none, none, none, none, table, table, flat, flat, flat)
+            return OptionRows((), none, none, none, none, table, table, flat, flat, flat, flat)
         columns: list[Any] = [np.concatenate(column) for column in zip(*self._columns, strict=True)]
         return OptionRows(tuple(self._options), *columns)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from policies.planning.merit import ALIKE, compute_second_merit
 from policies.planning.placement.candidate import Candidate, PlacedShard, ScoredCandidate, Where, rate_candidate
 from policies.planning.placement.filters import Usable
 from policies.planning.placement.links import HostLinks, Links
 from policies.planning.placement.pairs import Pairs, model_pairs, plain_pairs, text_pairs
-from policies.planning.placement.rows import Index, Ints, OptionRows, draft_rows, index_of, target_rows
-from policies.planning.plan import DrafterFacts, ModelFacts, PlanGoal, RejectedCandidate
+from policies.planning.placement.rows import Floats, Index, Ints, OptionRows, draft_rows, index_of, target_rows
+from policies.planning.plan import DrafterFacts, ModelFacts, Objective, PlanGoal, RejectedCandidate
 
-_ALIKE = 1e-9  # relative: predictions closer than this are equal
 _SCORED = 512  # candidates that are scored, of those that are predicted alike
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """What is still free to be chosen: without `taken` devices, and without cores that are spoken for."""
+    """What is still free to be chosen: without `taken` devices, and without cores that are spoken for. Hosts that are
+    `paid` cost nothing more."""
 
     left: Usable
     links: Links
@@ -28,12 +29,13 @@ class SearchSpace:
     concurrency: int
     taken: frozenset[str] = frozenset()
     taken_cores: Mapping[str, int] = field(default_factory=dict)
+    paid: Collection[str] = ()
 
     def all_devices(self) -> Index:
         """Return the devices that may host either."""
         either = {one.id: one for one in (*self.left.target_devices, *self.left.draft_devices)}
         free = tuple(either[name] for name in sorted(either) if name not in self.taken)
-        return index_of(free, self.left.hosts, self.wanted.constraints, self.taken_cores)
+        return index_of(free, self.left.hosts, self.wanted.constraints, self.taken_cores, self.paid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +47,29 @@ class SearchResult:
     rejected: tuple[RejectedCandidate, ...]
 
     @property
-    def best_tokens_per_s(self) -> float:
-        """The highest predicted goodput, 0 where there is none."""
-        return max((float(one.goodput.max()) for one in self.pairs if len(one.goodput)), default=0.0)
+    def most_merit(self) -> float:
+        """The highest merit, 0 where there is none."""
+        return max((float(one.merit.max()) for one in self.pairs if len(one.merit)), default=0.0)
 
 
 def search(ground: SearchSpace) -> SearchResult:
     """Return every pairing that can be the best one with the whole target on one device."""
-    load, limits = ground.wanted.workload, ground.wanted.constraints
+    load = ground.wanted.workload
     index, links = ground.all_devices(), HostLinks(ground.links)
     may_target = _members(index, [one.id for one in ground.left.target_devices])
     may_draft = _members(index, [one.id for one in ground.left.draft_devices])
     targets, rejected = target_rows(index, ground.left.targets, load, may_target, ground.concurrency)
-    pairs = [plain_pairs(targets, load)]
+    pairs = [plain_pairs(index, targets, ground.wanted)]
     counts = [int(one) for one in np.unique(targets.sequences)]
     for drafter in sorted(load.drafters, key=lambda one: (one.name, one.runtime)):
         if drafter.model is None:
-            pairs.append(text_pairs(targets.of(_find_served_rows(targets, drafter)), drafter, load))
+            pairs.append(text_pairs(index, targets.of(_find_served_rows(targets, drafter)), drafter, ground.wanted))
             continue
         for sequences in reversed(counts):
             drafts, refused = draft_rows(index, ground.left.drafts, drafter, load, may_draft, sequences)
             rejected += refused if sequences == counts[0] else []
             some = targets.of(np.flatnonzero(targets.sequences == sequences))
-            pairs.append(model_pairs(index, some, drafts, drafter, links, load, limits))
+            pairs.append(model_pairs(index, some, drafts, drafter, links, ground.wanted))
     return SearchResult(index, tuple(pairs), tuple(rejected))
 
 
@@ -83,16 +85,23 @@ def _members(index: Index, names: Sequence[str]) -> np.ndarray[tuple[int], np.dt
 
 
 def best(found: SearchResult, ground: SearchSpace) -> ScoredCandidate | None:
-    """Return the candidate with the highest predicted goodput.
+    """Return the candidate with most merit.
 
-    Several may be predicted alike, or within the `indifference` that is allowed. Among those the best score decides,
-    then the fewest devices, then the name.
+    Several may be predicted alike, or within the `indifference` that is allowed. Among those that are alike the second
+    figure of the objective decides. Then the best score does, then the fewest devices, then the name.
     """
-    top = found.best_tokens_per_s
+    top, wanted = found.most_merit, ground.wanted
     if top <= 0.0:
         return None
-    least = top * (1.0 - max(_ALIKE, ground.wanted.weights.indifference))
-    known = [rate_candidate(one, ground.links, ground.wanted) for one in _top(found, least)]
+    alike = wanted.weights.indifference <= ALIKE
+    least = top * (1.0 - max(ALIKE, wanted.weights.indifference))
+    known = [
+        rate_candidate(one, ground.links, wanted, paid=ground.paid)
+        for one in _top(found, least, wanted.objective if alike else Objective.THROUGHPUT)
+    ]
+    if alike:
+        lead = max(one.merit[1] for one in known)
+        known = [one for one in known if one.merit[1] >= lead - ALIKE * abs(lead)]
     return max(known, key=_Order)
 
 
@@ -109,20 +118,26 @@ class _Order:
         return mine < others or (mine == others and self._one.candidate.key > other._one.candidate.key)
 
 
-def _top(found: SearchResult, least: float) -> list[Candidate]:
-    """Return the candidates that are predicted to reach that much; where there are many, those on the devices that
-    come first (see rows.Index)."""
+def _top(found: SearchResult, least: float, objective: Objective) -> list[Candidate]:
+    """Return the candidates that are predicted to reach that much. Where there are many, it is those with most of the
+    objective's second figure, then those on the devices that come first (see rows.Index)."""
     columns = []
     for number, pairs in enumerate(found.pairs):
-        alike = np.flatnonzero(pairs.goodput >= least)
+        alike = np.flatnonzero(pairs.merit >= least)
         target = found.index.tie[pairs.targets.device[pairs.target[alike]]]
         draft = np.full(len(alike), -1)
         if pairs.drafts is not None:
             draft = found.index.tie[pairs.drafts.device[pairs.draft[alike]]]
-        columns.append((target, draft, np.full(len(alike), number), alike))
-    target, draft, numbers, alike = (np.concatenate(column) for column in zip(*columns, strict=True))
-    order = np.lexsort((alike, numbers, draft, target))[:_SCORED]
+        columns.append((target, draft, np.full(len(alike), number), alike, _seconds(pairs, alike, objective)))
+    target, draft, numbers, alike, second = (np.concatenate(column) for column in zip(*columns, strict=True))
+    lead = second >= second.max() - ALIKE * abs(second.max())
+    order = np.lexsort((alike, numbers, draft, target, ~lead))[:_SCORED]
     return [candidate_of(found, found.pairs[numbers[one]], int(alike[one])) for one in order]
+
+
+def _seconds(pairs: Pairs, alike: Ints, objective: Objective) -> Floats:
+    second: Floats = compute_second_merit(objective, pairs.goodput[alike], pairs.ttft_ms(alike))
+    return second
 
 
 def candidate_of(found: SearchResult, pairs: Pairs, pair: int) -> Candidate:

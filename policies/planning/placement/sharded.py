@@ -2,7 +2,8 @@
 
 The shards are cut (see `cutting`) for one depth and one number of micro-batches at a time, beginning with none and one.
 policies/planning/throughput.py says what these are. The best depth and number for the shards found are what they are
-cut for next, until nothing gets better.
+cut for next, until nothing gets better. With the objectives `cost` and `energy` the same goes for what the burden of a
+device counts as.
 """
 
 from __future__ import annotations
@@ -21,13 +22,22 @@ from policies.planning.placement.candidate import (
     find_fit_problem,
     rate_candidate,
 )
-from policies.planning.placement.cutting import FEW, CutGoal, CutTask, shard_counts, shards_for, task_of, traffic_of
+from policies.planning.placement.cutting import (
+    FEW,
+    CutGoal,
+    CutTask,
+    count_prompts,
+    shard_counts,
+    shards_for,
+    task_of,
+    traffic_of,
+)
 from policies.planning.placement.links import Links
 from policies.planning.placement.order import order_shards
 from policies.planning.placement.pairs import APART, fastest
 from policies.planning.placement.rows import Ints, OptionRows
 from policies.planning.placement.search import SearchSpace
-from policies.planning.plan import Device
+from policies.planning.plan import Device, Objective
 from policies.planning.shard_cost import ModelPart, TargetTimes, context_tokens, micro_batch_counts
 
 _TURNS = 3  # how often shards are cut anew for the depth and the micro-batches that were best for the last ones
@@ -35,7 +45,8 @@ _EXCHANGES = 2  # how often devices are exchanged, at most
 _KEPT = 6  # devices that may be kept free of shards to draft
 _VERY_FEW = 10
 _FEW_COUNTS = 8  # of micro-batches, all of which are looked at
-_BETTER = 1.0 + 1e-9
+_BURDENS = (3.0, 0.3)  # what a unit of burden counts as besides, times what is even for the best plan so far
+_BURDEN_TURNS = 6  # how often it is moved, at most
 
 
 def best_sharded(ground: SearchSpace) -> ScoredCandidate | None:
@@ -57,20 +68,22 @@ def best_sharded(ground: SearchSpace) -> ScoredCandidate | None:
 
 
 def _is_better(one: ScoredCandidate | None, other: ScoredCandidate | None) -> bool:
-    if one is None or other is None:
-        return one is not None
-    return one.prediction.goodput_tokens_per_s > other.prediction.goodput_tokens_per_s * _BETTER
+    return one is not None and one.beats(other)
 
 
 def _refine_cut(task: CutTask, first: ScoredCandidate) -> ScoredCandidate:
     """Cut again for what was best for the shards so far, with other numbers of micro-batches too."""
-    best, tried = first, {(0, 1, "")}
-    for _ in range(_TURNS):
+    best, tried = first, {(0, 1, "", 0.0)}
+    weighed = task.ground.wanted.objective in (Objective.COST, Objective.ENERGY)
+    for _ in range(_BURDEN_TURNS if weighed else _TURNS):
+        before = best
         for aim in _aims(task, best):
-            key = (aim.depth, aim.micro_batches, aim.drafter.name if aim.drafter else "")
+            key = (aim.depth, aim.micro_batches, aim.drafter.name if aim.drafter else "", float(f"{aim.burden_ms:.3g}"))
             found = None if key in tried else _best_for(task, aim)
             tried.add(key)
             best = found if found is not None and _is_better(found, best) else best
+        if weighed and best is before:
+            break
     return best
 
 
@@ -90,12 +103,12 @@ def _exchange_devices(task: CutTask, best: ScoredCandidate) -> ScoredCandidate:
         sets = {frozenset((now - {out}) | more) for out in (*now, -1) for more in more_sets}
         found = [best]
         for some in sorted(sets - {frozenset(now)}, key=sorted):
-            aim = _aim_of(best)
+            aim = _aim_of(best, task)
             other = _best_with_drafts(task, shards_for(task, aim, frozenset(every - some)), aim)
             found += [other] if other is not None and _is_better(other, best) else []
         if len(found) == 1:
             break
-        best = max(found, key=lambda one: one.prediction.goodput_tokens_per_s)
+        best = max(found, key=lambda one: one.merit)
     return best
 
 
@@ -103,20 +116,30 @@ def _aims(task: CutTask, best: ScoredCandidate) -> Iterator[CutGoal]:
     """Yield what to cut for next: the depth that was best, with several numbers of micro-batches.
 
     The numbers are the best one, that of the shards, the most shards that there may be, and that of the sequences.
-    Where there are few devices, it is every number of them.
+    Where there are few devices, it is every number of them. Where a burden counts, it is what makes it even with the
+    time of the best plan so far, and more and less of it.
     """
-    now = _aim_of(best)
+    now, few = _aim_of(best, task), len(np.unique(task.device)) <= FEW
+    if now.burden_ms:
+        several = _BURDENS if few else _BURDENS[:1]
+        yield from (replace(now, burden_ms=factor * now.burden_ms) for factor in several)
     yield now
+    if now.burden_ms and now.micro_batches > 1 and not few:
+        return
     counts = micro_batch_counts(task.sequences)
-    if len(np.unique(task.device)) > FEW or len(counts) > _FEW_COUNTS:
+    if not few or len(counts) > _FEW_COUNTS:
         about = (len(best.candidate.target), shard_counts(task)[-1], task.sequences)
         counts = sorted({max(count for count in counts if count <= one) for one in about})
     for count in counts:
         yield replace(now, micro_batches=count)
 
 
-def _aim_of(one: ScoredCandidate) -> CutGoal:
-    return CutGoal(one.candidate.drafter, one.prediction.depth, one.prediction.micro_batches)
+def _aim_of(one: ScoredCandidate, task: CutTask) -> CutGoal:
+    found, objective = one.prediction, task.ground.wanted.objective
+    even_ms = 0.0
+    if objective in (Objective.COST, Objective.ENERGY):
+        even_ms = found.round_ms * one.merit[0] / found.goodput_tokens_per_s
+    return CutGoal(one.candidate.drafter, found.depth, found.micro_batches, even_ms)
 
 
 def _best_for(task: CutTask, aim: CutGoal) -> ScoredCandidate | None:
@@ -162,14 +185,14 @@ def _best_with_drafts(task: CutTask, target: tuple[PlacedShard, ...], aim: CutGo
     times, best = TargetTimes(parts, task.sequences, load), None
     for candidate in _candidates(task, target, aim):
         if not find_fit_problem(candidate, cores, load, ground.wanted.constraints):
-            found = rate_candidate(candidate, ground.links, ground.wanted, times)
+            found = rate_candidate(candidate, ground.links, ground.wanted, times, ground.paid)
             best = found if _is_better(found, best) else best
     return best
 
 
 def _candidates(task: CutTask, target: tuple[PlacedShard, ...], aim: CutGoal) -> Iterator[Candidate]:
     load, links = task.ground.wanted.workload, task.ground.links
-    traffic = traffic_of(task, aim, task.sequences / load.output_tokens / aim.micro_batches)
+    traffic = traffic_of(task, aim, count_prompts(task, replace(aim, drafter=None, depth=0)))
     alone = order_shards(target, "", links, traffic)
     yield Candidate(alone, task.sequences)
     for drafter in sorted(load.drafters, key=lambda one: (one.name, one.runtime)):
@@ -206,7 +229,7 @@ def _near_drafts(task: CutTask, target: tuple[PlacedShard, ...], rows: OptionRow
     free &= ~(on_host & (least >= Where.ZONE)) & ~(in_zone & (least >= Where.FAR))
     among = np.flatnonzero(free)
     group = np.where(on_host, host, np.where(in_zone, len(index.hosts) + zone, -1))
-    measured = task.ground.links.measured
-    if measured and len(among) <= FEW:
+    burden = index.sum_burdens(task.ground.wanted.objective, rows.device)
+    if (task.ground.links.measured or burden is not None) and len(among) <= FEW:
         return among
-    return fastest(rows, among, group[among], index, keep=1) if len(among) else among
+    return fastest(rows, among, group[among], index, burden, keep=1) if len(among) else among

@@ -40,13 +40,15 @@ class Hops:
 @dataclass(frozen=True, slots=True)
 class Items:
     """What can take layers: `fixed_ms` + layers * `layer_ms`, for at most `most` layers, on `device` (a device may have
-    several, of which one is taken, by `option`). `tie` decides between equals, the lowest first."""
+    several, of which one is taken, by `option`). `host_ms` counts once for each host in use: what its price counts as.
+    `tie` decides between equals, the lowest first."""
 
     device: Ints
     host: Ints
     zone: Ints
     fixed_ms: Floats
     layer_ms: Floats
+    host_ms: Floats
     most: Ints
     tie: Ints
     option: Ints
@@ -90,7 +92,8 @@ def cut_shards(items: Items, layers: int, hops: Hops, shards: Sequence[int]) -> 
         hosts = []
         for in_host in _groups(items.host, in_zone, items.tie):
             devices = [_device(items, one, layers) for one in _groups(items.device, in_host, items.tie)]
-            table = _join_tables(_useful(devices, most), hops.host, most)
+            joined = _join_tables(_useful(devices, most), hops.host, most)
+            table = _with_hop(joined, float(items.host_ms[in_host[0]]))
             hosts.append(table)
             ends.append((table, hops.back_host))
         zones.append(_join_tables(_useful(hosts, most), hops.zone, most))

@@ -21,7 +21,7 @@ from policies.planning.placement.search import SearchResult, candidate_of
 from policies.planning.plan import Option, PlanGoal, Standby
 from policies.planning.shard_cost import ModelPart, context_tokens, kv_bytes
 
-_WORTH = 0.8  # the standby that shares least is taken where it is this fast by the fastest one
+_WORTH = 0.8  # the standby that shares least is taken where it has this share of the best one's merit
 _APART: tuple[Literal["zone", "host", "device"], ...] = ("zone", "host", "device")
 
 
@@ -62,10 +62,10 @@ def _elsewhere(
         if pairs.drafts is not None:
             continue
         devices = pairs.targets.device[pairs.target]
-        for row in np.flatnonzero(free[devices] & (pairs.goodput > rate[devices])):
+        for row in np.flatnonzero(free[devices] & (pairs.merit > rate[devices])):
             device = int(devices[row])
-            if pairs.goodput[row] > rate[device]:
-                rate[device], at[device] = pairs.goodput[row], (count, int(row))
+            if pairs.merit[row] > rate[device]:
+                rate[device], at[device] = pairs.merit[row], (count, int(row))
     picked = _furthest(rate, one, found.index)
     if picked is None:
         return None
@@ -75,8 +75,8 @@ def _elsewhere(
 
 
 def _furthest(rate: Floats, one: ScoredCandidate, index: Index) -> tuple[int, Literal["device", "host", "zone"]] | None:
-    """Return the fastest device that shares least with the target, as long as it is fast enough, and what they do not
-    share."""
+    """Return the best device that shares least with the target, as long as it is good enough, and what they do not
+    share. `rate`: the merit of each device."""
     if not rate.any():
         return None
     homes = [
@@ -101,6 +101,7 @@ def _spare(
     rate, options = np.zeros(len(index.devices)), {}
     allowed = {device.id for device in left.target_devices}
     share = lost.layers / load.target.layers
+    burden = index.sum_burdens(wanted.objective, np.arange(len(index.devices)))
     for profile in sorted(left.targets.keys() & index.profiles.keys()):
         for option in left.targets[profile]:
             needed = (
@@ -110,7 +111,7 @@ def _spare(
             numbers: Ints = index.profiles[profile]
             fits = free[numbers] & (index.room[numbers] >= needed) & (option.threads <= index.cores[numbers])
             for number in numbers[fits]:
-                speed = (1.0 - index.utilisation[number]) / ms
+                speed = (1.0 - index.utilisation[number]) / ms / (burden[number] if burden is not None else 1.0)
                 if index.devices[number].id in allowed and speed > rate[number]:
                     rate[number], options[int(number)] = speed, option
     picked = _furthest(rate, one, index)

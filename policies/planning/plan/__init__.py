@@ -23,7 +23,15 @@ from policies.planning.plan.result import (
     Standby,
     Term,
 )
-from policies.planning.plan.wanted import Constraints, DrafterFacts, ModelFacts, PlanGoal, TermWeights, Workload
+from policies.planning.plan.wanted import (
+    Constraints,
+    DrafterFacts,
+    ModelFacts,
+    Objective,
+    PlanGoal,
+    TermWeights,
+    Workload,
+)
 
 __all__ = [
     "Constraints",
@@ -36,6 +44,7 @@ __all__ = [
     "Memory",
     "ModelFacts",
     "NoPlan",
+    "Objective",
     "Option",
     "Plan",
     "PlanDiff",

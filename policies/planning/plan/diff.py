@@ -22,11 +22,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """All differences, and what they are predicted to bring: tokens per second of all streams, before and after."""
+    """All differences, and what they are predicted to bring: tokens per second of all streams, what a million tokens
+    cost and what energy a token takes, before and after (0 where not known)."""
 
     changes: tuple[Change, ...]
     before_tokens_per_s: float
     after_tokens_per_s: float
+    before_cost_per_million_tokens: float = 0.0
+    after_cost_per_million_tokens: float = 0.0
+    before_joules_per_token: float = 0.0
+    after_joules_per_token: float = 0.0
 
     @property
     def gain(self) -> float:
@@ -48,7 +53,15 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
                 "changed" if left and right else "added" if right else "removed"
             )
             changes.append(Change(part, kind, left, right, restart=not part.endswith(("depth", "standby"))))
-    return PlanDiff(tuple(changes), before.goodput_tokens_per_s, after.goodput_tokens_per_s)
+    return PlanDiff(
+        tuple(changes),
+        before.goodput_tokens_per_s,
+        after.goodput_tokens_per_s,
+        before.cost_per_million_tokens,
+        after.cost_per_million_tokens,
+        before.joules_per_token,
+        after.joules_per_token,
+    )
 
 
 def _parts(plan: Plan) -> dict[str, str]:

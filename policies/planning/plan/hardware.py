@@ -26,11 +26,13 @@ class Role(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Host:
     """A machine. `zone`: a failure domain and a network of its own (empty: one for all). `cores`: those that workers
-    may use, numbered from 0; 0 where that is not known, and then threads are not counted."""
+    may use, numbered from 0; 0 where that is not known, and then threads are not counted. `price_per_hour`: of the
+    whole machine, in currency units, paid once where any of its devices is used; 0 where not known."""
 
     name: str
     zone: str = ""
     cores: int = 0
+    price_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Device:
     moving average of 0 to 1. `queue_depth`: a mean of the requests that wait for workers on it. Its `rates` and
     `power_w` (under load) are 0 or empty where not known. `health`: 1 where it works, less where it is suspect, 0 where
     nothing may be placed on it; `health_why`: why it is below 1.
+    `price_per_hour`: what it costs beside its host, in currency units; 0 where not known, or the host's price has it.
     """
 
     id: str
@@ -55,6 +58,7 @@ class Device:
     health: float = 1.0
     health_why: str = ""
     queue_depth: float = 0.0
+    price_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

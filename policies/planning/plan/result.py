@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from device_profiles.units import MILLION, S_PER_HOUR
 from policies.planning.plan.hardware import Source
+from policies.planning.plan.wanted import Objective
 
 
 class NoPlan(ValueError):
@@ -66,7 +68,9 @@ class Prediction:
     included. A round takes `round_ms`. It is made of `verify_ms`, `draft_ms` and `link_ms` as far as they do not
     overlap, and of `prefill_ms`, the share of the prompts of the requests that start in it. `sequences` run at once, in
     `micro_batches` that follow each other through the shards. `plain_tokens_per_s`: goodput at depth 0, without
-    drafting. `error`: the relative error of the cost fits behind it.
+    drafting. `error`: the relative error of the cost fits behind it. `joules_per_token` and
+    `cost_per_million_tokens` (in currency units, of output tokens) are of the devices in use, and 0 where one of them
+    tells no power or no price.
     """
 
     goodput_tokens_per_s: float
@@ -85,6 +89,7 @@ class Prediction:
     plain_tokens_per_s: float
     error: float = 0.0
     joules_per_token: float = 0.0
+    cost_per_million_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,29 +142,57 @@ class Standby:
 
 @dataclass(frozen=True, slots=True)
 class RejectedCandidate:
-    """What was not taken, and why. `what`: a device, an option on it, or a whole plan. `goodput_tokens_per_s`: where it
-    was predicted, else 0."""
+    """What was not taken, and why. `what`: a device, an option on it, or a whole plan. The figures are as in
+    Prediction, and 0 where they were not predicted."""
 
     what: str
     why: str
     role: str = ""
     goodput_tokens_per_s: float = 0.0
+    cost_per_million_tokens: float = 0.0
+    joules_per_token: float = 0.0
+    tpot_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The whole plan. `rejected` has at least one entry for every device and every option that is not in use."""
+    """The whole plan. `rejected` has at least one entry for every device and every option that is not in use.
+    `objective`: what it has most of; `currency`: the word for the units of its prices."""
 
     target: str
     replicas: tuple[ReplicaPlacement, ...]
     standby: Standby | None
     rejected: tuple[RejectedCandidate, ...]
     reasons: tuple[str, ...] = ()
+    objective: Objective = Objective.THROUGHPUT
+    currency: str = "USD"
 
     @property
     def goodput_tokens_per_s(self) -> float:
         """Predicted output tokens per second of all replicas."""
         return sum(one.prediction.goodput_tokens_per_s for one in self.replicas)
+
+    @property
+    def cost_per_million_tokens(self) -> float:
+        """Predicted cost of a million output tokens of all replicas, in currency units; 0 where not known."""
+        return self._mean([one.prediction.cost_per_million_tokens for one in self.replicas])
+
+    @property
+    def joules_per_token(self) -> float:
+        """Predicted energy of an output token of any replica; 0 where not known."""
+        return self._mean([one.prediction.joules_per_token for one in self.replicas])
+
+    @property
+    def price_per_hour(self) -> float:
+        """What the devices in use cost an hour, in currency units; 0 where not known."""
+        return self.cost_per_million_tokens * self.goodput_tokens_per_s * S_PER_HOUR / MILLION
+
+    def _mean(self, values: list[float]) -> float:
+        """Return the mean over all output tokens of what a token takes; 0 where a replica does not tell."""
+        rates = [one.prediction.goodput_tokens_per_s for one in self.replicas]
+        if not all(values) or not any(rates):
+            return 0.0
+        return sum(value * rate for value, rate in zip(values, rates, strict=True)) / sum(rates)
 
     @property
     def shards(self) -> tuple[Shard, ...]:

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal
 
 from device_profiles.profile import Exactness
+
+
+class Objective(StrEnum):
+    """What the best plan has most of (policies/planning/merit.py has the formulas)."""
+
+    THROUGHPUT = "throughput"
+    LATENCY = "latency"
+    COST = "cost"
+    ENERGY = "energy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +100,8 @@ class Constraints:
 class TermWeights:
     """What each term of the score weighs; only their ratios count.
 
-    `indifference`: the share of predicted tokens per second that may be given up for a better score; 0: the score
-    decides between plans that are predicted equally fast.
+    `indifference`: the share of what the objective counts that may be given up for a better score; 0: the score
+    decides between plans that are predicted to be equally good.
     """
 
     compute_headroom: float = 1.0
@@ -107,8 +117,10 @@ class TermWeights:
 
 @dataclass(frozen=True, slots=True)
 class PlanGoal:
-    """All of it."""
+    """All of it. `currency`: the word for the units of all prices."""
 
     workload: Workload
     constraints: Constraints = field(default_factory=Constraints)
     weights: TermWeights = field(default_factory=TermWeights)
+    objective: Objective = Objective.THROUGHPUT
+    currency: str = "USD"
