@@ -113,6 +113,8 @@ class OpenVinoAdapter:
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the conversion: its format and the versions of the libraries that write it."""
         libraries = "; ".join(f"{name} {version(name)}" for name in ("openvino", "gguf"))
+        if weights is Precision.FP8:
+            raise Unsupported("weights in fp8: OpenVINO is given none; ask for int8 or int4, or for torch on CUDA")
         if weights is None:
             return f"stateful IR, the file's values, 3; {libraries}"
         return f"stateful IR, {weights} weights, 2; {libraries}; {_nncf(weights)}".removesuffix("; ")
@@ -120,6 +122,7 @@ class OpenVinoAdapter:
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Convert a model in a process of its own. Raises ModelRefused with the converter's reason."""
         name = f"{title(source)} to {weights}" if weights else title(source)
+        self.recipe(weights)
         progress(f"convert {name}", -1.0)
         command = [sys.executable, "-m", "adapters.openvino_rt.convert", str(source), str(target)]
         command += [str(weights)] if weights else []

@@ -14,7 +14,7 @@ from orchestrator.config.source_text import parse_text, read_text
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
 
-Weights = Literal["as_file", "fast", "int4", "int8", "bf16", "fp16", "fp32"]
+Weights = Literal["as_file", "fast", "int4", "int8", "fp8", "bf16", "fp16", "fp32"]
 _Name = Annotated[str, Field(min_length=1, max_length=128)]
 
 

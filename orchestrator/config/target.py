@@ -16,7 +16,7 @@ MAX_REPLICAS = 64
 THIS_NODE = "here"
 """The daemon's own host, where a host is named."""
 
-WeightsPrecision = Literal["auto", "as_file", "fast", "int4", "int8", "bf16", "fp16", "fp32"]
+WeightsPrecision = Literal["auto", "as_file", "fast", "int4", "int8", "fp8", "bf16", "fp16", "fp32"]
 ActivationPrecision = Literal["auto", "bf16", "fp16", "fp32"]
 KvCachePrecision = Literal["auto", "16bit", "8bit"]
 
