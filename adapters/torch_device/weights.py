@@ -165,6 +165,8 @@ def _tensor(name: str, stored: Mapping[str, NDArray[Any]]) -> Stored:
     if f"{name}:bf16" in stored:
         return Dense(stored[f"{name}:bf16"], bfloat16=True)
     scales, zeros = stored[f"{name}:scales"], stored.get(f"{name}:zeros")
+    if f"{name}:float8" in stored:
+        return Float8Rows(stored[f"{name}:float8"], scales)
     pairs = stored.get(f"{name}:pairs")
     values = stored[f"{name}:values"] if pairs is None else _unpack_pairs(pairs)
     if zeros is None:
