@@ -1,17 +1,28 @@
-"""What the first depth of requests could bring at most: each request's own, chosen with hindsight.
+"""What could the first depth of requests bring at most? Each request's own is chosen with hindsight.
 
-A single order of requests says little: the same change gives -5 to +10 % from one order to the next. So depths are
-chosen by the mean time that a request takes over several orders, and judged over other ones.
+    python -m tools.bench_first_depth REC [--orders 12] [--concurrency 1 ...] [--token-price 0.1] [--limit N]
+
+REC is a recording of `outrider bench policy --record REC`. A single order of requests says little: the same change
+gives -5 to +10 % from one order to the next. So depths are chosen by the mean time that a request takes over several
+orders, and judged over other ones. `--token-price`: each token of a draft takes so much of a round, as a draft model's does.
+The finding is in docs/adr/0058-first-depth.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
+from rich.console import Console
+from rich.table import Table
+
 from device_profiles.cost import StepCost
+from orchestrator.bench.policy.recording import Recording, load_recording
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import start_cost_model
 from policies.speculation.policy import DepthPolicy
@@ -20,6 +31,7 @@ from policies.speculation.replay.run import Replay, replay
 from policies.speculation.state import COLD_DEPTH
 
 TRIED_DEPTHS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+_CONTEXT_TOKENS = 100.0
 _NEWEST = 0.2  # weight of the newest request in the mean of its class
 
 
@@ -131,3 +143,39 @@ def _request_ms(
 def _compare(rates: Sequence[float], shipped: Sequence[float]) -> Gain:
     ratios = [rate / other for rate, other in zip(rates, shipped, strict=True)]
     return Gain(statistics.fmean(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5)
+
+
+def _print(recording: Recording, arguments: argparse.Namespace) -> None:
+    columns = ("drafts", "at once", *(f"{depth:g} for all" for depth in TRIED_DEPTHS))
+    table = Table(*columns, "class means", "best of classes", "best of requests", "over class means")
+    for kind, requests in recording.kinds.items():
+        for concurrency in arguments.concurrency or recording.concurrencies:
+            round_ms = recording.costs.forward.ms(concurrency, concurrency, _CONTEXT_TOKENS)
+            costs = replace(recording.costs, draft_token_ms=arguments.token_price * round_ms)
+            gains = measure_first_depths(
+                requests[: arguments.limit or None],
+                recording.known,
+                costs,
+                concurrency=concurrency,
+                most=recording.most,
+                orders=arguments.orders,
+            )
+            cells = [*gains.constants.values(), *gains[1:]]
+            table.add_row(kind, str(concurrency), *(f"{one.mean:.3f} ± {one.error:.3f}" for one in cells))
+    Console(width=220).print(table)
+
+
+def main() -> None:
+    """Replay a recording and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recording", type=Path)
+    parser.add_argument("--orders", type=int, default=12)
+    parser.add_argument("--concurrency", type=int, nargs="*")
+    parser.add_argument("--token-price", type=float, default=0.0)
+    parser.add_argument("--limit", type=int, default=0)
+    arguments = parser.parse_args()
+    _print(load_recording(arguments.recording), arguments)
+
+
+if __name__ == "__main__":
+    main()
