@@ -4,7 +4,8 @@
 
 REC is a recording of `outrider bench policy --record REC`. A single order of requests says little: the same change
 gives -5 to +10 % from one order to the next. So depths are chosen by the mean time that a request takes over several
-orders, and judged over other ones. `--token-price`: each token of a draft takes so much of a round, as a draft model's does.
+orders, and judged over other ones. `--token-price`: each token of a draft takes so much of a round, as a draft model's
+does.
 The finding is in docs/adr/0058-first-depth.md.
 """
 

@@ -205,6 +205,8 @@ def _candidates(device: DeviceProfile) -> Iterator[str]:
         yield from (precision.value for precision in device.weights)
         return
     offered = [precision for precision in preferred if precision in device.weights]
+    if offered[:2] == [*_SIXTEEN] and Precision.BF16 not in device.precisions and Precision.FP16 in device.precisions:
+        offered[:2] = reversed(_SIXTEEN)  # of the two formats of 16 bits, the one that the device computes in
     # Where none has 16 bits, the file's own values are held in as many, and nothing is lost while they fit.
     whole = _kind(device) == "gpu" and not set(_SIXTEEN) & set(offered)
     yield from (AS_FILE, *map(str, offered)) if whole else (*map(str, offered), AS_FILE)

@@ -16,6 +16,7 @@ ADAPTERS = [
     # Graphs of fixed shape, as an NPU runs them.
     pytest.param("openvino_rt/llama/static", id="openvino_rt-llama-static"),
     pytest.param("openvino_rt/gemma3/static", id="openvino_rt-gemma3-static"),
+    pytest.param("openvino_rt/llama3/static@int8", id="openvino_rt-static-int8"),  # the weights that an NPU gets
     # Behind the at sign: weights in another format than the file's.
     pytest.param("openvino_rt/llama3@int8", id="openvino_rt-int8"),
     pytest.param("openvino_rt/llama3@int4", id="openvino_rt-int4"),
