@@ -64,7 +64,7 @@ def test_a_model_gets_the_weights_that_openvinos_devices_compute_with_and_hold(n
 
 def test_an_npu_is_given_no_weights_that_its_graphs_do_not_have() -> None:
     model = ModelSizes(parameters=1_350_000_000, file_bytes=5 * GIB, stored="f32")
-    with pytest.raises(NoPrecision, match="weights int8: needs 1.4 GiB.*weights as_file: needs 5.0 GiB"):
+    with pytest.raises(NoPrecision, match=r"weights int8: needs 1\.4 GiB.*weights as_file: needs 5.0 GiB"):
         choose_precision(device_profile(Core(), "NPU"), model, free_bytes=GIB)
     with pytest.raises(NoPrecision, match="weights int4: openvino_rt has none for NPU"):
         choose_precision(device_profile(Core(), "NPU"), model, wishes=PrecisionRequest("int4"))
