@@ -17,7 +17,6 @@ from orchestrator.bootstrap.clusters import measuring_cluster, workers_directory
 from orchestrator.bootstrap.failover import build_standbys
 from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import AUTO
 from orchestrator.control.events import StandbySpec
 from orchestrator.errors import WorkerError
 from orchestrator.loading.devices import list_devices_here
@@ -33,7 +32,7 @@ from orchestrator.planning.proposal import (
     propose_here,
 )
 from orchestrator.profiling.run import Watch, measure_on_cluster
-from orchestrator.profiling.work import MEASURING_LOCK, Work, list_work, profile_store
+from orchestrator.profiling.work import MEASURING_LOCK, Work, is_requested, list_work, profile_store
 from orchestrator.workers.contract import Cluster, WorkerSpec
 from orchestrator.workers.homes import sum_orphans_bytes
 from policies.speculation.state import COLD_DEPTH
@@ -71,7 +70,7 @@ async def profile_missing(config: ClusterConfig, base: Path, progress: OnProgres
     if config.placement.profile == "never":
         return
     store = profile_store(config)
-    todo = [one for one in list_work(config, base) if _is_requested(one, config) and not one.is_done(store)]
+    todo = [one for one in list_work(config, base) if is_requested(one, config) and not one.is_done(store)]
     if not todo:
         return
     store.directory.mkdir(parents=True, exist_ok=True)
@@ -121,7 +120,7 @@ def make_plan(config: ClusterConfig, base: Path, state: Path) -> StartPlan:
     found = propose_here(asked, profile_store(config), free, allowed, here.hardware)
     for line in found.assumed:
         _log.info("planned, %s", line)
-    return _build_planned(config, base, found)
+    return build_start_plan(config, base, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,9 @@ class PlanMaking:
         """Return the plan with costs as they turned out to be, and without devices that refuse work. Raises
         PlanError."""
         cluster = apply_health(correct_costs(first.cluster, corrections), first.behind, health)
-        found = _build_planned(self.config, self.base, build_proposal(cluster, first.asked, first.behind, first.pairs))
+        found = build_start_plan(
+            self.config, self.base, build_proposal(cluster, first.asked, first.behind, first.pairs)
+        )
         return replace(found, targets=tuple(_as_it_runs(one, running) for one in found.targets))
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
@@ -155,7 +156,7 @@ class PlanMaking:
         return f"the profile of {first.asked.target.name} on {key[0]}, {key[1]}, has drifted: {how}; {again}"
 
 
-def _build_planned(config: ClusterConfig, base: Path, found: PlanProposal) -> StartPlan:
+def build_start_plan(config: ClusterConfig, base: Path, found: PlanProposal) -> StartPlan:
     """Return how each replica's workers are started."""
     targets, drafts = [], []
     for number in range(len(found.plan.replicas)):
@@ -174,7 +175,10 @@ def _plan_standbys(config: ClusterConfig, base: Path, found: PlanProposal) -> li
         return build_standbys(placed, base)
     shard = named.shards[0]
     device = name_shard_device(found, shard)
-    standby = StandbyTarget.model_validate({"adapter": shard.runtime, "device": device, "threads": shard.threads})
+    place = {"host": shard.host} if config.cluster.on_ray else {}
+    standby = StandbyTarget.model_validate(
+        {"adapter": shard.runtime, "device": device, "threads": shard.threads, **place}
+    )
     return build_standbys(placed, base, [standby])
 
 
@@ -185,12 +189,3 @@ def _as_it_runs(spec: WorkerSpec, running: Sequence[WorkerSpec]) -> WorkerSpec:
 
 def _lasting(spec: WorkerSpec) -> WorkerSpec:
     return msgspec.structs.replace(spec, name="", options={**spec.options, "starting_depth": COLD_DEPTH})
-
-
-def _is_requested(work: Work, config: ClusterConfig) -> bool:
-    model = work.job.model
-    if work.job.role != "target":
-        return True
-    adapter, device = config.model.adapter, config.model.device
-    simulated = model.adapter == "simulated" and device == "CPU"
-    return adapter in (AUTO, model.adapter) and (device in (AUTO, model.device) or simulated)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import typer
 
+from orchestrator.cli.bench_cluster import cluster
 from orchestrator.cli.bench_commands import decode, exactness, pairs
 from orchestrator.cli.bench_plan import plan
 from orchestrator.cli.bench_policy import policy
 from orchestrator.cli.bench_serve import serve
 
 app = typer.Typer(no_args_is_help=True, help="Measure decoding in one process, servers, plans, policies.")
+app.command("cluster")(cluster)
 app.command("decode")(decode)
 app.command("exactness")(exactness)
 app.command("pairs")(pairs)

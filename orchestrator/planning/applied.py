@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.config.drafts import Draft, SuffixDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import AUTO, THIS_NODE
+from orchestrator.config.target import AUTO
 from orchestrator.planning.here import Allowed
 from orchestrator.planning.proposal import PlanProposal, PlanRequest
 from policies.planning.plan import Option, Role, Shard
@@ -34,7 +34,8 @@ def apply_plan(config: ClusterConfig, proposal: PlanProposal, number: int) -> Cl
     """
     replica = proposal.plan.replicas[number]
     target = replica.shards[0]
-    drafts = [_draft(draft, index, proposal, number) for index, draft in enumerate(config.drafts)]
+    on_ray = config.cluster.on_ray
+    drafts = [_draft(draft, index, proposal, number, on_ray=on_ray) for index, draft in enumerate(config.drafts)]
     placed = tuple(draft for draft in drafts if draft is not None)
     changes: dict[str, Any] = {
         "model": config.model.model_copy(
@@ -44,10 +45,10 @@ def apply_plan(config: ClusterConfig, proposal: PlanProposal, number: int) -> Cl
     }
     if config.canary.share and not config.canary.drafts and not replica.depth:  # the plan is the others'
         changes["canary"] = config.canary.model_copy(update={"drafts": placed})
-    if config.cluster.on_ray:  # it was planned for this host
-        placed_here = [one.model_copy(update={"host": one.host or THIS_NODE}) for one in config.model.placements]
-        changes["model"] = changes["model"].model_copy(update={"replicas": placed_here})
-        changes["drafts"] = tuple(_place_here(draft) for draft in changes["drafts"])
+    if on_ray:  # it was planned for that host
+        placed_there = [one.model_copy(update={"host": one.host or target.host}) for one in config.model.placements]
+        changes["model"] = changes["model"].model_copy(update={"replicas": placed_there})
+        changes["drafts"] = tuple(_place_draft(draft, target.host) for draft in changes["drafts"])
     if target.threads and not config.devices.threads and not config.devices.cores:
         changes["devices"] = config.devices.model_copy(update={"threads": target.threads})
     return config.model_copy(update=changes)
@@ -76,10 +77,11 @@ def name_shard_device(proposal: PlanProposal, shard: Shard) -> str:
     return proposal.behind[shard.profile].device_for(shard.runtime) or shard.device.rpartition("/")[2]
 
 
-def _place_here(draft: Draft) -> Draft:
+def _place_draft(draft: Draft, node: str) -> Draft:
+    """Return a draft that runs beside its target, where neither the plan nor its section says where."""
     if isinstance(draft, SuffixDraft) or draft.process != "own" or draft.host:
         return draft
-    return draft.model_copy(update={"host": THIS_NODE})
+    return draft.model_copy(update={"host": node})
 
 
 def _fits(adapter: str, device: str, option: Option, there: str) -> bool:
@@ -87,7 +89,7 @@ def _fits(adapter: str, device: str, option: Option, there: str) -> bool:
     return adapter in (AUTO, option.runtime) and (device in (AUTO, there) or simulated)
 
 
-def _draft(draft: Draft, index: int, proposal: PlanProposal, number: int) -> Draft | None:
+def _draft(draft: Draft, index: int, proposal: PlanProposal, number: int, *, on_ray: bool) -> Draft | None:
     """Return a draft as it runs, None where the plan leaves it out."""
     if isinstance(draft, SuffixDraft) or AUTO not in (draft.adapter, draft.device):
         return draft
@@ -102,4 +104,6 @@ def _draft(draft: Draft, index: int, proposal: PlanProposal, number: int) -> Dra
     }
     if chosen.shard.threads and not draft.threads:
         update["threads"] = chosen.shard.threads
+    if on_ray and chosen.process == "own" and not draft.host:
+        update["host"] = chosen.shard.host
     return draft.model_copy(update=update)

@@ -21,12 +21,15 @@ def store_simulated_profiles(
     *,
     memory_bytes: int = GIB,
     measured_at: str = "2026-01-01",
+    hardware_name: str = "simulated device {}",
+    more_row_ms: float = 0.0,
 ) -> ProfileStore:
-    """Store what a forward of one row takes on each of these devices; eight rows take the same."""
+    """Store what a forward of one row takes on each of these devices; eight rows take the same, and `more_row_ms` for
+    each row beyond the first. `hardware_name`: "{}" in it is the device."""
     digest = digest_simulated_model(f"simulated:toy?{script}")
     store = ProfileStore(directory)
     for device, ms in row_ms.items():
-        hardware = Hardware("simulated", f"simulated device {device}", memory_bytes)
+        hardware = Hardware("simulated", hardware_name.format(device), memory_bytes)
         mark = fingerprint(hardware, "outrider 0.1.0")
         store.save(MeasuredDevice(mark, "simulated", device, "outrider 0.1.0", hardware, 0, measured_at=measured_at))
         store.save(
@@ -43,7 +46,7 @@ def store_simulated_profiles(
                 exactness="bit",
                 formats="auto auto auto",
                 threads=0,
-                cost=StepCost((1.0, 8.0, 64.0), (ms, ms, 2 * ms)),
+                cost=StepCost((1.0, 8.0, 64.0), (ms, ms + 7 * more_row_ms, 2 * ms + 63 * more_row_ms)),
                 decode_error=0.02,
                 prefill_error=0.02,
                 worst_error=0.05,
