@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 
 from adapters.contract import AdapterUnavailable
+from adapters.distributions import distribution_version
+from adapters.names import OWN_ADAPTERS
 from adapters.nvml import query_nvidia
 from device_profiles.measured import Hardware
 from device_profiles.profile import DeviceProfile
@@ -34,8 +36,10 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def runtime_version(adapter: str) -> str:
-    """Return the version of an adapter's runtime; of the simulated one, which has none, ours. Raises
-    AdapterUnavailable."""
+    """Return the version of an adapter's runtime; of the simulated one, which has none, ours. Of another
+    distribution's adapter, that distribution's. Raises AdapterUnavailable."""
+    if adapter not in OWN_ADAPTERS:
+        return distribution_version(adapter)
     try:
         return " ".join(f"{name} {version(name)}" for name in _PACKAGES.get(adapter, ("outrider",)))
     except PackageNotFoundError as error:

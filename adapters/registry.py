@@ -1,10 +1,14 @@
-"""Adapters by name. Looking one up imports our module only; the framework is imported on first use."""
+"""Adapters by name: ours, and those of other distributions. Looking one up imports its module only; the framework is
+imported on first use."""
 
 from __future__ import annotations
 
 import importlib
 
-from adapters.contract import Adapter, AdapterUnavailable, StaticShapes, Unsupported
+from adapters.contract import Adapter, AdapterError, AdapterUnavailable, StaticShapes, Unsupported
+from adapters.distributions import describe_foreign, find_foreign, load_foreign
+from adapters.names import OWN_ADAPTERS
+from device_profiles.profile import DeviceProfile
 
 _MODULES = {
     "onnx_rt": "adapters.onnx_rt.adapter:OnnxRuntimeAdapter",
@@ -19,8 +23,8 @@ _STATIC_ONLY = {"openvino_rt": ("NPU",)}
 
 
 def names() -> list[str]:
-    """Return the names of all adapters, installed or not."""
-    return sorted(_MODULES)
+    """Return the names of all adapters: ours, installed or not, and those of other distributions."""
+    return sorted([*OWN_ADAPTERS, *find_foreign().usable])
 
 
 def static_names() -> list[str]:
@@ -29,13 +33,34 @@ def static_names() -> list[str]:
 
 
 def get(name: str) -> Adapter:
-    """Return a new adapter. Raises AdapterUnavailable for an unknown name."""
-    try:
-        module, attribute = _MODULES[name].split(":")
-    except KeyError:
-        raise AdapterUnavailable(f"no adapter is called {name!r}; there are {', '.join(names())}") from None
+    """Return a new adapter. Raises AdapterUnavailable for an unknown name, and for one that another distribution
+    brings and that is not to be used."""
+    if name not in _MODULES:
+        return load_foreign(name)
+    module, attribute = _MODULES[name].split(":")
     adapter: Adapter = getattr(importlib.import_module(module), attribute)()
     return adapter
+
+
+def list_devices(name: str) -> list[DeviceProfile]:
+    """Return the devices that an adapter sees. Raises AdapterUnavailable, also for whatever the adapter of another
+    distribution raises: nobody here knows it, and it is to end nothing."""
+    adapter = get(name)
+    if name in _MODULES:
+        return adapter.devices()
+    try:
+        found = list(adapter.devices())
+        strange = [device.name for device in found if device.adapter != name]
+    except AdapterUnavailable:
+        raise
+    except (AdapterError, Exception, SystemExit) as error:
+        raise AdapterUnavailable(f"{describe_foreign(name)} lists no devices: {error!r}") from error
+    if strange:
+        raise AdapterUnavailable(
+            f"{describe_foreign(name)} lists {', '.join(strange)} under another adapter's name: "
+            f"DeviceProfile.adapter is to be {name!r}"
+        )
+    return found
 
 
 def get_for(name: str, device: str, static: StaticShapes) -> Adapter:

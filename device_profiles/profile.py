@@ -15,6 +15,7 @@ class Precision(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
+    FP8 = "fp8"
     INT8 = "int8"
     INT4 = "int4"
 

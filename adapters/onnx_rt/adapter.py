@@ -124,7 +124,7 @@ class OnnxRuntimeAdapter:
         from adapters.onnx_rt.quantize import QuantizedOnnxWeights
 
         _require_package("onnx")
-        if weights in (Precision.BF16, Precision.FP16):
+        if weights in (Precision.BF16, Precision.FP16, Precision.FP8):
             raise Unsupported(
                 f"weights in {weights}: ONNX Runtime computes in fp32 on a CPU; ask for fp32, int8 or int4"
             )

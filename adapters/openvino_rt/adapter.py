@@ -35,6 +35,9 @@ from device_profiles.units import MIB
 _CPU_MEMORY = MemoryCosts(
     fixed_bytes=62 * MIB, weights_copies=2, embedding_bytes=2, logits_copies=2.5, mlp_floats=2, hidden_floats=4
 )
+_WEIGHTS = (Precision.FP32, Precision.BF16, Precision.FP16, Precision.INT8, Precision.INT4)
+_NPU_WEIGHTS = (Precision.INT8,)
+"""An NPU runs graphs of fixed shape alone, whose weights have 8 bits there (static_adapter)."""
 
 
 def _core() -> Any:
@@ -77,7 +80,7 @@ def device_profile(core: Any, name: str) -> DeviceProfile:
         memory_bytes=memory,
         in_host_memory=in_host_memory,
         precisions=tuple(precision for word, precision in words.items() if word in found),
-        weights=(Precision.FP32, Precision.BF16, Precision.FP16, Precision.INT8, Precision.INT4),
+        weights=_NPU_WEIGHTS if name.startswith("NPU") else _WEIGHTS,
         kv_cache=(Precision.BF16, Precision.FP16, Precision.INT8),
         exact_kv_cache=(Precision.BF16, Precision.FP16),
         memory_costs=_CPU_MEMORY if name == "CPU" else None,
@@ -113,6 +116,8 @@ class OpenVinoAdapter:
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the conversion: its format and the versions of the libraries that write it."""
         libraries = "; ".join(f"{name} {version(name)}" for name in ("openvino", "gguf"))
+        if weights is Precision.FP8:
+            raise Unsupported("weights in fp8: OpenVINO is given none; ask for int8 or int4, or for torch on CUDA")
         if weights is None:
             return f"stateful IR, the file's values, 3; {libraries}"
         return f"stateful IR, {weights} weights, 2; {libraries}; {_nncf(weights)}".removesuffix("; ")
@@ -120,6 +125,7 @@ class OpenVinoAdapter:
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Convert a model in a process of its own. Raises ModelRefused with the converter's reason."""
         name = f"{title(source)} to {weights}" if weights else title(source)
+        self.recipe(weights)
         progress(f"convert {name}", -1.0)
         command = [sys.executable, "-m", "adapters.openvino_rt.convert", str(source), str(target)]
         command += [str(weights)] if weights else []

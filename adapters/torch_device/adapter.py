@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'outrider[torch]'"
 _QUANTISED = (Precision.INT8, Precision.INT4)
+LEAST_FP8 = (8, 9)
+"""The compute capability of CUDA devices from which FP8 weights are offered."""
 _FIXED_WIDTH = 16
 _SPINS = "1000"
 """How often a thread of torch looks for work before it sleeps.
@@ -57,6 +59,13 @@ def _version(name: str, install: str) -> str:
         return version(name)
     except PackageNotFoundError:
         raise AdapterUnavailable(f"{name} is not installed: {install}") from None
+
+
+def _list_cuda_weights(torch: Any, capability: tuple[int, int]) -> tuple[Precision, ...]:
+    """Return the formats of a CUDA device. AMD's have other capabilities under the same name, and nobody tried them."""
+    if torch.version.hip:
+        return ()
+    return (Precision.FP8, *_QUANTISED) if capability >= LEAST_FP8 else _QUANTISED
 
 
 class TorchAdapter:
@@ -93,7 +102,7 @@ class TorchAdapter:
             full_name=str(facts.name),
             memory_bytes=int(facts.total_memory),
             precisions=(*native, Precision.FP16, Precision.FP32),
-            weights=(),  # none was measured: docs/adr/0023-torchao.md
+            weights=_list_cuda_weights(torch, (facts.major, facts.minor)),
         )
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
@@ -120,9 +129,9 @@ class TorchAdapter:
             return f"decoder tensors by layer, the file's values, 2; {gguf}"
         if weights == FAST:
             return f"decoder tensors by layer, whole zeros, 1; {gguf}"
-        if weights not in _QUANTISED:
+        if weights not in (*_QUANTISED, Precision.FP8):
             raise Unsupported(
-                f"weights in {weights}: torch holds them in the activations' format, or in int8 or int4; "
+                f"weights in {weights}: torch holds them in the activations' format, or in int8, int4 or (CUDA) fp8; "
                 "leave them at as_file"
             )
         from adapters.torch_device.quantize import INSTALL as QUANTIZE

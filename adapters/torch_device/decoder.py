@@ -17,7 +17,7 @@ from adapters.decoder.from_safetensors import tensor_names
 from adapters.decoder.hf_config import FAMILIES
 from adapters.decoder.spec import DecoderSpec, Dense
 from adapters.torch_device.attention import NAME
-from adapters.torch_device.weights import Affine, Stored
+from adapters.torch_device.weights import Affine, Float8Rows, Quantised, Stored
 
 MakeLinear = Callable[[Any, Any], nn.Module]
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -28,8 +28,8 @@ _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 def build(
     spec: DecoderSpec, tensors: Iterable[tuple[str, Stored]], *, dtype: Any, device: Any, make_linear: MakeLinear
 ) -> Any:
-    """Return the model in evaluation mode; products are what `make_linear(weight, bias)` makes of them, `weight` an
-    Affine where it is quantised, else torch's tensor.
+    """Return the model in evaluation mode; products are what `make_linear(weight, bias)` makes of them, `weight` as it
+    is stored where it is quantised, else torch's tensor.
 
     Raises ModelRefused for what the family's class has no words for, torch's errors when memory runs out.
     """
@@ -47,10 +47,10 @@ def build(
         model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=dtype)
     names = tensor_names(spec)
     offset = _unit_offset_norms(spec)
-    quantised: dict[str, Affine] = {}
+    quantised: dict[str, Quantised] = {}
     for canonical, tensor in tensors:
         name = names[canonical][0]
-        if isinstance(tensor, Affine):
+        if isinstance(tensor, (Affine, Float8Rows)):
             quantised[name] = tensor
             if canonical != "embedding":
                 continue  # a product over it is all that is asked for
@@ -120,7 +120,7 @@ def _set_buffers(model: Any, spec: DecoderSpec, device: Any) -> None:
         setattr(rotary, f"{kind}_attention_scaling" if kind else "attention_scaling", rope.magnitude)
 
 
-def _replace_linears(model: Any, quantised: dict[str, Affine], make_linear: MakeLinear) -> None:
+def _replace_linears(model: Any, quantised: dict[str, Quantised], make_linear: MakeLinear) -> None:
     for place, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):

@@ -10,7 +10,7 @@ from torch import nn
 from adapters.contract import Precision
 from adapters.torch_device.linear import EightBitLinear, FourBitLinear, PackedLinear, PlainLinear, TiledLinear, packs
 from adapters.torch_device.model import DTYPES
-from adapters.torch_device.weights import Affine
+from adapters.torch_device.weights import Affine, Float8Rows, Quantised
 
 _TILE_OUTPUTS = 16
 """torch's 4-bit kernel works in tiles of so many outputs."""
@@ -29,13 +29,13 @@ class Products:
         return f"{stored}, held in {self._activations}" if other else stored
 
     def make(self, weight: Any, bias: Any) -> nn.Module:
-        """Return the product over a weight: a tensor on the device, or an Affine."""
+        """Return the product over a weight: a tensor on the device, or a quantised matrix."""
         product = self._product(weight, bias)
         return TiledLinear(product, self._tile) if self._tile else product
 
     def _product(self, weight: Any, bias: Any) -> nn.Module:
         dtype = DTYPES[self._activations]
-        if isinstance(weight, Affine):
+        if isinstance(weight, (Affine, Float8Rows)):
             narrow = self._narrow(weight, bias)
             if narrow is not None:
                 self._narrowed = True
@@ -46,10 +46,15 @@ class Products:
             return PackedLinear(weight, bias)
         return PlainLinear(weight, bias)
 
-    def _narrow(self, weight: Affine, bias: Any) -> nn.Module | None:
-        """Return the product over quantised weights as they are, None where torch has none that is fit for use. In
-        float32 its kernels take ten times as long as the product over float32 weights."""
-        if self._device.type != "cpu" or self._activations is not Precision.BF16:
+    def _narrow(self, weight: Quantised, bias: Any) -> nn.Module | None:
+        """Return the product over quantised weights as they are, None where there is none that is fit for use. In
+        float32 torch's kernels for the CPU take ten times as long as the product over float32 weights."""
+        if self._device.type == "cuda":
+            from adapters.torch_device.torchao_linear import choose_config, make_torchao_linear
+
+            config = choose_config(weight, self._activations, torch.cuda.get_device_capability(self._device))
+            return None if config is None else make_torchao_linear(weight, bias, config, self._device)
+        if isinstance(weight, Float8Rows) or self._activations is not Precision.BF16:
             return None
         values, scales = torch.from_numpy(weight.values), torch.from_numpy(weight.scales)
         if weight.offsets is None:

@@ -1,4 +1,4 @@
-"""Quantises matrices with torchao, one at a time, into the formats of torch's own products for the CPU."""
+"""Quantises matrices with torchao, one at a time, into formats that torch and torchao multiply by."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from adapters.contract import AdapterUnavailable, ModelRefused, Precision
 from adapters.decoder.spec import Grouped, Weights
 from adapters.torch_device.quiet import quieten
-from adapters.torch_device.weights import Affine, Stored
+from adapters.torch_device.weights import Affine, Float8Rows, Stored
 
 INSTALL = "pip install 'outrider[torch,quantize]'"
 GROUP_SIZE = 32
@@ -18,7 +18,7 @@ _OUTER = ("embedding", "head")
 
 
 class QuantizedTorchWeights:
-    """`weights`, which hold every matrix in full, with matrices of 4 or 8 bits.
+    """`weights`, which hold every matrix in full, with matrices of 4 or 8 bits, or in FP8.
 
     With 4 bits, embedding and output layer get 8, because small models lose most by these two.
     """
@@ -42,6 +42,8 @@ class QuantizedTorchWeights:
         if isinstance(found, Grouped) or found.values.ndim == 1:
             return found
         matrix = self._torch.from_numpy(found.float32())
+        if self._precision is Precision.FP8:
+            return self._rows_of_float8(matrix)
         if self._precision is Precision.INT8 or name in _OUTER:
             return self._rows_of_8_bits(matrix)
         if matrix.shape[1] % GROUP_SIZE:
@@ -56,6 +58,12 @@ class QuantizedTorchWeights:
         scale = quantise(matrix, by_row).scale.bfloat16().float()
         made = quantise(matrix, by_row, scale=scale)
         return Affine(made.qdata.numpy(), made.scale.numpy(), None)
+
+    def _rows_of_float8(self, matrix: Any) -> Float8Rows:
+        """The format of torch's FP8 products, e4m3 with a scale a row."""
+        made = self._library.Float8Tensor.from_hp(matrix.bfloat16(), granularity=self._library.PerRow())
+        patterns = made.qdata.view(self._torch.uint8).numpy()
+        return Float8Rows(patterns, made.scale.float().numpy())
 
     def _groups_of_4_bits(self, matrix: Any) -> Affine:
         """Asymmetric by groups, with offsets that are no whole steps (Q4_1's neither): (value - 8) * scale + offset."""

@@ -6,8 +6,8 @@
 
 A name alone is a float32 or float16 tensor, `NAME:bf16` holds bit patterns, and `NAME:values` (4-bit ones in
 pairs: `NAME:pairs`) with `NAME:scales` and `NAME:zeros` a matrix quantised by groups. What torchao quantised has
-`NAME:values` or `NAME:pairs` with `NAME:scales` in float32, and with 4 bits `NAME:offsets`. Written layer by layer, so
-that memory holds one at a time.
+`NAME:values` or `NAME:pairs` with `NAME:scales` in float32, and with 4 bits `NAME:offsets`. In FP8 `NAME:float8` has
+bit patterns. Written layer by layer, so that memory holds one at a time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,36 @@ class Affine:
         return made.reshape(self.values.shape)
 
 
-Stored = Dense | Grouped | Affine
+@dataclass(frozen=True, slots=True)
+class Float8Rows:
+    """A matrix in FP8 as torchao quantised it: bit `patterns` (rows, columns) of e4m3 numbers, and `scales` (rows, 1):
+    values * scales."""
+
+    patterns: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+
+    def float32(self) -> NDArray[np.float32]:
+        """Return what the matrix stands for, in float32."""
+        made: NDArray[np.float32] = _E4M3[self.patterns] * self.scales
+        return made
+
+
+def _list_e4m3() -> NDArray[np.float32]:
+    """Return the value of each of the 256 patterns: a sign, four bits of an exponent with bias 7, three of a fraction.
+    There is no infinity, and all ones are no number."""
+    patterns = np.arange(256)
+    exponents, fractions = patterns >> 3 & 15, patterns & 7
+    normal = (1.0 + fractions / 8.0) * np.exp2(exponents - 7.0)
+    values = np.where(exponents == 0, fractions / 8.0 * np.exp2(-6.0), normal)
+    values[(patterns & 127) == 127] = np.nan
+    signed: NDArray[np.float32] = np.where(patterns & 128, -values, values).astype(np.float32)
+    return signed
+
+
+_E4M3 = _list_e4m3()
+
+Quantised = Affine | Float8Rows
+Stored = Dense | Grouped | Quantised
 
 
 class StoredWeights(Protocol):
@@ -115,6 +144,8 @@ def _parts(spec: DecoderSpec) -> dict[str, list[str]]:
 def _pack_tensor(name: str, tensor: Stored) -> dict[str, NDArray[Any]]:
     if isinstance(tensor, Dense):
         return {f"{name}:bf16" if tensor.bfloat16 else name: np.ascontiguousarray(tensor.values)}
+    if isinstance(tensor, Float8Rows):
+        return {f"{name}:float8": np.ascontiguousarray(tensor.patterns), f"{name}:scales": tensor.scales}
     if isinstance(tensor, Affine):
         kept = {f"{name}:scales": np.ascontiguousarray(tensor.scales)}
         if tensor.offsets is None:
@@ -134,6 +165,8 @@ def _tensor(name: str, stored: Mapping[str, NDArray[Any]]) -> Stored:
     if f"{name}:bf16" in stored:
         return Dense(stored[f"{name}:bf16"], bfloat16=True)
     scales, zeros = stored[f"{name}:scales"], stored.get(f"{name}:zeros")
+    if f"{name}:float8" in stored:
+        return Float8Rows(stored[f"{name}:float8"], scales)
     pairs = stored.get(f"{name}:pairs")
     values = stored[f"{name}:values"] if pairs is None else _unpack_pairs(pairs)
     if zeros is None:

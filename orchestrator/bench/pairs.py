@@ -116,7 +116,7 @@ def list_model_places(model: ModelOptions) -> tuple[list[ModelOptions], list[str
         if name == "simulated":
             continue
         try:
-            devices = registry.get(name).devices()
+            devices = registry.list_devices(name)
         except AdapterError as error:
             skipped.append(f"{name}: {error}")
             continue

@@ -38,16 +38,20 @@ def _list_devices() -> list[dict[str, Any]]:
     """Return the devices of each runtime; one that is not installed has a reason instead."""
     from adapters import registry
     from adapters.contract import AdapterUnavailable
+    from adapters.distributions import find_foreign
     from adapters.hardware import hardware, runtime_version
     from device_profiles.measured import fingerprint
 
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = [
+        {"runtime": one.name, "unavailable": f"{one.distribution} brings one that is not used: {one.problem}"}
+        for one in find_foreign().refused
+    ]
     for name in registry.names():
         if name == "simulated":
             continue
         try:
             version = runtime_version(name)
-            there = registry.get(name).devices()
+            there = registry.list_devices(name)
         except AdapterUnavailable as error:
             rows.append({"runtime": name, "unavailable": str(error)})
             continue

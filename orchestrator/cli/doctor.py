@@ -71,6 +71,7 @@ def examine() -> list[Check]:
         *_machine(),
         *_artefacts(),
         *_nvidia_library(),
+        *_foreign_adapters(),
         *_devices(),
         *_classes(),
     ]
@@ -156,6 +157,32 @@ def _artefacts() -> list[Check]:
     marked = [(artefact, find_mark(artefact)) for artefact, _ in store.all()]
     todo = "nothing: the next load makes it again; look after the disk"
     return [Check(f"prepared {path.parent.name}/{path.name}", "warn", mark, todo) for path, mark in marked if mark]
+
+
+def _foreign_adapters() -> list[Check]:
+    """What other distributions bring: which adapters can be used, and why one cannot."""
+    from adapters import registry
+    from adapters.contract import AdapterUnavailable
+    from adapters.distributions import describe_foreign, find_foreign
+
+    found = find_foreign()
+    checks = [
+        Check(
+            f"adapter {one.name}",
+            "warn",
+            f"{one.distribution}: {one.problem}",
+            "it is not used until that is put right",
+        )
+        for one in found.refused
+    ]
+    for name in found.usable:
+        try:
+            devices = ", ".join(device.name for device in registry.list_devices(name)) or "no device"
+        except AdapterUnavailable as error:
+            checks.append(Check(f"adapter {name}", "warn", str(error), "it is not used; ask who made it"))
+        else:
+            checks.append(Check(f"adapter {name}", "ok", f"{describe_foreign(name)}: {devices}"))
+    return checks
 
 
 def _devices() -> list[Check]:

@@ -89,7 +89,7 @@ def describe_host(options: AgentOptions) -> HostInventory:
     devices: list[FoundDevice] = []
     for name in registry.names():
         try:
-            devices += [_describe_device(device) for device in registry.get(name).devices()]
+            devices += [_describe_device(device) for device in registry.list_devices(name)]
         except AdapterUnavailable as error:
             failed.append(f"{name}: {error}")
     config, path = _read_configuration(options)

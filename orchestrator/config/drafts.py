@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field
 
+from orchestrator.config.adapter_names import AdapterName
 from orchestrator.config.section import Section, Size
 from orchestrator.config.target import (
     ActivationPrecision,
-    AdapterName,
     Cores,
     KvCachePrecision,
     StaticShapesSection,

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from orchestrator.config.adapter_names import RuntimeName
 from orchestrator.config.section import Section, Size
 from orchestrator.config.target import (
     ActivationPrecision,
@@ -13,8 +14,6 @@ from orchestrator.config.target import (
     KvCachePrecision,
     WeightsPrecision,
 )
-
-RuntimeName = Literal["openvino_rt", "onnx_rt", "torch_device", "simulated"]
 
 
 class StandbyTarget(Section):

@@ -12,8 +12,11 @@ import platformdirs
 from pydantic import ValidationError
 
 from adapters.contract import ModelRefused
+from adapters.distributions import list_foreign
 from adapters.model_source import check_source
+from adapters.names import OWN_ADAPTERS
 from adapters.vocabulary import vocabulary_at_hand
+from orchestrator.config.adapter_names import INSTALLED
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.hosts import check_hosts, check_running_hosts
 from orchestrator.config.keys_file import keys_path, read_keys
@@ -115,7 +118,7 @@ def parse_config(text: str, path: Path) -> tuple[ClusterConfig, Lines]:
     """Return the configuration that a text is, and the line of each value. Raises ConfigError."""
     data, lines = parse_text(text, path)
     try:
-        return ClusterConfig.model_validate(data), lines
+        return ClusterConfig.model_validate(data, context={INSTALLED: list_foreign}), lines
     except ValidationError as error:
         raise ConfigError(problems(error, path, lines)) from error
 
@@ -128,12 +131,13 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
             sources.append(((*at, "source"), draft.source, draft.adapter))
     for place, source, adapter in sources:
         where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
-        if adapter != AUTO and source.startswith(SIMULATED_PREFIX) != (adapter == "simulated"):
+        simulated = source.startswith(SIMULATED_PREFIX)
+        if adapter in OWN_ADAPTERS and simulated != (adapter == "simulated"):
             raise ConfigError(
                 f"{where} {source!r} does not go with adapter {adapter!r}; "
                 "the adapter 'simulated' takes 'simulated:toy' and nothing else does"
             )
-        if source.startswith(SIMULATED_PREFIX):
+        if simulated:
             continue
         try:
             check_source(source, path.resolve().parent)

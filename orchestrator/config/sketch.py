@@ -16,7 +16,7 @@ from orchestrator.config.source_text import parse_text, read_text
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
 
-Weights = Literal["as_file", "fast", "int4", "int8", "bf16", "fp16", "fp32"]
+Weights = Literal["as_file", "fast", "int4", "int8", "fp8", "bf16", "fp16", "fp32"]
 
 
 class Shape(Section):

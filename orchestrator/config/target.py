@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from device_profiles.profile import Exactness
+from orchestrator.config.adapter_names import AUTO as AUTO
+from orchestrator.config.adapter_names import AdapterName
 from orchestrator.config.section import Section
 
 MAX_REPLICAS = 64
@@ -14,11 +16,7 @@ MAX_REPLICAS = 64
 THIS_NODE = "here"
 """The daemon's own host, where a host is named."""
 
-AUTO = "auto"
-"""The plan chooses (`placement`)."""
-
-AdapterName = Literal["openvino_rt", "onnx_rt", "torch_device", "simulated", "auto"]
-WeightsPrecision = Literal["auto", "as_file", "fast", "int4", "int8", "bf16", "fp16", "fp32"]
+WeightsPrecision = Literal["auto", "as_file", "fast", "int4", "int8", "fp8", "bf16", "fp16", "fp32"]
 ActivationPrecision = Literal["auto", "bf16", "fp16", "fp32"]
 KvCachePrecision = Literal["auto", "16bit", "8bit"]
 

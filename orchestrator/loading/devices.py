@@ -20,14 +20,14 @@ def effective_device(adapter: str, device: str) -> str:
 
 def device_name(adapter: str, device: str) -> str:
     """Return a device's full name, as its runtime tells it."""
-    names = {found.name: found.full_name for found in registry.get(adapter).devices()}
+    names = {found.name: found.full_name for found in registry.list_devices(adapter)}
     return names.get(device, device)
 
 
 def find_device(adapter: str, device: str) -> DeviceProfile:
     """Return a runtime's device by its name. Raises AdapterUnavailable, Unsupported."""
     wanted = effective_device(adapter, device)
-    there = registry.get(adapter).devices()
+    there = registry.list_devices(adapter)
     for found in there:
         if found.name == wanted:
             return found
@@ -48,7 +48,7 @@ def list_devices_here() -> LocalDevices:
     found: list[DeviceProfile] = []
     for name in registry.names():
         with suppress(AdapterUnavailable):
-            found += registry.get(name).devices()
+            found += registry.list_devices(name)
     free = {device.name: read_device_memory(device).free_bytes for device in found}
     return LocalDevices(frozenset(map(hardware, found)), {name: size for name, size in free.items() if size})
 

@@ -162,7 +162,7 @@ def prepare_model(options: ModelOptions, progress: OnProgress) -> PreparedModel:
     adapter = registry.get_for(options.adapter, options.device, options.static)
     store = ModelStore(Path(options.store))
     if options.source.startswith(SIMULATED_PREFIX):
-        prepared = _write_simulated_source(options, store.root)
+        prepared = _write_simulated_source(options, adapter, store.root)
         return PreparedModel(adapter, options.name or "simulated-toy", options.source, None, prepared, None)
     file = store.whole(resolve(options.source, Path(options.base), progress), progress)
     chosen = choose_model_precision(options, adapter, store, file)
@@ -214,11 +214,12 @@ def tokenizer_of(options: ModelOptions, progress: OnProgress) -> Tokenizer:
     return load_tokenizer(prepare_tokenizer_of(options, file, progress))
 
 
-def _write_simulated_source(options: ModelOptions, root: Path) -> Path:
+def _write_simulated_source(options: ModelOptions, adapter: Adapter, root: Path) -> Path:
     """Write the script behind `simulated:toy?` where the adapter loads it from."""
-    adapter = registry.get("simulated")
     script = parse_simulated_script(options.source)
     prepared = root / digest_simulated_model(options.source)
+    if options.adapter != "simulated":  # another distribution's may write something else
+        prepared = prepared.with_name(f"{prepared.name}-{options.adapter}")
     prepared.mkdir(parents=True, exist_ok=True)
     source = prepared / "source.txt"
     source.write_text(script, encoding="utf-8")

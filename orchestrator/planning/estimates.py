@@ -18,8 +18,6 @@ _FIXED_BYTES = 1 * GIB  # assumed: a process with its libraries and, on GPUs, it
 _LOGITS_ROWS = 64  # rows of a forward whose logits are in memory at once
 _ROW_FLOATS = 8  # float32 values of a row's activations at the peak, as multiples of the MLP's width
 _CHUNK_ROWS = 512
-_NOT_OFFERED = {("torch_device", "gpu"): (Precision.INT8, Precision.INT4)}
-"""What a runtime cannot prepare for a kind of device (docs/adr/0023-torchao.md)."""
 _THREAD_SHARES = (1.0, 0.75, 0.25)
 _CORES_FOR_BANDWIDTH = 0.5  # assumed: half of a processor's cores reach its memory's peak
 
@@ -76,9 +74,8 @@ def _options(sheet: Datasheet, model: PlannedModel, role: Role, cores: int) -> I
     precision = compute_precision(sheet)
     if precision is None or not sheet.runtimes or not sheet.bandwidth_bytes_per_s:
         return
-    missing = _NOT_OFFERED.get((sheet.runtimes[0], sheet.kind), ())
     for weights in model.formats(sheet.kind):
-        if weights in missing:
+        if weights == Precision.FP8 and not _has_fp8(sheet):
             continue
         whole = _option(sheet, model, role, weights, precision)
         if sheet.kind != "cpu" or not cores:
@@ -86,6 +83,11 @@ def _options(sheet: Datasheet, model: PlannedModel, role: Role, cores: int) -> I
             continue
         for threads in dict.fromkeys(max(1, round(share * cores)) for share in _THREAD_SHARES):
             yield _on_cores(sheet, whole, model, precision, threads)
+
+
+def _has_fp8(sheet: Datasheet) -> bool:
+    """Return whether weights may have this format: torch holds it on GPUs that compute in it, and nothing else does."""
+    return sheet.runtimes[0] == "torch_device" and sheet.kind == "gpu" and sheet.flops(Precision.FP8) > 0.0
 
 
 def _option(sheet: Datasheet, model: PlannedModel, role: Role, weights: str, precision: Precision) -> Option:

@@ -11,6 +11,7 @@ import msgspec
 
 from adapters import registry
 from adapters.contract import AdapterUnavailable, Unsupported
+from adapters.names import OWN_ADAPTERS
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 from device_profiles.profile import DeviceProfile
@@ -172,10 +173,11 @@ def _on_devices(source: str, wanted: Sequence[str]) -> Iterator[DeviceProfile]:
     simulated = source.startswith(SIMULATED_PREFIX)
     for name in registry.names():
         asked = any(one.partition(":")[0] == name for one in wanted)
-        if (name == "simulated") != simulated or (wanted and not asked):
+        goes_with = asked or not simulated if name not in OWN_ADAPTERS else (name == "simulated") == simulated
+        if not goes_with or (wanted and not asked):
             continue
         try:
-            devices = registry.get(name).devices()
+            devices = registry.list_devices(name)
         except AdapterUnavailable as error:
             if asked:
                 raise Unsupported(str(error)) from error
@@ -202,7 +204,7 @@ def _is_wanted(device: DeviceProfile, wanted: Sequence[str]) -> bool:
 
 def _device(adapter: str, name: str) -> DeviceProfile | None:
     try:
-        there = registry.get(adapter).devices()
+        there = registry.list_devices(adapter)
     except AdapterUnavailable:
         return None
     wanted = effective_device(adapter, name)

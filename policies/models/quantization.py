@@ -26,6 +26,7 @@ BITS_PER_WEIGHT = {
     Precision.FP32: 32.0,
     Precision.BF16: 16.0,
     Precision.FP16: 16.0,
+    Precision.FP8: 8.1,  # 8 bits, and a scale a row
     Precision.INT8: 9.0,  # 8 bits, and scale and zero of a group of 32
     Precision.INT4: 5.5,  # 4 bits, scales and zeros; embedding and output layer have 8
 }
@@ -33,7 +34,7 @@ _FLOATS = (Precision.BF16, Precision.FP16, Precision.FP32)
 _SIXTEEN = (Precision.BF16, Precision.FP16)
 _PREFERENCES = {
     "npu": (Precision.INT8, Precision.INT4),
-    "gpu": (Precision.BF16, Precision.FP16, Precision.INT8, Precision.INT4),
+    "gpu": (Precision.BF16, Precision.FP16, Precision.FP8, Precision.INT8, Precision.INT4),
 }
 _KINDS = {"cuda": "gpu", "rocm": "gpu", "dml": "gpu", "tensorrt": "gpu", "qnn": "npu", "vitisai": "npu"}
 
@@ -203,8 +204,12 @@ def _candidates(device: DeviceProfile) -> Iterator[str]:
         yield AS_FILE
         yield from (precision.value for precision in device.weights)
         return
-    yield from (precision.value for precision in preferred if precision in device.weights)
-    yield AS_FILE
+    offered = [precision for precision in preferred if precision in device.weights]
+    if offered[:2] == [*_SIXTEEN] and Precision.BF16 not in device.precisions and Precision.FP16 in device.precisions:
+        offered[:2] = reversed(_SIXTEEN)  # of the two formats of 16 bits, the one that the device computes in
+    # Where none has 16 bits, the file's own values are held in as many, and nothing is lost while they fit.
+    whole = _kind(device) == "gpu" and not set(_SIXTEEN) & set(offered)
+    yield from (AS_FILE, *map(str, offered)) if whole else (*map(str, offered), AS_FILE)
 
 
 def _impossible(device: DeviceProfile, model: ModelSizes, weights: str, room: int | None) -> str:
@@ -225,7 +230,9 @@ def _too_far(figures: MeasuredWeights | None, weights: str, wishes: PrecisionReq
 
 def _why_by_kind(device: DeviceProfile, weights: str, model: ModelSizes) -> str:
     kind = _kind(device)
-    first = next(iter(precision.value for precision in _PREFERENCES[kind] if precision in device.weights), AS_FILE)
+    first = next(_candidates(device))
+    if weights == first == AS_FILE:
+        return f"the file's own ({model.stored}), which the {kind} loses nothing of"
     if weights == AS_FILE:
         return f"the file's own ({model.stored}), nothing better fits the {kind}"
     return f"what {kind.upper()}s compute best" if weights == first else f"the best for the {kind} that fits"

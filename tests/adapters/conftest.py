@@ -2,50 +2,63 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from adapters import registry
+from adapters.conformance.case import Case, Prepared, load, prepare_case
+from adapters.conformance.fixtures import all_free as all_free
+from adapters.conformance.fixtures import model as model
+from adapters.conformance.fixtures import prepared as prepared
 from adapters.contract import LoadedModel, StaticShapes
 from tests.support import tiny_models
-from tests.support.conformance import ADAPTERS, DEVICES, Prepared, load, prepare_by
+from tests.support.conformance import ADAPTERS, DEVICES
+from tests.support.failing import poison
+
+_SLOW_OVER_LONG_CONTEXTS = ("onnx_rt", "torch_device")
 
 
 @pytest.fixture(scope="session", params=ADAPTERS)
-def prepared(request, tmp_path_factory, shared_store) -> Prepared:
-    """A prepared model and its adapter."""
+def case(request, tmp_path_factory) -> Case:
+    """An adapter and a model for it."""
     rest, _, tier = request.param.partition("#")
     rest, _, weights = rest.partition("@")
     name, tiny, static = [*rest.split("/"), "", ""][:3]
-    shapes = StaticShapes(on=bool(static), prefill_rows=32, verify_rows=(1, 4))
-    adapter = registry.get_for(name, DEVICES[name], shapes)
     root = tmp_path_factory.mktemp(name)
-    if tiny:
-        source = tiny_models.write_model(root / tiny, tiny, kind="BF16")
-    elif name == "simulated":
+    shared: dict[str, Any] = {"adapter": name, "device": DEVICES[name], "poison": poison, "tier": int(tier or 0)}
+    if name == "simulated":
         source = root / "script.txt"
         source.write_text("")
+        damage: dict[str, Any] = {"damaged": b"fault=nothing-like-that", "damage_told": "nothing-like-that"}
+        return Case(source=source, **shared, **damage)
+    if tiny:
+        source = tiny_models.write_model(root / tiny, tiny, kind="BF16")
     else:
         source = request.getfixturevalue("first_layers_path")
-    made = prepare_by(adapter, source, shared_store, shapes, weights)
-    return dataclasses.replace(made, tier=int(tier or 0))
+    shapes = StaticShapes(on=bool(static), prefill_rows=32, verify_rows=(1, 4))
+    return Case(source=source, weights=weights, static=shapes, **shared)
 
 
 @pytest.fixture(scope="session")
-def model(prepared) -> Iterator[LoadedModel]:
-    loaded = load(prepared)
-    yield loaded
-    loaded.close()
+def conformance_store(shared_store) -> Path:
+    return shared_store
 
 
-@pytest.fixture(autouse=True)
-def _all_free(request) -> Iterator[None]:
-    """A test of the suite leaves nothing in the model that the next one uses."""
-    yield
-    if {"prepared", "model"} <= set(request.fixturenames):
-        model = request.getfixturevalue("model")
-        for slot in range(model.capabilities.slots):
-            model.release(slot)
-        assert model.free_blocks() == model.capabilities.total_blocks
+@pytest.fixture
+def far(prepared: Prepared, model: LoadedModel, tmp_path: Path) -> Iterator[LoadedModel]:
+    """A model with a long context. On ONNX Runtime and torch the default model takes half a minute over its own. A
+    model of two layers has the same positions, blocks, head size and queries for a key."""
+    context = model.capabilities.max_context_tokens
+    if prepared.adapter.name not in _SLOW_OVER_LONG_CONTEXTS or context < 4096:
+        yield model
+        return
+    heads = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64}
+    changes = heads | {"num_hidden_layers": 2, "max_position_embeddings": context}
+    source = tiny_models.write_model(tmp_path / "far", "llama", kind="BF16", **changes)
+    small_case = Case(prepared.adapter.name, prepared.case.device, source, static=prepared.case.static)
+    small = load(prepare_case(small_case, prepared.adapter, tmp_path / "store"))
+    assert small.capabilities.max_context_tokens == context
+    yield small
+    small.close()

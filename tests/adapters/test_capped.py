@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from adapters import registry
+from adapters.conformance.case import silent
 from adapters.hardware import processor
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.variant import Variant
 from tests.support.capped import SWITCHES, Case
-from tests.support.conformance import silent
 
 pytestmark = pytest.mark.model
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from adapters.conformance.case import SLOTS, bits, pieces, run, text
 from adapters.contract import CapacityError, Segment, Unsupported
-from tests.support.conformance import SLOTS, bits, pieces, run, text
 from tests.support.loops import toy
 
 

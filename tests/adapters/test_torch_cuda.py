@@ -52,6 +52,32 @@ def test_rows_are_invariant_in_bf16(tmp_path, variant):
     model.close()
 
 
+@pytest.mark.parametrize(
+    ("weights", "least", "near"),
+    [(Precision.INT8, (7, 0), 0.99), (Precision.INT4, (8, 0), 0.99), (Precision.FP8, (8, 9), 0.9)],
+)
+def test_quantised_weights_are_held_so_and_compute_what_they_stand_for(tmp_path, weights, least, near):
+    if torch.cuda.get_device_capability(0) < least:
+        pytest.skip(f"{weights} weights need a compute capability of {least}")
+    source, _ = prepare_variant(tmp_path, "llama")
+    target = tmp_path / "quantised"
+    target.mkdir()
+    ADAPTER.prepare(source, target, silent, weights)
+    free_bytes = torch.cuda.memory_allocated(0)
+    model = ADAPTER.load(target, OPTIONS, silent)
+    assert model.capabilities.weights == f"{weights} (from fp32)"  # and is not held in another format
+    tokens = TOKENS[:70]
+    rows = model.forward([Segment(0, 0, tokens, (0, len(tokens)))]).logits.copy()
+    assert find_variance(model) == ""
+    model.close()
+    gc.collect()
+    assert torch.cuda.memory_allocated(0) <= free_bytes + (1 << 20)
+    whole = ADAPTER.load(target, replace(OPTIONS, device="CPU", activations=Precision.FP32), silent)
+    expected = whole.forward([Segment(0, 0, tokens, (0, len(tokens)))]).logits
+    assert np.corrcoef(rows.ravel(), expected.ravel())[0, 1] >= near
+    whole.close()
+
+
 def test_a_prefill_and_graphs_give_one_sequence_the_same_bits(tmp_path):
     _, target = prepare_variant(tmp_path, "llama")
     model = ADAPTER.load(target, OPTIONS, silent)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from adapters import registry
+from adapters.conformance.case import exact_class
 from adapters.contract import LoadedModel, LoadOptions
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_recipe import TokenizerRecipe
-from tests.support.conformance import exact_class
 
 PROMPTS = Path(__file__).parents[2] / "tools" / "prompts.jsonl"
 

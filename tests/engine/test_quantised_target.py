@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from adapters import registry
+from adapters.conformance.case import exact_class
 from adapters.contract import LoadedModel, LoadOptions, Precision
 from adapters.hf_directory import model_files
 from adapters.model_source import ModelSource
@@ -19,7 +20,6 @@ from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Sampling, Submit
 from tests.engine.conftest import silent
 from tests.support import tiny_models
-from tests.support.conformance import exact_class
 from tests.support.loops import decode, loop_over, suffix
 
 TOKENS = 24

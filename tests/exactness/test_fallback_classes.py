@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from adapters import registry
+from adapters.conformance.case import Case, bits, prepare_case, run, silent, text
 from adapters.contract import LoadOptions, Segment
 from adapters.invariance import find_variance, fingerprint_bits
-from tests.support.conformance import bits, prepare_by, run, silent, text
 
 OPTIONS = LoadOptions(slots=6, max_batch_rows=264, kv_cache_bytes=64 << 20, threads=1)
 
@@ -19,7 +19,7 @@ OPTIONS = LoadOptions(slots=6, max_batch_rows=264, kv_cache_bytes=64 << 20, thre
 def adapter_and_model(request, shared_store, first_layers_path):
     """An adapter, and the default model's first layers as it prepares them."""
     adapter = registry.get(request.param)
-    return adapter, prepare_by(adapter, first_layers_path, shared_store, OPTIONS.static).path
+    return adapter, prepare_case(Case(adapter.name, "CPU", first_layers_path), adapter, shared_store).path
 
 
 @pytest.mark.model

@@ -112,7 +112,7 @@ def test_the_same_facts_give_the_same_choice_in_any_order(at, model, measured, w
 def test_every_alternative_is_chosen_or_rejected_with_a_reason(at, model, measured):
     choice = choose_precision(at, model, measured)
     told = {one.what for one in choice.rejected if not one.what.startswith("KV")}
-    npu, gpu = {"int8", "int4"}, {"bf16", "fp16", "int8", "int4"}
+    npu, gpu = {"int8", "int4"}, {"bf16", "fp16", "fp8", "int8", "int4"}
     preferred = {"npu": npu, "qnn": npu, "gpu": gpu, "cuda": gpu, "cpu": {precision.value for precision in ALL}}
     offered = {precision.value for precision in at.weights} & preferred[at.kind]
     assert choice.weights not in told

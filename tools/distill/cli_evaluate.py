@@ -73,7 +73,7 @@ def evaluate(
 
 def _ways(read: ClusterConfig, base: Path, draft: Path, adapter: str) -> list[Way]:
     suffix = next((one for one in read.drafts if isinstance(one, SuffixDraft)), SuffixDraft(method="suffix"))
-    model = ModelDraft(method="model", source=str(draft), adapter=adapter)  # type: ignore[arg-type]
+    model = ModelDraft(method="model", source=str(draft), adapter=adapter)
 
     def options(*drafts: Draft) -> EngineOptions:
         return engine_options(read.model_copy(update={"drafts": drafts}), base)

@@ -1,0 +1,245 @@
+"""One suite over every adapter: what the contract promises, each promise as a test that could fail.
+
+That rows are the same to the bit whatever stands beside them is in invariance_tests.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adapters.conformance.case import ROWS, SLOTS, Prepared, bits, load, pieces, run, silent, text
+from adapters.contract import (
+    CapacityError,
+    DeviceLost,
+    LoadedModel,
+    LoadOptions,
+    ModelRefused,
+    Segment,
+    Unsupported,
+)
+from device_profiles.profile import Exactness
+
+
+def test_forward_returns_the_rows_asked_for(model: LoadedModel) -> None:
+    tokens = text(model, 10)
+    every = run(model, 0, tokens, [10])
+    assert every.shape == (10, model.spec.vocabulary_size)
+    assert every.dtype == np.float32
+    some = model.forward([Segment(1, 0, tokens, (4, 7))])
+    assert np.array_equal(bits(some.logits), bits(every[4:7]))
+    assert some.device_ms >= 0.0
+    none = model.forward([Segment(2, 0, tokens, (0, 0)), Segment(3, 0, tokens, (9, 10))])
+    assert np.array_equal(bits(none.logits[-1:]), bits(every[9:]))
+    assert model.count_cached_positions(2) == 10
+
+
+def test_rollback_leaves_no_trace_of_what_was_rejected(model: LoadedModel) -> None:
+    tokens, wrong = text(model, 40), text(model, 12, seed=9)
+    expected = run(model, 0, tokens, [40])
+    run(model, 1, tokens[:20], [20])
+    model.forward([Segment(1, 20, wrong, (0, 0))])
+    assert model.count_cached_positions(1) == 32
+    again = run(model, 1, tokens, [6, 14], start=20)
+    assert np.array_equal(bits(again), bits(expected[20:]))
+    assert model.count_cached_positions(1) == 40
+    deeper = run(model, 1, tokens, [37], start=3)
+    assert np.array_equal(bits(deeper), bits(expected[3:]))
+
+
+def test_release_frees_blocks_and_forgets(model: LoadedModel) -> None:
+    tokens = text(model, 70)
+    first = run(model, 4, tokens, [70])
+    assert model.free_blocks() < model.capabilities.total_blocks
+    model.release(4)
+    model.release(4)
+    assert model.count_cached_positions(4) == 0
+    assert model.free_blocks() == model.capabilities.total_blocks
+    with pytest.raises(Unsupported):
+        model.forward([Segment(4, 70, tokens[:2], (0, 1))])
+    assert np.array_equal(bits(run(model, 4, tokens, [70])), bits(first))
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        Segment(SLOTS, 0, [5], (0, 1)),
+        Segment(-1, 0, [5], (0, 1)),
+        Segment(0, 1, [5], (0, 1)),
+        Segment(0, -1, [5], (0, 1)),
+        Segment(0, 0, [], (0, 0)),
+        Segment(0, 0, [5, 6], (1, 3)),
+        Segment(0, 0, [5, 6], (2, 1)),
+        Segment(0, 0, [5] * (ROWS + 1), (0, 1)),
+    ],
+    ids=["slot", "negative-slot", "gap", "negative", "empty", "rows-behind", "rows-backwards", "too-many"],
+)
+def test_a_batch_outside_the_capabilities_is_unsupported_and_changes_nothing(
+    model: LoadedModel, segment: Segment
+) -> None:
+    before = model.free_blocks()
+    with pytest.raises(Unsupported):
+        model.forward([segment])
+    with pytest.raises(Unsupported):
+        model.forward([Segment(7, 0, [5, 6], (0, 1)), segment])
+    assert model.count_cached_positions(7) == 0
+    assert model.free_blocks() == before
+
+
+def test_one_slot_twice_in_a_batch_is_unsupported(model: LoadedModel) -> None:
+    with pytest.raises(Unsupported):
+        model.forward([Segment(0, 0, [5], (0, 1)), Segment(0, 0, [6], (0, 1))])
+    with pytest.raises(Unsupported):
+        model.forward([])
+
+
+def test_a_full_pool_raises_before_anything_changes_and_serves_on_after_a_release(prepared: Prepared) -> None:
+    small = load(prepared, kv_cache_bytes=3 << 20)
+    caps = small.capabilities
+    room = caps.total_blocks * caps.block_tokens
+    assert room < 200 * caps.block_tokens
+    tokens = text(small, caps.block_tokens)
+    for slot in range(min(SLOTS, caps.total_blocks)):
+        held = 0
+        while small.free_blocks() and held < 8 * caps.block_tokens and slot < SLOTS - 1:
+            batch = [Segment(slot, held, tokens[: caps.block_tokens // 2], (0, 0))]
+            if small.count_needed_blocks(batch) > small.free_blocks():
+                break
+            small.forward(batch)
+            held += caps.block_tokens // 2
+    last = SLOTS - 1
+    while small.free_blocks():
+        small.forward([Segment(last, small.count_cached_positions(last), tokens[: caps.block_tokens // 2], (0, 0))])
+    before = {slot: small.count_cached_positions(slot) for slot in range(SLOTS)}
+    growing = Segment(last, small.count_cached_positions(last), tokens * 2, (0, 1))
+    assert small.count_needed_blocks([growing]) > 0
+    with pytest.raises(CapacityError):
+        small.forward([growing])
+    assert {slot: small.count_cached_positions(slot) for slot in range(SLOTS)} == before
+    small.release(0)
+    small.release(1)
+    small.release(2)
+    small.forward([Segment(0, 0, tokens[:4], (3, 4))])
+    small.close()
+
+
+def test_a_remembered_prefix_is_as_good_as_a_computed_one(model: LoadedModel) -> None:
+    size = model.capabilities.block_tokens
+    tokens = text(model, 3 * size + 5)
+    expected = run(model, 0, tokens, pieces(len(tokens)))
+    assert model.attach(1, tokens) == 0  # nothing is remembered before it is shared
+    model.share(0, tokens)
+    free = model.free_blocks()
+    assert model.attach(1, tokens) == 3 * size
+    assert model.count_cached_positions(1) == 3 * size
+    assert model.free_blocks() == free  # two slots, one copy
+    again = run(model, 1, tokens, [2, 3], start=3 * size)
+    assert np.array_equal(bits(again), bits(expected[3 * size :]))
+    other = [*tokens[: 2 * size], *text(model, size, seed=4)]
+    assert model.attach(2, other) == 2 * size
+    rest = run(model, 2, other, pieces(size), start=2 * size)
+    model.release(0)
+    model.release(1)
+    assert np.array_equal(bits(rest), bits(run(model, 3, other, pieces(len(other)))[2 * size :]))
+    assert model.attach(4, tokens[: 3 * size]) == 2 * size  # the last token is always computed
+    with pytest.raises(Unsupported):
+        model.attach(4, tokens)
+    with pytest.raises(Unsupported):
+        model.forward([Segment(4, size, tokens[:2], (0, 1))])  # it would write into what others read
+
+
+def test_a_prefix_outlives_its_slot_until_the_room_is_needed(prepared: Prepared, model: LoadedModel) -> None:
+    caps = model.capabilities
+    small = load(prepared, kv_cache_bytes=12 * caps.block_tokens * model.spec.bytes_per_token)
+    caps = small.capabilities
+    size, room = caps.block_tokens, caps.total_blocks
+    first, second = text(small, 2 * size + 1, seed=1), text(small, 2 * size + 1, seed=2)
+    expected = run(small, 0, first, pieces(len(first)))
+    small.share(0, first)
+    small.release(0)
+    run(small, 0, second, pieces(len(second)))
+    small.share(0, second)
+    small.release(0)
+    assert small.free_blocks() == room  # remembered blocks are free blocks
+    assert small.attach(1, first) == 2 * size  # and used again, they are the younger ones
+    assert np.array_equal(bits(run(small, 1, first, [1], start=2 * size)), bits(expected[2 * size :]))
+    small.release(1)
+    filler, padded = text(small, size, seed=3), max(2, caps.paid_rows)
+    slot, taken = 2, 0
+    while taken < room - 2:  # all but the two blocks of the younger prefix
+        held = small.count_cached_positions(slot)
+        if held >= 4 * size and slot < SLOTS - 1:
+            slot, held = slot + 1, 0
+        small.forward([Segment(slot, held, filler[: size - padded], (0, 0))])
+        small.forward([Segment(slot, held + size - padded, filler[:padded], (0, 0))])
+        taken += 1
+    assert small.attach(0, second) == 0
+    assert small.attach(1, first) == 2 * size
+    small.close()
+
+
+def test_kernel_exactness_decodes(prepared: Prepared) -> None:
+    loaded = load(prepared, exactness=Exactness.KERNEL)
+    tokens = text(loaded, 20)
+    rows = run(loaded, 0, tokens, [19, 1])
+    assert np.isfinite(rows).all()
+    assert loaded.capabilities.exactness is Exactness.KERNEL
+    loaded.close()
+
+
+def test_a_closed_model_is_lost_not_undefined(prepared: Prepared) -> None:
+    loaded = load(prepared)
+    loaded.close()
+    loaded.close()
+    with pytest.raises(DeviceLost):
+        loaded.forward([Segment(0, 0, [5], (0, 1))])
+
+
+def test_devices_are_listed_and_an_unknown_one_is_refused(prepared: Prepared) -> None:
+    adapter = prepared.adapter
+    assert prepared.case.device in [device.name for device in adapter.devices()]
+    assert {device.adapter for device in adapter.devices()} == {adapter.name}
+    with pytest.raises(Unsupported, match="NOPE"):
+        adapter.load(prepared.path, LoadOptions(device="NOPE"), silent)
+
+
+def test_a_damaged_source_is_refused_by_name(prepared: Prepared, tmp_path: Path) -> None:
+    source = tmp_path / "damaged.gguf"
+    source.write_bytes(prepared.case.damaged)
+    target = tmp_path / "out"
+    target.mkdir()
+    with pytest.raises(ModelRefused, match=prepared.case.damage_told):
+        prepared.adapter.prepare(source, target, silent)
+
+
+def test_garbage_that_is_discarded_reaches_nobody(prepared: Prepared, model: LoadedModel) -> None:
+    """Runtimes multiply what a mask hides by zero, and NaN stays NaN then: nothing of it may be left in the blocks."""
+    size = model.capabilities.block_tokens
+    tokens = text(model, 2 * size + size // 2)
+    if len(tokens) > model.capabilities.max_context_tokens - 8:
+        pytest.skip("its context holds no two blocks")
+    expected = run(model, 0, tokens, pieces(len(tokens)))
+    model.share(0, tokens)
+    assert model.attach(1, tokens) == 2 * size
+    poisoned = prepared.case.poison(model, 0)
+    batch = [Segment(0, len(tokens), tokens[:2], (0, 2)), Segment(4, 0, tokens[:5], (0, 5))]
+    rows = model.forward(batch).logits
+    assert np.isfinite(rows[:2]).all() == (not poisoned)
+    assert np.array_equal(bits(rows[2:]), bits(expected[:5]))  # nor does it reach who is in the same forward
+    model.release(4)
+    model.discard(0)
+    model.discard(0)
+    assert model.count_cached_positions(0) == 0
+    assert model.attach(2, tokens) == 0
+    rest = model.forward([Segment(1, 2 * size, tokens[2 * size :], (0, 1))]).logits  # who shared it has it still
+    assert np.isfinite(rest).all() == (not poisoned)
+    model.share(1, tokens[: 2 * size])
+    assert model.attach(2, tokens) == 0
+    model.release(1)
+    assert model.free_blocks() == model.capabilities.total_blocks
+    for count in (len(tokens), size // 2 + 1, 3):  # the same blocks, filled in part
+        rows = run(model, 3, tokens[:count], pieces(count))
+        assert np.array_equal(bits(rows), bits(expected[:count]))
+        model.release(3)

@@ -1,0 +1,53 @@
+"""The names of adapters as values of keys: ours, and those that other distributions bring.
+
+What is installed is looked up by whoever reads a file (load.py), which gives it as the validation's context. Without
+one, any name that an adapter could have is right.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ValidationInfo, WithJsonSchema
+
+from adapters.names import ADAPTER_NAME_PATTERN, OWN_ADAPTERS
+
+AUTO = "auto"
+"""The plan chooses (`placement`)."""
+INSTALLED = "installed adapters"
+"""The key of the context: a function that returns names of other distributions' adapters, and lines about those that
+are not used."""
+
+
+def _check_adapter(name: str, info: ValidationInfo) -> str:
+    return _check(name, (*OWN_ADAPTERS, AUTO), info)
+
+
+def _check_runtime(name: str, info: ValidationInfo) -> str:
+    return _check(name, OWN_ADAPTERS, info)
+
+
+def _check(name: str, own: tuple[str, ...], info: ValidationInfo) -> str:
+    """Return the name. Raises ValueError, which lists what is installed, for one that no adapter has here."""
+    if name in own:
+        return name
+    look_up = (info.context or {}).get(INSTALLED)
+    if look_up is None and name != AUTO and re.fullmatch(ADAPTER_NAME_PATTERN, name):
+        return name
+    others, refused = look_up() if look_up is not None else ([], [])
+    if name in others:
+        return name
+    known = [*own, *others]
+    told = "; ".join(["" if others else "; no other distribution brings an adapter", *refused])
+    raise ValueError(f"must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}, not {name!r}{told}")
+
+
+def _describe(own: tuple[str, ...]) -> dict[str, Any]:
+    """Return the schema: an editor completes our own names, and accepts others'."""
+    return {"anyOf": [{"enum": list(own)}, {"pattern": f"^{ADAPTER_NAME_PATTERN}$"}], "type": "string"}
+
+
+AdapterName = Annotated[str, AfterValidator(_check_adapter), WithJsonSchema(_describe((*OWN_ADAPTERS, AUTO)))]
+RuntimeName = Annotated[str, AfterValidator(_check_runtime), WithJsonSchema(_describe(OWN_ADAPTERS))]
+"""The same without `auto`."""
