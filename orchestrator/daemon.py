@@ -40,7 +40,7 @@ from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
 from orchestrator.control.state import STARTING
 from orchestrator.errors import ConfigError, DaemonError
 from orchestrator.loading.models import load_tokenizer
-from orchestrator.loading.options import objectives_of
+from orchestrator.loading.options import list_draft_pools, objectives_of
 from orchestrator.planning.applied import list_unplaced_drafts
 from orchestrator.planning.basis import plain
 from orchestrator.systemd import Notifier
@@ -105,6 +105,7 @@ class Daemon:
             self._clock,
             drafts=drafts,
             standbys=standbys,
+            draft_pools=list_draft_pools(self._config),
         )
         control.on_progress.append(self._say)
         return control

@@ -7,6 +7,7 @@ After every event the same rules look at the state: a rollout advances where it 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 
@@ -21,7 +22,7 @@ from orchestrator.control.actions import (
     WakeAfter,
 )
 from orchestrator.control.blame import NO_RETRY, Blame, refuse
-from orchestrator.control.draft_workers import DraftWorkers
+from orchestrator.control.draft_workers import NO_POOLS, DraftWorkers
 from orchestrator.control.events import (
     ClusterFailed,
     ClusterOpened,
@@ -54,6 +55,7 @@ from orchestrator.control.worker_life import NO_DEATH, WorkerLives
 from orchestrator.errors import RequestError
 from orchestrator.workers.draft_messages import DraftLink
 from orchestrator.workers.messages import Failed, Gauges, MovedIn, MovedOut, Progress, Ready, Refused, RoundReport
+from policies.serving.draft_pool import PoolSize
 from policies.serving.failover.blame import LossKind
 from policies.serving.failover.health import Health
 
@@ -64,13 +66,19 @@ _SHUTTING_DOWN = "the server is shutting down; send the request again"
 class State:
     """All that control knows. Whoever reads it changes nothing."""
 
-    def __init__(self, max_restarts: int, least_depth: int = 0, quarantine_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        max_restarts: int,
+        least_depth: int = 0,
+        quarantine_s: float = 0.0,
+        draft_pools: Mapping[str, PoolSize] = NO_POOLS,
+    ) -> None:
         lives = WorkerLives(max_restarts)
         self.blame = Blame(quarantine_s)
         self.watch = Watch()
         self.streams = Streams(self.blame)
         self.replicas = Replicas(lives)
-        self.drafts = DraftWorkers(lives)
+        self.drafts = DraftWorkers(lives, draft_pools)
         self.health = HealthBoard()
         self.router = Router(self.replicas, self.streams, self.health, least_depth)
         self.rollout = Rollout(self.replicas, self.router, self.drafts)
@@ -103,6 +111,7 @@ def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
     actions = _fold(state, event, now_s)
     actions += state.rollout.advance(now_s)
     actions += state.standbys.advance(now_s)
+    actions += state.drafts.advance(now_s)
     actions += _give_up_if_hopeless(state)
     actions += _watch_health(state, now_s)
     if not state.replicas.closed:
@@ -223,7 +232,7 @@ def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -
         case DraftLink():
             up, link = event.state == "connected", f"{replica.name}-{event.name}"
             state.health.observe_link(link, connected=up, reason=event.reason, now_s=now_s)
-            return state.drafts.observe_link(replica.name, event)
+            return state.drafts.observe_link(replica.name, event, now_s)
         case Refused():
             stream = state.streams.find_sent(event.request_id)
             return _fold_refused(state, replica, stream, event, now_s) if stream is not None else []
@@ -274,7 +283,7 @@ def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> l
     values = (replica.name, again, replica.state.where, len(state.streams))
     actions += [Settle(), LogLine("info", "worker %s ready%s: %s, %d streams go on", values)]
     if replica.rank is Rank.SERVING:
-        actions += state.drafts.target_ready(replica.name, replica.worker, ready.all_drafters)
+        actions += state.drafts.target_ready(replica.name, replica.worker, ready)
     return actions
 
 
@@ -285,6 +294,7 @@ def _lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now
     replica.death = state.blame.number_death()
     cause, kind = replica.life.explain(cause, kind)
     replica.state.mark_worker_lost(cause)
+    state.drafts.forget_links(replica.name)
     if not state.replicas.closed:
         state.health.observe_loss(replica.name, replica.parts, kind, replica.life.failure_kind, cause, now_s)
         state.standbys.observe_lost(replica)

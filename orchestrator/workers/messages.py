@@ -11,7 +11,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.workers.draft_messages import AttachDraft, DraftEndpoint, DrafterState, DraftLink, DraftReady
+from orchestrator.workers.draft_messages import (
+    AttachDraft,
+    DraftEndpoint,
+    DrafterState,
+    DraftLink,
+    DraftLoad,
+    DraftReady,
+)
 from policies.sampling import Sampling as Sampling
 from policies.sampling.logprobs import TokenScore as TokenScore
 from policies.serving.acceptance_alarm import Cause
@@ -134,7 +141,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     `class_fingerprint`: of its bits, the same where replicas are interchangeable; `class_reason` and
     `classes_rejected`: why that one, and why not the others. `kv_format`: the same where pages of the KV cache mean the
     same ("": they cannot be moved), `kv_page_bytes` their length, for `block_tokens` positions.
-    `memory_reduced`: larger KV caches and forwards that the device had no memory for."""
+    `memory_reduced`: larger KV caches and forwards that the device had no memory for. `host`: as in DraftReady."""
 
     model: str
     vocabulary_size: int
@@ -177,6 +184,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     kv_format: str = ""
     kv_page_bytes: int = 0
     memory_reduced: list[str] = []
+    host: str = ""
 
     @property
     def all_drafters(self) -> list[str]:
@@ -400,6 +408,7 @@ Event = (
     | MovedIn
     | Failed
     | DraftReady
+    | DraftLoad
     | DraftLink
     | MeasuredValue
     | EndpointOpened

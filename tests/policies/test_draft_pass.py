@@ -1,0 +1,26 @@
+"""Whom a pass of a shared draft model takes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.speculation.draft_pass import READ_EVERY, WantedRow, choose_rows
+
+ROWS = st.lists(st.builds(WantedRow, st.booleans(), st.booleans()), max_size=12)
+
+
+@given(ROWS, st.integers(0, 2 * READ_EVERY))
+def test_whatever_is_read_is_taken_and_nothing_waits_for_company(rows, unread):
+    chosen = choose_rows(rows, unread)
+    assert chosen == sorted(set(chosen))
+    assert {number for number, row in enumerate(rows) if not row.reading} <= set(chosen)
+    assert bool(chosen) == bool(rows), "the model does not idle while anything is wanted"
+
+
+@given(ROWS)
+def test_texts_are_read_apart_from_what_an_answer_waits_for_but_not_for_ever(rows):
+    urgent = any(row.asked and not row.reading for row in rows)
+    readers = {number for number, row in enumerate(rows) if row.reading}
+    assert bool(readers & set(choose_rows(rows, 0))) == bool(readers and not urgent)
+    assert readers <= set(choose_rows(rows, READ_EVERY - 1))
