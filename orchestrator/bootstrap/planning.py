@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from filelock import FileLock, Timeout
 
+from adapters.hardware import list_core_groups
 from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.clusters import measuring_cluster, workers_directory
 from orchestrator.bootstrap.failover import build_standbys
@@ -160,7 +161,8 @@ def _build_planned(config: ClusterConfig, base: Path, found: PlanProposal) -> St
     targets, drafts = [], []
     for number in range(len(found.plan.replicas)):
         depth = found.plan.replicas[number].depth
-        specs, mine = build_start_specs(apply_plan(config, found, number), base, float(depth) or COLD_DEPTH)
+        placed = apply_plan(config, found, number, list_core_groups())
+        specs, mine = build_start_specs(placed, base, float(depth) or COLD_DEPTH)
         targets.append(specs[number])
         drafts.append(tuple(mine))
     return StartPlan(found, tuple(targets), tuple(drafts), tuple(_plan_standbys(config, base, found)))

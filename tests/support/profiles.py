@@ -21,12 +21,16 @@ def store_simulated_profiles(
     *,
     memory_bytes: int = GIB,
     measured_at: str = "2026-01-01",
+    threads: int = 0,
+    cores: int = 0,
 ) -> ProfileStore:
-    """Store what a forward of one row takes on each of these devices; eight rows take the same."""
+    """Store what a forward of one row takes on each of these devices; eight rows take the same. Where `cores` are
+    given, the devices are processors with so many, and this is measured with so many `threads`."""
     digest = digest_simulated_model(f"simulated:toy?{script}")
     store = ProfileStore(directory)
     for device, ms in row_ms.items():
-        hardware = Hardware("simulated", f"simulated device {device}", memory_bytes)
+        kind = "cpu" if cores else "simulated"
+        hardware = Hardware(kind, f"simulated device {device}", memory_bytes, physical_cores=cores)
         mark = fingerprint(hardware, "outrider 0.1.0")
         store.save(MeasuredDevice(mark, "simulated", device, "outrider 0.1.0", hardware, 0, measured_at=measured_at))
         store.save(
@@ -42,7 +46,7 @@ def store_simulated_profiles(
                 kv_cache="fp32",
                 exactness="bit",
                 formats="auto auto auto",
-                threads=0,
+                threads=threads,
                 cost=StepCost((1.0, 8.0, 64.0), (ms, ms, 2 * ms)),
                 decode_error=0.02,
                 prefill_error=0.02,
