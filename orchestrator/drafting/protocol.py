@@ -104,7 +104,8 @@ class WireDraft(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DraftResponse(msgspec.Struct, frozen=True, tag="answer", array_like=True):
-    """One draft for each ask of a request, `took_ms` after it was read. The rest counts since the connection began:
+    """One draft for each ask of a request, `took_ms` after it was read. `offsets`: how many tokens, committed since the
+    ask, each draft is behind (none: they all continue what was asked for). The rest counts since the connection began:
     sequences whose draft was there before it was asked for (`ahead_hits`), and those whose draft was not."""
 
     number: int
@@ -114,6 +115,7 @@ class DraftResponse(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     ahead_hits: int = 0
     ahead_misses: int = 0
     peak_rss_bytes: int = 0
+    offsets: list[int] = []
 
 
 class LinkLost(Exception):

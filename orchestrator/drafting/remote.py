@@ -232,8 +232,9 @@ class RemoteDrafter:
         counts.late += not waited
         counts.memory_bytes, counts.peak_rss_bytes = answer.memory_bytes, answer.peak_rss_bytes
         counts.ahead_now = (answer.ahead_hits, answer.ahead_misses)
-        for (sequence, base, _), draft in zip(request.asks, drafts, strict=True):
-            sequence.base, sequence.guess, sequence.open = base, draft, True
+        offsets = answer.offsets or [0] * len(drafts)
+        for (sequence, base, _), draft, offset in zip(request.asks, drafts, offsets, strict=True):
+            sequence.base, sequence.guess, sequence.open = base + offset, draft, True
             sequence.met = sequence.met or bool(draft.tokens)
             self._judge(sequence)
 
@@ -249,6 +250,11 @@ class RemoteDrafter:
         """Return what an answer brings. Raises ProtocolError where it cannot be one."""
         if len(answer.drafts) != len(request.asks):
             raise ProtocolError(f"{len(answer.drafts)} drafts came for {len(request.asks)} sequences")
+        if answer.offsets and len(answer.offsets) != len(request.asks):
+            raise ProtocolError(f"{len(answer.offsets)} offsets came for {len(request.asks)} sequences")
+        for (sequence, base, _), offset in zip(request.asks, answer.offsets, strict=False):
+            if not 0 <= offset <= len(sequence.tokens) - base:
+                raise ProtocolError(f"a draft is {offset} tokens behind what was asked for")
         return [
             check_guess(guess, limit, self._draft_vocabulary, self.name)
             for (_, _, limit), guess in zip(request.asks, answer.drafts, strict=True)

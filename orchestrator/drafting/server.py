@@ -254,7 +254,7 @@ class _Counter:
         took_ms = (self._clock.monotonic_s() - served.came_s) * MS_PER_S
         session = served.session
         counts = (self._shared.drafter.memory_bytes(), session.hits, session.misses, self._peak_bytes())
-        served.link.send(DraftResponse(answer.number, drafts, took_ms, *counts))
+        served.link.send(DraftResponse(answer.number, drafts, took_ms, *counts, offsets=answer.offsets))
         self._flush(served)
 
     def _flush(self, served: _Served) -> None:

@@ -8,6 +8,7 @@ is answered as soon as it is fulfilled, or when its time does not allow for anot
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -25,7 +26,7 @@ _NEWEST = 0.1  # weight of the newest pass in their mean time
 @dataclass(slots=True, eq=False)
 class _OpenAsk:
     """A draft request that is owed an answer. `waits`: a draft was missing when it came. `passes`: that had one of its
-    sequences."""
+    sequences. `moved`: how many tokens were committed to a sequence since, where its target went on meanwhile."""
 
     number: int
     asks: Sequence[Ask]
@@ -34,6 +35,7 @@ class _OpenAsk:
     round_s: float
     waits: bool
     passes: int = 0
+    moved: Counter[str] = field(default_factory=Counter)
 
     def list_growing(self, step_s: float) -> list[LookaheadSequence]:
         """Return the sequences that another token is worth its time for. The first pass is free: without it nobody
@@ -44,11 +46,13 @@ class _OpenAsk:
 
 @dataclass(frozen=True, slots=True)
 class SharedAnswer:
-    """What is to be sent to a session: one draft for each ask of the request of this number."""
+    """What is to be sent to a session: one draft for each ask of the request of this number. `offsets`: see
+    drafting.protocol.DraftResponse."""
 
     session: DraftSession
     number: int
     drafts: list[Draft]
+    offsets: list[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -96,11 +100,13 @@ class SharedDrafter:
         self._due = [answer for answer in self._due if answer.session is not session]
 
     def update(self, session: DraftSession, update: Update) -> None:
-        """Take in what became of a sequence. Where it is asked for, its target has gone on meanwhile: it is answered
-        first."""
+        """Take in what became of a sequence. An ask for one that begins anew or ends is answered before."""
         one = session.open_ask
         if one is not None and any(ask.key == update.key for _, ask in one.asked):
-            self._close_ask(session, one)
+            if isinstance(update, Extend):
+                one.moved[update.key] += len(update.tokens)
+            else:
+                self._close_ask(session, one)
         match update:
             case Begin(key, tokens, sampling):
                 session.sequences[key] = LookaheadSequence(session.key(key))
@@ -109,6 +115,8 @@ class SharedDrafter:
                 if (sequence := session.sequences.get(key)) is not None:
                     sequence.commit(tokens)
                     self.drafter.extend(sequence.key, tokens)
+                    if one is not None and session.open_ask is one:
+                        one.waits = one.waits or not all(sequence.ahead for sequence, _ in one.asked)
             case End(key, keep):
                 if (sequence := session.sequences.pop(key, None)) is not None:
                     self.drafter.end(sequence.key, keep=keep)
@@ -178,7 +186,8 @@ class SharedDrafter:
         for sequence, ask in one.asked:
             sequence.wanted = len(found[ask.key].tokens) + 1 + ask.limit
         drafts = [found.get(ask.key, NOTHING) for ask in one.asks]
-        self._due.append(SharedAnswer(session, one.number, drafts))
+        offsets = [one.moved[ask.key] for ask in one.asks] if one.moved else []
+        self._due.append(SharedAnswer(session, one.number, drafts, offsets))
 
     def _grow(self, sequences: Sequence[LookaheadSequence], targets: int) -> None:
         """Ask for one token more than each sequence has."""

@@ -36,7 +36,7 @@ class AskedOnce(SharedDrafter):
         self, session: DraftSession, number: int, asks: Sequence[Ask], within_s: float, round_s: float = 0.0
     ) -> None:
         drafts = self.drafter.propose([replace(ask, key=session.key(ask.key)) for ask in asks])
-        self._due.append(SharedAnswer(session, number, drafts))
+        self._due.append(SharedAnswer(session, number, drafts, []))
 
     def run_pass(self) -> bool:
         return False

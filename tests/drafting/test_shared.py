@@ -64,14 +64,14 @@ def run_all(targets: Sequence[Target]) -> None:
 
 
 @contextmanager
-def connected(door: DraftEndpoint, count: int) -> Iterator[list[RemoteDrafter]]:
+def connect_targets(door: DraftEndpoint, count: int) -> Iterator[list[RemoteDrafter]]:
     with ExitStack() as stack:
         yield [stack.enter_context(remote(door))[0] for _ in range(count)]
 
 
 def test_targets_share_passes_and_every_output_is_the_targets_own(expected, texts):
     inner = KnowingDrafter(texts, wrong_every=7, token_ms=0.5)
-    with in_a_thread(inner) as door, connected(door, 3) as drafters:
+    with in_a_thread(inner) as door, connect_targets(door, 3) as drafters:
         targets = [Target(drafter, REQUESTS) for drafter in drafters]  # the same names of requests in all three
         run_all(targets)
         for target in targets:
@@ -84,7 +84,7 @@ def test_targets_share_passes_and_every_output_is_the_targets_own(expected, text
 
 def test_no_pass_waits_for_company(texts):
     inner = KnowingDrafter(texts)
-    with in_a_thread(inner, runs_ahead="never") as door, connected(door, 2) as (drafter, silent):
+    with in_a_thread(inner, runs_ahead="never") as door, connect_targets(door, 2) as (drafter, silent):
         silent.begin("other", REQUESTS[1].prompt, Sampling())
         drafter.begin("a", REQUESTS[0].prompt, Sampling())
         until(lambda: drafter.propose([Ask("a", 4, round_ms=1000.0)])[0].tokens)
@@ -94,7 +94,7 @@ def test_no_pass_waits_for_company(texts):
 @pytest.mark.parametrize("how", ["killed", "silent"])
 def test_a_target_that_is_gone_in_the_middle_leaves_the_others_as_fast_as_they_were(expected, texts, how):
     inner = KnowingDrafter(texts, token_ms=0.2)
-    with in_a_thread(inner) as door, connected(door, 1) as (drafter,):
+    with in_a_thread(inner) as door, connect_targets(door, 1) as (drafter,):
         with talk(door) as (link, _):
             prompt = REQUESTS[0].prompt
             begins: list[Update] = [Begin(f"s{number}", list(prompt), Sampling()) for number in range(8)]
@@ -170,7 +170,11 @@ def test_strangers_that_say_nothing_or_drip_keep_nobody_out(expected, texts):
 
 
 def test_a_target_that_drips_or_does_not_read_holds_up_nobody(expected, texts):
-    with in_a_thread(KnowingDrafter(texts)) as door, connected(door, 1) as (drafter,), talk(door) as (dripping, _):
+    with (
+        in_a_thread(KnowingDrafter(texts)) as door,
+        connect_targets(door, 1) as (drafter,),
+        talk(door) as (dripping, _),
+    ):
         stop = threading.Event()
 
         def drip() -> None:
@@ -193,7 +197,7 @@ def test_a_target_that_drips_or_does_not_read_holds_up_nobody(expected, texts):
         assert target.accepted > 100
 
 
-def test_an_ask_whose_target_went_on_is_answered_for_the_tokens_that_it_had(texts):
+def test_an_ask_whose_target_went_on_is_answered_behind_what_it_chose_since(texts):
     prompt, text = REQUESTS[0].prompt, texts[0]
     behind = len(prompt)
     with in_a_thread(KnowingDrafter(texts)) as door, talk(door) as (link, _):
@@ -207,8 +211,9 @@ def test_an_ask_whose_target_went_on_is_answered_for_the_tokens_that_it_had(text
             answer = link.answer(10.0)
             assert answer is not None
             assert answer.number == number
-            tokens = list(answer.drafts[0].tokens)
-            assert tokens == text[base : base + len(tokens)]
+            tokens, offset = list(answer.drafts[0].tokens), sum(answer.offsets)
+            assert 0 <= offset <= 1
+            assert tokens == text[base + offset : base + offset + len(tokens)]
 
 
 @pytest.mark.parametrize(
@@ -242,3 +247,27 @@ class Elsewhere(KnowingDrafter):
     def states(self) -> list[DrafterState]:
         device, cores = self._where
         return [msgspec.structs.replace(state, device=device, cores=cores) for state in super().states()]
+
+
+def test_a_target_that_is_faster_than_passes_gets_drafts_behind_what_it_chose_meanwhile(expected, texts):
+    inner = KnowingDrafter(texts, token_ms=8.0)
+    with in_a_thread(inner, runs_ahead="never") as door, talk(door) as (link, _), connect_targets(door, 1) as (other,):
+        prompt, text = REQUESTS[0].prompt, texts[0]
+        link.send(DraftRequest(1, [Begin("a", list(prompt), Sampling())], [Ask("a", 2)], 1000.0))
+        assert link.answer(10.0) is not None
+        target = Target(other, REQUESTS, 1)
+        target.start()
+        offsets: list[int] = []
+        for number in range(2, 14):
+            base = len(prompt) + 3 * (number - 2)
+            link.send(DraftRequest(number, [], [Ask("a", 8)], 1000.0))
+            time.sleep(0.004)
+            link.send(DraftRequest(number, [Extend("a", text[base : base + 3])], []))
+            answer = link.answer(10.0)
+            assert answer is not None
+            offsets.append(sum(answer.offsets))
+            found = list(answer.drafts[0].tokens)
+            assert found == text[base + offsets[-1] : base + offsets[-1] + len(found)]
+        target.join(60.0)
+        assert 3 in offsets
+        assert target.outs == [expected]
