@@ -64,6 +64,7 @@ class DraftWorkers:
     def run_these(self, specs: Sequence[WorkerSpec]) -> list[Action]:
         """Have workers of these specs, from when a replica serves. What runs one of them goes on, before others where
         it has a replica; what is left over is stopped."""
+        self._closed = False
         wanted = self._choose_specs(specs)
         kept: list[DraftWorker] = []
         actions: list[Action] = []

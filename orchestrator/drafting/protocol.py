@@ -81,13 +81,15 @@ Update = Begin | Extend | End
 class DraftRequest(msgspec.Struct, frozen=True, tag="turn", array_like=True):
     """Updates in their order, then asks. `number` grows by one with every turn that has asks; an answer is of
     use within `within_ms`: with what there is by then. Where the target waits for it, `round_ms` is what a round takes
-    without waiting, the price of a token; else 0."""
+    without waiting, the price of a token; else 0. `sent_s`: when it was sent, by the target's monotonic clock, which on
+    one host is everybody's (0: not told)."""
 
     number: int
     updates: list[Update]
     asks: list[Ask]
     within_ms: float = 0.0
     round_ms: float = 0.0
+    sent_s: float = 0.0
 
 
 class WireDraft(msgspec.Struct, frozen=True, array_like=True):

@@ -208,7 +208,7 @@ class RemoteDrafter:
         sent = tuple((sequence, len(sequence.tokens), ask.limit) for sequence, ask in zip(sequences, asks, strict=True))
         self._pending = _PendingRequest(self._number, now_s, now_s + wait_ms / MS_PER_S, sent, usual=not reading)
         price_ms = round_ms if wait_ms else 0.0
-        link.send(DraftRequest(self._number, updates, asks, _IN_TIME * wait_ms or round_ms, price_ms))
+        link.send(DraftRequest(self._number, updates, asks, _IN_TIME * wait_ms or round_ms, price_ms, now_s))
         self._take(link, wait_ms / MS_PER_S)
         self._counts.wait_ms += (self._clock.monotonic_s() - now_s) * MS_PER_S
 

@@ -25,6 +25,7 @@ from orchestrator.drafting.load_meter import EVERY_S
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.protocol import (
     VERSION,
+    DraftRequest,
     DraftResponse,
     Hello,
     Link,
@@ -128,12 +129,13 @@ class DraftEngine:
 
 @dataclass(slots=True, eq=False)
 class _Served:
-    """A target that is connected. `name` is its own for itself ("": it has none). `came_s`: when the request came that
-    is not answered yet. `rest`: it may have sent more than was read."""
+    """A target that is connected. `name` is its own for itself ("": it has none), `here`: it is on this host. `came_s`:
+    when the request came that is not answered yet. `rest`: it may have sent more than was read."""
 
     link: Link
     session: DraftSession
     name: str
+    here: bool
     came_s: float = 0.0
     rest: bool = False
     awaits_room: bool = False
@@ -152,6 +154,7 @@ class _Counter:
         self._poll = select.poll()
         self._poll.register(bell.heard, select.POLLIN)
         self._busy = False
+        self._looked_s = clock.monotonic_s()
         self._peak, self._peak_s = 0, -math.inf
 
     def arrive(self, link: Link, hello: Hello) -> None:
@@ -163,6 +166,7 @@ class _Counter:
         """Take in what is there, answer what is due, and run a pass; wait where there is nothing of all that."""
         for served in self._wait():
             self._guard(served, self._obey)
+        self._looked_s = self._clock.monotonic_s()
         self._let_in()
         self._answer()
         self._busy = self._shared.run_pass()
@@ -210,7 +214,9 @@ class _Counter:
             if other:
                 link.close()
                 continue
-            served = _Served(link, self._shared.join(runs_ahead=apart), hello.target, rest=True)
+            served = _Served(
+                link, self._shared.join(runs_ahead=apart), hello.target, hello.host == host_id(), rest=True
+            )
             self._served[link.fileno()] = served
             self._poll.register(link, select.POLLIN)
 
@@ -239,9 +245,15 @@ class _Counter:
             for update in turn.updates:
                 self._shared.update(served.session, update)
             if turn.asks:
-                served.came_s = self._clock.monotonic_s()
-                times_s = (turn.within_ms / MS_PER_S, turn.round_ms / MS_PER_S)
-                self._shared.ask(served.session, turn.number, turn.asks, *times_s)
+                served.came_s = self._date(turn, here=served.here)
+                left_s = turn.within_ms / MS_PER_S - (self._clock.monotonic_s() - served.came_s)
+                self._shared.ask(served.session, turn.number, turn.asks, left_s, turn.round_ms / MS_PER_S)
+
+    def _date(self, turn: DraftRequest, *, here: bool) -> float:
+        """Return when a request came that has just been read: it may have lain there since somebody last looked. Where
+        its target's clock is another one, it is taken to have."""
+        now_s = self._clock.monotonic_s()
+        return min(now_s, max(self._looked_s, turn.sent_s)) if here and turn.sent_s else self._looked_s
 
     def _answer(self) -> None:
         """Send all answers that are due."""

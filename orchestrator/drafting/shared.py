@@ -18,9 +18,7 @@ from orchestrator.drafting.load_meter import LoadMeter
 from orchestrator.drafting.lookahead import LookaheadSequence
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
 from orchestrator.drafting.protocol import Begin, End, Extend, Update
-from policies.speculation.draft_pass import WantedRow, choose_rows
-
-_NEWEST = 0.1  # weight of the newest pass in their mean time
+from policies.speculation.draft_pass import PassTimes, WantedRow, choose_rows
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +80,7 @@ class SharedDrafter:
         self._clock = clock
         self._numbers = count()
         self._sessions: list[DraftSession] = []
-        self._step_s = 0.0
+        self._times = PassTimes()
         self._unread_passes = 0
         self._due: list[SharedAnswer] = []
 
@@ -166,20 +164,20 @@ class SharedDrafter:
 
     def _list_wanted(self, session: DraftSession) -> list[tuple[DraftSession, LookaheadSequence, WantedRow]]:
         one = session.open_ask
-        asked = one.list_growing(self._step_s) if one is not None else []
+        asked = one.list_growing(self._times.mean_s) if one is not None else []
         ahead = [sequence for sequence in session.sequences.values() if sequence.wants_ahead and sequence not in asked]
         rows = [(sequence, True) for sequence in asked]
         rows += [(sequence, False) for sequence in ahead if session.runs_ahead]
         return [(session, sequence, WantedRow(asks, sequence.reading > 0)) for sequence, asks in rows]
 
     def _is_due(self, one: _OpenAsk) -> bool:
-        if not one.waits or not one.list_growing(self._step_s):
+        if not one.waits or not one.list_growing(self._times.mean_s):
             return True
-        return bool(one.passes) and self._clock.monotonic_s() + self._step_s > one.end_s
+        return bool(one.passes) and self._clock.monotonic_s() + self._times.safe_s > one.end_s
 
     def _close_ask(self, session: DraftSession, one: _OpenAsk) -> None:
         session.open_ask = None
-        cut = bool(one.list_growing(self._step_s))
+        cut = bool(one.list_growing(self._times.mean_s))
         self.meter.observe_answer(crowded=cut and session.in_company)
         session.in_company = False
         found = {ask.key: sequence.draft(ask) for sequence, ask in one.asked}
@@ -199,4 +197,4 @@ class SharedDrafter:
         reads = any(sequence.reading for sequence in sequences)  # who reads a prompt takes longer
         self.meter.observe_pass(took_s, targets, reads=reads)
         if not reads:
-            self._step_s += (took_s - self._step_s) * (_NEWEST if self._step_s else 1.0)
+            self._times.observe(len(sequences), took_s)

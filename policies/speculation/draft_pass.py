@@ -8,9 +8,10 @@ others are read in one pass of `READ_EVERY`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 READ_EVERY = 8
+_NEWEST = 0.1  # weight of the newest pass in the mean time, and in how far passes are off it
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,22 @@ def choose_rows(rows: Sequence[WantedRow], unread_passes: int) -> list[int]:
     urgent = any(row.asked and not row.reading for row in rows)
     reads = not urgent or unread_passes >= READ_EVERY - 1
     return [number for number, row in enumerate(rows) if reads or not row.reading]
+
+
+@dataclass(slots=True)
+class PassTimes:
+    """How long passes take, by their rows between powers of two. `mean_s` and `safe_s` are of passes as the last one:
+    who shares the model now will share the next pass."""
+
+    mean_s: float = 0.0
+    safe_s: float = 0.0
+    _means_s: dict[int, float] = field(default_factory=dict)
+    _off_s: dict[int, float] = field(default_factory=dict)
+
+    def observe(self, rows: int, took_s: float) -> None:
+        """Take in a pass. One is safe to take no longer than its kind's mean and as much as these are off it."""
+        kind = rows.bit_length()
+        mean_s, off_s = self._means_s.get(kind, took_s), self._off_s.get(kind, 0.0)
+        self._off_s[kind] = off_s + (abs(took_s - mean_s) - off_s) * _NEWEST
+        self.mean_s = self._means_s[kind] = mean_s + (took_s - mean_s) * _NEWEST
+        self.safe_s = self.mean_s + self._off_s[kind]

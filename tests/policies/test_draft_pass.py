@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.draft_pass import READ_EVERY, WantedRow, choose_rows
+from policies.speculation.draft_pass import READ_EVERY, PassTimes, WantedRow, choose_rows
 
 ROWS = st.lists(st.builds(WantedRow, st.booleans(), st.booleans()), max_size=12)
 
@@ -24,3 +24,13 @@ def test_texts_are_read_apart_from_what_an_answer_waits_for_but_not_for_ever(row
     readers = {number for number, row in enumerate(rows) if row.reading}
     assert bool(readers & set(choose_rows(rows, 0))) == bool(readers and not urgent)
     assert readers <= set(choose_rows(rows, READ_EVERY - 1))
+
+
+@given(st.lists(st.tuples(st.integers(1, 16), st.floats(0.001, 1.0)), min_size=1))
+def test_the_times_of_passes_are_those_of_their_kind(passes):
+    times = PassTimes()
+    for rows, took_s in passes:
+        times.observe(rows, took_s)
+    kind = [took_s for rows, took_s in passes if rows.bit_length() == passes[-1][0].bit_length()]
+    assert min(kind) - 1e-9 <= times.mean_s <= max(kind) + 1e-9
+    assert times.mean_s <= times.safe_s <= times.mean_s + max(kind) - min(kind) + 1e-9
