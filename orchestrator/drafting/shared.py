@@ -168,7 +168,7 @@ class SharedDrafter:
         ahead = [sequence for sequence in session.sequences.values() if sequence.wants_ahead and sequence not in asked]
         rows = [(sequence, True) for sequence in asked]
         rows += [(sequence, False) for sequence in ahead if session.runs_ahead]
-        return [(session, sequence, WantedRow(asks, sequence.reading > 0)) for sequence, asks in rows]
+        return [(session, sequence, WantedRow(asks, sequence.reading > 0, sequence.chance)) for sequence, asks in rows]
 
     def _is_due(self, one: _OpenAsk) -> bool:
         if not one.waits or not one.list_growing(self._times.mean_s):

@@ -5,17 +5,25 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.draft_pass import READ_EVERY, PassTimes, WantedRow, choose_rows
+from policies.speculation.draft_pass import LIKELY, READ_EVERY, PassTimes, WantedRow, choose_rows
 
-ROWS = st.lists(st.builds(WantedRow, st.booleans(), st.booleans()), max_size=12)
+ROWS = st.lists(st.builds(WantedRow, st.booleans(), st.booleans(), st.floats(0.0, 1.0)), max_size=12)
 
 
 @given(ROWS, st.integers(0, 2 * READ_EVERY))
-def test_whatever_is_read_is_taken_and_nothing_waits_for_company(rows, unread):
+def test_whatever_is_asked_for_and_read_is_taken_and_nothing_waits_for_company(rows, unread):
     chosen = choose_rows(rows, unread)
     assert chosen == sorted(set(chosen))
-    assert {number for number, row in enumerate(rows) if not row.reading} <= set(chosen)
+    assert {number for number, row in enumerate(rows) if row.asked and not row.reading} <= set(chosen)
     assert bool(chosen) == bool(rows), "the model does not idle while anything is wanted"
+
+
+@given(ROWS)
+def test_what_is_hardly_needed_does_not_hold_up_who_waits(rows):
+    urgent = any(row.asked and not row.reading for row in rows)
+    ahead = {number for number, row in enumerate(rows) if not row.asked and not row.reading}
+    likely = {number for number in ahead if rows[number].chance >= LIKELY}
+    assert ahead & set(choose_rows(rows, 0)) == (likely if urgent else ahead)
 
 
 @given(ROWS)
