@@ -25,9 +25,10 @@ from orchestrator.api.resume import KeptAnswers
 from orchestrator.bootstrap.canary import build_trial
 from orchestrator.bootstrap.clusters import build_cluster
 from orchestrator.bootstrap.failover import build_standbys, failover_rules
+from orchestrator.bootstrap.fleet import FleetPlanning
 from orchestrator.bootstrap.journal import build_book
 from orchestrator.bootstrap.lease import hold_lease
-from orchestrator.bootstrap.planning import PlanMaking, build_start_specs, make_plan, profile_missing
+from orchestrator.bootstrap.planning import PlanMaking, StartPlan, build_start_specs, make_plan, profile_missing
 from orchestrator.clock import SystemClock
 from orchestrator.config.keys_file import keys_path
 from orchestrator.config.load import admin_socket_path, state_directory
@@ -76,8 +77,11 @@ class Daemon:
         self._kept: KeptAnswers | None = None
         self._batches: BatchService | None = None
         self._keeper: PlanKeeper | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._connections = Connections(self._connection_limits())
         self._devices = DeviceWatch()
+        self._cluster = build_cluster(config, self._state)
+        self._fleet = FleetPlanning(config, path, self._cluster, self._prepares) if config.plans_hosts else None
         if config.planned:
             self._control = self._build_control((), (), ())
         else:
@@ -89,7 +93,7 @@ class Daemon:
         """Return control over these workers; without any it waits for the plan to name them."""
         limits = self._config.limits
         control = TargetControl(
-            build_cluster(self._config, self._state),
+            self._cluster,
             targets,
             ControlLimits(
                 limits.max_running,
@@ -147,6 +151,7 @@ class Daemon:
                     self._running_plan,
                     api.state.slo,
                     self._trial,
+                    self._describe_hosts,
                 )
                 admin = create_admin_app(self._control, *known)
                 self._control.on_round.extend(api.state.on_round)
@@ -155,7 +160,7 @@ class Daemon:
 
     async def _plan(self) -> bool:
         """Measure what has no profile, and plan; False when told to stop before. Raises OutriderError."""
-        task = asyncio.ensure_future(profile_missing(self._config, self._base, self._prepares))
+        task = asyncio.ensure_future(self._make_plan())
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -164,8 +169,7 @@ class Daemon:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             return False
-        task.result()
-        found = await asyncio.to_thread(make_plan, self._config, self._base, self._state)
+        found = task.result()
         replica = found.proposal.plan.replicas[0]
         _log.info(
             "planned",
@@ -187,10 +191,21 @@ class Daemon:
         self._control.plan_view = self._keeper.view
         self._control.on_round.append(self._keeper.observe)
         self._control.on_health.append(self._keeper.observe_health)
+        if self._fleet is not None:
+            self._keeping = asyncio.create_task(self._fleet.keep_plan(self._keeper), name="keep the plan for hosts")
         return True
+
+    async def _make_plan(self) -> StartPlan:
+        if self._fleet is not None:
+            return await self._fleet.make_plan()
+        await profile_missing(self._config, self._base, self._prepares)
+        return await asyncio.to_thread(make_plan, self._config, self._base, self._state)
 
     def _running_plan(self) -> dict[str, Any] | None:
         return plain(self._keeper.proposal) if self._keeper is not None else None
+
+    def _describe_hosts(self) -> list[dict[str, Any]]:
+        return self._fleet.fleet.describe() if self._fleet is not None else []
 
     def _connection_limits(self) -> ConnectionLimits:
         api = self._config.api
@@ -296,8 +311,7 @@ class Daemon:
             if self._batches is not None:
                 await self._batches.close()
             watching.cancel()
-            if self._keeper is not None:
-                await self._keeper.close()
+            await self._end_planning()
             await self._control.close()
             if self._kept is not None:
                 await self._kept.close()
@@ -305,6 +319,15 @@ class Daemon:
             if self._trial is not None:
                 self._trial.save()
         _log.info("stopped")
+
+    async def _end_planning(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping])
+        if self._keeper is not None:
+            await self._keeper.close()
+        if self._fleet is not None:
+            await self._fleet.close()
 
     async def _tend_book(self) -> None:
         while True:

@@ -18,13 +18,14 @@ from orchestrator.bootstrap.clusters import measuring_cluster, workers_directory
 from orchestrator.bootstrap.failover import build_standbys
 from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import AUTO
+from orchestrator.config.target import THIS_NODE
 from orchestrator.control.events import StandbySpec
 from orchestrator.errors import WorkerError
 from orchestrator.loading.devices import list_devices_here
 from orchestrator.loading.options import draft_specs, engine_options, worker_specs
 from orchestrator.planning.applied import apply_plan, build_option_filter, name_shard_device, whole_targets
 from orchestrator.planning.basis import profiles_behind
+from orchestrator.planning.core_split import CoresByHost
 from orchestrator.planning.correction import Corrections, Key, apply_health, correct_costs
 from orchestrator.planning.proposal import (
     PlanError,
@@ -34,7 +35,7 @@ from orchestrator.planning.proposal import (
     propose_here,
 )
 from orchestrator.profiling.run import Watch, measure_on_cluster
-from orchestrator.profiling.work import MEASURING_LOCK, Work, list_work, profile_store
+from orchestrator.profiling.work import MEASURING_LOCK, Work, is_requested, list_work, profile_store
 from orchestrator.workers.contract import Cluster, WorkerSpec
 from orchestrator.workers.homes import sum_orphans_bytes
 from policies.speculation.state import COLD_DEPTH
@@ -72,7 +73,7 @@ async def profile_missing(config: ClusterConfig, base: Path, progress: OnProgres
     if config.placement.profile == "never":
         return
     store = profile_store(config)
-    todo = [one for one in list_work(config, base) if _is_requested(one, config) and not one.is_done(store)]
+    todo = [one for one in list_work(config, base) if is_requested(one, config) and not one.is_done(store)]
     if not todo:
         return
     store.directory.mkdir(parents=True, exist_ok=True)
@@ -122,7 +123,7 @@ def make_plan(config: ClusterConfig, base: Path, state: Path) -> StartPlan:
     found = propose_here(asked, profile_store(config), free, allowed, here.hardware)
     for line in found.assumed:
         _log.info("planned, %s", line)
-    return _build_planned(config, base, found)
+    return build_start_plan(config, base, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,9 @@ class PlanMaking:
         """Return the plan with costs as they turned out to be, and without devices that refuse work. Raises
         PlanError."""
         cluster = apply_health(correct_costs(first.cluster, corrections), first.behind, health)
-        found = _build_planned(self.config, self.base, build_proposal(cluster, first.asked, first.behind, first.pairs))
+        found = build_start_plan(
+            self.config, self.base, build_proposal(cluster, first.asked, first.behind, first.pairs)
+        )
         return replace(found, targets=tuple(_as_it_runs(one, running) for one in found.targets))
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
@@ -156,12 +159,15 @@ class PlanMaking:
         return f"the profile of {first.asked.target.name} on {key[0]}, {key[1]}, has drifted: {how}; {again}"
 
 
-def _build_planned(config: ClusterConfig, base: Path, found: PlanProposal) -> StartPlan:
-    """Return how each replica's workers are started."""
+def build_start_plan(
+    config: ClusterConfig, base: Path, found: PlanProposal, cores_by_host: CoresByHost | None = None
+) -> StartPlan:
+    """Return how each replica's workers are started. `cores_by_host`: those of this host where none are given."""
     targets, drafts = [], []
+    cores = cores_by_host or {THIS_NODE: list_core_groups()}
     for number in range(len(found.plan.replicas)):
         depth = found.plan.replicas[number].depth
-        placed = apply_plan(config, found, number, list_core_groups())
+        placed = apply_plan(config, found, number, cores)
         specs, mine = build_start_specs(placed, base, float(depth) or COLD_DEPTH)
         targets.append(specs[number])
         drafts.append(tuple(mine))
@@ -176,7 +182,10 @@ def _plan_standbys(config: ClusterConfig, base: Path, found: PlanProposal) -> li
         return build_standbys(placed, base)
     shard = named.shards[0]
     device = name_shard_device(found, shard)
-    standby = StandbyTarget.model_validate({"adapter": shard.runtime, "device": device, "threads": shard.threads})
+    place = {"host": shard.host} if config.cluster.on_ray else {}
+    standby = StandbyTarget.model_validate(
+        {"adapter": shard.runtime, "device": device, "threads": shard.threads, **place}
+    )
     return build_standbys(placed, base, [standby])
 
 
@@ -187,12 +196,3 @@ def _as_it_runs(spec: WorkerSpec, running: Sequence[WorkerSpec]) -> WorkerSpec:
 
 def _lasting(spec: WorkerSpec) -> WorkerSpec:
     return msgspec.structs.replace(spec, name="", options={**spec.options, "starting_depth": COLD_DEPTH})
-
-
-def _is_requested(work: Work, config: ClusterConfig) -> bool:
-    model = work.job.model
-    if work.job.role != "target":
-        return True
-    adapter, device = config.model.adapter, config.model.device
-    simulated = model.adapter == "simulated" and device == "CPU"
-    return adapter in (AUTO, model.adapter) and (device in (AUTO, model.device) or simulated)

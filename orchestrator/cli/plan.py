@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,8 @@ RUNNING, PROPOSED = "running", "proposed"
 
 Config = Annotated[Path | None, typer.Option(help="The cluster.yaml to plan for.")]
 Cluster = Annotated[
-    Path | None, typer.Option("--cluster", help="A sketch of a cluster that is not there (docs/planning.md).")
+    Path | None,
+    typer.Option("--cluster", help="A cluster that is not there: a sketch, or a cluster.yaml (docs/planning.md)."),
 ]
 Profiles = Annotated[Path | None, typer.Option("--profiles", help="A directory of stored profiles.")]
 
@@ -80,7 +82,7 @@ def diff(
 def propose_plan(config: Path | None, cluster: Path | None, profiles: Path | None) -> PlanProposal:
     """Return what is planned for a sketch, or for this machine. Raises OutriderError or AdapterError."""
     from device_profiles.store import ProfileStore
-    from orchestrator.config.sketch import load_sketch
+    from orchestrator.config.sketch import is_cluster_file, load_sketch
     from orchestrator.planning.proposal import (
         build_request_from_config,
         build_request_from_sketch,
@@ -90,10 +92,19 @@ def propose_plan(config: Path | None, cluster: Path | None, profiles: Path | Non
 
     if cluster is not None:
         sketch = load_sketch(cluster)
-        loaded, base = (None, Path()) if sketch.target is not None and config is None else _config(config)
+        if config is None and is_cluster_file(cluster):
+            config = cluster
+        loaded, base = (None, Path()) if sketch.target is not None and config is None else _config(config, there=False)
         known = ProfileStore(profiles) if profiles is not None else None
         return propose_sketch(sketch, build_request_from_sketch(sketch, loaded, base), known)
     loaded, base = _config(config)
+    if loaded.plans_hosts and profiles is None:
+        from orchestrator.bootstrap.fleet import propose_for_hosts
+        from orchestrator.config.load import default_config_path
+        from orchestrator.telemetry import setup_logging
+
+        setup_logging("warning", loaded.logging.format)
+        return asyncio.run(propose_for_hosts(loaded, config or default_config_path()))
     asked = build_request_from_config(loaded, base)
     if profiles is not None:
         return propose_here(asked, ProfileStore(profiles), {})
@@ -104,11 +115,11 @@ def propose_plan(config: Path | None, cluster: Path | None, profiles: Path | Non
     return propose_here(asked, profile_store(loaded), here.free_bytes, present=here.hardware)
 
 
-def _config(path: Path | None) -> tuple[ClusterConfig, Path]:
+def _config(path: Path | None, *, there: bool = True) -> tuple[ClusterConfig, Path]:
     from orchestrator.config.load import default_config_path, load_config
 
     found = path or default_config_path()
-    return load_config(found), found.resolve().parent
+    return load_config(found, there=there), found.resolve().parent
 
 
 def _load_plan(name: str, config: Path | None, cluster: Path | None, profiles: Path | None) -> Plan:

@@ -74,6 +74,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
         rows += [(f"replica {one['engine']}", replica_line(one)) for one in answer["replicas"]]
     rows += [(f"standby {one['engine']}", replica_line(one)) for one in answer["standbys"]]
     rows += [(f"{one['kind']} {one['name']}", health_line(one)) for one in answer["health"]]
+    rows += [(f"host {one['name'] or one['host']}", _host_line(one)) for one in answer["hosts"]]
     if answer["plan"]:
         rows.append(("plan", plan_line(answer["plan"])))
     rows += speculation_rows(answer["speculation"])
@@ -148,6 +149,17 @@ def goodput_line(slo: dict[str, Any]) -> str:
         f"{slo['goodput_per_s']:.2f} requests/s met every objective in the last {slo['window_s']:g} s; "
         f"{slo['met']} of {ended} did since the start"
     )
+
+
+def _host_line(host: dict[str, Any]) -> str:
+    """Return what a host of the cluster has, or why it is left out."""
+    if host["left_out"]:
+        return f"LEFT OUT: {host['left_out']}"
+    devices = ", ".join(
+        f"{one['adapter']}:{one['device']} ({human_bytes(one['memory_bytes'])})" for one in host["devices"]
+    )
+    zone = f", zone {host['zone']}" if host["zone"] else ""
+    return f"{host['address']}{zone}, {len(host['cores'])} cores, for {' and '.join(host['roles'])}; {devices}"
 
 
 def _levers(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:

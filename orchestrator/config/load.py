@@ -15,6 +15,7 @@ from adapters.contract import ModelRefused
 from adapters.model_source import check_source
 from adapters.vocabulary import vocabulary_at_hand
 from orchestrator.config.drafts import DraftWorkersSection, ModelDraft
+from orchestrator.config.hosts import check_hosts, check_running_hosts
 from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place, parse_text, read_text
@@ -30,18 +31,22 @@ _OF_OWN_PROCESS = {"host", "cores", "overlap", "max_wait_ms", "answer_timeout_s"
 _USUAL_PLACES = (Path("cluster.yaml"), Path("/etc/outrider/cluster.yaml"))
 
 
-def load_config(path: Path, *, sources: bool = True) -> ClusterConfig:
+def load_config(path: Path, *, sources: bool = True, there: bool = True) -> ClusterConfig:
     """Read and check a cluster.yaml. Raises ConfigError, one line a problem.
 
     `sources=False` leaves out the model's files and the keys: whoever asks a running daemon does not need them.
+    `there=False`: its hosts need not be there.
     """
-    config, lines = _parse(read_text(path), path)
+    config, lines = parse_config(read_text(path), path)
+    check_hosts(config.hosts, config.links, path, lines)
     if sources:
         _check_sources(config, path, lines)
         _check_depths(config, path, lines)
         _check_canary(config, path, lines)
         _check_processes(config, path, lines)
         _check_cluster(config, path, lines)
+        if there:
+            _check_hosts(config, path, lines)
         _check_replicas(config, path, lines)
         _check_cores(config, path, lines)
         _check_objectives(config, path, lines)
@@ -107,7 +112,8 @@ def _private_directory() -> Path:
     return private
 
 
-def _parse(text: str, path: Path) -> tuple[ClusterConfig, Lines]:
+def parse_config(text: str, path: Path) -> tuple[ClusterConfig, Lines]:
+    """Return the configuration that a text is, and the line of each value. Raises ConfigError."""
     data, lines = parse_text(text, path)
     try:
         return ClusterConfig.model_validate(data), lines
@@ -246,6 +252,22 @@ def _check_cluster(config: ClusterConfig, path: Path, lines: Lines) -> None:
     if "auth" in cluster.model_fields_set and not cluster.address:
         where = f"{path}:{lines.get(('cluster', 'auth'), 1)}: cluster.auth:"
         raise ConfigError(f"{where} goes with cluster.address; a Ray of the daemon's own always has a token")
+
+
+def _check_hosts(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Refuse hosts that no daemon can use. Raises ConfigError."""
+    if not config.cluster.address:
+        for key in ("hosts", "links"):
+            if key in config.model_fields_set and getattr(config, key):
+                where = f"{path}:{lines.get((key,), 1)}: {key}:"
+                raise ConfigError(f"{where} go with cluster.address, the Ray of these hosts; add it, or leave them out")
+        return
+    check_running_hosts(config.hosts, path, lines)
+    if (config.hosts or "discover" in config.cluster.model_fields_set) and not config.planned:
+        key = "hosts" if config.hosts else "discover"
+        place: Place = ("hosts",) if config.hosts else ("cluster", "discover")
+        where = f"{path}:{lines.get(place, 1)}: {key}:"
+        raise ConfigError(f"{where} goes with a plan; set model.adapter or model.device to auto, or leave it out")
 
 
 def _check_cores(config: ClusterConfig, path: Path, lines: Lines) -> None:

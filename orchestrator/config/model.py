@@ -8,6 +8,7 @@ from pydantic import ByteSize, Field
 
 from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft
 from orchestrator.config.failover import FailoverSection
+from orchestrator.config.hosts import ClusterHost, ClusterLinks
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.section import Section, Size
 from orchestrator.config.slo import SloSection
@@ -114,6 +115,9 @@ class ClusterSection(Section):
     auth: Literal["token", "none"] = "token"
     """`token`: a Ray at `address` is joined with its token only (`RAY_AUTH_TOKEN`, or a file that
     `RAY_AUTH_TOKEN_PATH` names). `none`: it has none, and whoever reaches its ports runs code on its hosts."""
+    discover: bool = True
+    """With `address`, where something is `auto`: whether the plan uses every host of the cluster, those that join
+    later too. `false`: those of `hosts`, and where that is empty the daemon's own."""
     job_server: bool = False
     """`true`: the daemon's own Ray (`runtime: ray` without an address) takes jobs, at 127.0.0.1 and port 8265 or the
     next free one, for `outrider submit` and `ray job submit`. Needs `pip install 'outrider[jobs]'` and a token in
@@ -212,6 +216,11 @@ class ClusterConfig(Section):
     """What the worker may use of this machine."""
     placement: PlacementSection = PlacementSection()
     """What a plan is for, and what it may do."""
+    hosts: tuple[ClusterHost, ...] = Field(default=(), max_length=10_000, strict=False)
+    """What is known of the hosts of `cluster.address`. One that is not listed has every role, all its devices and no
+    zone. `outrider plan --cluster` plans for those here that are not there, too."""
+    links: ClusterLinks = ClusterLinks()
+    """Links between hosts that are stated instead of measured."""
     failover: FailoverSection = FailoverSection()
     """What takes the target's place when it is lost."""
     limits: Limits = Limits()
@@ -239,6 +248,13 @@ class ClusterConfig(Section):
         models: list[Target | ModelDraft] = [self.model]
         models += [draft for draft in self.drafts if isinstance(draft, ModelDraft)]
         return any(AUTO in (model.adapter, model.device) for model in models)
+
+    @property
+    def plans_hosts(self) -> bool:
+        """True where a plan is made over hosts of a Ray cluster: `model.replicas` does not say where they run."""
+        placed = any(one.host for one in self.model.placements)
+        wanted = self.cluster.discover or bool(self.hosts)
+        return self.planned and wanted and bool(self.cluster.address) and not placed
 
     @property
     def all_drafts(self) -> list[tuple[tuple[str | int, ...], SuffixDraft | ModelDraft]]:

@@ -158,6 +158,13 @@ class PlanKeeper:
             self._task = asyncio.get_running_loop().create_task(self._again(engine), name="plan again")
             self._task.add_done_callback(self._finish_planning)
 
+    def observe_hosts(self, first: PlanProposal) -> None:
+        """Plan again at once: hosts came or went. `first`: what would be planned for those that are there, by their
+        profiles alone."""
+        self._first = first
+        self._profiles.add(first)
+        self._begin_planning_without(first=True)
+
     def observe_health(self, unwell: Mapping[Part, PartHealth]) -> None:
         """Plan again at once without devices and hosts that refuse work, and later with those that work again."""
         before = self._refusing
@@ -185,17 +192,26 @@ class PlanKeeper:
     async def _plan_without(self) -> None:
         """Make the plan for the devices as they are now."""
         out = self._refusing
-        told = ", ".join(sorted(out)) or "nothing"
-        _log.warning("%s refuses work: planning again", told)
+        there = {host.name for host in self._first.cluster.hosts}
+        before = {host.name for host in self.proposal.cluster.hosts}
+        happened = [
+            *(f"{host} has left" for host in sorted(before - there)),
+            *(f"{host} has come" for host in sorted(there - before)),
+            *(f"{part} refuses work" for part in sorted(out)),
+        ]
+        told = ", ".join(happened) or "all devices take work again"
+        _log.warning("%s: planning again", told)
         reached = sum(
             one.prediction.goodput_tokens_per_s / self._corrections.get(key_of(one.shards[0]), 1.0)
             for one in self.proposal.plan.replicas
-            if not {one.shards[0].device, one.shards[0].device.partition("/")[0]} & out
+            if not {one.shards[0].device, one.shards[0].host} & out
         )
+        if {one.host for one in self.proposal.plan.shards} - there:
+            reached = 0.0  # whatever is planned now: the running plan cannot be run
         try:
             await self._plan_again(reached)
         except OutriderError as error:
-            self._last = f"kept, though {told} refuses work: {error}"
+            self._last = f"kept, though {told}: {error}"
             _log.warning("the plan is %s", self._last)
 
     def _count(self, engine: int, tokens: int, round_ms: float) -> None:
@@ -295,8 +311,14 @@ class _Profiles:
     def __init__(self, first: PlanProposal, patience: DriftPolicy) -> None:
         self.marked: dict[Key, str] = {}
         self._patience = patience
-        self._measured = {key_of(one): one for one in first.cluster.options if one.role is Role.TARGET}
-        self._drifts = dict.fromkeys(self._measured, Drift())
+        self._measured: dict[Key, Option] = {}
+        self._drifts: dict[Key, Drift] = {}
+        self.add(first)
+
+    def add(self, first: PlanProposal) -> None:
+        """Know the options of another plan, too."""
+        self._measured.update({key_of(one): one for one in first.cluster.options if one.role is Role.TARGET})
+        self._drifts = {key: self._drifts.get(key, Drift()) for key in self._measured}
 
     def ratio(self, key: Key) -> float:
         """Return measured over predicted time."""

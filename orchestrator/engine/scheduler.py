@@ -292,11 +292,16 @@ class Scheduler:
             self._prefill_row_ms = observe_prefill(
                 self._prefill_row_ms,
                 prefill_rows=rows,
-                decode_ms=self._decode_ms(decoding),
+                decode_ms=self._decode_ms(decoding, with_drafts=True),
                 forward_ms=forward_ms,
             )
 
-    def _decode_ms(self, decoding: Sequence[ScheduledSequence]) -> float:
-        """Return what a forward takes that decodes these alone, without drafts; 0 where that is not known."""
+    def _decode_ms(self, decoding: Sequence[ScheduledSequence], *, with_drafts: bool = False) -> float:
+        """Return what a forward takes that decodes these alone; 0 where that is not known."""
         cost = self._cost()
-        return cost.ms(*self._size(decoding)) if decoding and cost.seen else 0.0
+        if not decoding or not cost.seen:
+            return 0.0
+        rows, sequences, context_tokens = self._size(decoding)
+        if with_drafts:
+            rows = rows_of(decoding, self._target.capabilities.paid_rows)
+        return cost.ms(rows, sequences, context_tokens)

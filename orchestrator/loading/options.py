@@ -241,7 +241,14 @@ def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, place
         node=placement.host,
         cores=list(cores),
         device=options.model.device,
+        reserved_cpus=_count_reserved_cpus(config, threads),
     )
+
+
+def _count_reserved_cpus(config: ClusterConfig, threads: int) -> float:
+    """Return what a worker keeps from other tenants of the Ray cluster that it joins: its threads, one where these are
+    its runtime's choice."""
+    return float(threads or 1) if config.cluster.on_ray and config.cluster.address else 0.0
 
 
 def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
@@ -259,6 +266,7 @@ def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpe
             node=draft.remote.host,
             cores=draft.remote.cores,
             device=draft.model.device,
+            reserved_cpus=_count_reserved_cpus(config, draft.model.threads),
         )
         for draft in options.all_drafters
         if isinstance(draft, ModelDraftOptions) and draft.remote is not None

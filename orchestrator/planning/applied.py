@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from orchestrator.config.drafts import Draft, SuffixDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import AUTO, THIS_NODE
-from orchestrator.planning.core_split import pin_target, place_on_cores
+from orchestrator.config.target import AUTO
+from orchestrator.planning.core_split import CoresByHost, pin_target, place_on_cores
 from orchestrator.planning.here import Allowed
 from orchestrator.planning.proposal import PlanProposal, PlanRequest
 from policies.planning.plan import Option, Role, Shard
@@ -30,17 +29,20 @@ def build_option_filter(config: ClusterConfig, asked: PlanRequest) -> Allowed:
 
 
 def apply_plan(
-    config: ClusterConfig, proposal: PlanProposal, number: int, core_groups: Sequence[Collection[int]] = ()
+    config: ClusterConfig, proposal: PlanProposal, number: int, cores_by_host: CoresByHost | None = None
 ) -> ClusterConfig:
-    """Return the configuration that runs the plan's replica of this number. `core_groups`: the cores of this host that
-    workers may use, by physical core; workers that share its processor by plan get cores of their own.
+    """Return the configuration that runs the plan's replica of this number. `cores_by_host`: those that workers may use
+    there, by physical core; workers that share a host's processor by plan get cores of their own.
 
     A plan in layer shards has no such configuration: it must have been made without (`whole_targets`).
     """
     replica = proposal.plan.replicas[number]
     target = replica.shards[0]
-    cores = place_on_cores(config, proposal, core_groups)[number]
-    drafts = [_draft(draft, index, proposal, number, cores.draft) for index, draft in enumerate(config.drafts)]
+    cores = place_on_cores(config, proposal, cores_by_host or {})[number]
+    on_ray = config.cluster.on_ray
+    drafts = [
+        _draft(draft, index, proposal, number, cores.draft, on_ray=on_ray) for index, draft in enumerate(config.drafts)
+    ]
     placed = tuple(draft for draft in drafts if draft is not None)
     placed_target: dict[str, Any] = {"adapter": target.runtime, "device": name_shard_device(proposal, target)}
     if cores.target:
@@ -51,11 +53,11 @@ def apply_plan(
     }
     if config.canary.share and not config.canary.drafts and not replica.depth:  # the plan is the others'
         changes["canary"] = config.canary.model_copy(update={"drafts": placed})
-    if config.cluster.on_ray:  # it was planned for this host
+    if on_ray:  # it was planned for that host
         placements = changes["model"].placements
-        placed_here = [one.model_copy(update={"host": one.host or THIS_NODE}) for one in placements]
-        changes["model"] = changes["model"].model_copy(update={"replicas": placed_here})
-        changes["drafts"] = tuple(_place_here(draft) for draft in changes["drafts"])
+        placed_there = [one.model_copy(update={"host": one.host or target.host}) for one in placements]
+        changes["model"] = changes["model"].model_copy(update={"replicas": placed_there})
+        changes["drafts"] = tuple(_place_draft(draft, target.host) for draft in changes["drafts"])
     if target.threads and not config.devices.threads and not config.devices.cores:
         changes["devices"] = config.devices.model_copy(update={"threads": target.threads})
     return config.model_copy(update=changes)
@@ -84,10 +86,11 @@ def name_shard_device(proposal: PlanProposal, shard: Shard) -> str:
     return proposal.behind[shard.profile].device_for(shard.runtime) or shard.device.rpartition("/")[2]
 
 
-def _place_here(draft: Draft) -> Draft:
+def _place_draft(draft: Draft, node: str) -> Draft:
+    """Return a draft that runs beside its target, where neither the plan nor its section says where."""
     if isinstance(draft, SuffixDraft) or draft.process != "own" or draft.host:
         return draft
-    return draft.model_copy(update={"host": THIS_NODE})
+    return draft.model_copy(update={"host": node})
 
 
 def _fits(adapter: str, device: str, option: Option, there: str) -> bool:
@@ -95,7 +98,9 @@ def _fits(adapter: str, device: str, option: Option, there: str) -> bool:
     return adapter in (AUTO, option.runtime) and (device in (AUTO, there) or simulated)
 
 
-def _draft(draft: Draft, index: int, proposal: PlanProposal, number: int, cores: tuple[int, ...] = ()) -> Draft | None:
+def _draft(
+    draft: Draft, index: int, proposal: PlanProposal, number: int, cores: tuple[int, ...], *, on_ray: bool
+) -> Draft | None:
     """Return a draft as it runs, on these `cores` where it has none of its own; None where the plan leaves it out."""
     if isinstance(draft, SuffixDraft) or AUTO not in (draft.adapter, draft.device):
         return draft
@@ -112,4 +117,6 @@ def _draft(draft: Draft, index: int, proposal: PlanProposal, number: int, cores:
         update["threads"] = chosen.shard.threads
     if cores and chosen.process == "own":
         update["cores"] = list(cores)
+    if on_ray and chosen.process == "own" and not draft.host:
+        update["host"] = chosen.shard.host
     return draft.model_copy(update=update)

@@ -1,16 +1,15 @@
-"""The cores of this host that each worker of a plan gets, where several share its processor."""
+"""The cores of a host that each worker of a plan gets, where several share its processor."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import THIS_NODE, Placement
+from orchestrator.config.target import Placement
 from orchestrator.planning.proposal import PlanProposal
 from policies.planning.core_split import CoreNeed, split_cores
-from policies.planning.plan import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,24 +20,39 @@ class ReplicaCores:
     draft: tuple[int, ...] = ()
 
 
-def place_on_cores(
-    config: ClusterConfig, proposal: PlanProposal, groups: Sequence[Collection[int]]
-) -> list[ReplicaCores]:
-    """Return the cores of each replica of the plan, in its order. `groups`: of this host, by physical core.
+CoresByHost = Mapping[str, Sequence[Collection[int]]]
 
-    What the configuration names stays. Where one worker alone computes on the processor, it may run anywhere.
+
+def place_on_cores(config: ClusterConfig, proposal: PlanProposal, cores_by_host: CoresByHost) -> list[ReplicaCores]:
+    """Return the cores of each replica of the plan, in its order. `cores_by_host`: those of each host that is known, by
+    physical core.
+
+    What the configuration names stays. Where one worker alone computes on a processor, it may run on any core.
     """
+    found: dict[tuple[int, bool], tuple[int, ...]] = {}
+    for host, groups in cores_by_host.items():
+        needs = _list_needs(config, proposal, host)
+        if len(needs) > 1:
+            found |= zip(needs, split_cores(list(needs.values()), groups), strict=True)
+    numbers = range(len(proposal.plan.replicas))
+    return [ReplicaCores(found.get((number, False), ()), found.get((number, True), ())) for number in numbers]
+
+
+def _list_needs(config: ClusterConfig, proposal: PlanProposal, host: str) -> dict[tuple[int, bool], CoreNeed]:
+    """Return what runs on a host, by the replica's number and whether it is its draft."""
     needs: dict[tuple[int, bool], CoreNeed] = {}
     for number, replica in enumerate(proposal.plan.replicas):
         target, draft = replica.shards[0], replica.draft
-        _add_need(needs, (number, False), target, _find_target_cores(config, number), config.devices.threads)
-        if draft is not None and draft.shard is not None and draft.process == "own":
+        if target.host == host and target.cores:
+            threads = config.devices.threads or target.threads
+            needs[number, False] = CoreNeed(threads, tuple(_find_target_cores(config, number)))
+        if draft is None or draft.shard is None or draft.process != "own":
+            continue
+        if draft.shard.host == host and draft.shard.cores:
             entry = _find_draft(config, proposal, draft.drafter)
-            fixed, threads = (entry.cores, entry.threads) if entry is not None else ([], 0)
-            _add_need(needs, (number, True), draft.shard, fixed, threads)
-    found = dict(zip(needs, split_cores(list(needs.values()), groups), strict=True)) if len(needs) > 1 else {}
-    numbers = range(len(proposal.plan.replicas))
-    return [ReplicaCores(found.get((number, False), ()), found.get((number, True), ())) for number in numbers]
+            fixed, threads = (tuple(entry.cores), entry.threads) if entry is not None else ((), 0)
+            needs[number, True] = CoreNeed(threads or draft.shard.threads, fixed)
+    return needs
 
 
 def pin_target(config: ClusterConfig, number: int, cores: tuple[int, ...], threads: int) -> list[Placement]:
@@ -49,13 +63,6 @@ def pin_target(config: ClusterConfig, number: int, cores: tuple[int, ...], threa
         own_threads = mine.threads or config.devices.threads or threads
         placements[number] = mine.model_copy(update={"cores": list(cores), "threads": own_threads})
     return placements
-
-
-def _add_need(
-    needs: dict[tuple[int, bool], CoreNeed], key: tuple[int, bool], shard: Shard, fixed: Sequence[int], threads: int
-) -> None:
-    if shard.host == THIS_NODE and shard.cores:
-        needs[key] = CoreNeed(threads or shard.threads, tuple(fixed))
 
 
 def _find_target_cores(config: ClusterConfig, number: int) -> list[int]:

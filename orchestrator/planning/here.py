@@ -1,47 +1,100 @@
-"""The machine that profiles were measured on, as the planner takes it."""
+"""Hosts that are there, with the devices that were measured, as the planner takes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from device_profiles.link import LinkProfile
+from device_profiles.measured import Hardware
 from device_profiles.profile import Exactness
-from orchestrator.config.target import THIS_NODE
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.sketched import build_device
 from orchestrator.planning.stored import MeasuredHardware
-from policies.planning.plan import Host, Inventory, Option
+from policies.planning.plan import DefaultLinks, Device, Host, Inventory, Option
 
 Allowed = Callable[[Option, str], bool]
 
 
-def cluster_here(
+@dataclass(frozen=True, slots=True)
+class PresentHost:
+    """A host that is there. `node`: the address of its Ray node, THIS_NODE for the daemon's own. `hardware`: what it
+    has; `free_bytes`: what a plan may fill of a device, by each of its runtimes' names for it (all its memory where it
+    is left out). `cores`: that workers may use, 0 for those of its processor's profile. `name`: what cluster.yaml calls
+    it. `devices`: the names of those that may be used, empty for all."""
+
+    node: str
+    hardware: frozenset[Hardware]
+    free_bytes: Mapping[str, int] = field(default_factory=dict)
+    cores: int = 0
+    zone: str = ""
+    name: str = ""
+    roles: tuple[str, ...] = ("target", "draft")
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PresentLinks:
+    """What lies between hosts, named as PresentHost.node: measured or stated, and where neither is so."""
+
+    between: tuple[LinkProfile, ...] = ()
+    default: DefaultLinks = field(default_factory=DefaultLinks)
+
+
+def cluster_present(
+    hosts: Sequence[PresentHost],
     found: Sequence[MeasuredHardware],
     target: PlannedModel,
     drafts: Sequence[PlannedModel],
     exactness: Exactness,
     *,
-    free_bytes: Mapping[str, int],
-    links: Sequence[LinkProfile] = (),
+    links: PresentLinks,
     allowed: Allowed | None = None,
     left: Callable[[MeasuredHardware], int] = lambda one: 0,
 ) -> tuple[Inventory, dict[str, MeasuredHardware]]:
-    """Return one host with all devices that were measured, and by profile what stands behind its figures.
+    """Return hosts with all their devices that were measured, and by profile what stands behind its figures.
 
-    `free_bytes`: what a plan may fill of a device, by its name; else all its memory. `allowed`: whether an option on a
-    runtime's device may be chosen. `left`: how much of a device's memory is for something else.
+    `allowed`: whether an option on a runtime's device may be chosen. `left`: how much of a device's memory is for
+    something else.
     """
-    devices, options, behind = [], [], {}
-    cores = max((one.cores for one in found), default=0)
+    names = _name_profiles(found)
+    devices: list[Device] = []
+    inventory: list[Host] = []
+    options: dict[str, list[Option]] = {}
+    behind: dict[str, MeasuredHardware] = {}
+    for host in hosts:
+        mine = [one for one in found if one.hardware in host.hardware and _may_use(host, one)]
+        cores = host.cores or max((one.cores for one in mine), default=0)
+        inventory.append(Host(host.node, host.zone, cores))
+        for one in mine:
+            profile = names[one.hardware] + (f", {host.cores} of its cores" if host.cores and one.cores else "")
+            behind[profile] = one
+            memory = max(0, host.free_bytes.get(one.name, one.hardware.memory_bytes) - left(one))
+            devices.append(build_device(one, f"{host.node}/{one.name}", host.node, profile, memory))
+            options.setdefault(
+                profile,
+                [
+                    replace(option, profile=profile)
+                    for option in one.options(target, drafts, exactness, cores)
+                    if allowed is None or allowed(option, one.device_for(option.runtime))
+                ],
+            )
+    flat = tuple(option for some in options.values() for option in some)
+    return Inventory(tuple(inventory), tuple(devices), flat, links.between, links.default), behind
+
+
+def _may_use(host: PresentHost, one: MeasuredHardware) -> bool:
+    return not host.devices or any(device.device in host.devices for device in one.devices)
+
+
+def _name_profiles(found: Sequence[MeasuredHardware]) -> dict[Hardware, str]:
+    """Return a name for each kind of hardware. Kinds that are called alike differ in cores, memory or more."""
+    names: dict[Hardware, str] = {}
     for one in found:
-        profile = f"{one.hardware.name} {one.name}"
-        memory = max(0, free_bytes.get(one.name, one.hardware.memory_bytes) - left(one))
-        devices.append(build_device(one, f"{THIS_NODE}/{one.name}", THIS_NODE, profile, memory))
-        options += [
-            replace(option, profile=profile)
-            for option in one.options(target, drafts, exactness, cores)
-            if allowed is None or allowed(option, one.device_for(option.runtime))
-        ]
-        behind[profile] = one
-    return Inventory((Host(THIS_NODE, "", cores),), tuple(devices), tuple(options), tuple(links)), behind
+        name = f"{one.hardware.name} {one.name}"
+        if name in names.values() and one.cores:
+            name = f"{name}, {one.cores} cores"
+        while name in names.values():
+            name += "'"
+        names[one.hardware] = name
+    return names

@@ -12,14 +12,16 @@ from device_profiles.measured import Hardware
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.config.drafts import ModelDraft, draft_names
+from orchestrator.config.hosts import host_names
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
+from orchestrator.config.target import THIS_NODE
 from orchestrator.errors import OutriderError
 from orchestrator.planning.beside import ReservedDraft, beside_the_plan, sum_reserved_bytes
 from orchestrator.planning.estimates import Stated
-from orchestrator.planning.here import Allowed, cluster_here
+from orchestrator.planning.here import Allowed, PresentHost, PresentLinks, cluster_present
 from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
 from orchestrator.planning.sketched import build_sketched_cluster
 from orchestrator.planning.source import DeviceSource
@@ -81,7 +83,8 @@ def propose_sketch(sketch: Sketch, asked: PlanRequest, store: ProfileStore | Non
         sources[one.hardware.name] = one
     drafts = [draft.model for draft in asked.drafts]
     cluster, behind = build_sketched_cluster(sketch, sources, asked.target, drafts, asked.exactness)
-    return build_proposal(cluster, asked, behind)
+    roles = {name: host.roles for host in sketch.hosts for name in host_names(host)}
+    return build_proposal(cluster, _name_nodes(asked, roles, {}), behind)
 
 
 def propose_here(
@@ -97,13 +100,44 @@ def propose_here(
     Raises PlanError.
     """
     found, left_out = choose_present(load_measured_hardware(store), present)
-    cluster, behind = cluster_here(
+    host = PresentHost(THIS_NODE, frozenset(one.hardware for one in found), free_bytes)
+    return _propose_hosts(asked, store, [host], found, PresentLinks(tuple(store.links())), allowed, left_out)
+
+
+def propose_hosts(
+    asked: PlanRequest,
+    store: ProfileStore,
+    hosts: Sequence[PresentHost],
+    links: PresentLinks,
+    allowed: Allowed | None = None,
+) -> PlanProposal:
+    """Return a plan for hosts that are there, of the options that are `allowed`. Where `placement` names hosts, it may
+    do so by the names that cluster.yaml gives them. Raises PlanError."""
+    found = load_measured_hardware(store)
+    known = {one.hardware for one in found}
+    left_out = [
+        f"{host.node} is left out: no device of it has a profile" for host in hosts if not host.hardware & known
+    ]
+    roles, names = {host.node: host.roles for host in hosts}, {host.name: host.node for host in hosts if host.name}
+    return _propose_hosts(_name_nodes(asked, roles, names), store, hosts, found, links, allowed, left_out)
+
+
+def _propose_hosts(
+    asked: PlanRequest,
+    store: ProfileStore,
+    hosts: Sequence[PresentHost],
+    found: Sequence[MeasuredHardware],
+    links: PresentLinks,
+    allowed: Allowed | None,
+    left_out: Sequence[str],
+) -> PlanProposal:
+    cluster, behind = cluster_present(
+        hosts,
         found,
         asked.target,
         [draft.model for draft in asked.drafts],
         asked.exactness,
-        free_bytes=free_bytes,
-        links=store.links(),
+        links=links,
         allowed=allowed,
         left=lambda one: sum_reserved_bytes(one, asked.beside, asked.replicas),
     )
@@ -111,6 +145,31 @@ def propose_here(
         raise PlanError(_no_profile(asked, store, found))
     made = build_proposal(cluster, asked, behind, _of_these_files(store.pairs(), asked))
     return replace(made, assumed=(*made.assumed, *left_out))
+
+
+def _name_nodes(asked: PlanRequest, roles: Mapping[str, Sequence[str]], nodes: Mapping[str, str]) -> PlanRequest:
+    """Return the request with the nodes of the hosts that it names (`nodes`, by name), and each role pinned to the
+    nodes that have it (`roles`, by node). Raises PlanError where no node may host the target."""
+
+    def name_node(place: str) -> str:
+        host, slash, device = place.partition("/")
+        return f"{nodes.get(host, host)}{slash}{device}"
+
+    placement = asked.placement
+    changes: dict[str, tuple[str, ...]] = {"exclude": tuple(map(name_node, placement.exclude))}
+    drafts = asked.drafts
+    for role in Role:
+        key = f"pin_{role.value}"
+        pins: tuple[str, ...] = tuple(map(name_node, getattr(placement, key)))
+        able = {node for node, mine in roles.items() if role.value in mine}
+        if len(able) < len(roles):
+            kept = tuple(one for one in pins if one.partition("/")[0] in able) if pins else tuple(sorted(able))
+            if not kept and role is Role.TARGET:
+                raise PlanError(f"there is no plan: no host that `placement.{key}` allows has the role `target`")
+            drafts = drafts if kept or role is Role.TARGET else ()
+            pins = kept
+        changes[key] = pins
+    return replace(asked, drafts=drafts, placement=placement.model_copy(update=changes))
 
 
 def _of_these_files(pairs: Sequence[PairAcceptance], asked: PlanRequest) -> list[PairAcceptance]:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
-from orchestrator.config.sketch import Sketch, SketchedDevice, SketchedHost, SketchedLink, host_names
+from orchestrator.config.hosts import ClusterHost, ClusterLink, ClusterLinks, HostDevice, host_names
+from orchestrator.config.sketch import Sketch
 from orchestrator.errors import ConfigError
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.source import DeviceSource
@@ -48,12 +49,12 @@ def build_sketched_cluster(
             for name in host_names(entry):
                 devices += _devices(entry, name, one, source, profile, sharers)
         hosts += [Host(name, entry.zone, cores) for name in host_names(entry)]
-    links = tuple(replace(_link(one), left=one.hosts[0], right=one.hosts[1]) for one in sketch.links.between)
+    links = build_stated_links(sketch.links)
     flat = tuple(option for found in options.values() for option in found)
-    return Inventory(tuple(hosts), tuple(devices), flat, links, _defaults(sketch)), behind
+    return Inventory(tuple(hosts), tuple(devices), flat, links, build_default_links(sketch.links)), behind
 
 
-def _find_source(one: SketchedDevice, sources: Mapping[str, DeviceSource], place: str) -> DeviceSource:
+def _find_source(one: HostDevice, sources: Mapping[str, DeviceSource], place: str) -> DeviceSource:
     if one.device in sources:
         return sources[one.device]
     close = difflib.get_close_matches(one.device, sources, n=1, cutoff=0.4)
@@ -62,10 +63,10 @@ def _find_source(one: SketchedDevice, sources: Mapping[str, DeviceSource], place
 
 
 def _devices(
-    entry: SketchedHost, host: str, one: SketchedDevice, source: DeviceSource, profile: str, sharers: int
+    entry: ClusterHost, host: str, one: HostDevice, source: DeviceSource, profile: str, sharers: int
 ) -> list[Device]:
     """Return a host's devices of one kind. What works in main memory shares it in equal parts."""
-    own = source.memory_bytes or int(entry.memory) // max(1, sharers)
+    own = source.memory_bytes or int(entry.memory or 0) // max(1, sharers)
     memory = int(one.memory if one.memory is not None else own)
     ids = [f"{host}/{one.device}"] if one.count == 1 else [f"{host}/{one.device}-{n}" for n in range(one.count)]
     return [build_device(source, name, host, profile, memory) for name in ids]
@@ -84,12 +85,18 @@ def build_device(source: DeviceSource, name: str, host: str, profile: str, memor
     )
 
 
-def _link(one: SketchedLink) -> LinkProfile:
+def build_stated_links(links: ClusterLinks) -> tuple[LinkProfile, ...]:
+    """Return the links between hosts that are stated by name."""
+    return tuple(replace(_link(one), left=one.hosts[0], right=one.hosts[1]) for one in links.between)
+
+
+def _link(one: ClusterLink) -> LinkProfile:
     return LinkProfile("", "", one.rtt_ms, one.gbit_per_s * 1e9 / _BITS_PER_BYTE, _SKETCHED)
 
 
-def _defaults(sketch: Sketch) -> DefaultLinks:
-    links, usual = sketch.links, DefaultLinks()
+def build_default_links(links: ClusterLinks) -> DefaultLinks:
+    """Return what lies between hosts where nothing is measured or stated for the two."""
+    usual = DefaultLinks()
     return DefaultLinks(
         same_host=_link(links.same_host) if links.same_host else usual.same_host,
         same_zone=_link(links.same_zone) if links.same_zone else usual.same_zone,

@@ -37,14 +37,16 @@ def paths(nodes: Sequence[str]) -> list[tuple[str, str]]:
 def echo_spec(node: str, *, across: bool) -> WorkerSpec:
     """Return the worker that opens an endpoint, for other hosts too where the path goes `across`."""
     entry = "orchestrator.profiling.link_work:build_echo"
-    return WorkerSpec(name=f"echo {name_of(node)}", entry=entry, options={"across": across}, node=node)
+    return WorkerSpec(name=f"echo {name_of(node)}", entry=entry, options={"across": across}, node=node, cpus=0.0)
 
 
 def probe_spec(door: DraftEndpoint, left: str, right: str) -> WorkerSpec:
     """Return the worker that measures, on `left`."""
     options = msgspec.to_builtins(ProbeOptions(door, name_of(left), name_of(right)), builtin_types=(bytes,))
     entry = "orchestrator.profiling.link_work:build_probe"
-    return WorkerSpec(name=f"link {name_of(left)} to {name_of(right)}", entry=entry, options=options, node=left)
+    return WorkerSpec(
+        name=f"link {name_of(left)} to {name_of(right)}", entry=entry, options=options, node=left, cpus=0.0
+    )
 
 
 def name_of(node: str) -> str:

@@ -29,7 +29,7 @@ from orchestrator.loading.class_words import describe_choice, describe_rejected
 from orchestrator.loading.devices import find_device, mark_of
 from orchestrator.loading.models import SIMULATED_PREFIX, LoadedSource, load_model
 from orchestrator.loading.options import EngineOptions, ModelOptions, SuffixOptions
-from orchestrator.loading.profile_keys import find_loaded_digest, formats_of, threads_of
+from orchestrator.loading.profile_keys import find_loaded_digest, formats_of, profiles_in, threads_of
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
 from orchestrator.measuring.pairs import compare_choices, replay_drafter
 from orchestrator.measuring.steps import Steps, measure_steps
@@ -50,7 +50,8 @@ _BOUNDS = (1, 4, 12)
 class ProfileJob(msgspec.Struct, frozen=True):
     """One model on one device: measure it in this role. `known_device`: the device's own rates are measured already.
     `texts`: what the target says to `measuring.texts`, as plain data, where that is known; else it is measured.
-    `drafter`: the name of a draft. `steps_s`: how long forwards are measured, about."""
+    `drafter`: the name of a draft. `steps_s`: how long forwards are measured, about. `keep`: what is found is stored
+    on this host, too."""
 
     engine: EngineOptions
     model: ModelOptions
@@ -59,18 +60,28 @@ class ProfileJob(msgspec.Struct, frozen=True):
     texts: dict[str, Any] | None = None
     drafter: str = ""
     steps_s: float = STEPS_S
+    keep: bool = False
 
 
 def job_spec(job: ProfileJob, node: str = "") -> WorkerSpec:
     """Return how a measuring worker is started."""
     name = f"measure {job.model.adapter} {job.model.device} {job.drafter or job.role} {job.model.threads}"
-    return WorkerSpec(name=name, entry=PROFILE_ENTRY, options=msgspec.to_builtins(job), node=node)
+    return WorkerSpec(name=name, entry=PROFILE_ENTRY, options=msgspec.to_builtins(job), node=node, cpus=0.0)
 
 
 def build_measuring_engine(options: dict[str, Any]) -> MeasuringEngine:
     """Return the engine of a measuring worker. Called inside the worker process."""
     job = msgspec.convert(options, ProfileJob)
-    return MeasuringEngine(lambda progress: _measure(job, progress))
+    return MeasuringEngine(lambda progress: _keep(job, _measure(job, progress)))
+
+
+def _keep(job: ProfileJob, found: Iterator[Found]) -> Iterator[Found]:
+    """Pass on what is found, stored on this host where that is wanted."""
+    store = profiles_in(Path(job.model.store))
+    for one in found:
+        if job.keep:
+            store.save(one)
+        yield one
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,16 @@ def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), thr
     return work
 
 
+def is_requested(work: Work, config: ClusterConfig) -> bool:
+    """Return whether a plan for this configuration may choose what a piece of work measures."""
+    model = work.job.model
+    if work.job.role != "target":
+        return True
+    adapter, device = config.model.adapter, config.model.device
+    simulated = model.adapter == "simulated" and device == "CPU"
+    return adapter in (AUTO, model.adapter) and (device in (AUTO, model.device) or simulated)
+
+
 def remote_work(
     config: ClusterConfig, base: Path, wanted: Sequence[str], threads: Sequence[int], nodes: Sequence[str]
 ) -> list[Work]:

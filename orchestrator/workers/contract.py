@@ -39,10 +39,11 @@ class Engine(Protocol):
 class WorkerSpec(msgspec.Struct, frozen=True):
     """What to start: `entry` is "package.module:function" taking `options` and returning an Engine.
 
-    `cpus` is what a cluster reserves for it; `environment` is added to the worker's own. `node`: the address of the
-    host that it is to run on, where the cluster has several ("": any; "here": the daemon's). `cores`: the CPU cores
-    that it may run on, by their numbers on that host (none: all). `device`: that it computes on, as its runtime names
-    it ("": none is known).
+    `cpus`: what Ray counts for it without a reserved place. `reserved_cpus`: CPUs of its host, and its device if Ray
+    counts such, that no other tenant of a Ray cluster gets while it runs. `environment` is added to the worker's own.
+    `node`: the address of the host that it is to run on, where the cluster has several ("": any; "here": the daemon's).
+    `cores`: the CPU cores that it may run on, by their numbers on that host (none: all). `device`: that it computes on,
+    as its runtime names it ("": none is known).
     """
 
     name: str
@@ -53,6 +54,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     node: str = ""
     cores: list[int] = []
     device: str = ""
+    reserved_cpus: float = 0.0
 
 
 class Worker(Protocol):
@@ -95,6 +97,11 @@ class Cluster(Protocol):
     async def nodes(self) -> list[str]:
         """Return the addresses of the hosts that workers can be started on, for `WorkerSpec.node`; "" where there is
         this machine only. To be called after `open`."""
+        ...
+
+    @property
+    def own_node(self) -> str:
+        """Which of `nodes` is the daemon's own host; "" where that is not known."""
         ...
 
     async def start(self, spec: WorkerSpec) -> Worker:

@@ -387,6 +387,12 @@ class MeasuredValue(msgspec.Struct, frozen=True, tag="measured"):
     value: dict[str, Any]
 
 
+class HostDescribed(msgspec.Struct, frozen=True, tag="host"):
+    """An agent's description of its host, as plain data of orchestrator.cluster.inventory.HostInventory."""
+
+    inventory: dict[str, Any]
+
+
 class EndpointOpened(msgspec.Struct, frozen=True, tag="opened"):
     """A measuring worker answers at this endpoint."""
 
@@ -411,6 +417,7 @@ Event = (
     | DraftLoad
     | DraftLink
     | MeasuredValue
+    | HostDescribed
     | EndpointOpened
     | Finished
 )

@@ -50,6 +50,7 @@ from orchestrator.workers.ray_messages import (
     receive_frame,
     with_length,
 )
+from orchestrator.workers.ray_places import Places
 from orchestrator.workers.ray_settings import NAMESPACE, init_options
 
 START_TIMEOUT_S = 60.0
@@ -80,6 +81,8 @@ class Driver:
         self._places: dict[int, tuple[str, int]] = {}
         self._processes: dict[int, tuple[int, float]] = {}
         self._ended: set[int] = set()
+        self._unreserved: dict[int, str] = {}
+        self._places_kept = Places(ray, ray.util.get_node_ip_address())
         self._changing = threading.Lock()
         self._head = ray._private.worker.global_worker.gcs_client
         self.head_answers = True
@@ -133,6 +136,7 @@ class Driver:
         if actor is not None:
             self._end_actor(number, actor)
         self._link.send(Gone(number))
+        self._places_kept.leave(number)
 
     def _ask_head(self) -> Answered:
         here = self._ray.NodeID.from_hex(self._node)
@@ -170,7 +174,10 @@ class Driver:
 
     def _create(self, number: int, spec: WorkerSpec) -> Any:
         options: dict[str, Any] = {"num_cpus": spec.cpus, "max_restarts": 0, "max_task_retries": 0}
-        if spec.node == THIS_NODE:
+        strategy, self._unreserved[number] = self._places_kept.take(number, spec)
+        if strategy is not None:
+            options |= {"num_cpus": 0, "scheduling_strategy": strategy}
+        elif spec.node == THIS_NODE:
             strategies = self._ray.util.scheduling_strategies
             options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(self._node, soft=False)
         elif spec.node:
@@ -192,7 +199,8 @@ class Driver:
         self._submits[number] = actor.submit.options(num_returns=0, concurrency_group="commands")
         ports = {node.node_id.hex(): node.node_manager_port for node in self._alive()}
         self._places[number] = ip, ports.get(node, 0)
-        self._link.send(Appeared(number, *self._places[number], pid, began_s, here=node == self._node))
+        here, unreserved = node == self._node, self._unreserved.pop(number, "")
+        self._link.send(Appeared(number, *self._places[number], pid, began_s, here=here, unreserved=unreserved))
         stream: Iterator[Any] = actor.events.options(num_returns="streaming", concurrency_group="events").remote()
         return stream
 
@@ -343,7 +351,7 @@ def main() -> int:
         return 1
     _pass_on_what_workers_print(link)
     driver = Driver(ray, link)
-    link.send(Joined(job_server))
+    link.send(Joined(job_server, ray.util.get_node_ip_address()))
     threading.Thread(target=driver.answer, name="answer", daemon=True).start()
     _carry_out_orders(reading, driver)
     driver.leaving.set()

@@ -81,7 +81,10 @@ class DriverLink:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         output: asyncio.Task[None],
+        node: str,
     ) -> None:
+        self.node = node
+        """The address of this host in the cluster."""
         self.retired = asyncio.Event()
         """Set when no worker can be started through it any more, for the reason `why`; its workers may go on."""
         self.why = ""
@@ -297,7 +300,7 @@ async def join_ray(order: Join, environment: dict[str, str]) -> DriverLink:
     assert isinstance(answer, Joined)  # noqa: S101 -- the protocol
     if answer.job_server:
         _log.info("ray takes jobs", address=answer.job_server)
-    return DriverLink(process, reader, writer, output)
+    return DriverLink(process, reader, writer, output, answer.node)
 
 
 async def _receive(reader: asyncio.StreamReader) -> Notice:

@@ -49,9 +49,11 @@ Order = Join | StartActor | PassDown | EndActor | AskNodes
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
-    """The cluster can be used. `job_server`: where a Ray of our own takes jobs; "" where it takes none."""
+    """The cluster can be used. `job_server`: where a Ray of our own takes jobs; "" where it takes none. `node`: the
+    address of this host in it."""
 
     job_server: str = ""
+    node: str = ""
 
 
 class NotJoined(msgspec.Struct, frozen=True, tag=True):
@@ -71,7 +73,7 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
 
 class Appeared(msgspec.Struct, frozen=True, tag=True):
     """A worker's process runs. `port` is where its host's Ray node listens. `here`: on this host; `began_s`: see
-    process_end."""
+    process_end. `unreserved`: why its place is not kept from others; "" where it is, or none was asked for."""
 
     number: int
     ip: str
@@ -79,6 +81,7 @@ class Appeared(msgspec.Struct, frozen=True, tag=True):
     pid: int
     began_s: float
     here: bool
+    unreserved: str = ""
 
 
 class NotStarted(msgspec.Struct, frozen=True, tag=True):

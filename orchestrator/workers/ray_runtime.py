@@ -66,6 +66,11 @@ class RayCluster:
         """See workers.contract.Cluster."""
         return [] if self._keeping is None else await self._require_link("hosts").nodes()
 
+    @property
+    def own_node(self) -> str:
+        """See workers.contract.Cluster."""
+        return self._link.node if self._link is not None else ""
+
     async def start(self, spec: WorkerSpec) -> RayWorker:
         """See workers.contract.Cluster."""
         if self._keeping is None:
@@ -216,6 +221,8 @@ class RayWorker:
         self.where = "ray"
         self.host: tuple[str, int] | None = None
         """Where its host is to answer; None on this one."""
+        self.unreserved = ""
+        """Why its place is not kept from other tenants of the cluster; "" where it is, or none was asked for."""
         self._link = link
         self._forget = forget
         self._number = 0
@@ -237,6 +244,9 @@ class RayWorker:
         place = self._place
         self.where = f"ray node {place.ip} pid {place.pid}"
         self.host = None if place.here else (place.ip, place.port)
+        self.unreserved = place.unreserved
+        if place.unreserved:
+            _log.warning("place not reserved", worker=self.name, reason=place.unreserved)
 
     def send(self, command: Command) -> None:
         """See workers.contract.Worker."""

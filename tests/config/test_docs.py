@@ -37,6 +37,17 @@ def example_of(key: str, value: str) -> str:
         return f"model: {{source: x.gguf}}\nfailover: {{standby: [{{{name}: {value}}}]}}\n"
     if section == "drafts[model].workers":
         return f"model: {{source: x.gguf}}\ndrafts: [{{method: model, source: x, workers: {{{name}: {value}}}}}]\n"
+    if section.startswith("hosts[]"):
+        host = (
+            f"devices: [{{{_complete({name: value}, device='CPU')}}}]" if "devices" in section else f"{name}: {value}"
+        )
+        entry = host if name == "name" else f"name: a, {host}"
+        return f"model: {{source: x.gguf}}\nhosts: [{{{entry}}}]\n"
+    if section == "links.between[]":
+        link = _complete({name: value}, hosts="[a, b]", rtt_ms="1", gbit_per_s="1")
+        return f"model: {{source: x.gguf}}\nlinks: {{between: [{{{link}}}]}}\n"
+    if key == "hosts":
+        return f"model: {{source: x.gguf}}\nhosts: {value}\n"
     if "." in section:
         outer, inner = section.split(".")
         return f"model: {{source: x.gguf}}\n{outer}:\n  {inner}:\n    {name}: {value}\n"
@@ -49,6 +60,11 @@ def example_of(key: str, value: str) -> str:
         items = ", ".join(f"{one}: {text}" for one, text in written.items())
         return f"model: {{source: x.gguf}}\ndrafts: [{{{items}}}]\n"
     return f"model: {{source: x.gguf}}\n{section}:\n  {name}: {value}\n"
+
+
+def _complete(values: dict[str, str], **others: str) -> str:
+    """The items of a mapping, with those that it has to have."""
+    return ", ".join(f"{key}: {text}" for key, text in (others | values).items())
 
 
 EXAMPLES = {

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.sketch import host_names, load_sketch
+from orchestrator.config.hosts import host_names
+from orchestrator.config.sketch import load_sketch
 from orchestrator.errors import ConfigError
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "cluster-sketch.yaml"

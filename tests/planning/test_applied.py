@@ -185,7 +185,7 @@ def cores_of(
     config: ClusterConfig, found: PlanProposal, groups: list[list[int]]
 ) -> tuple[list[int], int, list[int], int]:
     """The cores and threads of the target's worker and of the draft's, as they are started."""
-    effective = apply_plan(config, found, 0, groups)
+    effective = apply_plan(config, found, 0, {"here": groups})
     (target,), (draft,) = build_start_specs(effective, Path())
     return target.cores, target.options["model"]["threads"], draft.cores, draft.options["draft"]["model"]["threads"]
 
@@ -212,5 +212,5 @@ def test_a_target_alone_on_its_processor_runs_on_any_core(tmp_path):
     asked = whole_targets(build_request_from_config(config, tmp_path))
     store = store_simulated_profiles(tmp_path, {"SIM": 20.0}, threads=2, cores=4)
     found = propose_here(asked, store, {}, build_option_filter(config, asked))
-    (target,), _ = build_start_specs(apply_plan(config, found, 0, GROUPS), Path())
+    (target,), _ = build_start_specs(apply_plan(config, found, 0, {"here": GROUPS}), Path())
     assert (target.cores, target.options["model"]["threads"]) == ([], 2)

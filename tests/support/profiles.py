@@ -23,14 +23,17 @@ def store_simulated_profiles(
     measured_at: str = "2026-01-01",
     threads: int = 0,
     cores: int = 0,
+    hardware_name: str = "simulated device {}",
+    more_row_ms: float = 0.0,
 ) -> ProfileStore:
-    """Store what a forward of one row takes on each of these devices; eight rows take the same. Where `cores` are
-    given, the devices are processors with so many, and this is measured with so many `threads`."""
+    """Store what a forward of one row takes on each of these devices; eight rows take the same, and `more_row_ms` for
+    each row beyond the first. `hardware_name`: "{}" in it is the device. Where `cores` are given, the devices are
+    processors with so many, and this is measured with so many `threads`."""
     digest = digest_simulated_model(f"simulated:toy?{script}")
     store = ProfileStore(directory)
     for device, ms in row_ms.items():
         kind = "cpu" if cores else "simulated"
-        hardware = Hardware(kind, f"simulated device {device}", memory_bytes, physical_cores=cores)
+        hardware = Hardware(kind, hardware_name.format(device), memory_bytes, physical_cores=cores)
         mark = fingerprint(hardware, "outrider 0.1.0")
         store.save(MeasuredDevice(mark, "simulated", device, "outrider 0.1.0", hardware, 0, measured_at=measured_at))
         store.save(
@@ -47,7 +50,7 @@ def store_simulated_profiles(
                 exactness="bit",
                 formats="auto auto auto",
                 threads=threads,
-                cost=StepCost((1.0, 8.0, 64.0), (ms, ms, 2 * ms)),
+                cost=StepCost((1.0, 8.0, 64.0), (ms, ms + 7 * more_row_ms, 2 * ms + 63 * more_row_ms)),
                 decode_error=0.02,
                 prefill_error=0.02,
                 worst_error=0.05,

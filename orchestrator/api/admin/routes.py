@@ -24,11 +24,13 @@ def create_admin_app(
     running_plan: Callable[[], dict[str, Any] | None] = lambda: None,
     slo: Callable[[], dict[str, Any] | None] = lambda: None,
     trial: CanaryTrial | None = None,
+    hosts: Callable[[], list[dict[str, Any]]] = list,
 ) -> FastAPI:
     """Return the app.
 
     `api_url` is where the public API listens, and `bounds` are the rules that its requests may ask for. `running_plan`
-    is the plan that runs, as plain data, `slo` how requests meet their objectives, `trial` the canary's.
+    is the plan that runs, as plain data, `slo` how requests meet their objectives, `trial` the canary's, `hosts` those
+    that plans are made for.
     """
     app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
     errors.install_error_handlers(app)
@@ -59,6 +61,7 @@ def create_admin_app(
             "taken_over": view.taken_over,
             "health": [dataclasses.asdict(part) for part in view.health],
             "slo": slo(),
+            "hosts": hosts(),
             "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
             "speculation": speculation.describe_overrides(view, trial),
             "canary": canary.trial_of(trial.view()) if trial is not None else None,

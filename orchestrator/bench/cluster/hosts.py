@@ -1,0 +1,167 @@
+"""Hosts on one machine: network namespaces on a switch, a Ray node in each, on processor cores of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from orchestrator.errors import OutriderError
+
+_CLONE_NEWNET = 0x40000000
+_START_S = 60.0
+_PORT = 6379
+_SUBNETS = 250
+_TOKEN_BYTES = 32
+_PINNED = (
+    "import os, sys; cores = {int(one) for one in sys.argv[1].split(',') if one}; "
+    "cores and os.sched_setaffinity(0, cores); os.execv(sys.argv[2], sys.argv[2:])"
+)
+"""A program that runs another one on the cores of its first argument."""
+_T = TypeVar("_T")
+
+
+class HostsError(OutriderError):
+    """Hosts cannot be made here; the message says why, and the way out."""
+
+
+@dataclass(slots=True)
+class BenchHost:
+    """One host. `cores`: that all its processes run on, empty for all of the machine."""
+
+    name: str
+    address: str
+    cores: tuple[int, ...] = ()
+    node: subprocess.Popen[bytes] | None = None
+
+
+@dataclass(slots=True)
+class BenchHosts:
+    """The hosts, of which the first has Ray's head. `token`: what joins Ray needs in its environment."""
+
+    hosts: list[BenchHost]
+    directory: Path
+    token: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """Where Ray's head listens."""
+        return f"{self.hosts[0].address}:{_PORT}"
+
+    def run_on(self, number: int, function: Callable[[], _T]) -> _T:
+        """Run a function as on a host, in a thread of its own; what it starts is on that host, too."""
+        host = self.hosts[number]
+        with ThreadPoolExecutor(1, initializer=_enter, initargs=(host,)) as pool:
+            return pool.submit(function).result()
+
+    def join(self, number: int) -> None:
+        """Start a host's Ray node, and wait until it runs. Raises HostsError."""
+        host = self.hosts[number]
+        arguments: tuple[str, ...]
+        if number == 0:
+            (self.directory / "ray_current_cluster").unlink(missing_ok=True)  # Ray would look for that one's processes
+            arguments = ("--head", f"--port={_PORT}", "--include-dashboard=false", f"--temp-dir={self.directory}")
+        else:
+            arguments = (f"--address={self.address}",)
+        log = self.directory / f"{host.name}.log"
+        with log.open("wb") as output:
+            host.node = subprocess.Popen(
+                [
+                    *("ip", "netns", "exec", host.name, sys.executable, "-c", _PINNED, ",".join(map(str, host.cores))),
+                    *(str(Path(sys.executable).parent / "ray"), "start", "--block"),
+                    *(f"--node-ip-address={host.address}", "--num-cpus=16", "--object-store-memory=80000000"),
+                    *arguments,
+                ],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self.token},
+                start_new_session=True,
+            )
+        deadline_s = time.monotonic() + _START_S
+        while "Ray runtime started" not in log.read_text(encoding="utf-8", errors="replace"):
+            if host.node.poll() is not None or time.monotonic() > deadline_s:
+                told = log.read_text(encoding="utf-8", errors="replace").splitlines()
+                raise HostsError(f"Ray did not start on {host.name}: {' | '.join(told[-4:])}")
+            time.sleep(0.1)
+
+    def leave(self, number: int) -> None:
+        """Kill everything of Ray on a host, at once."""
+        host = self.hosts[number]
+        node, host.node = host.node, None
+        if node is None:
+            return
+        for each in psutil.pids():
+            with suppress(ProcessLookupError):
+                if os.getsid(each) == node.pid:
+                    os.kill(each, signal.SIGKILL)
+        node.wait()
+
+    def close(self) -> None:
+        """End Ray on all hosts, the head last."""
+        for number in reversed(range(len(self.hosts))):
+            self.leave(number)
+
+
+@contextmanager
+def make_hosts(cores: Sequence[Sequence[int]]) -> Iterator[BenchHosts]:
+    """Make a host for each of these sets of cores, without Ray, and take all away in the end. Raises HostsError."""
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
+        raise HostsError("hosts are network namespaces, which need Linux, root and iproute2")
+    pid, subnet = os.getpid(), os.getpid() % _SUBNETS
+    switch = f"ob{pid}s"
+    hosts = [
+        BenchHost(f"ob{pid}h{number}", f"10.215.{subnet}.{number + 1}", tuple(mine))
+        for number, mine in enumerate(cores)
+    ]
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(_TOKEN_BYTES).hex(), "RAY_USAGE_STATS_ENABLED": "0"}
+    directory = Path(tempfile.mkdtemp(prefix="ob"))
+    made = BenchHosts(hosts, directory, token)
+    try:
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "switch", "type", "bridge")
+        _ip("-n", switch, "link", "set", "switch", "up")
+        for number, host in enumerate(hosts):
+            _ip("netns", "add", host.name)
+            port = f"port{number}"
+            _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host.name)
+            _ip("-n", switch, "link", "set", port, "master", "switch", "up")
+            _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "eth0")
+            _ip("-n", host.name, "link", "set", "eth0", "up")
+            _ip("-n", host.name, "link", "set", "lo", "up")
+            # Ray asks for its address by a way to the internet, and without any it waits for a name server.
+            _ip("-n", host.name, "route", "add", "default", "dev", "eth0")
+        yield made
+    except subprocess.CalledProcessError as error:
+        raise HostsError(f"network namespaces cannot be made here: {error.stderr.decode().strip()}") from error
+    finally:
+        made.close()
+        for name in (*(host.name for host in hosts), switch):
+            with suppress(subprocess.CalledProcessError):
+                _ip("netns", "delete", name)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _enter(host: BenchHost) -> None:
+    """Let the calling thread be on a host."""
+    with Path("/run/netns", host.name).open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+    if host.cores:
+        os.sched_setaffinity(0, host.cores)  # of this thread, and of what it starts
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)

@@ -1,0 +1,163 @@
+"""Plans over the hosts of a Ray cluster: finds and measures them, and plans again where hosts come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from adapters.contract import AdapterError
+from device_profiles.link import LinkProfile
+from orchestrator.bootstrap.clusters import build_cluster
+from orchestrator.bootstrap.planning import StartPlan, build_start_plan
+from orchestrator.cluster.agent import AgentOptions
+from orchestrator.cluster.fleet import Fleet, FleetRules
+from orchestrator.cluster.measure import measure_links, profile_hosts
+from orchestrator.config.load import store_directory
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.source_text import read_text
+from orchestrator.control.plan_keeper import PlanKeeper
+from orchestrator.errors import OutriderError
+from orchestrator.planning.applied import build_option_filter, whole_targets
+from orchestrator.planning.here import PresentHost, PresentLinks
+from orchestrator.planning.proposal import PlanError, PlanProposal, build_request_from_config, propose_hosts
+from orchestrator.planning.sketched import build_default_links, build_stated_links
+from orchestrator.profiling.work import MEASURING_LOCK, profile_store
+from orchestrator.workers.contract import Cluster
+
+OnProgress = Callable[[str, float], None]
+
+_AGAIN_AFTER_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class FleetPlanning:
+    """The hosts of one daemon, and what is planned for them. `path`: of its cluster.yaml."""
+
+    def __init__(self, config: ClusterConfig, path: Path, cluster: Cluster, progress: OnProgress) -> None:
+        self._config = config
+        self._base = path.resolve().parent
+        self._cluster = cluster
+        self._progress = progress
+        self._store = profile_store(config)
+        options = AgentOptions(read_text(path), str(path.resolve()), str(store_directory(config)))
+        self.fleet = Fleet(cluster, FleetRules(config.hosts, config.cluster.discover), options)
+
+    async def make_plan(self) -> StartPlan:
+        """Find the hosts, measure what is not known of them, and plan. Raises OutriderError, and what resolving the
+        models raises."""
+        self._progress("look for hosts", -1.0)
+        await self.fleet.open()
+        await self._measure()
+        return await asyncio.to_thread(self._plan)
+
+    async def propose(self) -> PlanProposal:
+        """Find the hosts, and return what would be planned for them, by the profiles that there are. Raises
+        OutriderError, and what resolving the models raises."""
+        await self.fleet.open()
+        return await asyncio.to_thread(self._propose)
+
+    async def keep_plan(self, keeper: PlanKeeper) -> None:
+        """Plan again whenever a host has come or gone; until cancelled."""
+        while True:
+            await self.fleet.wait_changed()
+            try:
+                await self._measure()
+                proposal = await asyncio.to_thread(self._propose)
+            except (OutriderError, AdapterError, OSError) as error:
+                _log.warning("the plan is kept for now, though hosts have changed: %s", error)
+                await asyncio.sleep(_AGAIN_AFTER_S)
+                self.fleet.note_change()
+            else:
+                keeper.observe_hosts(proposal)
+
+    async def close(self) -> None:
+        """Stop the agents."""
+        await self.fleet.close()
+
+    async def _measure(self) -> None:
+        """Measure what has no profile, where that is wanted. Raises PlanError where somebody else is measuring."""
+        if self._config.placement.profile == "never":
+            return
+        self._store.directory.mkdir(parents=True, exist_ok=True)
+        stated = {frozenset((one.left, one.right)) for one in self._list_stated_links(self.fleet.addresses)}
+        try:
+            with FileLock(self._store.directory / MEASURING_LOCK, timeout=0):
+                addresses = list(self.fleet.addresses.values())
+                await measure_links(self._cluster, addresses, stated, self._store, self._progress)
+                await profile_hosts(self._cluster, self.fleet.hosts, self._store, self._progress)
+        except Timeout:
+            raise PlanError(
+                f"somebody is measuring with {self._store.directory} already; start again when that is done"
+            ) from None
+
+    def _plan(self) -> StartPlan:
+        cores = {node: [[core] for core in host.cores] for node, host in self.fleet.hosts.items()}
+        return build_start_plan(self._config, self._base, self._propose(), cores)
+
+    def _propose(self) -> PlanProposal:
+        asked = whole_targets(build_request_from_config(self._config, self._base))
+        allowed = build_option_filter(self._config, asked)
+        found = propose_hosts(asked, self._store, self._list_hosts(), self._list_links(), allowed)
+        left_out = [f"{address} is left out: {why}" for address, why in sorted(self.fleet.left_out.items())]
+        for line in (*found.assumed, *left_out):
+            _log.info("planned, %s", line)
+        return replace(found, assumed=(*found.assumed, *left_out))
+
+    def _list_hosts(self) -> list[PresentHost]:
+        found = []
+        for node, host in self.fleet.hosts.items():
+            said = self.fleet.describe_listed(node)
+            present = PresentHost(node, host.hardware, host.free_bytes)
+            if said is not None:
+                stated = {one.device: int(one.memory) for one in said.devices if one.memory is not None}
+                present = replace(
+                    present,
+                    free_bytes={**host.free_bytes, **stated},
+                    cores=said.cores,
+                    zone=said.zone,
+                    name=said.name,
+                    roles=said.roles,
+                    devices=tuple(one.device for one in said.devices),
+                )
+            found.append(present)
+        return found
+
+    def _list_links(self) -> PresentLinks:
+        """Return the links between the hosts that are there. What is stated goes before what was measured."""
+        nodes = {address: node for node, address in self.fleet.addresses.items()}
+        stated = self._list_stated_links({node: node for node in self.fleet.hosts})
+        known = {frozenset((one.left, one.right)) for one in stated}
+        measured = [
+            replace(one, left=nodes[one.left], right=nodes[one.right])
+            for one in self._store.links()
+            if one.left in nodes and one.right in nodes
+        ]
+        kept = [one for one in measured if frozenset((one.left, one.right)) not in known]
+        return PresentLinks((*stated, *kept), build_default_links(self._config.links))
+
+    def _list_stated_links(self, names: Mapping[str, str]) -> list[LinkProfile]:
+        """Return the links that cluster.yaml states between nodes that are there. `names`: what to call each node."""
+        nodes = {said.name: node for node in names if (said := self.fleet.describe_listed(node)) is not None}
+        return [
+            replace(one, left=names[nodes[one.left]], right=names[nodes[one.right]])
+            for one in build_stated_links(self._config.links)
+            if one.left in nodes and one.right in nodes
+        ]
+
+
+async def propose_for_hosts(config: ClusterConfig, path: Path) -> PlanProposal:
+    """Join the cluster of a configuration, look at its hosts, and return what would be planned for them by the profiles
+    that there are. Raises OutriderError, and what resolving the models raises."""
+    cluster = build_cluster(config)
+    planning = FleetPlanning(config, path, cluster, lambda stage, fraction: None)
+    try:
+        return await planning.propose()
+    finally:
+        await planning.close()
+        await cluster.close()

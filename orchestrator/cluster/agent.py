@@ -1,0 +1,130 @@
+"""The agent of a host: looks at its devices from inside, and says what it finds. One runs on every node."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from adapters import registry
+from adapters.contract import AdapterError, AdapterUnavailable
+from adapters.device_memory import read_device_memory
+from adapters.hardware import hardware, runtime_version
+from device_profiles.profile import DeviceProfile
+from orchestrator.cluster.inventory import FoundDevice, HostInventory, MissingProfile
+from orchestrator.config.load import parse_config
+from orchestrator.config.model import ClusterConfig, Store
+from orchestrator.errors import OutriderError
+from orchestrator.loading.devices import mark_of
+from orchestrator.profiling.work import is_requested, list_work, profile_store
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.host import NODE_ADDRESS
+from orchestrator.workers.messages import Command, Event, Failed, HostDescribed, Stop
+
+AGENT_ENTRY = "orchestrator.cluster.agent:build_agent"
+
+
+class AgentOptions(msgspec.Struct, frozen=True):
+    """cluster.yaml's `text`, which stands in the file `path`; `store`: where prepared models and profiles are kept."""
+
+    text: str
+    path: str
+    store: str
+
+
+def agent_spec(node: str, options: AgentOptions) -> WorkerSpec:
+    """Return how the agent of a node is started. It takes no place from a worker."""
+    return WorkerSpec(
+        name=f"agent {node}", entry=AGENT_ENTRY, options=msgspec.to_builtins(options), cpus=0.0, node=node
+    )
+
+
+def build_agent(options: dict[str, Any]) -> Agent:
+    """Return the agent. Called inside the worker process."""
+    return Agent(msgspec.convert(options, AgentOptions))
+
+
+class Agent:
+    """Implements workers.contract.Engine."""
+
+    def __init__(self, options: AgentOptions) -> None:
+        self._options = options
+        self._stopped = threading.Event()
+
+    def submit(self, command: Command) -> None:
+        """See workers.contract.Engine."""
+        if isinstance(command, Stop):
+            self._stopped.set()
+
+    def describe_step(self) -> None:
+        """See workers.contract.Engine. It is idle between two looks."""
+
+    def run(self, emit: Callable[[Event], None]) -> None:
+        """See workers.contract.Engine."""
+        try:
+            found = describe_host(self._options)
+        except (OutriderError, AdapterError, OSError) as error:
+            emit(Failed(f"the host cannot be described: {error}", restartable=False))
+            return
+        emit(HostDescribed(msgspec.to_builtins(found)))
+        self._stopped.wait()
+
+
+def describe_host(options: AgentOptions) -> HostInventory:
+    """Return what this host has. Raises OutriderError where the configuration cannot be read here."""
+    failed: list[str] = []
+    devices: list[FoundDevice] = []
+    for name in registry.names():
+        try:
+            devices += [_describe_device(device) for device in registry.get(name).devices()]
+        except AdapterUnavailable as error:
+            failed.append(f"{name}: {error}")
+    config, path = _read_configuration(options)
+    store = profile_store(config)
+    marks = {device.fingerprint for device in devices}
+    missing: list[MissingProfile] = []
+    try:
+        work = [one for one in list_work(config, path.parent) if is_requested(one, config)]
+        missing = [
+            MissingProfile(one.job, one.fingerprint, one.threads, one.digest) for one in work if not one.is_done(store)
+        ]
+    except AdapterError as error:
+        failed.append(f"the model: {error}")
+    return HostInventory(
+        address=os.environ.get(NODE_ADDRESS, ""),
+        hostname=platform.node(),
+        version=version("outrider"),
+        python=platform.python_version(),
+        cores=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
+        devices=tuple(devices),
+        failed=tuple(failed),
+        devices_measured=tuple(one for one in store.devices() if one.fingerprint in marks),
+        models_measured=tuple(one for one in store.models() if one.fingerprint in marks),
+        missing=tuple(missing),
+    )
+
+
+def _read_configuration(options: AgentOptions) -> tuple[ClusterConfig, Path]:
+    path = Path(options.path)
+    config, _ = parse_config(options.text, path)
+    return config.model_copy(update={"store": Store(directory=options.store)}), path
+
+
+def _describe_device(device: DeviceProfile) -> FoundDevice:
+    memory = read_device_memory(device)
+    return FoundDevice(
+        adapter=device.adapter,
+        device=device.name,
+        full_name=device.full_name,
+        runtime_version=runtime_version(device.adapter),
+        fingerprint=mark_of(device),
+        hardware=hardware(device),
+        memory_bytes=memory.total_bytes,
+        free_bytes=memory.free_bytes,
+    )

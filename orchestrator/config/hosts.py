@@ -1,0 +1,130 @@
+"""The sections `hosts` and `links`: the machines of a cluster, in cluster.yaml and in sketches of clusters alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from orchestrator.config.section import Section, Size
+from orchestrator.config.source_text import Lines, Place, format_place
+from orchestrator.errors import ConfigError
+
+Name = Annotated[str, Field(min_length=1, max_length=128)]
+RoleName = Literal["target", "draft"]
+
+
+class HostDevice(Section):
+    """Devices of one kind on a host."""
+
+    device: Name
+    """Of a host that is there: the device as its runtime names it (`CPU`, `GPU.0`, `cuda:0`). Of one that is not: a
+    device of the shipped library (`outrider plan --library` lists them), or of a stored profile."""
+    count: int = Field(default=1, ge=1, le=1024)
+    """How many of them a host has that is not there."""
+    memory: Size | None = None
+    """What a plan may fill of each. Left out: what is free; of a host that is not there what the library says, and
+    of its CPUs and NPUs the host's `memory`."""
+
+
+class ClusterHost(Section):
+    """A machine that is there, or several alike that are not."""
+
+    name: Name
+    """Its name, as `placement` and `links` use it; of several that are not there `NAME-1`, `NAME-2` and so on."""
+    address: str = Field(default="", max_length=255)
+    """The address of its Ray node, or `here` for the daemon's own host. Empty: it is not there, for `outrider plan
+    --cluster`."""
+    count: int = Field(default=1, ge=1, le=10_000)
+    """How many there are that are not there."""
+    zone: str = ""
+    """Its failure domain, with a network of its own."""
+    roles: tuple[RoleName, ...] = Field(default=("target", "draft"), min_length=1, max_length=2, strict=False)
+    """What its devices may host."""
+    cores: int = Field(default=0, ge=0, le=4096)
+    """Cores that workers may use; 0: all that it has."""
+    memory: Size | None = None
+    """Main memory of a host that is not there, which its CPUs and NPUs work in."""
+    devices: tuple[HostDevice, ...] = Field(default=(), max_length=64, strict=False)
+    """The devices that may be used. Empty: all that its runtimes find. One that is not there has to list them."""
+
+
+class ClusterLink(Section):
+    """What lies between two workers."""
+
+    rtt_ms: float = Field(ge=0, le=60_000)
+    """A small message there and back."""
+    gbit_per_s: float = Field(gt=0, le=1_000_000)
+    """The rate of a large transfer."""
+
+
+class ClusterLinkBetween(ClusterLink):
+    """What lies between two hosts."""
+
+    hosts: tuple[Name, Name] = Field(strict=False)
+    """The two hosts."""
+
+
+class ClusterLinks(Section):
+    """Links by class, and those that differ from their class. What is stated here is not measured."""
+
+    same_host: ClusterLink | None = None
+    """Between two workers on a host."""
+    same_zone: ClusterLink | None = None
+    """Between hosts of a zone."""
+    other_zone: ClusterLink | None = None
+    """Between hosts of different zones."""
+    between: tuple[ClusterLinkBetween, ...] = Field(default=(), max_length=10_000, strict=False)
+    """Between named hosts."""
+
+
+def host_names(host: ClusterHost) -> list[str]:
+    """Return the names of the machines that an entry stands for."""
+    return [host.name] if host.count == 1 else [f"{host.name}-{number}" for number in range(1, host.count + 1)]
+
+
+def check_hosts(hosts: Sequence[ClusterHost], links: ClusterLinks, path: Path, lines: Lines) -> None:
+    """Refuse names that stand twice, and links between hosts that are none. Raises ConfigError."""
+    names = [host.name for host in hosts]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise _refuse(path, lines, ("hosts", index, "name"), f"{name!r} is there twice; use `count`")
+    known = {one for host in hosts for one in host_names(host)}
+    for index, link in enumerate(links.between):
+        for name in link.hosts:
+            if name not in known:
+                raise _refuse(path, lines, ("links", "between", index, "hosts"), f"there is no host {name!r}")
+
+
+def check_sketched_hosts(hosts: Sequence[ClusterHost], path: Path, lines: Lines) -> None:
+    """Refuse hosts of a sketch of which a plan would not know enough. Raises ConfigError."""
+    for index, host in enumerate(hosts):
+        for key in ("memory", "devices"):
+            if not getattr(host, key):
+                text = "is missing: of a host that is not there it has to be stated"
+                raise _refuse(path, lines, ("hosts", index, key), text)
+
+
+def check_running_hosts(hosts: Sequence[ClusterHost], path: Path, lines: Lines) -> None:
+    """Refuse hosts that a daemon cannot find, and what would change nothing for it. Raises ConfigError."""
+    addresses = [host.address for host in hosts]
+    for index, host in enumerate(hosts):
+        if not host.address:
+            text = "is missing: `serve` needs it (`outrider plan --cluster` plans for hosts that are not there)"
+            raise _refuse(path, lines, ("hosts", index, "address"), text)
+        if host.address in addresses[:index]:
+            raise _refuse(path, lines, ("hosts", index, "address"), f"{host.address} is there twice")
+        for key in ("count", "memory"):
+            if key in host.model_fields_set:
+                raise _refuse(path, lines, ("hosts", index, key), "is for hosts that are not there; leave it out")
+        for at, device in enumerate(host.devices):
+            if "count" in device.model_fields_set:
+                place = ("hosts", index, "devices", at, "count")
+                raise _refuse(path, lines, place, "is for hosts that are not there; name each device")
+
+
+def _refuse(path: Path, lines: Lines, place: Place, text: str) -> ConfigError:
+    line = next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), 1)
+    return ConfigError(f"{path}:{line}: {format_place(place)}: {text}")

@@ -1,0 +1,82 @@
+"""Plans over hosts that are there: by their hardware, roles, names and links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from device_profiles.link import LinkProfile
+from device_profiles.measured import Hardware
+from device_profiles.store import ProfileStore
+from orchestrator.config.target import THIS_NODE
+from orchestrator.planning.applied import apply_plan
+from orchestrator.planning.here import PresentHost, PresentLinks
+from orchestrator.planning.proposal import PlanError, PlanProposal, build_request_from_config, propose_hosts
+from tests.support.config import parse_config
+from tests.support.profiles import GIB, store_simulated_profiles
+
+FAST, SLOW = (Hardware("simulated", name, GIB) for name in ("fast", "slow"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ProfileStore:
+    for name, ms in (("fast", 2.0), ("slow", 8.0)):
+        found = store_simulated_profiles(tmp_path, {"SIM": ms}, hardware_name=name, more_row_ms=ms)
+    return found
+
+
+def propose(store: ProfileStore, hosts: Sequence[PresentHost], text: str = "", links: PresentLinks | None = None):
+    config = parse_config(
+        "model: {source: 'simulated:toy', adapter: simulated, device: auto, name: toy, replicas: 2}\n"
+        f"cluster: {{address: 'a:1'}}\n{text}",
+        Path("c.yaml"),
+    )
+    return config, propose_hosts(build_request_from_config(config, Path()), store, hosts, links or PresentLinks())
+
+
+def hosts_of(proposal: PlanProposal) -> list[str]:
+    return [replica.shards[0].host for replica in proposal.plan.replicas]
+
+
+def test_the_faster_host_has_the_first_replica_and_each_runs_where_it_was_planned(store: ProfileStore):
+    hosts = [PresentHost(THIS_NODE, frozenset({SLOW})), PresentHost("10.0.0.2", frozenset({FAST}))]
+    config, proposal = propose(store, hosts, "placement: {concurrency: 4}\n")
+    assert hosts_of(proposal) == ["10.0.0.2", THIS_NODE]
+    for number, host in enumerate(hosts_of(proposal)):
+        assert {one.host for one in apply_plan(config, proposal, number).model.placements} == {host}
+
+
+def test_a_role_and_a_name_of_cluster_yaml_are_kept(store: ProfileStore):
+    hosts = [
+        PresentHost(THIS_NODE, frozenset({SLOW}), name="front"),
+        PresentHost("10.0.0.2", frozenset({FAST}), name="big", roles=("draft",)),
+    ]
+    assert hosts_of(propose(store, hosts)[1]) == [THIS_NODE]
+    both = [hosts[0], PresentHost("10.0.0.2", frozenset({FAST}), name="big")]
+    assert hosts_of(propose(store, both, "placement: {exclude: [front]}\n")[1]) == ["10.0.0.2"]
+    assert hosts_of(propose(store, both, "placement: {pin_target: [front/SIM]}\n")[1]) == [THIS_NODE]
+    with pytest.raises(PlanError, match=r"no host that `placement\.pin_target` allows has the role `target`"):
+        propose(store, hosts, "placement: {pin_target: [big]}\n")
+
+
+def test_a_device_that_is_not_allowed_is_not_used_and_a_host_without_a_profile_is_named(store: ProfileStore):
+    unknown = PresentHost("10.0.0.3", frozenset({Hardware("simulated", "unknown", GIB)}))
+    hosts = [
+        PresentHost(THIS_NODE, frozenset({FAST}), devices=("cuda:0",)),
+        PresentHost("b", frozenset({SLOW})),
+        unknown,
+    ]
+    _, proposal = propose(store, hosts)
+    assert hosts_of(proposal) == ["b"]
+    assert "10.0.0.3 is left out: no device of it has a profile" in proposal.assumed
+
+
+def test_equal_hosts_share_a_profile_and_links_are_those_between_nodes(store: ProfileStore):
+    hosts = [PresentHost(THIS_NODE, frozenset({FAST})), PresentHost("b", frozenset({FAST}))]
+    far = LinkProfile(THIS_NODE, "b", 30.0, 1e8)
+    _, proposal = propose(store, hosts, "placement: {concurrency: 4}\n", PresentLinks((far,)))
+    assert {device.profile for device in proposal.cluster.devices} == {"fast SIM"}
+    assert proposal.cluster.links == (far,)
+    assert hosts_of(proposal) == [THIS_NODE, "b"] or hosts_of(proposal) == ["b", THIS_NODE]
