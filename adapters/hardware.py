@@ -33,6 +33,8 @@ _WHOLE = 256 * MIB
 """What a machine says of its memory differs a little from start to start."""
 _NODES = Path("/sys/devices/system/node")
 _CPUINFO = Path("/proc/cpuinfo")
+_CORES = Path("/sys/devices/system/cpu")
+_PHYSICAL = ("physical_package_id", "core_id")
 
 
 def runtime_version(adapter: str) -> str:
@@ -87,6 +89,20 @@ def cores() -> int:
     allowed = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else 0
     physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     return min(physical, allowed) if allowed else physical
+
+
+def list_core_groups() -> list[list[int]]:
+    """Return the logical cores that this process may use, those of one physical core together. Where the system does
+    not tell which these are, each is one of its own."""
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    groups: dict[str, list[int]] = {}
+    for core in allowed:
+        told = str(core)
+        with suppress(OSError):
+            topology = _CORES / f"cpu{core}" / "topology"
+            told = "/".join((topology / name).read_text(encoding="ascii").strip() for name in _PHYSICAL)
+        groups.setdefault(told, []).append(core)
+    return list(groups.values())
 
 
 def _cpuinfo() -> dict[str, str]:

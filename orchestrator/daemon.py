@@ -43,7 +43,7 @@ from orchestrator.control.state import STARTING
 from orchestrator.control.surroundings import RoutingRules
 from orchestrator.errors import ConfigError, DaemonError
 from orchestrator.loading.models import load_tokenizer
-from orchestrator.loading.options import objectives_of
+from orchestrator.loading.options import list_draft_pools, objectives_of
 from orchestrator.planning.applied import list_unplaced_drafts
 from orchestrator.planning.basis import plain
 from orchestrator.systemd import Notifier
@@ -113,6 +113,7 @@ class Daemon:
             self._clock,
             drafts=drafts,
             standbys=standbys,
+            draft_pools=list_draft_pools(self._config),
         )
         control.on_progress.append(self._say)
         return control

@@ -103,7 +103,8 @@ class FleetPlanning:
             ) from None
 
     def _plan(self) -> StartPlan:
-        return build_start_plan(self._config, self._base, self._propose())
+        cores = {node: [[core] for core in host.cores] for node, host in self.fleet.hosts.items()}
+        return build_start_plan(self._config, self._base, self._propose(), cores)
 
     def _propose(self) -> PlanProposal:
         asked = whole_targets(build_request_from_config(self._config, self._base))

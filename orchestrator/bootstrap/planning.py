@@ -12,12 +12,14 @@ from pathlib import Path
 import msgspec
 from filelock import FileLock, Timeout
 
+from adapters.hardware import list_core_groups
 from device_profiles.device_load import DeviceLoad
 from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.clusters import measuring_cluster, workers_directory
 from orchestrator.bootstrap.failover import build_standbys
 from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import THIS_NODE
 from orchestrator.control.events import StandbySpec
 from orchestrator.errors import WorkerError
 from orchestrator.loading.devices import list_devices_here
@@ -25,6 +27,7 @@ from orchestrator.loading.options import draft_specs, engine_options, worker_spe
 from orchestrator.planning.applied import apply_plan, build_option_filter, name_shard_device, whole_targets
 from orchestrator.planning.basis import profiles_behind
 from orchestrator.planning.beside import sum_reserved_bytes
+from orchestrator.planning.core_split import CoresByHost
 from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
 from orchestrator.planning.proposal import (
     PlanError,
@@ -173,12 +176,16 @@ def _count_reserved(first: PlanProposal, source: DeviceSource) -> int:
     return sum_reserved_bytes(source, asked.beside, asked.replicas) if isinstance(source, MeasuredHardware) else 0
 
 
-def build_start_plan(config: ClusterConfig, base: Path, found: PlanProposal) -> StartPlan:
-    """Return how each replica's workers are started."""
+def build_start_plan(
+    config: ClusterConfig, base: Path, found: PlanProposal, cores_by_host: CoresByHost | None = None
+) -> StartPlan:
+    """Return how each replica's workers are started. `cores_by_host`: those of this host where none are given."""
     targets, drafts = [], []
+    cores = cores_by_host or {THIS_NODE: list_core_groups()}
     for number in range(len(found.plan.replicas)):
         depth = found.plan.replicas[number].depth
-        specs, mine = build_start_specs(apply_plan(config, found, number), base, float(depth) or COLD_DEPTH)
+        placed = apply_plan(config, found, number, cores)
+        specs, mine = build_start_specs(placed, base, float(depth) or COLD_DEPTH)
         targets.append(specs[number])
         drafts.append(tuple(mine))
     return StartPlan(found, tuple(targets), tuple(drafts), tuple(_plan_standbys(config, base, found)))

@@ -290,7 +290,10 @@ def draft_line(draft: dict[str, Any], answer: dict[str, Any]) -> str:
     """Return where a draft worker runs, for whom where there are several replicas, and how it does."""
     line = f"{_phase(draft)}; {draft['worker'] or 'no process yet'}, {draft['restarts']} restarts"
     if len(answer["replicas"]) > 1:
-        line += f"; for {draft['target'] or 'nobody'}"
+        whom = [one if one in draft["connected"] else f"{one} (not connected)" for one in draft["targets"]]
+        line += f"; for {', '.join(whom) or 'nobody'}"
+    if draft["load"]:
+        line += f"; busy {draft['load']['busy']:.0%}"
     return f"{line}; cores {_cores(draft['ready']['drafter']['cores'])}" if draft["ready"] else line
 
 

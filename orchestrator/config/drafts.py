@@ -10,6 +10,7 @@ from pydantic import ByteSize, Field
 from orchestrator.config.adapter_names import AdapterName
 from orchestrator.config.section import Section, Size
 from orchestrator.config.target import (
+    MAX_REPLICAS,
     ActivationPrecision,
     Cores,
     KvCachePrecision,
@@ -27,6 +28,17 @@ class SuffixDraft(Section):
     """The longest context that is matched, in tokens."""
     memory: Size = Field(default=ByteSize(64 * 1024 * 1024))
     """Memory for earlier outputs; the oldest are forgotten first. `0 B` keeps none."""
+
+
+class DraftWorkersSection(Section):
+    """How many workers of a draft there are (`process: own`). Each drafts for any number of replicas."""
+
+    min: int = Field(default=0, ge=0, le=MAX_REPLICAS)
+    """Workers that are always there. 0: one for each replica."""
+    max: int = Field(default=0, ge=0, le=MAX_REPLICAS)
+    """The most; there is one more where replicas get shorter drafts because they share one. 0: `min`."""
+    idle_s: float = Field(default=60.0, gt=0, le=86_400)
+    """How long a worker beyond `min` must not have been needed before it is ended."""
 
 
 class ModelDraft(StaticShapesSection):
@@ -55,10 +67,13 @@ class ModelDraft(StaticShapesSection):
     """With `process: own`: the CPU cores that it runs on, by their numbers on its host. Empty: all."""
     process: Literal["target", "own"] = "target"
     """`target`: in the target's worker. `own`: in a worker of its own, which the target neither waits for nor needs."""
+    workers: DraftWorkersSection = DraftWorkersSection()
+    """How many workers of it there are, with `process: own`."""
     host: str = ""
     """With `process: own` on Ray: the address of the node that it runs on. Empty: any."""
     overlap: Literal["auto", "always", "never"] = "auto"
-    """With `process: own`: whether it drafts on while the target verifies. `auto`: unless they share a device."""
+    """With `process: own`: whether it drafts on while the target verifies. `auto`: unless they share cores or a
+    device."""
     max_wait_ms: float = Field(default=100.0, ge=0, le=60_000)
     """With `process: own`: the longest that a round waits for its drafts. A round never waits longer than they are
     worth by what was measured."""

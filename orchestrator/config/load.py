@@ -17,7 +17,7 @@ from adapters.model_source import check_source
 from adapters.names import OWN_ADAPTERS
 from adapters.vocabulary import vocabulary_at_hand
 from orchestrator.config.adapter_names import INSTALLED
-from orchestrator.config.drafts import ModelDraft
+from orchestrator.config.drafts import DraftWorkersSection, ModelDraft
 from orchestrator.config.hosts import check_hosts, check_running_hosts
 from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.model import ClusterConfig
@@ -30,6 +30,7 @@ from policies.models.vocabulary import Match, compare, refusal
 SIMULATED_PREFIX = "simulated:"
 _NAME_BYTES = 8
 _ONLY_ON_RAY = "goes with Ray, which cluster.address or cluster.runtime: ray asks for; others run on this machine"
+_OF_OWN_PROCESS = {"host", "cores", "overlap", "max_wait_ms", "answer_timeout_s", "workers"}
 _USUAL_PLACES = (Path("cluster.yaml"), Path("/etc/outrider/cluster.yaml"))
 
 
@@ -166,12 +167,24 @@ def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:
     for at, draft in config.all_drafts:
         if not isinstance(draft, ModelDraft):
             continue
-        for key in sorted(draft.model_fields_set & {"host", "cores", "overlap", "max_wait_ms", "answer_timeout_s"}):
+        for key in sorted(draft.model_fields_set & _OF_OWN_PROCESS):
             where = f"{path}:{lines.get((*at, key), 1)}: {format_place((*at, key))}:"
             if draft.process == "target":
                 raise ConfigError(f"{where} goes with process: own; add that, or leave the key out")
             if key == "host" and draft.host and not config.cluster.on_ray:
                 raise ConfigError(f"{where} {_ONLY_ON_RAY}")
+            if key == "workers":
+                _check_draft_workers(draft.workers, where)
+
+
+def _check_draft_workers(workers: DraftWorkersSection, where: str) -> None:
+    """Refuse bounds that contradict each other, and keys that would change nothing. Raises ConfigError."""
+    if workers.max and not workers.min:
+        raise ConfigError(f"{where} max goes with min, which is 0: one for each replica; set min, or leave max out")
+    if workers.max and workers.max < workers.min:
+        raise ConfigError(f"{where} max must be at least min, which is {workers.min}")
+    if "idle_s" in workers.model_fields_set and workers.max <= workers.min:
+        raise ConfigError(f"{where} idle_s goes with a max above min; set that, or leave the key out")
 
 
 def _check_canary(config: ClusterConfig, path: Path, lines: Lines) -> None:

@@ -37,6 +37,7 @@ from orchestrator.control.actions import (
 )
 from orchestrator.control.admission import ControlLimits, refuse_or_pass
 from orchestrator.control.deadlines import Reader, deadline_s, next_item
+from orchestrator.control.draft_workers import NO_POOLS
 from orchestrator.control.event_log import tell_changes
 from orchestrator.control.events import (
     ClusterFailed,
@@ -70,6 +71,7 @@ from orchestrator.workers.contract import Cluster, WorkerSpec
 from orchestrator.workers.messages import Delta, MoveOut, Progress, RoundReport, Submit
 from orchestrator.workers.shared_memory import SharedMemories
 from policies.serving.canary import CanaryVariant
+from policies.serving.draft_pool import PoolSize
 from policies.serving.failover.health import Health, Held, PartKind
 from policies.serving.failover.watchdog import FLOOR_S
 from policies.serving.overrides import Override
@@ -85,7 +87,8 @@ class TargetControl:
     """Implements control.port.Control over workers of `cluster`, which it opens and closes: one replica a spec. All
     must serve the same model in the same way. Without specs it has nothing to start until `set_specs` was called.
 
-    `drafts` are started beside them once one is ready, each as often as there are replicas; nothing waits for them.
+    `drafts` are started beside them once one is ready; nothing waits for them. Of each there are as many workers as
+    `draft_pools` says of its name, else as there are replicas.
     `standbys` take the replicas' place when none serves. `plan_view` says what a plan predicts, where there is one.
     `on_round` and `on_progress` are called with each event, `on_health` with the parts that are not healthy, when these
     change, `on_loads` with each sample of devices; in the event loop, and what they raise is logged. `kv_moves`:
@@ -103,6 +106,7 @@ class TargetControl:
         standbys: Sequence[StandbySpec] = (),
         *,
         kv_moves: bool = True,
+        draft_pools: Mapping[str, PoolSize] = NO_POOLS,
     ) -> None:
         self.plan_view: Callable[[], PlanView] | None = None
         self.on_round: list[Callable[[RoundReport], None]] = []
@@ -113,7 +117,7 @@ class TargetControl:
         self._limits = limits
         self._clock = clock
         around = Surroundings.of(limits.routing, limits.request_timeout_s, limits.ttft.ms or 0.0)
-        self._state = State(limits.max_restarts, limits.least_depth, limits.quarantine_s, around)
+        self._state = State(limits.max_restarts, limits.least_depth, limits.quarantine_s, around, draft_pools)
         self._state.watch.patience_s = FLOOR_S if cluster.runtime == "local" else _REMOTE_PATIENCE_S
         self._state.router.moves.enabled = kv_moves and cluster.runtime == "local"
         self._memories = SharedMemories()

@@ -1,85 +1,120 @@
-"""Keeps draft workers running beside the target's replicas, and each replica told where its own are.
+"""Keeps draft workers running beside the target's replicas, and each replica told where its own is.
 
-A draft worker serves one replica at a time, so of each draft there are as many as there are replicas with it. They are
-interchangeable: a replica without one gets any that no other has. No replica waits for them: it serves before they are
-ready, while they are started again, and when that is given up. No effects.
+A draft worker serves any number of replicas. Of each draft there are as many workers as its pool says, or as there are
+replicas with it. Which of them drafts for which replica, and when one comes or goes, is decided in
+policies.serving.draft_pool. No replica waits for them: it serves before they are ready, while they are started again,
+and when that is given up; then it is served plainly, until there is one. No effects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
+from types import MappingProxyType
 from typing import Final
 
-from orchestrator.control.actions import Action, LogLine, Send
+from orchestrator.control.actions import Action, LogLine, Send, WakeAfter
+from orchestrator.control.draft_worker import DraftWorker
 from orchestrator.control.events import WorkerEnded, WorkerEnding, WorkerSaid, WorkerStarted
 from orchestrator.control.port import DraftView
-from orchestrator.control.state import FAILED, READY, RESTARTING, STARTING
 from orchestrator.control.worker_life import WorkerLife, WorkerLives
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.draft_messages import AttachDraft, DraftLink, DraftReady
-from orchestrator.workers.messages import Event, Failed, Progress
+from orchestrator.workers.messages import Ready
+from policies.serving.draft_pool import PoolSize, PoolTrend, assign_drafts, choose_leaver, follow_pool
 
-_GIVEN_UP: Final = ("hung", "garbage")
+NO_POOLS: Final[Mapping[str, PoolSize]] = MappingProxyType({})
+_LEAVE_S = 1.0  # a worker that is not needed is left so long, for its replicas to be connected elsewhere
+
+
+@dataclass(slots=True)
+class _Target:
+    """A replica that serves: its worker's number, its host, and the drafts that it knows."""
+
+    worker: int
+    host: str
+    drafts: Sequence[str]
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The workers of one draft. `specs`: what they are started from, in turn. `size` None: one for each spec."""
+
+    specs: list[WorkerSpec]
+    size: PoolSize | None
+    trend: PoolTrend = field(default_factory=PoolTrend)
 
 
 class DraftWorkers:
-    """All draft workers. Where one is given up, its replica goes on without it, or with another one that is free."""
+    """All draft workers, of every draft. `sizes`: of those that have a pool, by the draft's name."""
 
-    def __init__(self, lives: WorkerLives) -> None:
+    def __init__(self, lives: WorkerLives, sizes: Mapping[str, PoolSize] = NO_POOLS) -> None:
         self._lives = lives
-        self._workers: list[_DraftWorker] = []
-        self._targets: dict[str, tuple[int, Sequence[str]]] = {}  # by replica: its worker, the drafts that it knows
+        self._sizes = sizes
+        self._pools: dict[str, _Pool] = {}
+        self._workers: list[DraftWorker] = []
+        self._targets: dict[str, _Target] = {}
+        self._assigned: dict[str, dict[str, int]] = {}  # by draft and replica: the worker's number in its pool
+        self._connected: set[tuple[str, str]] = set()  # replicas, and drafts that they say they are connected to
         self._begun = False
+        self._closed = False
+        self._look_at_s = 0.0
 
     def run_these(self, specs: Sequence[WorkerSpec]) -> list[Action]:
-        """Have one worker of each of these specs, from when a replica serves. What runs one of them goes on, before
-        others where it has a replica; what is left over is stopped."""
-        wanted = list(specs)
-        kept: list[_DraftWorker] = []
+        """Have workers of these specs, from when a replica serves. What runs one of them goes on, before others where
+        it has a replica; what is left over is stopped."""
+        self._closed = False
+        wanted = self._choose_specs(specs)
+        kept: list[DraftWorker] = []
         actions: list[Action] = []
-        for worker in sorted(self._workers, key=lambda one: not one.target):
-            if worker.life.spec in wanted and not worker.out_of_use:
+        for worker in sorted(self._workers, key=lambda one: not self._list_targets(one)):
+            if worker.life.spec in wanted and not worker.out_of_use and not worker.leaves:
                 wanted.remove(worker.life.spec)
                 kept.append(worker)
             else:
                 actions += worker.life.close()
         self._workers = [worker for worker in self._workers if worker in kept]
         for spec in wanted:
-            taken = {worker.number for worker in self._workers if worker.name == spec.name}
-            number = next(number for number in count() if number not in taken)
-            life = self._lives.create(spec, f"draft worker {spec.name}")
-            self._workers.append(_DraftWorker(life, number))
+            self._add(spec)
         if self._begun:
             actions += self._start()
         return actions + self._match()
 
-    def _start(self) -> list[Action]:
-        self._begun = True
-        return [action for worker in self._workers for action in worker.life.begin()]
-
-    def target_ready(self, replica: str, number: int, drafts: Sequence[str]) -> list[Action]:
-        """A replica that knows these drafts serves: start what is not started yet, and attach what is ready. `number`:
-        its worker's."""
+    def target_ready(self, replica: str, number: int, ready: Ready) -> list[Action]:
+        """A replica serves: start what is not started yet, and attach what is ready. `number`: its worker's."""
         actions = self._start()
-        self._targets[replica] = (number, drafts)
+        self._targets[replica] = _Target(number, ready.host, ready.all_drafters)
+        self.forget_links(replica)
         for worker in self._workers:
-            if worker.target == replica:
-                actions += self._attach(worker)
+            if replica in self._list_targets(worker):
+                actions += self._attach(worker, [replica])
         return actions + self._match()
 
     def detach_target(self, replica: str) -> list[Action]:
         """A replica does not come back: what it had is free."""
         self._targets.pop(replica, None)
-        for worker in self._workers:
-            if worker.target == replica:
-                worker.target = ""
+        self.forget_links(replica)
         return self._match()
 
-    def observe_link(self, replica: str, link: DraftLink) -> list[Action]:
+    def forget_links(self, replica: str) -> None:
+        """A replica's worker is another one, or none: it is connected to nothing."""
+        self._connected = {link for link in self._connected if link[0] != replica}
+
+    def observe_link(self, replica: str, link: DraftLink, now_s: float) -> list[Action]:
         """A replica's worker said how its connection to a draft worker is."""
-        concerned = [worker for worker in self._workers if (worker.name, worker.target) == (link.name, replica)]
-        return [action for worker in concerned for action in worker.observe_link(link)]
+        actions: list[Action] = []
+        self._connected -= {(replica, link.name)}
+        if link.state == "connected":
+            self._connected.add((replica, link.name))
+        for worker in self._workers:
+            targets = self._list_targets(worker)
+            if worker.name == link.name and replica in targets:
+                alone = len(targets) == 1
+                actions += worker.observe_link(replica, link, now_s, alone=alone)
+                if link.state == "hung" and worker.suspected:
+                    actions += self._attach(worker, [replica])
+        return actions
 
     def observe(self, event: WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded, now_s: float) -> list[Action]:
         """Something became of a worker; nothing happens where it is none of these."""
@@ -91,12 +126,33 @@ class DraftWorkers:
                 return worker.observe_start(event.where, now_s)
             case WorkerSaid():
                 told = worker.observe(event.event, now_s)
-                return [*told, *self._attach(worker), *self._match()] if isinstance(event.event, DraftReady) else told
+                if isinstance(event.event, DraftReady):
+                    told += [*self._attach(worker, self._list_targets(worker)), *self._match()]
+                return told
             case WorkerEnding():
                 worker.life.observe_ending()
-                return []
+                return self._match()
             case WorkerEnded():
                 return [*worker.observe_end(event, now_s), *self._match()]
+
+    def advance(self, now_s: float) -> list[Action]:
+        """Have one worker more or less of a draft where its load asks for it, and end those that have to go."""
+        if not self._begun or self._closed:
+            return []
+        actions: list[Action] = []
+        looks = []
+        for name, pool in self._pools.items():
+            if pool.size is not None:
+                changed, look_s = self._follow(name, pool, pool.size, now_s)
+                actions += changed
+                looks += [] if look_s is None else [look_s]
+        for worker in list(self._workers):
+            actions += worker.end_if_silent(now_s)
+            if worker.leave_s is not None and now_s >= worker.leave_s:
+                self._workers.remove(worker)
+                actions += worker.life.close()
+        looks += [at_s - now_s for worker in self._workers if (at_s := worker.look_at_s) is not None]
+        return actions + self._schedule_look(min(looks, default=None), now_s)
 
     def list_loading(self) -> list[WorkerLife]:
         """Return the workers that are not ready yet."""
@@ -104,116 +160,100 @@ class DraftWorkers:
 
     def list_specs(self, replica: str) -> list[WorkerSpec]:
         """Return what the draft workers that serve a replica now were started from."""
-        return [worker.life.spec for worker in self._workers if worker.serving and worker.target == replica]
+        return [
+            worker.life.spec for worker in self._workers if worker.serving and replica in self._list_targets(worker)
+        ]
 
     def views(self) -> tuple[DraftView, ...]:
         """Return the state of each."""
-        return tuple(worker.view() for worker in self._workers)
+        found = []
+        for worker in self._workers:
+            targets = self._list_targets(worker)
+            connected = [one for one in targets if worker.serving and (one, worker.name) in self._connected]
+            found.append(worker.view(targets, connected))
+        return tuple(found)
 
     def close(self) -> list[Action]:
         """End every draft worker. Idempotent."""
+        self._closed = True
         return [action for worker in self._workers for action in worker.life.close()]
 
-    def _attach(self, worker: _DraftWorker) -> list[Action]:
-        """Tell its replica's worker where a draft worker is, if it is ready."""
-        if not worker.serving or worker.ready is None or worker.target not in self._targets:
+    def _choose_specs(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+        """Return a spec for each worker that there is to be, and remember what the pools are made of."""
+        before, self._pools = self._pools, {}
+        for spec in specs:
+            pool = self._pools.setdefault(spec.name, _Pool([], self._sizes.get(spec.name)))
+            pool.specs.append(spec)
+        wanted = []
+        for name, pool in self._pools.items():
+            now = len(self._list_pool(name)) if name in before else 0
+            number = len(pool.specs) if pool.size is None else max(pool.size.least, min(now, pool.size.most))
+            wanted += [pool.specs[index % len(pool.specs)] for index in range(number)]
+        return wanted
+
+    def _add(self, spec: WorkerSpec) -> DraftWorker:
+        taken = {worker.number for worker in self._workers if worker.name == spec.name}
+        number = next(number for number in count() if number not in taken)
+        worker = DraftWorker(self._lives.create(spec, f"draft worker {spec.name}"), number)
+        self._workers.append(worker)
+        return worker
+
+    def _start(self) -> list[Action]:
+        self._begun = True
+        return [action for worker in self._workers for action in worker.life.begin()]
+
+    def _follow(self, name: str, pool: _Pool, size: PoolSize, now_s: float) -> tuple[list[Action], float | None]:
+        """Return what follows from a pool's load, and when to look at it again."""
+        workers = self._list_pool(name)
+        replicas = sum(name in target.drafts for target in self._targets.values())
+        found = follow_pool(pool.trend, size, [worker.rate() for worker in workers], replicas, now_s)
+        pool.trend = found.trend
+        actions: list[Action] = []
+        if found.more > 0:
+            spec = pool.specs[len(workers) % len(pool.specs)]
+            text = "draft %s is short of time with %d workers: one more is started"
+            actions += [LogLine("info", text, (name, len(workers))), *self._add(spec).life.begin(), *self._match()]
+        elif found.more < 0:
+            number = choose_leaver([worker.rate() for worker in workers], self._assigned.get(name, {}))
+            leaver = next(worker for worker in workers if worker.number == number)
+            leaver.leave_s = now_s + _LEAVE_S
+            text = "draft worker %s, number %d, was not needed for %g s: it is ended"
+            actions += [LogLine("info", text, (name, number, size.idle_s)), *self._match()]
+        return actions, found.look_s
+
+    def _list_pool(self, name: str) -> list[DraftWorker]:
+        return [worker for worker in self._workers if worker.name == name and not worker.leaves]
+
+    def _list_targets(self, worker: DraftWorker) -> list[str]:
+        """Return the replicas that a worker drafts for."""
+        assigned = self._assigned.get(worker.name, {})
+        return [] if worker.leaves else [name for name, number in assigned.items() if number == worker.number]
+
+    def _attach(self, worker: DraftWorker, replicas: Iterable[str]) -> list[Action]:
+        """Tell replicas' workers where a draft worker is, if it is ready."""
+        if not worker.serving or worker.ready is None:
             return []
-        return [Send(self._targets[worker.target][0], AttachDraft(worker.name, worker.ready.door))]
+        command = AttachDraft(worker.name, worker.ready.door)
+        return [Send(self._targets[replica].worker, command) for replica in replicas if replica in self._targets]
 
     def _match(self) -> list[Action]:
-        """Give each replica that lacks a draft one that is free; those that are ready go first."""
+        """Give each replica the worker that is to draft for it."""
         actions: list[Action] = []
-        for worker in self._workers:
-            if worker.out_of_use:
-                worker.target = ""
-        free = [worker for worker in self._workers if not worker.target and not worker.out_of_use]
-        for worker in sorted(free, key=lambda worker: not worker.serving):
-            served = {other.target for other in self._workers if other.name == worker.name}
-            lacking = [
-                target for target, (_, known) in self._targets.items() if target not in served and worker.name in known
-            ]
-            if lacking:
-                worker.target = lacking[0]
-                actions += self._attach(worker)
+        before, self._assigned = self._assigned, {}
+        for name in self._pools:
+            usable = [worker for worker in self._list_pool(name) if not worker.out_of_use]
+            replicas = {key: target.host for key, target in self._targets.items() if name in target.drafts}
+            known = before.get(name, {})
+            found = assign_drafts(replicas, [worker.rate() for worker in usable], known)
+            self._assigned[name] = found
+            for worker in usable:
+                fresh = [key for key, number in found.items() if number == worker.number != known.get(key)]
+                self._connected -= {(key, name) for key in fresh}
+                actions += self._attach(worker, fresh)
         return actions
 
-
-class _DraftWorker:
-    """One draft worker after the other, from one spec. `target` is the replica that it drafts for."""
-
-    def __init__(self, life: WorkerLife, number: int) -> None:
-        self.life = life
-        self.name = life.spec.name
-        self.number = number
-        self.target = ""
-        self.ready: DraftReady | None = None
-        self._phase, self._detail = STARTING, "waits for the target"
-        self._where = ""
-        self._serving = False
-        self._restarts = 0
-
-    @property
-    def serving(self) -> bool:
-        """True while it drafts."""
-        return self._serving and self.life.running
-
-    @property
-    def out_of_use(self) -> bool:
-        """True when it will not serve any more."""
-        return self._phase == FAILED
-
-    def view(self) -> DraftView:
-        """Return the state."""
-        return DraftView(
-            *(self.name, self._phase, self._detail, self._where, self.ready, self._restarts),
-            number=self.number,
-            target=self.target,
-        )
-
-    def observe_link(self, link: DraftLink) -> list[Action]:
-        """End a process that hangs or talks nonsense; it is then started again. What was merely cut is the target's
-        worker's to mend."""
-        if link.state == "connected":
-            return [LogLine("info", "draft worker %s is connected to the target: %s", (self.name, self._where))]
-        actions: list[Action] = [
-            LogLine("warning", "draft worker %s: connection %s: %s", (self.name, link.state, link.reason))
-        ]
-        if link.state in _GIVEN_UP and self.serving:
-            actions += self.life.end(Failed(f"{link.state}: {link.reason}", restartable=True))
-        elif link.state == "refused":
-            self._detail = link.reason
-        return actions
-
-    def observe_start(self, where: str, now_s: float) -> list[Action]:
-        """A new process is there; it is not ready yet."""
-        self._where = where
-        return self.life.observe_start(where, now_s)
-
-    def observe(self, event: Event, now_s: float) -> list[Action]:
-        """Its worker said something."""
-        actions = self.life.observe(event, now_s)
-        match event:
-            case DraftReady():
-                self.ready, self._serving = event, True
-                self.life.served = True
-                self._phase, self._detail = READY, ""
-                actions.append(LogLine("info", "draft worker %s ready: %s", (self.name, self._where)))
-            case Progress(stage, _):
-                self._detail = stage
-            case _:
-                pass
-        return actions
-
-    def observe_end(self, end: WorkerEnded, now_s: float) -> list[Action]:
-        """Its worker is gone; another follows, or none does. One that is lost too often is out of use until it is ready
-        again."""
-        loss = self.life.observe_end(end.cause, end.kind, now_s)
-        self._serving, self._detail = False, loss.cause
-        if loss.restart:
-            self._restarts += 1
-            self._phase, self._detail = FAILED if loss.spent else RESTARTING, loss.restart
-        if not loss.failure:
-            return list(loss.actions)
-        self._phase, self._detail = FAILED, loss.failure
-        text = "draft worker %s failed, the target goes on without it: %s"
-        return [*loss.actions, LogLine("error", text, (self.name, loss.failure))]
+    def _schedule_look(self, look_s: float | None, now_s: float) -> list[Action]:
+        if look_s is None or now_s < self._look_at_s <= now_s + look_s:
+            return []
+        self._look_at_s = now_s + max(0.0, look_s)
+        return [WakeAfter(max(0.0, look_s))]

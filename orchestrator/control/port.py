@@ -8,7 +8,7 @@ from typing import Protocol
 
 from device_profiles.device_load import DeviceLoad
 from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
-from orchestrator.workers.draft_messages import DraftReady
+from orchestrator.workers.draft_messages import DraftLoad, DraftReady
 from orchestrator.workers.messages import Delta, Gauges, Ready, Submit
 from policies.serving.canary import Figures, Interval, PromotionRule
 from policies.serving.failover.blame import LossKind
@@ -53,7 +53,8 @@ class KvMoveTotals:
 class DraftView:
     """A draft worker now. `phase`: "starting", "ready", "restarting" or "failed"; `detail` says why. `ready` describes
     its process: None before the first is ready, the lost one's until the next is. `number` tells workers of one draft
-    separately, from 0; `target` is the replica that it drafts for ("": none)."""
+    separately, from 0. `targets` are the replicas that it drafts for, `connected` those of them that say so. `load` is
+    what it told last, None where it does not draft."""
 
     name: str
     phase: str
@@ -62,7 +63,9 @@ class DraftView:
     ready: DraftReady | None
     restarts: int
     number: int = 0
-    target: str = ""
+    targets: tuple[str, ...] = ()
+    connected: tuple[str, ...] = ()
+    load: DraftLoad | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class Rollout:
             actions += self._drafts.detach_target(old.name)
         for one in change.coming:
             if one.state.ready is not None:
-                actions += self._drafts.target_ready(one.name, one.worker, one.state.ready.all_drafters)
+                actions += self._drafts.target_ready(one.name, one.worker, one.state.ready)
         return actions + self._drafts.run_these(change.drafts)
 
     def _finish(self) -> list[Action]:

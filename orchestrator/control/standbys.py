@@ -224,7 +224,7 @@ class Standbys:
         text = "standby %s takes the target's place: %s"
         bits = f"its tokens may differ, with {why}" if why else "to the bit"
         line = LogLine("warning", text, (replica.name, bits))
-        drafts = self._drafts.target_ready(replica.name, replica.worker, replica.state.ready.all_drafters)
+        drafts = self._drafts.target_ready(replica.name, replica.worker, replica.state.ready)
         return [Settle(), line, *drafts]
 
     def _retire(self, one: _Standby, now_s: float) -> list[Action]:

@@ -7,6 +7,7 @@ After every event the same rules look at the state: a rollout advances where it 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 
@@ -22,7 +23,7 @@ from orchestrator.control.actions import (
     WakeAfter,
 )
 from orchestrator.control.blame import NO_RETRY, Blame, refuse
-from orchestrator.control.draft_workers import DraftWorkers
+from orchestrator.control.draft_workers import NO_POOLS, DraftWorkers
 from orchestrator.control.events import (
     ClusterFailed,
     ClusterOpened,
@@ -58,6 +59,7 @@ from orchestrator.control.worker_life import NO_DEATH, WorkerLives
 from orchestrator.errors import RequestError
 from orchestrator.workers.draft_messages import DraftLink
 from orchestrator.workers.messages import Failed, Gauges, MovedIn, MovedOut, Progress, Ready, Refused, RoundReport
+from policies.serving.draft_pool import PoolSize
 from policies.serving.failover.blame import LossKind
 from policies.serving.failover.health import Health
 
@@ -75,13 +77,14 @@ class State:
         least_depth: int = 0,
         quarantine_s: float = 0.0,
         surroundings: Surroundings | None = None,
+        draft_pools: Mapping[str, PoolSize] = NO_POOLS,
     ) -> None:
         lives = WorkerLives(max_restarts)
         self.blame = Blame(quarantine_s)
         self.watch = Watch()
         self.streams = Streams(self.blame)
         self.replicas = Replicas(lives)
-        self.drafts = DraftWorkers(lives)
+        self.drafts = DraftWorkers(lives, draft_pools)
         self.health = HealthBoard()
         self.around = surroundings or Surroundings()
         self.around.list_drafts = self.drafts.list_specs
@@ -118,6 +121,7 @@ def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
     actions += state.loads.forget_stale(now_s)
     actions += state.rollout.advance(now_s)
     actions += state.standbys.advance(now_s)
+    actions += state.drafts.advance(now_s)
     actions += _give_up_if_hopeless(state)
     actions += _watch_health(state, now_s)
     if not state.replicas.closed:
@@ -263,7 +267,7 @@ def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -
         case DraftLink():
             up, link = event.state == "connected", f"{replica.name}-{event.name}"
             state.health.observe_link(link, connected=up, reason=event.reason, now_s=now_s)
-            return state.drafts.observe_link(replica.name, event)
+            return state.drafts.observe_link(replica.name, event, now_s)
         case Refused():
             stream = state.streams.find_sent(event.request_id)
             return _fold_refused(state, replica, stream, event, now_s) if stream is not None else []
@@ -314,7 +318,7 @@ def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> l
     values = (replica.name, again, replica.state.where, len(state.streams))
     actions += [Settle(), LogLine("info", "worker %s ready%s: %s, %d streams go on", values)]
     if replica.rank is Rank.SERVING:
-        actions += state.drafts.target_ready(replica.name, replica.worker, ready.all_drafters)
+        actions += state.drafts.target_ready(replica.name, replica.worker, ready)
     return actions
 
 
@@ -325,6 +329,7 @@ def _lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now
     replica.death = state.blame.number_death()
     cause, kind = replica.life.explain(cause, kind)
     replica.state.mark_worker_lost(cause)
+    state.drafts.forget_links(replica.name)
     if not state.replicas.closed:
         state.health.observe_loss(replica.name, replica.parts, kind, replica.life.failure_kind, cause, now_s)
         state.standbys.observe_lost(replica)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable
 
 from orchestrator.drafting.endpoint import GREETING_S, host_id, knock
 from orchestrator.drafting.protocol import VERSION, Hello, Link, LinkLost, ProtocolError, Welcome
+from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.draft_messages import DraftEndpoint, DraftLink
 
 FIRST_BACKOFF_S = 0.05
@@ -28,6 +30,7 @@ class ConnectionThread:
     ) -> None:
         self._name = name
         self._device = device
+        self._target = secrets.token_hex(8)
         self._check = check
         self._report = report
         self._changed = threading.Condition()
@@ -96,7 +99,7 @@ class ConnectionThread:
     def _connect(self, endpoint: DraftEndpoint) -> tuple[Link, Welcome]:
         link = Link(knock(endpoint))
         try:
-            link.send(Hello(VERSION, host_id(), self._device))
+            link.send(Hello(VERSION, host_id(), self._device, effective_cores(), self._target))
             welcome = link.welcome(GREETING_S)
             if welcome.refusal:
                 raise Refusal(welcome.refusal)

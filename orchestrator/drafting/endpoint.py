@@ -56,14 +56,19 @@ class EndpointServer:
     def admit(self, listening: socket.socket) -> socket.socket | None:
         """Accept whoever knocks there; None where it has no key. Waits GREETING_S a step at most."""
         knocking, _ = listening.accept()
+        return knocking if self.greet(knocking) else None
+
+    def greet(self, knocking: socket.socket) -> bool:
+        """Return whether an accepted connection has the key, else close it. Waits GREETING_S for each byte at most; to
+        end it earlier, shut the socket down."""
         try:
             with _greeting(knocking) as connection:
                 deliver_challenge(connection, self.endpoint.key)
                 answer_challenge(connection, self.endpoint.key)
         except (OSError, EOFError, AuthenticationError, AssertionError):
             knocking.close()
-            return None
-        return knocking
+            return False
+        return True
 
     def close(self) -> None:
         """Stop listening. Idempotent."""

@@ -25,15 +25,19 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 """A longer frame can only be a broken stream: a prompt of a million tokens has 5 MB."""
 
 _READ_BYTES = 256 * 1024
+_SILENT_S, _PROBE_EVERY_S, _PROBES = 15, 5, 3  # a host that has gone without a word is noticed after half a minute
 _T = TypeVar("_T")
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The target's side. `host` and `device` say where the target runs (see `host_id`)."""
+    """The target's side. `host`, `device` and `cores` say where the target runs (see `host_id`; no cores: not known).
+    `target` is its own name for itself: where it connects once more, the older connection is over."""
 
     version: int
     host: str
     device: str
+    cores: list[int] = []
+    target: str = ""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -77,13 +81,15 @@ Update = Begin | Extend | End
 class DraftRequest(msgspec.Struct, frozen=True, tag="turn", array_like=True):
     """Updates in their order, then asks. `number` grows by one with every turn that has asks; an answer is of
     use within `within_ms`: with what there is by then. Where the target waits for it, `round_ms` is what a round takes
-    without waiting, the price of a token; else 0."""
+    without waiting, the price of a token; else 0. `sent_s`: when it was sent, by the target's monotonic clock, which on
+    one host is everybody's (0: not told)."""
 
     number: int
     updates: list[Update]
     asks: list[Ask]
     within_ms: float = 0.0
     round_ms: float = 0.0
+    sent_s: float = 0.0
 
 
 class WireDraft(msgspec.Struct, frozen=True, array_like=True):
@@ -100,7 +106,8 @@ class WireDraft(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DraftResponse(msgspec.Struct, frozen=True, tag="answer", array_like=True):
-    """One draft for each ask of a request, `took_ms` after it was read. The rest counts since the connection began:
+    """One draft for each ask of a request, `took_ms` after it was read. `offsets`: how many tokens, committed since the
+    ask, each draft is behind (none: they all continue what was asked for). The rest counts since the connection began:
     sequences whose draft was there before it was asked for (`ahead_hits`), and those whose draft was not."""
 
     number: int
@@ -110,6 +117,7 @@ class DraftResponse(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     ahead_hits: int = 0
     ahead_misses: int = 0
     peak_rss_bytes: int = 0
+    offsets: list[int] = []
 
 
 class LinkLost(Exception):
@@ -155,6 +163,7 @@ class Link:
         connected.setblocking(False)
         if connected.family != socket.AF_UNIX:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _probe_when_silent(connected)
         self._socket = connected
         self._in = bytearray()
         self._out = bytearray()
@@ -253,6 +262,16 @@ class Link:
         poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._out else 0))
         poll.poll(seconds * 1000.0)
         self.flush()
+
+
+def _probe_when_silent(connected: socket.socket) -> None:
+    """Have the kernel find out whether the other host is still there. Other systems than Linux know it by other names;
+    there it is asked every two hours."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    probes = (("TCP_KEEPIDLE", _SILENT_S), ("TCP_KEEPINTVL", _PROBE_EVERY_S), ("TCP_KEEPCNT", _PROBES))
+    for name, value in probes:
+        if hasattr(socket, name):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _decode_message(decoder: msgspec.msgpack.Decoder[_T], frame: bytes) -> _T:

@@ -208,7 +208,7 @@ class RemoteDrafter:
         sent = tuple((sequence, len(sequence.tokens), ask.limit) for sequence, ask in zip(sequences, asks, strict=True))
         self._pending = _PendingRequest(self._number, now_s, now_s + wait_ms / MS_PER_S, sent, usual=not reading)
         price_ms = round_ms if wait_ms else 0.0
-        link.send(DraftRequest(self._number, updates, asks, _IN_TIME * wait_ms or round_ms, price_ms))
+        link.send(DraftRequest(self._number, updates, asks, _IN_TIME * wait_ms or round_ms, price_ms, now_s))
         self._take(link, wait_ms / MS_PER_S)
         self._counts.wait_ms += (self._clock.monotonic_s() - now_s) * MS_PER_S
 
@@ -232,8 +232,9 @@ class RemoteDrafter:
         counts.late += not waited
         counts.memory_bytes, counts.peak_rss_bytes = answer.memory_bytes, answer.peak_rss_bytes
         counts.ahead_now = (answer.ahead_hits, answer.ahead_misses)
-        for (sequence, base, _), draft in zip(request.asks, drafts, strict=True):
-            sequence.base, sequence.guess, sequence.open = base, draft, True
+        offsets = answer.offsets or [0] * len(drafts)
+        for (sequence, base, _), draft, offset in zip(request.asks, drafts, offsets, strict=True):
+            sequence.base, sequence.guess, sequence.open = base + offset, draft, True
             sequence.met = sequence.met or bool(draft.tokens)
             self._judge(sequence)
 
@@ -249,6 +250,11 @@ class RemoteDrafter:
         """Return what an answer brings. Raises ProtocolError where it cannot be one."""
         if len(answer.drafts) != len(request.asks):
             raise ProtocolError(f"{len(answer.drafts)} drafts came for {len(request.asks)} sequences")
+        if answer.offsets and len(answer.offsets) != len(request.asks):
+            raise ProtocolError(f"{len(answer.offsets)} offsets came for {len(request.asks)} sequences")
+        for (sequence, base, _), offset in zip(request.asks, answer.offsets, strict=False):
+            if not 0 <= offset <= len(sequence.tokens) - base:
+                raise ProtocolError(f"a draft is {offset} tokens behind what was asked for")
         return [
             check_guess(guess, limit, self._draft_vocabulary, self.name)
             for (_, _, limit), guess in zip(request.asks, answer.drafts, strict=True)

@@ -1,7 +1,8 @@
 """The draft worker: a drafter in a process of its own, perhaps on another host, behind an endpoint.
 
-It serves one target at a time; whoever knocked last is served. What it drafts is never needed: a target that gets no
-answer goes on without, so nothing here is saved or retried.
+It serves every target that connects; what they ask for shares the passes of the drafter (`drafting/shared`). One thread
+reads, drafts and answers. It waits for no target: whoever is slow, silent or gone holds up nobody. What it drafts is
+never needed: a target that gets no answer goes on without, so nothing here is saved or retried.
 """
 
 from __future__ import annotations
@@ -10,19 +11,17 @@ import math
 import os
 import queue
 import select
-import socket
-import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from adapters.contract import AdapterError
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.drafting.endpoint import GREETING_S, EndpointServer, host_id
-from orchestrator.drafting.lookahead import LookaheadDrafter
+from orchestrator.drafting.bell import Bell
+from orchestrator.drafting.endpoint import EndpointServer, host_id
+from orchestrator.drafting.load_meter import EVERY_S
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.protocol import (
     VERSION,
@@ -35,31 +34,20 @@ from orchestrator.drafting.protocol import (
     Welcome,
     WireDraft,
 )
+from orchestrator.drafting.reception import Reception
+from orchestrator.drafting.shared import DraftSession, SharedAnswer, SharedDrafter
 from orchestrator.workers.contract import Step
 from orchestrator.workers.draft_messages import DrafterState, DraftReady
 from orchestrator.workers.failures import describe_failure, describe_loading_failure
 from orchestrator.workers.messages import Command, Event, Failed, Stop
 from orchestrator.workers.process_memory import peak_rss_bytes
+from policies.planning.overlap import ComputePlace, shares_compute
 
 Emit = Callable[[Event], None]
 _PEAK_EVERY_S = 1.0
+_MOST_TURNS = 64  # that are read of one target before the next
+_MOST_UNSENT_BYTES = 8 * 1024 * 1024
 RunsAhead = Literal["auto", "always", "never"]
-
-
-class _Bell:
-    """Wakes a thread out of poll."""
-
-    def __init__(self) -> None:
-        self.heard, self._rope = socket.socketpair()
-
-    def ring(self) -> None:
-        """Thread-safe; nothing happens when it is closed."""
-        with suppress(OSError):
-            self._rope.send(b"!")
-
-    def close(self) -> None:
-        self.heard.close()
-        self._rope.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +74,9 @@ class DraftEngine:
     def __init__(self, load: Callable[[Emit], HostedDrafter], clock: Clock) -> None:
         self._load = load
         self._clock = clock
-        self._bell, self._door_bell = _Bell(), _Bell()
+        self._bell = Bell()
         self._stopped = False
-        self._peak, self._peak_s = 0, -math.inf
         self._step: Step | None = Step("load", -1.0)
-        self._knocked: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
 
     def submit(self, command: Command) -> None:
         """See workers.contract.Engine. A draft worker knows one command, Stop."""
@@ -99,7 +85,7 @@ class DraftEngine:
             self._bell.ring()
 
     def describe_step(self) -> Step | None:
-        """See workers.contract.Engine. Once it drafts, its target watches it."""
+        """See workers.contract.Engine. Once it drafts, its targets watch it."""
         return self._step
 
     def run(self, emit: Emit) -> None:
@@ -108,7 +94,6 @@ class DraftEngine:
             self._host(emit)
         finally:
             self._bell.close()
-            self._door_bell.close()
 
     def _host(self, emit: Emit) -> None:
         try:
@@ -126,97 +111,178 @@ class DraftEngine:
 
     def _open(self, hosted: HostedDrafter, emit: Emit) -> None:
         server = EndpointServer(hosted.host)
-        keeper = threading.Thread(target=self._keep, args=(server,), name="endpoint", daemon=True)
-        keeper.start()
+        counter = _Counter(hosted, self._bell, self._clock)
+        reception = Reception(server, counter.arrive)
+        reception.open()
         try:
             emit(_ready(hosted, server))
-            self._serve(hosted)
+            while not self._stopped and hosted.state.state != "failed":
+                counter.serve(emit)
             if hosted.state.state == "failed":
                 emit(Failed(hosted.state.reason, restartable=True))
         finally:
             self._stopped = True
-            self._door_bell.ring()
-            keeper.join(GREETING_S)
+            reception.close()
             server.close()
-            while not self._knocked.empty():
-                self._knocked.get().close()
+            counter.close()
 
-    def _keep(self, server: EndpointServer) -> None:
-        """Let in whoever has the key, in a thread: strangers that say nothing hold up nobody's drafts."""
-        poll = select.poll()
-        poll.register(self._door_bell.heard, select.POLLIN)
-        for listening in server.listening:
-            poll.register(listening, select.POLLIN)
-        by_number = {listening.fileno(): listening for listening in server.listening}
-        while not self._stopped:
-            for number, _ in poll.poll():
-                with suppress(OSError, KeyError):  # the wake-up socket is no listening socket
-                    if (admitted := server.admit(by_number[number])) is not None:
-                        self._knocked.put(admitted)
-                        self._bell.ring()
 
-    def _serve(self, hosted: HostedDrafter) -> None:
-        ahead = LookaheadDrafter(hosted.drafter, self._clock)
-        link: Link | None = None
-        while not self._stopped and hosted.state.state != "failed":
-            busy = link is not None and ahead.step()
-            self._wait(link, 0.0 if busy else None)
-            try:
-                link = self._newest(link, hosted, ahead)
-                if link is not None:
-                    self._obey(link, ahead)
-            except (LinkLost, ProtocolError) as error:
-                print(f"the target's connection ended: {error}", flush=True)  # noqa: T201 -- the daemon logs it
-                if link is not None:
-                    link.close()
-                link = None
-                ahead.forget_all()
-        if link is not None:
-            link.close()
+@dataclass(slots=True, eq=False)
+class _Served:
+    """A target that is connected. `name` is its own for itself ("": it has none), `here`: it is on this host. `came_s`:
+    when the request came that is not answered yet. `rest`: it may have sent more than was read."""
 
-    def _wait(self, link: Link | None, timeout_s: float | None) -> None:
-        """Wait until there is something to read, or room for what is still to be sent."""
-        poll = select.poll()
-        poll.register(self._bell.heard, select.POLLIN)
-        if link is not None:
-            poll.register(link, select.POLLIN | (select.POLLOUT if link.unsent else 0))
-        for number, _ in poll.poll(None if timeout_s is None else timeout_s * MS_PER_S):
+    link: Link
+    session: DraftSession
+    name: str
+    here: bool
+    came_s: float = 0.0
+    rest: bool = False
+    awaits_room: bool = False
+
+
+class _Counter:
+    """Where targets are served, all in one thread. `arrive` may be called from any; then the bell rings."""
+
+    def __init__(self, hosted: HostedDrafter, bell: Bell, clock: Clock) -> None:
+        self._hosted = hosted
+        self._bell = bell
+        self._clock = clock
+        self._shared = SharedDrafter(hosted.drafter, clock)
+        self._arrived: queue.SimpleQueue[tuple[Link, Hello]] = queue.SimpleQueue()
+        self._served: dict[int, _Served] = {}
+        self._poll = select.poll()
+        self._poll.register(bell.heard, select.POLLIN)
+        self._busy = False
+        self._looked_s = clock.monotonic_s()
+        self._peak, self._peak_s = 0, -math.inf
+
+    def arrive(self, link: Link, hello: Hello) -> None:
+        """A target has connected. Thread-safe."""
+        self._arrived.put((link, hello))
+        self._bell.ring()
+
+    def serve(self, emit: Emit) -> None:
+        """Take in what is there, answer what is due, and run a pass; wait where there is nothing of all that."""
+        for served in self._wait():
+            self._guard(served, self._obey)
+        self._looked_s = self._clock.monotonic_s()
+        self._let_in()
+        self._answer()
+        self._busy = self._shared.run_pass()
+        if self._busy:
+            self._answer()
+        load = self._shared.meter.take_report(
+            len(self._served), sum(len(one.session.sequences) for one in self._served.values())
+        )
+        if load is not None:
+            emit(load)
+
+    def close(self) -> None:
+        """Hang up on everybody. Idempotent."""
+        for served in list(self._served.values()):
+            self._hang_up(served)
+        while not self._arrived.empty():
+            self._arrived.get()[0].close()
+
+    def _wait(self) -> list[_Served]:
+        """Wait until there is something to do; return the targets that have sent something, or have room again."""
+        rest = [served for served in self._served.values() if served.rest]
+        timeout_ms = 0.0 if self._busy or rest else EVERY_S * MS_PER_S
+        found = {served.link.fileno(): served for served in rest}
+        for number, _ in self._poll.poll(timeout_ms):
             if number == self._bell.heard.fileno():
-                self._bell.heard.recv(64)
+                self._bell.hush()
+            elif number in self._served:
+                found[number] = self._served[number]
+        return list(found.values())
 
-    def _newest(self, link: Link | None, hosted: HostedDrafter, ahead: LookaheadDrafter) -> Link | None:
-        """Return the link to whoever knocked last. Raises LinkLost, ProtocolError."""
-        while True:
+    def _let_in(self) -> None:
+        while not self._arrived.empty():
+            link, hello = self._arrived.get()
+            for older in [one for one in self._served.values() if hello.target and one.name == hello.target]:
+                self._hang_up(older)
+            apart = _is_apart(self._hosted, hello)
+            other = ""
+            if hello.version != VERSION:
+                other = f"this draft worker speaks version {VERSION}, not {hello.version}"
             try:
-                admitted = self._knocked.get_nowait()
-            except queue.Empty:
-                return link
-            if link is not None:
+                link.send(self._welcome(apart, other))
+            except LinkLost:
                 link.close()
-            ahead.forget_all()
-            link = Link(admitted)
-            try:
-                _welcome(link, hosted, ahead)
-            except (LinkLost, ProtocolError):
+                continue
+            if other:
                 link.close()
-                link = None
+                continue
+            served = _Served(
+                link, self._shared.join(runs_ahead=apart), hello.target, hello.host == host_id(), rest=True
+            )
+            self._served[link.fileno()] = served
+            self._poll.register(link, select.POLLIN)
 
-    def _obey(self, link: Link, ahead: LookaheadDrafter) -> None:
-        """Carry out all requests that are there; the last that has asks is answered. Raises LinkLost, ProtocolError."""
-        link.flush()
-        request: DraftRequest | None = None
-        came_s = time.perf_counter()
-        while (turn := link.turn()) is not None:
+    def _welcome(self, apart: bool, refusal: str) -> Welcome:
+        hosted = self._hosted
+        vocabulary = (hosted.vocabulary_size, hosted.vocabulary_fingerprint)
+        return Welcome(VERSION, hosted.state, *vocabulary, apart, apart, refusal)
+
+    def _guard(self, served: _Served, serve: Callable[[_Served], None]) -> None:
+        """Serve one target; hang up where its connection is over, or makes no sense."""
+        try:
+            serve(served)
+        except (LinkLost, ProtocolError) as error:
+            print(f"a target's connection ended: {error}", flush=True)  # noqa: T201 -- the daemon logs it
+            self._hang_up(served)
+
+    def _obey(self, served: _Served) -> None:
+        """Carry out the requests of one target that are there. Raises LinkLost, ProtocolError."""
+        self._flush(served)
+        served.rest = True
+        for _ in range(_MOST_TURNS):
+            turn = served.link.turn()
+            if turn is None:
+                served.rest = False
+                break
             for update in turn.updates:
-                ahead.update(update)
-            request = turn if turn.asks else request
-        if request is not None:
-            within_s = request.within_ms / MS_PER_S - (time.perf_counter() - came_s)
-            found = ahead.answer(request.asks, within_s, request.round_ms / MS_PER_S)
-            drafts = [WireDraft.of(draft) for draft in found]
-            took_ms = (time.perf_counter() - came_s) * MS_PER_S
-            counts = (ahead.drafter.memory_bytes(), ahead.hits, ahead.misses, self._peak_bytes())
-            link.send(DraftResponse(request.number, drafts, took_ms, *counts))
+                self._shared.update(served.session, update)
+            if turn.asks:
+                served.came_s = self._date(turn, here=served.here)
+                left_s = turn.within_ms / MS_PER_S - (self._clock.monotonic_s() - served.came_s)
+                self._shared.ask(served.session, turn.number, turn.asks, left_s, turn.round_ms / MS_PER_S)
+
+    def _date(self, turn: DraftRequest, *, here: bool) -> float:
+        """Return when a request came that has just been read: it may have lain there since somebody last looked. Where
+        its target's clock is another one, it is taken to have."""
+        now_s = self._clock.monotonic_s()
+        return min(now_s, max(self._looked_s, turn.sent_s)) if here and turn.sent_s else self._looked_s
+
+    def _answer(self) -> None:
+        """Send all answers that are due."""
+        by_session = {id(served.session): served for served in self._served.values()}
+        for answer in self._shared.take_answers():
+            self._guard(by_session[id(answer.session)], partial(self._send, answer))
+
+    def _send(self, answer: SharedAnswer, served: _Served) -> None:
+        drafts = [WireDraft.of(draft) for draft in answer.drafts]
+        took_ms = (self._clock.monotonic_s() - served.came_s) * MS_PER_S
+        session = served.session
+        counts = (self._shared.drafter.memory_bytes(), session.hits, session.misses, self._peak_bytes())
+        served.link.send(DraftResponse(answer.number, drafts, took_ms, *counts, offsets=answer.offsets))
+        self._flush(served)
+
+    def _flush(self, served: _Served) -> None:
+        """Send what goes of what is left. Raises LinkLost, also where a target does not read what it asks for."""
+        served.link.flush()
+        if served.link.unsent > _MOST_UNSENT_BYTES:
+            raise LinkLost("it does not read its answers")
+        if served.awaits_room != bool(served.link.unsent):
+            served.awaits_room = bool(served.link.unsent)
+            self._poll.modify(served.link, select.POLLIN | (select.POLLOUT if served.awaits_room else 0))
+
+    def _hang_up(self, served: _Served) -> None:
+        del self._served[served.link.fileno()]
+        self._poll.unregister(served.link)
+        served.link.close()
+        self._shared.leave(served.session)
 
     def _peak_bytes(self) -> int:
         """Return the most that this process held; asked of the system now and then, as asking takes its time."""
@@ -226,31 +292,12 @@ class DraftEngine:
         return self._peak
 
 
-def _welcome(link: Link, hosted: HostedDrafter, ahead: LookaheadDrafter) -> None:
-    """Answer the target's first word; a target of another version is told so and hung up on."""
-    hello = link.hello(GREETING_S)
-    other = "" if hello.version == VERSION else f"this draft worker speaks version {VERSION}, not {hello.version}"
-    ahead.runs_ahead = apart = _apart(hosted, hello)
-    link.send(
-        Welcome(
-            VERSION,
-            hosted.state,
-            hosted.vocabulary_size,
-            hosted.vocabulary_fingerprint,
-            apart,
-            apart,
-            other,
-        )
-    )
-    if other:
-        raise ProtocolError(other)
-
-
-def _apart(hosted: HostedDrafter, hello: Hello) -> bool:
-    """True where drafting while the target verifies takes nothing away from it, or is wanted all the same."""
+def _is_apart(hosted: HostedDrafter, hello: Hello) -> bool:
+    """Return whether drafting while the target verifies takes nothing away from it, or is wanted all the same."""
     if hosted.runs_ahead != "auto":
         return hosted.runs_ahead == "always"
-    return hello.host != host_id() or hello.device.casefold() != hosted.state.device.casefold()
+    ours = ComputePlace.of(host_id(), hosted.state.device, hosted.state.cores)
+    return not shares_compute(ours, ComputePlace.of(hello.host, hello.device, hello.cores))
 
 
 def _ready(hosted: HostedDrafter, server: EndpointServer) -> DraftReady:
@@ -263,4 +310,5 @@ def _ready(hosted: HostedDrafter, server: EndpointServer) -> DraftReady:
         runs_ahead=hosted.runs_ahead,
         pid=os.getpid(),
         load_s=hosted.load_s,
+        host=host_id(),
     )

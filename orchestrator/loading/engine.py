@@ -12,6 +12,7 @@ import msgspec
 from adapters.grammar import GrammarCompiler
 from device_profiles.memory import MemoryPlan
 from orchestrator.clock import Clock, SystemClock
+from orchestrator.drafting.endpoint import host_id
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.variants import VariantDrafter
 from orchestrator.engine.grammar import Grammars
@@ -200,5 +201,6 @@ def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: 
         kv_page_bytes=describe_layout(target.model)[1],
         classes_rejected=describe_rejected(target.classes) if target.classes else [],
         memory_reduced=list(target.failed),
+        host=host_id(),
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

@@ -20,6 +20,7 @@ from orchestrator.config.speculation import Speculation
 from orchestrator.config.target import Placement, Target
 from orchestrator.workers.contract import WorkerSpec
 from policies.sampling import ToleranceGoal
+from policies.serving.draft_pool import PoolSize
 from policies.serving.slo import NO_OBJECTIVES, Objective, Objectives
 from policies.speculation.pid import DEFAULTS, PidSettings
 from policies.speculation.state import COLD_DEPTH
@@ -251,13 +252,17 @@ def _count_reserved_cpus(config: ClusterConfig, threads: int) -> float:
 
 
 def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
-    """Return how the draft workers are started: one for each draft that has a process of its own."""
+    """Return how the draft workers are started: one for each draft that has a process of its own. One with a pool has
+    slots for the sequences of all replicas: any number of them may be its own."""
+    shares = dict.fromkeys(list_draft_pools(config), len(config.model.placements))
     across_hosts = config.cluster.on_ray and bool(config.cluster.address)
     return [
         WorkerSpec(
             name=draft.name,
             entry=DRAFT_ENTRY,
-            options=msgspec.to_builtins(DraftWorkerOptions(draft, options.max_running, across_hosts)),
+            options=msgspec.to_builtins(
+                DraftWorkerOptions(draft, options.max_running * shares.get(draft.name, 1), across_hosts)
+            ),
             node=draft.remote.host,
             cores=draft.remote.cores,
             device=draft.model.device,
@@ -266,6 +271,17 @@ def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpe
         for draft in options.all_drafters
         if isinstance(draft, ModelDraftOptions) and draft.remote is not None
     ]
+
+
+def list_draft_pools(config: ClusterConfig) -> dict[str, PoolSize]:
+    """Return how many workers there are of each draft that says so, by its name."""
+    own = zip(config.canary_drafts, draft_names(config.canary_drafts, CANARY_PREFIX), strict=True)
+    everybody = zip(config.drafts, draft_names(config.drafts), strict=True)
+    return {
+        name: PoolSize(draft.workers.min, draft.workers.max or draft.workers.min, draft.workers.idle_s)
+        for draft, name in (*everybody, *own)
+        if isinstance(draft, ModelDraft) and draft.process == "own" and draft.workers.min
+    }
 
 
 def _drafters(config: ClusterConfig, base: Path) -> list[DraftOptions]:

@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.config.drafts import Draft, SuffixDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO
+from orchestrator.planning.core_split import CoresByHost, pin_target, place_on_cores
 from orchestrator.planning.here import Allowed
 from orchestrator.planning.proposal import PlanProposal, PlanRequest
 from policies.planning.plan import Option, Role, Shard
@@ -27,26 +28,34 @@ def build_option_filter(config: ClusterConfig, asked: PlanRequest) -> Allowed:
     return fits
 
 
-def apply_plan(config: ClusterConfig, proposal: PlanProposal, number: int) -> ClusterConfig:
-    """Return the configuration that runs the plan's replica of this number.
+def apply_plan(
+    config: ClusterConfig, proposal: PlanProposal, number: int, cores_by_host: CoresByHost | None = None
+) -> ClusterConfig:
+    """Return the configuration that runs the plan's replica of this number. `cores_by_host`: those that workers may use
+    there, by physical core; workers that share a host's processor by plan get cores of their own.
 
     A plan in layer shards has no such configuration: it must have been made without (`whole_targets`).
     """
     replica = proposal.plan.replicas[number]
     target = replica.shards[0]
+    cores = place_on_cores(config, proposal, cores_by_host or {})[number]
     on_ray = config.cluster.on_ray
-    drafts = [_draft(draft, index, proposal, number, on_ray=on_ray) for index, draft in enumerate(config.drafts)]
+    drafts = [
+        _draft(draft, index, proposal, number, cores.draft, on_ray=on_ray) for index, draft in enumerate(config.drafts)
+    ]
     placed = tuple(draft for draft in drafts if draft is not None)
+    placed_target: dict[str, Any] = {"adapter": target.runtime, "device": name_shard_device(proposal, target)}
+    if cores.target:
+        placed_target["replicas"] = pin_target(config, number, cores.target, target.threads)
     changes: dict[str, Any] = {
-        "model": config.model.model_copy(
-            update={"adapter": target.runtime, "device": name_shard_device(proposal, target)},
-        ),
+        "model": config.model.model_copy(update=placed_target),
         "drafts": placed if replica.depth else (),
     }
     if config.canary.share and not config.canary.drafts and not replica.depth:  # the plan is the others'
         changes["canary"] = config.canary.model_copy(update={"drafts": placed})
     if on_ray:  # it was planned for that host
-        placed_there = [one.model_copy(update={"host": one.host or target.host}) for one in config.model.placements]
+        placements = changes["model"].placements
+        placed_there = [one.model_copy(update={"host": one.host or target.host}) for one in placements]
         changes["model"] = changes["model"].model_copy(update={"replicas": placed_there})
         changes["drafts"] = tuple(_place_draft(draft, target.host) for draft in changes["drafts"])
     if target.threads and not config.devices.threads and not config.devices.cores:
@@ -89,8 +98,10 @@ def _fits(adapter: str, device: str, option: Option, there: str) -> bool:
     return adapter in (AUTO, option.runtime) and (device in (AUTO, there) or simulated)
 
 
-def _draft(draft: Draft, index: int, proposal: PlanProposal, number: int, *, on_ray: bool) -> Draft | None:
-    """Return a draft as it runs, None where the plan leaves it out."""
+def _draft(
+    draft: Draft, index: int, proposal: PlanProposal, number: int, cores: tuple[int, ...], *, on_ray: bool
+) -> Draft | None:
+    """Return a draft as it runs, on these `cores` where it has none of its own; None where the plan leaves it out."""
     if isinstance(draft, SuffixDraft) or AUTO not in (draft.adapter, draft.device):
         return draft
     chosen = proposal.plan.replicas[number].draft
@@ -104,6 +115,8 @@ def _draft(draft: Draft, index: int, proposal: PlanProposal, number: int, *, on_
     }
     if chosen.shard.threads and not draft.threads:
         update["threads"] = chosen.shard.threads
+    if cores and chosen.process == "own":
+        update["cores"] = list(cores)
     if on_ray and chosen.process == "own" and not draft.host:
         update["host"] = chosen.shard.host
     return draft.model_copy(update=update)

@@ -97,7 +97,8 @@ class DrafterState(msgspec.Struct, frozen=True):
 
 class DraftReady(msgspec.Struct, frozen=True, tag="draft_ready"):
     """The draft worker `name` serves at the endpoint `door`. All fields are effective state.
-    `runs_ahead`: whether it drafts while the target verifies ("auto": unless they share a device)."""
+    `runs_ahead`: whether it drafts while the target verifies ("auto": unless they share cores or a device). `host`:
+    what all processes of its machine say, and those of no other do."""
 
     name: str
     door: DraftEndpoint
@@ -107,3 +108,19 @@ class DraftReady(msgspec.Struct, frozen=True, tag="draft_ready"):
     runs_ahead: str
     pid: int
     load_s: float
+    host: str = ""
+
+
+class DraftLoad(msgspec.Struct, frozen=True, tag="draft_load"):
+    """How much a draft worker had to do of late: told about once a second while it works, and every two seconds while
+    it does not and targets are connected.
+
+    `targets` are connected, with `sequences` that run. `busy`: the share of the time that its model ran. `crowded`: of
+    its answers, the share that was cut short while another target's drafts shared its passes. `slowdown`: how
+    many times longer a pass is that several targets share than one target's own (0: not known)."""
+
+    targets: int
+    sequences: int
+    busy: float
+    crowded: float
+    slowdown: float

@@ -12,7 +12,14 @@ from typing import Any, Literal
 import msgspec
 
 from device_profiles.device_load import DeviceLoad
-from orchestrator.workers.draft_messages import AttachDraft, DraftEndpoint, DrafterState, DraftLink, DraftReady
+from orchestrator.workers.draft_messages import (
+    AttachDraft,
+    DraftEndpoint,
+    DrafterState,
+    DraftLink,
+    DraftLoad,
+    DraftReady,
+)
 from policies.sampling import Sampling as Sampling
 from policies.sampling.logprobs import TokenScore as TokenScore
 from policies.serving.acceptance_alarm import Cause
@@ -141,7 +148,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     `class_fingerprint`: of its bits, the same where replicas are interchangeable; `class_reason` and
     `classes_rejected`: why that one, and why not the others. `kv_format`: the same where pages of the KV cache mean the
     same ("": they cannot be moved), `kv_page_bytes` their length, for `block_tokens` positions.
-    `memory_reduced`: larger KV caches and forwards that the device had no memory for."""
+    `memory_reduced`: larger KV caches and forwards that the device had no memory for. `host`: as in DraftReady."""
 
     model: str
     vocabulary_size: int
@@ -184,6 +191,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     kv_format: str = ""
     kv_page_bytes: int = 0
     memory_reduced: list[str] = []
+    host: str = ""
 
     @property
     def all_drafters(self) -> list[str]:
@@ -419,6 +427,7 @@ Event = (
     | MovedIn
     | Failed
     | DraftReady
+    | DraftLoad
     | DraftLink
     | MeasuredValue
     | HostDescribed

@@ -94,7 +94,7 @@ def test_planned_and_peak_memory_are_told_by_worker_and_device():
     control = ScriptedControl(
         ready=msgspec.structs.replace(READY, planned_memory_bytes=900),
         gauges=Gauges(0, 0, 1, 1, 0, 0, 0, 0, drafters=[seen], peak_rss_bytes=800),
-        drafts=(DraftView("model", "ready", "", "", ready, 0, target="r0"),),
+        drafts=(DraftView("model", "ready", "", "", ready, 0, targets=("r0",)),),
     )
     metrics = Metrics(control, HandClock())
     text = metrics.render()

@@ -35,6 +35,8 @@ def example_of(key: str, value: str) -> str:
         return f"model: {{source: x.gguf, replicas: [{{{name}: {value}}}]}}\n"
     if section == "failover.standby[]":
         return f"model: {{source: x.gguf}}\nfailover: {{standby: [{{{name}: {value}}}]}}\n"
+    if section == "drafts[model].workers":
+        return f"model: {{source: x.gguf}}\ndrafts: [{{method: model, source: x, workers: {{{name}: {value}}}}}]\n"
     if section.startswith("hosts[]"):
         host = (
             f"devices: [{{{_complete({name: value}, device='CPU')}}}]" if "devices" in section else f"{name}: {value}"

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from orchestrator.config.load import default_config_path, load_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import ConfigError
-from orchestrator.loading.options import EngineOptions, draft_specs, engine_options, worker_specs
+from orchestrator.loading.options import EngineOptions, draft_specs, engine_options, list_draft_pools, worker_specs
+from policies.serving.draft_pool import PoolSize
 from policies.serving.slo import Objective, Objectives
 from tests.support.config import parse_config
 
@@ -287,6 +288,33 @@ def test_a_worker_gets_its_cores_and_as_many_threads(tmp_path):
     ]
     (draft,) = draft_specs(options, config)
     assert (draft.cores, draft.options["draft"]["model"]["threads"]) == ([4, 5], 2)
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        ("{max: 2}", "max goes with min, which is 0"),
+        ("{min: 3, max: 2}", "max must be at least min, which is 3"),
+        ("{min: 2, idle_s: 5}", "idle_s goes with a max above min"),
+        ("{min: 2, max: 2, idle_s: 5}", "idle_s goes with a max above min"),
+    ],
+)
+def test_bounds_of_draft_workers_that_contradict_each_other_are_told(tmp_path, workers, said):
+    path = tmp_path / "c.yaml"
+    draft = f"{{method: model, source: 'simulated:toy', adapter: simulated, process: own, workers: {workers}}}"
+    path.write_text(f"{HEAD}drafts: [{draft}]\n")
+    with pytest.raises(ConfigError, match=re.escape(f"drafts[0].workers: {said}")):
+        load_config(path)
+
+
+def test_a_draft_with_a_pool_has_slots_for_every_replica(tmp_path):
+    draft = "{method: model, source: 'simulated:toy', adapter: simulated, process: own"
+    pool = f"{draft}, workers: {{min: 1, max: 3, idle_s: 9}}}}"
+    text = f"{HEAD}  replicas: 3\nlimits: {{max_running: 4}}\ndrafts: [{draft}}}, {pool}]\n"
+    config = parse_config(text, tmp_path / "c.yaml")
+    specs = draft_specs(engine_options(config, tmp_path), config)
+    assert [(one.name, one.options["slots"]) for one in specs] == [("model", 4), ("model-2", 12)]
+    assert list_draft_pools(config) == {"model-2": PoolSize(1, 3, 9.0)}
 
 
 def test_unreadable_files_are_named(tmp_path, monkeypatch):

@@ -177,7 +177,7 @@ async def both(control: TargetControl, expected: list[int]) -> list[int]:
 async def test_each_replica_has_a_draft_worker_of_its_own_and_gets_another_one_that_is_free(expected):
     async with running(expected, replicas=2, max_restarts=0) as control:
         await until(lambda: all(draft.phase == "ready" for draft in control.view().drafts))
-        assert sorted(draft.target for draft in control.view().drafts) == ["target-0", "target-1"]
+        assert sorted(draft.targets for draft in control.view().drafts) == [("target-0",), ("target-1",)]
         async with asyncio.timeout(30.0):
             while min(await both(control, expected)) < 100:
                 pass
@@ -186,9 +186,9 @@ async def test_each_replica_has_a_draft_worker_of_its_own_and_gets_another_one_t
         assert lost.ready is not None
         os.kill(lost.ready.pid, signal.SIGKILL)
         await until(lambda: control.view().replicas[0].spent)
-        assert sorted(draft.target for draft in control.view().drafts) == ["", "target-1"]
-        used = next(draft for draft in control.view().drafts if draft.target)
+        assert sorted(draft.targets for draft in control.view().drafts) == [(), ("target-1",)]
+        used = next(draft for draft in control.view().drafts if draft.targets)
         assert used.ready is not None
         os.kill(used.ready.pid, signal.SIGKILL)
-        await until(lambda: [one.target for one in control.view().drafts if one.phase == "ready"] == ["target-1"])
+        await until(lambda: [one.targets for one in control.view().drafts if one.phase == "ready"] == [("target-1",)])
         await until_it_drafts(control, expected)

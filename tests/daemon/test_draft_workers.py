@@ -7,14 +7,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
 from tests.daemon.test_drafts import drafts, read_counters
 from tests.daemon.test_life import collect
+from tests.support import tiny_models
 from tests.support.daemon import Daemon, configuration, outrider_process, running
 
 ASK: dict[str, Any] = {
@@ -150,6 +153,7 @@ def test_a_draft_slower_than_the_target_does_not_hold_it_up(tmp_path: Path, expe
     [
         ("max_wait_ms: 5", "local", "drafts[0].max_wait_ms: goes with process: own"),
         ("process: own, host: 10.0.0.2", "local", "drafts[0].host: goes with Ray, which cluster.address"),
+        ("workers: {min: 1}", "local", "drafts[0].workers: goes with process: own"),
     ],
 )
 def test_a_key_that_would_change_nothing_is_refused(tmp_path: Path, keys, runtime, said):
@@ -157,3 +161,58 @@ def test_a_key_that_would_change_nothing_is_refused(tmp_path: Path, keys, runtim
     found = outrider_process("serve", "--config", str(configuration(tmp_path, runtime=runtime, extra=extra)))
     assert found.returncode == 1
     assert said in found.stderr
+
+
+def test_replicas_that_share_a_draft_worker_say_what_plain_ones_say_and_who_shares_it(tmp_path: Path, plain, outrider):
+    asks = [ASK | {"prompt": f"the sea is {number} " * 6, "seed": number} for number in range(6)]
+    expected = [plain.client.completions.create(**ask).choices[0].text for ask in asks]
+    extra = own(overlap="always", workers="{min: 1, max: 2}")
+    with running(configuration(tmp_path, script="base_ms=5", extra=extra, replicas="2")) as daemon:
+        names = ["target-0", "target-1"]
+        until(lambda: sorted(draft_of(daemon)["connected"]) == names)
+
+        def both_draft() -> bool:
+            with ThreadPoolExecutor(len(asks)) as pool:
+                found = list(pool.map(lambda ask: daemon.client.completions.create(**ask).choices[0].text, asks))
+            assert found == expected
+            return min(one["totals"]["accepted"] for one in daemon.status()["replicas"]) > 100
+
+        until(both_draft)
+        (draft,) = daemon.status()["drafts"]
+        assert (sorted(draft["targets"]), draft["number"], draft["load"]["targets"]) == (names, 0, 2)
+        told = read_counters(daemon.url, "model")
+        assert told["outrider_draft_worker_targets"] == 2.0
+        assert 0.0 <= told["outrider_draft_worker_busy"] <= 1.0
+        assert told["outrider_draft_worker_restarts_total"] == 0.0
+        up = [line for line in httpx.get(f"{daemon.url}/metrics").text.splitlines() if "drafter_up{" in line]
+        assert len([line for line in up if line.endswith(" 1.0")]) == 2, "one for each replica"
+        shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].replace("│", " ").split())
+        assert "for target-0, target-1" in shown
+        pid = draft["ready"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: draft_of(daemon)["restarts"] == 1 and sorted(draft_of(daemon)["connected"]) == names)
+        assert both_draft()
+        assert daemon.stop() == 0
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_it_drafts_ahead_where_its_cores_are_not_the_targets(tmp_path: Path):
+    tiny_models.write_model(tmp_path / "tiny", "llama", kind="BF16")
+    mine, other = sorted(os.sched_getaffinity(0))[:2]
+    draft = "method: model, source: tiny, process: own, cores"
+    config = configuration(
+        tmp_path, extra=drafts(f"{draft}: [{other}]", f"{draft}: [{mine}]", draft.rpartition(",")[0])
+    )
+    text = config.read_text(encoding="utf-8").partition("\n")[2]
+    config.write_text(f"model: {{source: tiny, name: toy, replicas: [{{cores: [{mine}]}}]}}\n{text}", encoding="utf-8")
+    with running(config) as daemon:
+        until(lambda: [one["phase"] for one in daemon.status()["drafts"]] == ["ready"] * 3)
+
+        def all_known() -> bool:
+            daemon.client.completions.create(**ASK | {"max_tokens": 8})
+            states = (daemon.status()["gauges"] or {}).get("drafters", [])
+            return [one["state"] for one in states] == ["ok"] * 3
+
+        until(all_known)
+        states = daemon.status()["gauges"]["drafters"]
+        assert [one["remote"]["runs_ahead"] for one in states] == [True, False, False]

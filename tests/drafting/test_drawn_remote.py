@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
 from orchestrator.drafting import server
-from orchestrator.drafting.lookahead import LookaheadDrafter
 from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.protocol import DraftResponse, WireDraft, check_guess
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
+from orchestrator.drafting.shared import DraftSession, SharedAnswer, SharedDrafter
 from orchestrator.workers.draft_messages import DraftLink
 from policies.sampling import PROPOSAL_WIDTH, DraftDistribution, Sampling, propose
 from tests.engine.test_drawn_drafts import LENGTH, chances, draft_model, submits, unlike
@@ -29,13 +29,16 @@ from tests.support.loops import decode, loop_over, toy
 BYTES_A_CANDIDATE = 8
 
 
-class AskedOnce(LookaheadDrafter):
+class AskedOnce(SharedDrafter):
     """Asks for a whole draft at once and nothing ahead, so that tokens are those of the same asks in this process."""
 
-    def answer(self, asks: Sequence[Ask], within_s: float, round_s: float = 0.0) -> list[Draft]:
-        return self.drafter.propose(asks)
+    def ask(
+        self, session: DraftSession, number: int, asks: Sequence[Ask], within_s: float, round_s: float = 0.0
+    ) -> None:
+        drafts = self.drafter.propose([replace(ask, key=session.key(ask.key)) for ask in asks])
+        self._due.append(SharedAnswer(session, number, drafts, []))
 
-    def step(self) -> bool:
+    def run_pass(self) -> bool:
         return False
 
 
@@ -78,7 +81,7 @@ def remote() -> Iterator[InStep]:
 
 @pytest.mark.parametrize("rule", ["rejection", "tolerance"])
 def test_tokens_and_acceptance_are_those_of_a_draft_in_this_process(rule, monkeypatch):
-    monkeypatch.setattr(server, "LookaheadDrafter", AskedOnce)
+    monkeypatch.setattr(server, "SharedDrafter", AskedOnce)
     asked = submits(rule, 12, max_tokens=40, depth=4, top_k=0)
     here, rounds_here = decode(loop_over(toy(), draft_model()), asked)
     with remote() as drafter:
@@ -90,7 +93,7 @@ def test_tokens_and_acceptance_are_those_of_a_draft_in_this_process(rule, monkey
 
 
 def test_more_is_accepted_with_the_rows_than_without(monkeypatch):
-    monkeypatch.setattr(server, "LookaheadDrafter", AskedOnce)
+    monkeypatch.setattr(server, "SharedDrafter", AskedOnce)
     asked = submits("rejection", 60, max_tokens=20, depth=1, top_k=0)
     rates = []
     for rows in (False, True):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.drafting.lookahead import LookaheadDrafter
-from orchestrator.drafting.port import Ask
-from orchestrator.drafting.protocol import Begin, End, Extend
+from orchestrator.drafting.port import Ask, Draft
+from orchestrator.drafting.protocol import Begin, End, Extend, Update
+from orchestrator.drafting.shared import DraftSession, SharedDrafter
 from orchestrator.workers.messages import Sampling
 from tests.support.drafters import KnowingDrafter
 
@@ -29,8 +30,29 @@ class Clock:
         return self.now_s
 
 
-def ahead_of(step_s: float = 0.0, *, runs_ahead: bool = False) -> LookaheadDrafter:
-    ahead = LookaheadDrafter(KnowingDrafter([TEXT]), Clock(step_s), runs_ahead=runs_ahead)
+@dataclass
+class Alone:
+    """A shared drafter with one target, asked as if it waited for each answer."""
+
+    shared: SharedDrafter
+    session: DraftSession
+
+    def update(self, update: Update) -> None:
+        self.shared.update(self.session, update)
+
+    def answer(self, asks: Sequence[Ask], within_s: float, round_s: float = 0.0) -> list[Draft]:
+        self.shared.ask(self.session, 1, asks, within_s, round_s)
+        while not (found := self.shared.take_answers()):
+            assert self.shared.run_pass()
+        return found[0].drafts
+
+    def step(self) -> bool:
+        return self.shared.run_pass()
+
+
+def ahead_of(step_s: float = 0.0, *, runs_ahead: bool = False) -> Alone:
+    shared = SharedDrafter(KnowingDrafter([TEXT]), Clock(step_s))
+    ahead = Alone(shared, shared.join(runs_ahead=runs_ahead))
     ahead.update(Begin("a", TEXT[:HELD], Sampling()))
     return ahead
 
@@ -64,10 +86,10 @@ def test_what_was_guessed_is_there_before_it_is_asked_for():
         pass
     ahead.update(Extend("a", TEXT[5:9]))
     assert ahead.answer([Ask("a", 3)], 0.0)[0].tokens == tuple(TEXT[9:12])
-    assert (ahead.hits, ahead.misses) == (2, 0)
+    assert (ahead.session.hits, ahead.session.misses) == (2, 0)
     ahead.update(Extend("a", [77]))
     ahead.answer([Ask("a", 3)], 0.0)
-    assert (ahead.hits, ahead.misses) == (2, 1)
+    assert (ahead.session.hits, ahead.session.misses) == (2, 1)
 
 
 def test_it_does_not_draft_ahead_for_ever_nor_for_whom_it_does_not_know():

@@ -161,6 +161,9 @@ GARBAGE: dict[str, Callable[[DraftRequest], DraftResponse | bytes]] = {
     "another number of drafts": lambda turn: DraftResponse(turn.number, drafts(32) * 3),
     "a confidence that is none": lambda turn: DraftResponse(turn.number, drafts(32, confidence=float("nan"))),
     "fewer confidences": lambda turn: DraftResponse(turn.number, [WireDraft((32, 33), (0.5,))]),
+    "an offset behind all tokens": lambda turn: DraftResponse(turn.number, drafts(32), offsets=[1000]),
+    "a negative offset": lambda turn: DraftResponse(turn.number, drafts(32), offsets=[-1]),
+    "another number of offsets": lambda turn: DraftResponse(turn.number, drafts(32), offsets=[0, 0]),
     "an answer to nothing": lambda turn: DraftResponse(turn.number + 7, drafts(32)),
     "a row that is no distribution": lambda turn: DraftResponse(turn.number, build_drawn_guess([32, 33], [0.5, 0.7])),
     "a row with a share that is none": lambda turn: DraftResponse(

@@ -8,7 +8,9 @@ import pytest
 
 from device_profiles.measured import Hardware
 from device_profiles.store import ProfileStore
+from orchestrator.bootstrap.planning import build_start_specs
 from orchestrator.config.drafts import ModelDraft
+from orchestrator.config.model import ClusterConfig
 from orchestrator.config.sketch import load_sketch
 from orchestrator.planning.applied import apply_plan, build_option_filter, list_unplaced_drafts, whole_targets
 from orchestrator.planning.basis import basis
@@ -160,3 +162,55 @@ def test_on_ray_what_was_planned_for_this_host_is_bound_to_it(tmp_path):
     assert [one.host for one in effective.model.placements] == ["here"]
     config, found = propose_plan(tmp_path / "local", HEAD.format(adapter="auto", device="auto"))
     assert [one.host for one in apply_plan(config, found, 0).model.placements] == [""]
+
+
+BESIDE = "drafts: [{method: suffix}, {method: model, source: 'simulated:toy', adapter: auto, device: auto%s}]\n"
+GROUPS = [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def place_beside(
+    directory: Path, target: str = "", draft: str = "", more: str = ""
+) -> tuple[ClusterConfig, PlanProposal]:
+    """A plan of one processor with four cores, where the target has two threads and its draft one beside it."""
+    head = f"model: {{source: 'simulated:toy', name: toy, adapter: auto, device: auto{target}}}\n"
+    text = f"{head}{BESIDE % draft}placement: {{draft_acceptance: 0.95}}\n{more}"
+    config = parse_config(text, Path("c.yaml"))
+    asked = whole_targets(build_request_from_config(config, directory))
+    store = store_simulated_profiles(directory, {"SIM": 20.0}, threads=2, cores=4)
+    store_simulated_profiles(directory, {"SIM": 2.0}, model="simulated-toy", role="draft", threads=1, cores=4)
+    return config, propose_here(asked, store, {}, build_option_filter(config, asked))
+
+
+def cores_of(
+    config: ClusterConfig, found: PlanProposal, groups: list[list[int]]
+) -> tuple[list[int], int, list[int], int]:
+    """The cores and threads of the target's worker and of the draft's, as they are started."""
+    effective = apply_plan(config, found, 0, {"here": groups})
+    (target,), (draft,) = build_start_specs(effective, Path())
+    return target.cores, target.options["model"]["threads"], draft.cores, draft.options["draft"]["model"]["threads"]
+
+
+def test_target_and_draft_beside_it_get_cores_of_their_own(tmp_path):
+    config, found = place_beside(tmp_path)
+    assert cores_of(config, found, GROUPS) == ([0, 1, 4, 5], 2, [2, 6], 1)
+    assert cores_of(config, found, [[3], [5], [9]]) == ([3, 5], 2, [9], 1)
+    assert cores_of(config, found, [[0, 4], [1, 5]]) == ([0, 4], 2, [1], 1)  # too few for whole cores
+    assert cores_of(config, found, [[0], [1]]) == ([], 2, [], 1)  # too few at all
+
+
+def test_cores_that_are_written_stay_and_the_rest_is_split(tmp_path):
+    config, found = place_beside(tmp_path, target=", replicas: [{cores: [2, 3]}]")
+    assert cores_of(config, found, GROUPS) == ([2, 3], 2, [0, 4], 1)
+    config, found = place_beside(tmp_path, draft=", process: own, cores: [0]")
+    assert cores_of(config, found, GROUPS) == ([1, 2, 5, 6], 2, [0], 1)
+    config, found = place_beside(tmp_path, more="devices: {cores: [1]}\n")
+    assert cores_of(config, found, GROUPS) == ([1], 1, [0, 4], 1)
+
+
+def test_a_target_alone_on_its_processor_runs_on_any_core(tmp_path):
+    config = parse_config(HEAD.format(adapter="auto", device="auto"), Path("c.yaml"))
+    asked = whole_targets(build_request_from_config(config, tmp_path))
+    store = store_simulated_profiles(tmp_path, {"SIM": 20.0}, threads=2, cores=4)
+    found = propose_here(asked, store, {}, build_option_filter(config, asked))
+    (target,), _ = build_start_specs(apply_plan(config, found, 0, {"here": GROUPS}), Path())
+    assert (target.cores, target.options["model"]["threads"]) == ([], 2)

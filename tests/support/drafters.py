@@ -27,7 +27,8 @@ VOCABULARY = 272
 class KnowingDrafter:
     """Continues `texts` (whole sequences, prompts included); every `wrong_every`-th position is another token.
 
-    A token takes `token_ms` when it is drafted first. At the `at`-th call of `propose` it does what `fault` says:
+    A token takes `token_ms` when it is drafted first, with those of the other sequences of its pass, and `row_ms` more
+    for each of these sequences. At the `at`-th call of `propose` it does what `fault` says:
     "hang", "garbage" (tokens that no vocabulary has), "raise", "lost" (the device), "exit".
     """
 
@@ -39,12 +40,15 @@ class KnowingDrafter:
         *,
         wrong_every: int = 0,
         token_ms: float = 0.0,
+        row_ms: float = 0.0,
         fault: str = "",
         at: int = 1,
     ) -> None:
         self._texts = [list(text) for text in texts]
         self._wrong_every = wrong_every
         self._token_ms = token_ms
+        self._row_ms = row_ms
+        self.passes: list[list[str]] = []  # the keys of each that had any
         self._fault = fault
         self._at = at
         self._calls = 0
@@ -69,8 +73,9 @@ class KnowingDrafter:
             self._misbehave()
         steps = max((ask.limit - self._drafted.get(ask.key, 0) for ask in asks), default=0)
         self._drafted |= {ask.key: ask.limit for ask in asks}
-        if self._token_ms:
-            time.sleep(self._token_ms * max(0, steps) / 1000.0)
+        self.passes += [[ask.key for ask in asks]] if asks else []
+        if self._token_ms or self._row_ms:
+            time.sleep((self._token_ms + self._row_ms * len(asks)) * max(0, steps) / 1000.0)
         return [self._draft(ask) for ask in asks]
 
     def memory_bytes(self) -> int:

@@ -21,15 +21,19 @@ def store_simulated_profiles(
     *,
     memory_bytes: int = GIB,
     measured_at: str = "2026-01-01",
+    threads: int = 0,
+    cores: int = 0,
     hardware_name: str = "simulated device {}",
     more_row_ms: float = 0.0,
 ) -> ProfileStore:
     """Store what a forward of one row takes on each of these devices; eight rows take the same, and `more_row_ms` for
-    each row beyond the first. `hardware_name`: "{}" in it is the device."""
+    each row beyond the first. `hardware_name`: "{}" in it is the device. Where `cores` are given, the devices are
+    processors with so many, and this is measured with so many `threads`."""
     digest = digest_simulated_model(f"simulated:toy?{script}")
     store = ProfileStore(directory)
     for device, ms in row_ms.items():
-        hardware = Hardware("simulated", hardware_name.format(device), memory_bytes)
+        kind = "cpu" if cores else "simulated"
+        hardware = Hardware(kind, hardware_name.format(device), memory_bytes, physical_cores=cores)
         mark = fingerprint(hardware, "outrider 0.1.0")
         store.save(MeasuredDevice(mark, "simulated", device, "outrider 0.1.0", hardware, 0, measured_at=measured_at))
         store.save(
@@ -45,7 +49,7 @@ def store_simulated_profiles(
                 kv_cache="fp32",
                 exactness="bit",
                 formats="auto auto auto",
-                threads=0,
+                threads=threads,
                 cost=StepCost((1.0, 8.0, 64.0), (ms, ms + 7 * more_row_ms, 2 * ms + 63 * more_row_ms)),
                 decode_error=0.02,
                 prefill_error=0.02,

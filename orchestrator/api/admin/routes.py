@@ -98,8 +98,10 @@ def replica_of(replica: ReplicaView) -> dict[str, Any]:
 
 
 def draft_of(draft: DraftView) -> dict[str, Any]:
-    """Return a draft worker's state; the key to its endpoint is left out."""
-    shown = {**dataclasses.asdict(dataclasses.replace(draft, ready=None))}
+    """Return a draft worker's state; the key to its endpoint is left out. `target`: the first that it drafts for."""
+    shown = {**dataclasses.asdict(dataclasses.replace(draft, ready=None, load=None))}
+    shown["target"] = next(iter(draft.targets), "")
+    shown["load"] = msgspec.to_builtins(draft.load)
     if draft.ready is not None:
         told = msgspec.to_builtins(draft.ready)
         shown["ready"] = {**told, "door": draft.ready.door.addresses}

@@ -158,8 +158,7 @@ class Metrics:
             self._state.count_losses(model, view.losses)
             self._state.count_kv_moves(model, view.kv_moves)
             self.slo.refresh(replicas)
-            for draft in view.drafts:
-                self._drafters.remotes.refresh(model, draft)
+            self._drafters.remotes.refresh(model, view.drafts)
             self._memory.refresh(model, view)
             self._health.refresh(model, view)
             self._intake.refresh((model, "0"))

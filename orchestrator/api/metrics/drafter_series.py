@@ -46,6 +46,8 @@ class _Remotes:
         self._misses = PerWorker(make.counter("drafter_ahead_misses", "Drafts that were not there yet.", "drafter"))
         self._restarts = make.counter("draft_worker_restarts", "Restarts of a draft worker.", "drafter")
         self._restarts_counted: dict[tuple[str, int], int] = {}
+        self._busy = make.gauge("draft_worker_busy", "Share of the time that its model ran.", "drafter")
+        self._targets = make.gauge("draft_worker_targets", "Replicas that are connected to it.", "drafter")
 
     def count(self, pid: int, remote: RemoteState, *labels: str) -> None:
         self._asks.update(pid, remote.asks, *labels)
@@ -54,8 +56,18 @@ class _Remotes:
         self._hits.update(pid, remote.ahead_hits, *labels)
         self._misses.update(pid, remote.ahead_misses, *labels)
 
-    def refresh(self, model: str, draft: DraftView) -> None:
+    def refresh(self, model: str, drafts: Sequence[DraftView]) -> None:
         """Draft workers are counted under the number that they have among those of one draft."""
+        self._busy.clear()
+        self._targets.clear()
+        for draft in drafts:
+            self._refresh(model, draft)
+
+    def _refresh(self, model: str, draft: DraftView) -> None:
+        if draft.load is not None:
+            labels = (model, str(draft.number), draft.name)
+            self._busy.labels(*labels).set(draft.load.busy)
+            self._targets.labels(*labels).set(draft.load.targets)
         of = (draft.name, draft.number)
         counted = self._restarts_counted.get(of, 0)
         self._restarts.labels(model, str(draft.number), draft.name).inc(max(0, draft.restarts - counted))

@@ -34,9 +34,11 @@ class MemoryMetrics:
             drafters |= {(replica.name, state.name): state.remote for state in (gauges.drafters if gauges else [])}
         for draft in view.drafts:
             if draft.ready is not None:
-                state, remote = draft.ready.drafter, drafters.get((draft.target, draft.name))
+                state = draft.ready.drafter
+                told = [drafters.get((target, draft.name)) for target in draft.targets]
+                peak = max((remote.peak_rss_bytes for remote in told if remote is not None), default=0)
                 labels = (model, str(draft.number), draft.name, state.device)
-                self._tell(labels, state.planned_memory_bytes, remote.peak_rss_bytes if remote is not None else 0)
+                self._tell(labels, state.planned_memory_bytes, peak)
 
     def _tell(self, labels: tuple[str, ...], planned_bytes: int, peak_bytes: int) -> None:
         for gauge, count in ((self._planned, planned_bytes), (self._peak, peak_bytes)):

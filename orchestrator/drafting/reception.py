@@ -1,0 +1,97 @@
+"""Lets in whoever has a draft worker's key, each in a thread of its own: strangers hold up nobody, and nobody's drafts.
+
+What is let in has said `Hello` already. Who takes longer over that than GREETING_S is hung up on. Where too many knock,
+so is the one that has been at it for longest.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from device_profiles.units import MS_PER_S
+from orchestrator.drafting.bell import Bell
+from orchestrator.drafting.endpoint import GREETING_S, EndpointServer
+from orchestrator.drafting.protocol import Hello, Link, LinkLost, ProtocolError
+
+_MOST_KNOCKING = 32
+
+Arrived = Callable[[Link, Hello], None]
+
+
+class Reception:
+    """`arrived` is called, from any thread, with each connection that is let in."""
+
+    def __init__(self, server: EndpointServer, arrived: Arrived) -> None:
+        self._server = server
+        self._arrived = arrived
+        self._bell = Bell()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._knocking: dict[socket.socket, float] = {}  # by since when
+        self._thread = threading.Thread(target=self._keep, name="endpoint", daemon=True)
+
+    def open(self) -> None:
+        """Begin to let in."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let nobody in any more, and wait until that is so. Idempotent."""
+        self._closed = True
+        self._bell.ring()
+        self._thread.join(GREETING_S)
+        self._hang_up(0)
+        self._bell.close()
+
+    def _keep(self) -> None:
+        poll = select.poll()
+        poll.register(self._bell.heard, select.POLLIN)
+        for listening in self._server.listening:
+            poll.register(listening, select.POLLIN)
+        by_number = {listening.fileno(): listening for listening in self._server.listening}
+        while not self._closed:
+            for number, _ in poll.poll(MS_PER_S if self._knocking else None):
+                if number in by_number:
+                    self._accept(by_number[number])
+            self._hang_up(_MOST_KNOCKING)
+
+    def _accept(self, listening: socket.socket) -> None:
+        with suppress(OSError):  # it has gone again
+            knocking, _ = listening.accept()
+            with self._lock:
+                self._knocking[knocking] = time.monotonic()
+            threading.Thread(target=self._greet, args=(knocking,), name="greeting", daemon=True).start()
+
+    def _hang_up(self, most: int) -> None:
+        """Hang up on whoever takes too long, and on the oldest of more than so many."""
+        late_s = time.monotonic() - GREETING_S
+        with self._lock:
+            oldest = sorted(self._knocking, key=self._knocking.__getitem__)
+            for number, knocking in enumerate(oldest):
+                if number < len(oldest) - most or self._knocking[knocking] < late_s:
+                    with suppress(OSError):
+                        knocking.shutdown(socket.SHUT_RDWR)
+
+    def _greet(self, knocking: socket.socket) -> None:
+        link: Link | None = None
+        try:
+            if self._server.greet(knocking):
+                link = Link(knocking)
+                hello = link.hello(GREETING_S)
+                if self._leave(knocking) and not self._closed:
+                    self._arrived(link, hello)
+                    link = None
+        except (LinkLost, ProtocolError, OSError):
+            pass  # whoever it was is told by the end of the connection
+        finally:
+            self._leave(knocking)
+            if link is not None:
+                link.close()
+
+    def _leave(self, knocking: socket.socket) -> bool:
+        with self._lock:
+            return self._knocking.pop(knocking, None) is not None

@@ -1,0 +1,44 @@
+"""Whether a target and its draft take compute from each other: decided by cores and devices, whatever runs on them.
+
+Two workers share a host's processor where they may run on one core of it, and an accelerator where it is the same one.
+Where the cores of one are not known, it may run on any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+PROCESSOR = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class ComputePlace:
+    """Where a worker computes. `host` tells machines apart, `device` is named as by its runtime. `cores` are those that
+    it may run on (none: not known)."""
+
+    host: str
+    device: str
+    cores: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, host: str, device: str, cores: Collection[int]) -> ComputePlace:
+        """Return a place of cores in any form."""
+        return cls(host, device, frozenset(cores))
+
+
+def shares_compute(one: ComputePlace, other: ComputePlace) -> bool:
+    """Return whether what one worker computes takes time from the other."""
+    unit = name_compute_unit(one.device)
+    if one.host != other.host or unit != name_compute_unit(other.device):
+        return False
+    if unit != PROCESSOR:
+        return True
+    return not one.cores or not other.cores or bool(one.cores & other.cores)
+
+
+def name_compute_unit(device: str) -> str:
+    """Return one name for a device that runtimes call by several: the first of a kind needs no number, and the
+    separator is theirs ("CUDA", "cuda:0"; "GPU", "GPU.0"). A processor is one, whatever its number."""
+    kind, _, number = device.casefold().replace(".", ":").partition(":")
+    return PROCESSOR if kind == PROCESSOR else f"{kind}:{number or 0}"

@@ -1,0 +1,150 @@
+"""How many workers of one draft there are, and which of them drafts for which replica of the target.
+
+A draft worker serves several replicas, whose rows share its passes. One more is worth its place only where that costs
+them drafts: answers are cut short while passes are shared, and passes take longer for being shared. What is crowded for
+a moment adds nobody, and what is spare for a moment ends nobody.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+ADD_AFTER_S = 3.0
+"""For how long a worker is crowded before there is one more."""
+_CROWDED = 0.25  # of a worker's answers that were cut short in company
+_SLOWDOWN = 1.2  # from which company costs enough for another worker to help
+_SPARE_BUSY = 0.5  # what those that are left may be busy with: far from crowded
+_OTHER_HOST = 0.5  # of a replica more: what lies between two hosts
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """`least` workers are always there, `most` while they are needed. Those beyond `least` are ended once they were not
+    needed for `idle_s`."""
+
+    least: int
+    most: int
+    idle_s: float = 60.0
+
+    def most_for(self, replicas: int) -> int:
+        """Return how many there may be for so many replicas: more than one for each are of no use."""
+        return max(self.least, min(self.most, replicas))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolWorker:
+    """One worker: where it is ("": not known), whether it drafts, and what it told of its load last (`busy`, `crowded`,
+    `slowdown`: see DraftLoad). `targets` are connected."""
+
+    number: int
+    host: str = ""
+    serving: bool = True
+    targets: int = 0
+    busy: float = 0.0
+    crowded: float = 0.0
+    slowdown: float = 0.0
+
+    @property
+    def is_crowded(self) -> bool:
+        """True where another worker would give its replicas longer drafts."""
+        slowed = not self.slowdown or self.slowdown >= _SLOWDOWN
+        return self.serving and self.targets > 1 and self.crowded >= _CROWDED and slowed
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTrend:
+    """Since when a worker is crowded, and since when there is one more than is needed; None: it is not so."""
+
+    crowded_since_s: float | None = None
+    spare_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChange:
+    """What follows from a look at a pool: `more` is 1, 0 or -1 workers. `look_s`: when to look again at the latest."""
+
+    trend: PoolTrend
+    more: int = 0
+    look_s: float | None = None
+
+
+def follow_pool(
+    trend: PoolTrend, size: PoolSize, workers: Sequence[PoolWorker], replicas: int, now_s: float
+) -> PoolChange:
+    """Look at the workers of one draft, for so many replicas that have it."""
+    least, most = size.least, size.most_for(replicas)
+    count = len(workers)
+    if count < least:
+        return PoolChange(PoolTrend(), 1)
+    all_serve = all(worker.serving for worker in workers)
+    crowded = all_serve and count < most and any(worker.is_crowded for worker in workers)
+    busy = sum(worker.busy for worker in workers if worker.serving)
+    spare = count > least and not any(worker.is_crowded for worker in workers)
+    spare = spare and (count > most or busy <= _SPARE_BUSY * (count - 1))
+    trend = PoolTrend(
+        _since(trend.crowded_since_s, now_s, holds=crowded), _since(trend.spare_since_s, now_s, holds=spare)
+    )
+    if trend.crowded_since_s is not None:
+        left_s = trend.crowded_since_s + ADD_AFTER_S - now_s
+        return PoolChange(trend, look_s=left_s) if left_s > 0.0 else PoolChange(PoolTrend(), 1)
+    if trend.spare_since_s is not None:
+        left_s = trend.spare_since_s + size.idle_s - now_s
+        return PoolChange(trend, look_s=left_s) if left_s > 0.0 else PoolChange(PoolTrend(), -1)
+    return PoolChange(trend)
+
+
+def choose_leaver(workers: Sequence[PoolWorker], assigned: Mapping[str, int]) -> int:
+    """Return the number of the worker that is to go: one that does not draft, else the one with the fewest replicas,
+    the newest of equals."""
+    counts = Counter(assigned.values())
+    return min(workers, key=lambda one: (one.serving, counts[one.number], -one.number)).number
+
+
+def assign_drafts(
+    replicas: Mapping[str, str], workers: Sequence[PoolWorker], assigned: Mapping[str, int]
+) -> dict[str, int]:
+    """Return which worker drafts for each replica, by the replica's name; where there is no worker, nobody does.
+
+    `replicas`: their hosts by their names. What is `assigned` stays, unless its worker does not draft and another one
+    does, or the replica has clearly less company elsewhere. A worker on another host counts as half a replica more.
+    """
+    usable = [worker for worker in workers if worker.serving] or list(workers)
+    by_number = {worker.number: worker for worker in usable}
+    if not by_number:
+        return {}
+    found = {name: assigned[name] for name in sorted(replicas) if assigned.get(name) in by_number}
+    for name in sorted(set(replicas) - set(found)):
+        counts = Counter(found.values())
+        found[name] = min(usable, key=lambda one: (_price(replicas[name], one, counts[one.number]), one.number)).number
+    while (better := _find_move(replicas, usable, found)) is not None:
+        found[better[0]] = better[1]
+    return found
+
+
+def _find_move(
+    replicas: Mapping[str, str], usable: Sequence[PoolWorker], found: Mapping[str, int]
+) -> tuple[str, int] | None:
+    """Return the move that saves a replica most, None where none saves anything."""
+    counts = Counter(found.values())
+    by_number = {worker.number: worker for worker in usable}
+    moves = []
+    for name, number in found.items():
+        price = _price(replicas[name], by_number[number], counts[number] - 1)
+        others = [worker for worker in usable if worker.number != number]
+        moves += [(_price(replicas[name], one, counts[one.number]) - price, name, one.number) for one in others]
+    best = min(moves, default=None)
+    return (best[1], best[2]) if best is not None and best[0] < 0.0 else None
+
+
+def _price(host: str, worker: PoolWorker, company: int) -> float:
+    """Return how little a replica wants a worker with so many other replicas."""
+    apart = bool(host and worker.host and host != worker.host)
+    return company + _OTHER_HOST * apart
+
+
+def _since(since_s: float | None, now_s: float, *, holds: bool) -> float | None:
+    if not holds:
+        return None
+    return now_s if since_s is None else since_s
