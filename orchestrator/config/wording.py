@@ -25,6 +25,7 @@ _KINDS = {
     "model_attributes_type": "must be a mapping of keys to values",
     "bool_type": "must be true or false",
 }
+_SURELY_MEANT = 0.85  # similar by difflib: both of two are named
 _TAG_ERRORS = ("union_tag_invalid", "union_tag_not_found")
 _RANGE_ERRORS = ("greater_than_equal", "less_than_equal")
 
@@ -123,7 +124,9 @@ def _range_of(place: Place, root: type[BaseModel]) -> str:
 
 def _nearest(key: str, valid: list[str]) -> str:
     close = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"valid keys are {', '.join(valid)}"
+    as_close = difflib.get_close_matches(key, valid, n=2, cutoff=_SURELY_MEANT)
+    meant = " or ".join(map(repr, as_close or close))
+    return f"did you mean {meant}?" if meant else f"valid keys are {', '.join(valid)}"
 
 
 def _model_at(place: Place, root: type[BaseModel]) -> type[BaseModel]:

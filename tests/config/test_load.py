@@ -163,7 +163,7 @@ def test_any_one_letter_typo_is_told_with_its_line_and_the_right_key(place, inde
     assume(typo not in SECTIONS[section])
     found = message(f"{HEAD}{section}:\n  {typo}: 1\n")
     assert found.startswith(f"c.yaml:5: {section}.{typo}: unknown key")
-    assert f"did you mean '{key}'" in found or len(key) < 5
+    assert re.search(rf"did you mean ('\w+' or )?'{key}'", found) or len(key) < 5
 
 
 def test_values_are_frozen_and_sizes_are_bytes():
