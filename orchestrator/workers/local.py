@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from orchestrator.workers.local_host import ORPHAN_GRACE_S, Adoption
 from orchestrator.workers.messages import Command, Event, Stop
 from orchestrator.workers.output import follow
 from orchestrator.workers.process_handle import ProcessHandle, describe_end
+from orchestrator.workers.process_memory import count_memory_kills
 from policies.serving.failover.blame import LossKind
 
 _READ_AHEAD_BYTES = 1024 * 1024
@@ -45,6 +47,7 @@ _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _KILL_S = 2.0  # from SIGKILL to the end; only an uninterruptible wait takes longer
 _LAST_WORDS_S = 0.5
 _ANSWER_S = 3.0  # an orphan that does not answer for so long hangs
+_NOTE_EVERY_S = 0.5
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 _PACKAGES_ROOT = Path(__file__).resolve().parents[2]
 
@@ -326,6 +329,7 @@ class LocalWorker:
         self._first = first
         self._forget = forget
         self._stopping = False
+        self._memory_kills, self._alive_s = count_memory_kills(), time.monotonic()
         self._clearing = asyncio.create_task(self._clear(), name=f"clear {self.name}")
         self._ending: asyncio.Task[bool] | None = None
 
@@ -342,6 +346,7 @@ class LocalWorker:
                 for event in decode_events(self._first):
                     yield event
             while (frame := await _read_frame(self._started.reader)) is not None:
+                self._note_alive()
                 for event in decode_events(frame):
                     yield event
         except (ValueError, msgspec.DecodeError) as error:
@@ -379,7 +384,17 @@ class LocalWorker:
         """Return how the worker was lost. How one ended that was adopted is not known: that says little of what it
         ran."""
         code = self._process.code
-        return "killed" if self._process.ended and (code is None or code in _FROM_OUTSIDE) else "crashed"
+        if not self._process.ended or (code is not None and code not in _FROM_OUTSIDE):
+            return "crashed"
+        kills = count_memory_kills()
+        by_kernel = code in (None, -signal.SIGKILL) and None not in (kills, self._memory_kills)
+        return "memory" if by_kernel and kills != self._memory_kills else "killed"
+
+    def _note_alive(self) -> None:
+        """Whatever the kernel ended before this worker spoke was another process."""
+        now_s = time.monotonic()
+        if now_s - self._alive_s >= _NOTE_EVERY_S:
+            self._memory_kills, self._alive_s = count_memory_kills(), now_s
 
     async def _clear(self) -> None:
         """Leave nothing behind, once the process has ended."""

@@ -1,4 +1,4 @@
-"""What this process holds, by the system's own account."""
+"""What this process holds, and how often memory ran out, by the system's own account."""
 
 from __future__ import annotations
 
@@ -14,3 +14,13 @@ def peak_rss_bytes() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) * KIB for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def count_memory_kills() -> int | None:
+    """Return how many processes the kernel has ended since it started, for want of memory: of the machine or of a
+    control group. None where the system does not tell."""
+    try:
+        lines = Path("/proc/vmstat").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

@@ -29,6 +29,7 @@ from policies.serving.failover.blame import LossKind
 _CLOSE_GRACE_S = _KILL_TIMEOUT_S = 5.0
 _HANGS_AFTER_S = 1.0  # a process that Ray has told to end
 _LOOK_EVERY_S = 0.5
+_RAY_WANTS_MEMORY = "running low on memory"  # in its words for a worker that its memory monitor ended
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0  # between attempts to join again
 
 _log = get_logger(__name__)
@@ -289,7 +290,8 @@ class RayWorker:
     def take_end(self, how: str, *, host: bool) -> None:
         """See ray_link.ActorEnd."""
         if not self._ended.is_set():  # Ray does not say by which signal; what an engine does itself it has told before
-            self._kind = "host" if host else "crashed" if how.startswith("exited") else "killed"
+            by_ray: LossKind = "memory" if _RAY_WANTS_MEMORY in how else "killed"
+            self._kind = "host" if host else "crashed" if how.startswith("exited") else by_ray
         self._ended.set()
         self._frames.put_nowait(how)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -117,3 +118,17 @@ def test_silence_is_bounded_by_the_predicted_round(expected_ms: float, silent_s:
     said = judge_silence(silent_s, expected_ms=expected_ms, loading=False)
     assert bool(said) == (silent_s > HUNG_AFTER * expected_ms / 1000.0 + FLOOR_S)
     assert bool(judge_silence(silent_s, expected_ms=expected_ms, loading=True)) == (silent_s > LOAD_SILENCE_S)
+
+
+@pytest.mark.parametrize(("kind", "deaths"), [("crashed", 1), ("hung", 2), ("memory", 3), ("killed", 6), ("device", 3)])
+def test_the_less_a_death_says_of_a_request_the_more_of_them_are_proof(kind: LossKind, deaths: int) -> None:
+    alone = [Death(number, kind, settled=False, alone=True) for number in range(deaths)]
+    assert convicts(alone, others_progress=True)
+    assert not convicts(alone[1:], others_progress=True)
+
+
+@pytest.mark.parametrize("kind", ["memory", "killed"])
+def test_a_request_that_was_getting_on_is_not_convicted_by_kills(kind: LossKind) -> None:
+    alone = [Death(number, kind, settled=True, alone=True) for number in range(50)]
+    assert not convicts(alone, others_progress=True)
+    assert not is_suspect(alone)

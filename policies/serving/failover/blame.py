@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-LossKind = Literal["crashed", "hung", "killed", "device", "host"]
+LossKind = Literal["crashed", "hung", "memory", "killed", "device", "host"]
 """How a worker was lost:
 
 - "crashed": it ended by itself, by a signal of its own or an exception.
 - "hung": it finished no round.
-- "killed": somebody ended it.
+- "memory": the kernel ended it, for want of memory.
+- "killed": somebody else ended it, or whoever did is not known.
 - "device": its device failed.
 - "host": its host, its link or its cluster is away.
 """
@@ -27,7 +28,8 @@ LOSS_KINDS: Final[tuple[LossKind, ...]] = get_args(LossKind)
 _SUSPICION: Final[dict[LossKind, tuple[int, int]]] = {
     "crashed": (4, 2),
     "hung": (4, 2),
-    "killed": (2, 0),
+    "memory": (2, 0),
+    "killed": (1, 0),
     "device": (2, 1),
     "host": (0, 0),
 }
@@ -36,10 +38,13 @@ What kills a worker mostly does so at once, so the former waits for a worker of 
 its worker killed from outside later goes on from there in the next one, and gets that killed at once."""
 SETTLED_TOKENS: Final = 16
 SUSPECT_FROM: Final = 4
-_PROOF: Final[dict[LossKind, int]] = {"crashed": 3, "hung": 2, "killed": 1, "device": 1, "host": 0}
-"""Of a death alone in a worker of its own. Whoever kills workers from outside may hit any. That is proof only where the
-request had just begun there: one that gets its workers killed has, each time."""
-CONVICTED_FROM: Final = 3
+_PROOF: Final[dict[LossKind, int]] = {"crashed": 6, "hung": 4, "memory": 2, "killed": 1, "device": 2, "host": 0}
+"""Of a death alone in a worker of its own. Whoever kills workers from outside may hit any, and the kernel may take one
+for what another process holds. That is proof only where the request had just begun there: one that gets its workers
+killed has, each time. Where the kernel says that it ended nobody, it hardly was the request's doing. A program that
+watches memory in the kernel's place would be no more seen than any other."""
+CONVICTED_FROM: Final = 6
+_BY_CHANCE: Final[frozenset[LossKind]] = frozenset({"memory", "killed"})
 _UNPROVEN: Final = 2
 """So many times as much proof is asked for while no other request has had a token since: the device may be broken."""
 _LONGEST_PROBATION_TOKENS: Final = 4096
@@ -69,7 +74,7 @@ def is_suspect(deaths: Sequence[Death]) -> bool:
 def convicts(deaths: Sequence[Death], *, others_progress: bool) -> bool:
     """True when these deaths prove that the request is their cause. `others_progress`: some other request has had a
     token since the first of them."""
-    proof = sum(_PROOF[one.kind] for one in deaths if one.alone and not (one.kind == "killed" and one.settled))
+    proof = sum(_PROOF[one.kind] for one in deaths if one.alone and not (one.kind in _BY_CHANCE and one.settled))
     return proof >= CONVICTED_FROM * (1 if others_progress else _UNPROVEN)
 
 

@@ -45,7 +45,14 @@ HOST_OPEN_S: Final = 5.0
 """The first time, and the longest, that a host or a link stays open: to look whether it is back costs little."""
 DEVICE_WEIGHT: Final[dict[str, float]] = {"out_of_memory": 0.0, "device_lost": 2.0, "ecc": 3.0, "thermal": 3.0}
 """Of a failure that the device itself reports. Memory runs out where too much is asked of a device that works."""
-LOSS_WEIGHT: Final[dict[LossKind, float]] = {"crashed": 0.5, "hung": 1.0, "killed": 0.0, "device": 2.0, "host": 0.0}
+LOSS_WEIGHT: Final[dict[LossKind, float]] = {
+    "crashed": 0.5,
+    "hung": 1.0,
+    "memory": 0.0,
+    "killed": 0.0,
+    "device": 2.0,
+    "host": 0.0,
+}
 """Of a worker's death for its device."""
 PROVES: Final[frozenset[LossKind]] = frozenset({"device", "host"})
 """Only these open a breaker. A crash or a hang may be a request's or the program's: it makes a device suspect at

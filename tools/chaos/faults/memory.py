@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,39 +55,41 @@ class OutOfMemory(Fault):
         """See Fault."""
         victim = self.choose("target")
         self.gone.append(victim.pid)
-        killed = await asyncio.to_thread(self._starve, victim.pid)
+        name, service = f"outrider-chaos-{os.getpid()}-{self.planned.number}", self.arena.service
+        killed = await asyncio.to_thread(starve, victim.pid, name, lambda: service.find(victim.pid) is None)
         how = "the kernel's killer, in a cgroup of 64 MiB" if killed else "SIGKILL as its killer sends it: no cgroup"
         self.blame(victim, detail=f"out of memory of {victim.title}, pid {victim.pid}: {how}")
         if not killed and not self.arena.service.send_signal(victim.pid, signal.SIGKILL):
             raise NoTarget(f"{victim.title} had ended already")
 
-    def _starve(self, pid: int) -> bool:
-        """Let the kernel kill a process for memory; returns whether it did. Blocks."""
-        found = find_memory_cgroup()
-        if found is None or os.geteuid() != 0:
-            return False
-        parent, limit = found
-        group = parent / f"outrider-chaos-{os.getpid()}-{self.planned.number}"
-        hog: subprocess.Popen[bytes] | None = None
-        try:
-            group.mkdir()
-            (group / limit).write_text(str(_LIMIT_BYTES), encoding="utf-8")
-            (group / "cgroup.procs").write_text(str(pid), encoding="utf-8")
-            Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="utf-8")
-            hog = subprocess.Popen([sys.executable, "-c", _HOG, str(group), str(_LIMIT_BYTES)])
-            deadline = time.monotonic() + _WITHIN_S
-            while time.monotonic() < deadline:
-                if self.arena.service.find(pid) is None:
-                    return True
-                time.sleep(0.02)
-        except OSError:
-            return False
-        finally:
-            if hog is not None:
-                hog.kill()
-                hog.wait()
-            _remove(group)
+
+def starve(pid: int, name: str, is_gone: Callable[[], bool]) -> bool:
+    """Let the kernel kill a process for memory, in a memory cgroup of this name; returns whether it did. Blocks."""
+    found = find_memory_cgroup()
+    if found is None or os.geteuid() != 0:
         return False
+    parent, limit = found
+    group = parent / name
+    hog: subprocess.Popen[bytes] | None = None
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(_LIMIT_BYTES), encoding="utf-8")
+        (group / "cgroup.procs").write_text(str(pid), encoding="utf-8")
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="utf-8")
+        hog = subprocess.Popen([sys.executable, "-c", _HOG, str(group), str(_LIMIT_BYTES)])
+        deadline = time.monotonic() + _WITHIN_S
+        while time.monotonic() < deadline:
+            if is_gone():
+                return True
+            time.sleep(0.02)
+    except OSError:
+        return False
+    finally:
+        if hog is not None:
+            hog.kill()
+            hog.wait()
+        _remove(group)
+    return False
 
 
 def _remove(group: Path) -> None:
