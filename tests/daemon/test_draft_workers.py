@@ -178,8 +178,9 @@ def test_replicas_that_share_a_draft_worker_say_what_plain_ones_say_and_who_shar
             return min(one["totals"]["accepted"] for one in daemon.status()["replicas"]) > 100
 
         until(both_draft)
+        until(lambda: (draft_of(daemon)["load"] or {}).get("targets") == 2)  # it tells now and then
         (draft,) = daemon.status()["drafts"]
-        assert (sorted(draft["targets"]), draft["number"], draft["load"]["targets"]) == (names, 0, 2)
+        assert (sorted(draft["targets"]), draft["number"]) == (names, 0)
         told = read_counters(daemon.url, "model")
         assert told["outrider_draft_worker_targets"] == 2.0
         assert 0.0 <= told["outrider_draft_worker_busy"] <= 1.0
