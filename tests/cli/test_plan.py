@@ -151,7 +151,12 @@ def test_the_objective_turns_the_plan_and_every_figure_is_told(outrider, sketch)
     assert "the power of" in err
     assert "laptop/intel-npu-3720" in err
     code, _, err = outrider(
-        "plan", "--cluster", sketch(("objective: throughput", "objective: cost"), ("    price_per_hour: 0.02 # it is there anyway: its power\n", ""))
+        "plan",
+        "--cluster",
+        sketch(
+            ("objective: throughput", "objective: cost"),
+            ("    price_per_hour: 0.02 # it is there anyway: its power\n", ""),
+        ),
     )
     assert code == 1
     assert "the price of 'laptop/" in err
