@@ -142,7 +142,7 @@ class Worker:
     fingerprint: str
     process: psutil.Process
 
-    def used_s(self) -> float:
+    def read_used_s(self) -> float:
         """Return the processor time that it took so far."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
@@ -201,9 +201,9 @@ def run_turn(worker: Worker, settings: Sequence[Setting]) -> Turn:
         process.start()
     for ours, _ in pipes:
         ours.recv()
-    before_s = worker.used_s()
+    before_s = worker.read_used_s()
     found = [ours.recv() for ours, _ in pipes]
-    turn = Turn(found, worker.used_s() - before_s)
+    turn = Turn(found, worker.read_used_s() - before_s)
     for process in processes:
         process.join()
     return turn

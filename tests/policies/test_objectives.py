@@ -58,7 +58,7 @@ def goal(objective: Objective, concurrency: int = 4, prompt: int = 100, **limits
     return PlanGoal(load, Constraints(**limits), objective=objective)  # type: ignore[arg-type]
 
 
-def chosen(cluster: Inventory, objective: Objective, **more: int) -> str:
+def choose(cluster: Inventory, objective: Objective, **more: int) -> str:
     return plan_placement(cluster, goal(objective, **more)).replicas[0].shards[0].device
 
 
@@ -74,7 +74,7 @@ def test_price_and_power_each_alone_turn_a_choice(
         (device("fast", price=10.0), option("fast", round_ms, prompt_ms=0.0)),
         (device("frugal", price=price, power=power), option("frugal", slower * round_ms, prompt_ms=0.0)),
     )
-    found = {one: chosen(cluster, one) for one in Objective}
+    found = {one: choose(cluster, one) for one in Objective}
     assert found.pop(objective) == "frugal"
     assert set(found.values()) == {"fast"}
 
@@ -90,7 +90,7 @@ def test_a_device_that_decodes_sooner_and_reads_prompts_slowly_is_for_latency_al
         (device("even"), option("even", round_ms, prompt_ms=0.0)),
         (device("sooner"), option("sooner", round_ms / sooner, prompt_ms=prompt_ms)),
     )
-    found = {one: chosen(cluster, one, concurrency=concurrency, prompt=400) for one in Objective}
+    found = {one: choose(cluster, one, concurrency=concurrency, prompt=400) for one in Objective}
     assert found.pop(Objective.LATENCY) == "sooner"
     assert set(found.values()) == {"even"}
 
@@ -102,7 +102,7 @@ def test_latency_counts_the_turns_of_requests_that_find_no_place() -> None:
         (device("narrow", room=room), option("narrow", 5.0, kv_bytes=4.0 * 0.9 * GIB / 200)),
     )
     for requests, best in ((1, "narrow"), (2, "narrow"), (4, "narrow"), (8, "wide")):
-        assert chosen(cluster, Objective.LATENCY, concurrency=requests) == best
+        assert choose(cluster, Objective.LATENCY, concurrency=requests) == best
 
 
 def test_of_equal_latencies_the_sooner_first_token_decides() -> None:
@@ -110,7 +110,7 @@ def test_of_equal_latencies_the_sooner_first_token_decides() -> None:
         (device("a"), option("a", 10.0, prompt_ms=500.0)),
         (device("b"), option("b", 10.0, prompt_ms=20.0)),
     )
-    assert chosen(cluster, Objective.LATENCY, concurrency=1, prompt=512) == "b"
+    assert choose(cluster, Objective.LATENCY, concurrency=1, prompt=512) == "b"
 
 
 @SOME
@@ -159,7 +159,7 @@ def test_a_figure_that_is_missing_is_asked_for(objective: Objective, known: dict
 def test_a_device_that_no_model_runs_on_needs_no_price() -> None:
     cluster = cluster_of((device("a"), option("a", 10.0)))
     more = replace(cluster, devices=(*cluster.devices, replace(device("b", price=0.0), host="of-a")))
-    assert chosen(more, Objective.COST) == "a"
+    assert choose(more, Objective.COST) == "a"
 
 
 def test_figures_are_those_of_the_devices_in_use() -> None:

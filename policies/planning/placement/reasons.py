@@ -120,10 +120,10 @@ def _options(chosen: ScoredCandidate, found: SearchResult, wanted: PlanGoal) -> 
 
 def _figures_of(index: Index, pairs: Pairs, at: int) -> _Figures:
     """Return what was predicted of one pairing."""
-    return _Figures(*(float(figure[0]) for figure in _predicted(index, pairs, np.array([at]))))
+    return _Figures(*(float(figure[0]) for figure in _predict_figures(index, pairs, np.array([at]))))
 
 
-def _predicted(index: Index, pairs: Pairs, at: Ints) -> tuple[Floats, ...]:
+def _predict_figures(index: Index, pairs: Pairs, at: Ints) -> tuple[Floats, ...]:
     """Return the figures of some pairings, in the order of _Figures."""
     target, draft = pairs.target_device[at], None if pairs.draft_device is None else pairs.draft_device[at]
     goodput, priced = pairs.goodput[at], index.priced[target]
@@ -212,7 +212,7 @@ class _Best:
         last[device[order]] = order  # of several for one device the last one stays
         known = np.flatnonzero(last >= 0)
         known = known[pairs.merit[last[known]] > self._found[0, known]]
-        self._found[:, known] = _predicted(self._index, pairs, last[known])
+        self._found[:, known] = _predict_figures(self._index, pairs, last[known])
 
     def figures(self) -> dict[int, _Figures]:
         """Return them by the device's number."""
