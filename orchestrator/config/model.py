@@ -282,6 +282,11 @@ class ClusterConfig(Section):
         view._further = (index, one)
         return view
 
+    @property
+    def number(self) -> int:
+        """Return which target of the file this configuration is of, from 0."""
+        return 0 if self._further is None else self._further[0] + 1
+
     def find_place(self, *place: str | int) -> Place:
         """Return where in the file a value stands, or would, that is at `place` in this configuration."""
         if self._further is None:
