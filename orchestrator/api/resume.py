@@ -107,10 +107,11 @@ class Resumption(NamedTuple):
 
 
 class KeptAnswers:
-    """The answers of an API that are kept in a book."""
+    """The answers of an API that are kept in a book. `find_control` returns what decodes for a model; None where that
+    model is not here any more."""
 
-    def __init__(self, control: Control, book: AnswerBook, clock: Clock) -> None:
-        self._control = control
+    def __init__(self, find_control: Callable[[str], Control | None], book: AnswerBook, clock: Clock) -> None:
+        self._find_control = find_control
         self._book = book
         self._clock = clock
         self._running: dict[int, _Decoding] = {}
@@ -124,9 +125,9 @@ class KeptAnswers:
         owner = _digest(headers.get("Authorization", ""))
         return self._book.find(key=key, request_id=since.request_id if since else "", owner=owner) is not None
 
-    def find(self, headers: Headers, body: CompletionRequest | ChatRequest) -> Resumption | None:
-        """Return the answer that a request asks for again; None of a new one. Raises RequestError where it is another
-        request, or nothing is kept of it."""
+    def find(self, headers: Headers, body: CompletionRequest | ChatRequest, model: str) -> Resumption | None:
+        """Return the answer that a request asks `model` for again; None of a new one. Raises RequestError where it is
+        another request, or nothing is kept of it."""
         key, event = read_key(headers), headers.get(EVENT_HEADER, "")
         if not key and not event:
             return None
@@ -141,6 +142,9 @@ class KeptAnswers:
                 code="idempotency_key_reused",
                 param=KEY_HEADER if key else EVENT_HEADER,
             )
+        if found is not None and found.model not in ("", model):  # the file has another first model since
+            self._book.forget(found)
+            found = None
         if since is None:
             return None if found is None else Resumption(found, None)
         if found is None or found.request_id != since.request_id:
@@ -155,7 +159,12 @@ class KeptAnswers:
         return Resumption(found, since)
 
     def open(
-        self, headers: Headers, body: CompletionRequest | ChatRequest, submits: Sequence[Submit], request_id: str
+        self,
+        headers: Headers,
+        body: CompletionRequest | ChatRequest,
+        submits: Sequence[Submit],
+        request_id: str,
+        model: str,
     ) -> Resumption | None:
         """Keep a new request's answer, if it may be asked for again; None where it may not, or there is no room."""
         key = read_key(headers)
@@ -166,7 +175,8 @@ class KeptAnswers:
         if known is not None and known.body == digest:  # its twin came while this one was being looked at
             return Resumption(known)
         created_s = int(self._clock.wall_s())
-        found = self._book.open(request_id, submits, key=key, owner=owner, body=digest, created_s=created_s)
+        told = {"key": key, "owner": owner, "body": digest, "model": model}
+        found = self._book.open(request_id, submits, created_s=created_s, **told)
         return None if found is None else Resumption(found, again=False)
 
     def deltas(self, kept: Resumption, index: int, is_over: Callable[[], bool]) -> AsyncGenerator[Delta, None]:
@@ -176,10 +186,11 @@ class KeptAnswers:
         had = kept.since.places[index] if kept.since is not None else None
         return self._read(kept.answer, index, had.tokens if had is not None else 0, is_over)
 
-    def go_on(self, answers: Sequence[KeptAnswer]) -> None:
-        """Decode, for a while, what the last daemon's clients with a key waited for: they may come back."""
+    def go_on(self, answers: Sequence[KeptAnswer], control: Control) -> None:
+        """Decode with this control, for a while, what the last daemon's clients with a key waited for: they may come
+        back."""
         for answer in answers:
-            if answer.key:
+            if answer.key and self._find_control(answer.model) is control:
                 self._decode(answer).leave()
 
     def let_go(self) -> None:
@@ -219,7 +230,8 @@ class KeptAnswers:
         """Let an answer be decoded, with one more reader."""
         found = self._running.get(answer.number)
         if found is None or (found.failed and not found.readers):
-            found = self._running[answer.number] = _Decoding(self._control, self._book, answer, self._forget)
+            control = self._find_control(answer.model)
+            found = self._running[answer.number] = _Decoding(control, self._book, answer, self._forget)
         found.enter()
         return found
 
@@ -232,7 +244,7 @@ class _Decoding:
     """Decodes what is missing of an answer, a task for each choice."""
 
     def __init__(
-        self, control: Control, book: AnswerBook, answer: KeptAnswer, forget: Callable[[_Decoding], None]
+        self, control: Control | None, book: AnswerBook, answer: KeptAnswer, forget: Callable[[_Decoding], None]
     ) -> None:
         self.answer = answer
         self.readers = 0
@@ -306,6 +318,8 @@ class _Decoding:
         stream = f"{choice.submit.request_id}{again}"
         submit = msgspec.structs.replace(choice.submit, request_id=stream, committed=list(choice.tokens))
         try:
+            if self._control is None:
+                raise RequestError(f"the model '{self.answer.model}' is not here any more", status=404)
             async with aclosing(self._control.generate(submit)) as source:  # type: ignore[type-var]  # it is a generator
                 async for delta in source:
                     self._book.record(self.answer, index, delta)
