@@ -17,7 +17,7 @@ class Notifier:
     def __init__(self) -> None:
         self._notifier = SystemdNotifier()
 
-    def ready(self, text: str) -> None:
+    def ready(self, text: str = "serving") -> None:
         """The daemon serves; `text` says what."""
         self._notifier.notify(f"READY=1\nSTATUS={' '.join(text.split())}")
 

@@ -16,6 +16,13 @@ from orchestrator.config.target import Cores, Target
 _LIMITS = ("kv_cache", "max_running", "max_waiting", "max_batch_rows", "max_itl_ms")
 _DEVICES = ("cores", "threads")
 _SECTIONS = ("speculation", "slo", "placement", "failover")
+OWN_KEYS: dict[str, tuple[str, ...]] = {
+    "drafts": (),
+    "devices": _DEVICES,
+    "limits": _LIMITS,
+    **dict.fromkeys(_SECTIONS, ()),
+}
+"""Beside `model`: the sections of which a further target has its own, and which keys of them; () for all."""
 
 
 class FurtherTarget(Target):

@@ -31,6 +31,9 @@ def read_documented() -> dict[str, str]:
 def example_of(key: str, value: str) -> str:
     """A whole cluster.yaml in which `key` has this value, written as it stands in the documentation."""
     section, _, name = key.rpartition(".")
+    if section == "models[]":
+        one = f"  - {{{_complete({name: value}, source='y.gguf', name='b')}}}\n"
+        return f"model: {{source: x.gguf, name: a}}\nmodels:\n{one}"
     if section == "model.replicas[]":
         return f"model: {{source: x.gguf, replicas: [{{{name}: {value}}}]}}\n"
     if section == "failover.standby[]":
@@ -100,6 +103,8 @@ def read_described() -> dict[str, str]:
     def walk(section: dict[str, Any], prefix: str) -> None:
         required = section.get("required", [])
         for key, value in section["properties"].items():
+            if prefix == "models[]." and value == schema["$defs"]["Target"]["properties"].get(key):
+                continue  # as in `model`
             if "discriminator" in value.get("items", {}) and not prefix:  # elsewhere: as there
                 for tag, place in value["items"]["discriminator"]["mapping"].items():
                     walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{key}[{tag}].")
