@@ -30,8 +30,8 @@ class FurtherTarget(Target):
 
     name: str = Field(min_length=1, max_length=128)
     """The model's name in the API. Requests choose it by that, and no other has it."""
-    drafts: tuple[Draft, ...] = Field(default=(SuffixDraft(method="suffix"),), max_length=4, strict=False)
-    """Its drafters, written as `drafts`."""
+    drafts: tuple[Draft, ...] | None = Field(default=None, max_length=4, strict=False)
+    """Its drafters, written as `drafts`. Left out: a suffix drafter."""
     speculation: Speculation | None = None
     """How speculation runs for it, written as `speculation`. Left out: as there."""
     slo: SloSection | None = None
@@ -60,6 +60,11 @@ class FurtherTarget(Target):
         """Return the keys that `model` has, too."""
         own = {name: getattr(self, name) for name in Target.model_fields}
         return Target.model_construct(self.model_fields_set & own.keys(), **own)
+
+    @property
+    def drafters(self) -> tuple[Draft, ...]:
+        """Return its drafts."""
+        return (SuffixDraft(method="suffix"),) if self.drafts is None else self.drafts
 
     @property
     def own_limits(self) -> dict[str, object]:

@@ -267,7 +267,7 @@ class ClusterConfig(Section):
         view = self.model_copy(
             update={
                 "model": one.target,
-                "drafts": one.drafts,
+                "drafts": one.drafters,
                 "canary": Canary(),
                 "speculation": one.speculation or self.speculation,
                 "slo": one.slo or self.slo,

@@ -49,8 +49,8 @@ def example_of(key: str, value: str) -> str:
     if section == "links.between[]":
         link = _complete({name: value}, hosts="[a, b]", rtt_ms="1", gbit_per_s="1")
         return f"model: {{source: x.gguf}}\nlinks: {{between: [{{{link}}}]}}\n"
-    if key == "hosts":
-        return f"model: {{source: x.gguf}}\nhosts: {value}\n"
+    if key in ("hosts", "models"):
+        return f"model: {{source: x.gguf}}\n{key}: {value}\n"
     if "." in section:
         outer, inner = section.split(".")
         return f"model: {{source: x.gguf}}\n{outer}:\n  {inner}:\n    {name}: {value}\n"

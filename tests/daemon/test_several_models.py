@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from tests.daemon.test_killed import BODY, Client, kill_in_mid_stream, wait_until_ended
+from tests.support import tiny_models
 from tests.support.daemon import Daemon, configuration, outrider_process, running
 
 NAMES = ("toy", "other")
@@ -294,3 +295,48 @@ def test_a_key_of_a_model_that_is_gone_is_a_new_request(tmp_path):
         lost = Client("/v1/completions", body, last=client.last)
         lost.read(second.url)
         assert lost.statuses == [404]
+
+
+def test_models_of_other_runtimes_and_vocabularies_stand_side_by_side(tmp_path):
+    tiny_models.write_model(tmp_path / "tiny", "qwen3", kind="BF16")
+    further = "  - {source: tiny, name: tiny, activations: fp32, kv_cache: 16 MiB, max_running: 2}\n"
+    with running(write_two(tmp_path, further=further, script="base_ms=1")) as daemon:
+        found = statuses(daemon)
+        assert found["tiny"]["ready"]["adapter"] == "openvino_rt"
+        sizes = {name: found[name]["ready"]["vocabulary_size"] for name in ("toy", "tiny")}
+        assert sizes["toy"] != sizes["tiny"]
+        tokens = {
+            name: httpx.post(f"{daemon.url}/tokenize", json={"model": name, "prompt": "hello the hello"}).json()["tokens"]
+            for name in ("toy", "tiny")
+        }
+        assert tokens["toy"] != tokens["tiny"]
+        text = text_of(daemon, "toy")
+        tiny = daemon.client.completions.create(model="tiny", prompt="hello the hello", max_tokens=8, temperature=0)
+        assert tiny.usage is not None
+        assert tiny.usage.prompt_tokens == len(tokens["tiny"])
+        os.kill(found["tiny"]["ready"]["pid"], signal.SIGKILL)
+        assert text_of(daemon, "toy") == text
+        until_ready(daemon, "tiny")
+        again = daemon.client.completions.create(model="tiny", prompt="hello the hello", max_tokens=8, temperature=0)
+        assert again.choices[0].text == tiny.choices[0].text
+
+
+@pytest.mark.model
+def test_the_package_model_twice_with_other_drafts(tmp_path, first_layers_path, shared_store):
+    config = tmp_path / "cluster.yaml"
+    config.write_text(
+        f"model: {{source: '{first_layers_path}', name: drafted}}\ncluster: {{runtime: local}}\n"
+        f"models: [{{source: '{first_layers_path}', name: bare, drafts: [], kv_cache: 64 MiB}}]\n"
+        f"api: {{port: 0, admin_socket: '{tmp_path}/admin.sock'}}\nstore: {{directory: '{shared_store}'}}\n"
+        f"state: {{directory: '{tmp_path}/state'}}\nlimits: {{kv_cache: 128 MiB}}\n",
+        encoding="utf-8",
+    )
+    with running(config) as daemon:
+        asked: dict[str, Any] = {"prompt": "one two one two one two", "max_tokens": 40, "temperature": 0}
+        told = {
+            name: daemon.client.completions.create(model=name, **asked).choices[0].text for name in ("drafted", "bare")
+        }
+        assert told["drafted"] == told["bare"]
+        found = statuses(daemon)
+        assert [found[name]["ready"]["drafters"] for name in ("drafted", "bare")] == [["suffix"], []]
+        assert found["bare"]["ready"]["kv_blocks"] < found["drafted"]["ready"]["kv_blocks"]
