@@ -146,10 +146,12 @@ class Daemon:
             for one in watching:
                 one.cancel()
             await asyncio.gather(*(target.end_planning() for target in self._targets))
-            await asyncio.gather(*(target.close() for target in self._targets))
+            await asyncio.gather(*(target.control.close() for target in self._targets))
             if self._kept is not None:
                 await self._kept.close()
             self._book.close()
+            for target in self._targets:
+                target.save_trial()
         _log.info("stopped")
 
     async def _start_targets(self, url: str, admin_path: Path, interrupted: Sequence[KeptAnswer]) -> bool:
@@ -160,7 +162,7 @@ class Daemon:
         coming = [target for target in self._targets if not target.problem]
         for target in coming:
             with self._naming(target):
-                await target.control.start()
+                await target.start()
         await asyncio.gather(*(self._bring_up(target, url, admin_path, interrupted) for target in coming))
         self._check_any_left()
         return True

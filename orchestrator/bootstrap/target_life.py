@@ -74,8 +74,10 @@ class TargetLife:
     @property
     def name(self) -> str:
         """What requests call it; "" while that is not known."""
+        if self.config.model.name:
+            return self.config.model.name
         ready = self.control.view().ready
-        return ready.model if ready is not None else self.config.model.name
+        return ready.model if ready is not None else ""
 
     def tell_name(self) -> str:
         """Return the name, for whoever asks again later."""
@@ -138,8 +140,12 @@ class TargetLife:
         self.control.on_round.append(keeper.observe)
         self.control.on_health.append(keeper.observe_health)
         self.control.on_loads.append(keeper.observe_loads)
-        if self._fleet is not None:
-            self._keeping = asyncio.create_task(self._fleet.keep_plan(keeper), name="keep the plan for hosts")
+
+    async def start(self) -> None:
+        """Start the workers; from here on the plan follows hosts that come and go."""
+        if self._fleet is not None and self._keeper is not None:
+            self._keeping = asyncio.create_task(self._fleet.keep_plan(self._keeper), name="keep the plan for hosts")
+        await self.control.start()
 
     async def _make_plan(self) -> StartPlan:
         if self._fleet is not None:
@@ -178,9 +184,8 @@ class TargetLife:
         if self._fleet is not None:
             await self._fleet.close()
 
-    async def close(self) -> None:
-        """End the workers, and keep what is known of the canary."""
-        await self.control.close()
+    def save_trial(self) -> None:
+        """Keep what is known of the canary for the next daemon."""
         if self.trial is not None:
             self.trial.save()
 

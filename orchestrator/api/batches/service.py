@@ -51,7 +51,9 @@ class BatchService:
         self._started = False
 
     def start(self) -> None:
-        """Go on with what the last daemon left."""
+        """Go on with what the last daemon left. Idempotent."""
+        if self._started:
+            return
         self._started = True
         left = [batch for batch in self.store.batches.values() if batch.live]
         if left:
