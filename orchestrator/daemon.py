@@ -229,7 +229,7 @@ class Daemon:
         return "; ".join(f"{target.name}: {one}" for target, one in zip(self._targets, words, strict=True))
 
     def _naming(self, target: TargetLife) -> AbstractContextManager[object]:
-        """Let log lines say whose they are, where there are several targets; those of tasks that begin meanwhile, too."""
+        """Let log lines say whose they are, where there are several targets. Tasks that begin meanwhile do so, too."""
         several = len(self._targets) > 1
         return bound_contextvars(model=target.config.model.name) if several else contextlib.nullcontext()
 

@@ -35,8 +35,9 @@ class VariantReport(NamedTuple):
 
 class RequestRecord:
     """One request that is known to be well formed; it came at `arrived_s` (seconds of the clock). `model`: whose it is,
-    where there are several. `keep_words`: its lines have the text of request and answer, and a bug's the exception's message. `arm`: the canary's variant, where
-    there is one and the request takes part. `spend` is told of the tokens of prompt and answer as they come."""
+    where there are several. `keep_words`: its lines have the text of request and answer, and a bug's the exception's
+    message. `arm`: the canary's variant, where there is one and the request takes part. `spend` is told of the tokens
+    of prompt and answer as they come."""
 
     def __init__(
         self,

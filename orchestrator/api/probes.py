@@ -20,6 +20,7 @@ from orchestrator.errors import RequestError
 
 _BEST_FIRST = (READY, RESTARTING, STARTING, DRAINING, FAILED)
 
+
 class Probed(Protocol):
     """What these routes need of the API."""
 
@@ -35,12 +36,7 @@ def install_probe_routes(app: FastAPI, api: Probed) -> None:
 
     @app.get("/started", **operation(None, Started, statuses=(404, 503)))
     async def tell_started(model: str | None = None) -> Response:
-        asked = choose(model)
-        waited = [one for one in asked if one.control.view().ready is None]
-        missing = [one for one in waited if one.phase != FAILED]
-        if missing or len(waited) == len(asked):
-            return errors.response_of(not_ready((missing or waited)[0].control))
-        return JSONResponse({"status": "started", "model": asked[0].name, **_list_phases(asked)})
+        return _tell_started(choose(model))
 
     @app.get("/live", **operation(None, Live, statuses=()))
     async def live() -> Response:
@@ -48,12 +44,7 @@ def install_probe_routes(app: FastAPI, api: Probed) -> None:
 
     @app.get("/health", **operation(None, Health, statuses=(404, 503)))
     async def health(model: str | None = None) -> Response:
-        asked = choose(model)
-        phase = sum_up_phase(asked)
-        if phase == FAILED:
-            return errors.response_of(not_ready(asked[0].control))
-        told = {"status": "ok", "phase": phase, "detail": _sum_up_detail(asked), "decode": describe_decoding(asked)}
-        return JSONResponse({**told, **_list_phases(asked)})
+        return _tell_health(choose(model))
 
     @app.get("/health/decode", **operation(None, DecodeHealth, statuses=(404, 503)))
     async def decode_health(model: str | None = None) -> Response:
@@ -64,11 +55,7 @@ def install_probe_routes(app: FastAPI, api: Probed) -> None:
 
     @app.get("/ready", **operation(None, Readiness, statuses=(404, 503)))
     async def ready(model: str | None = None) -> Response:
-        asked = choose(model)
-        coming = [one for one in asked if one.is_coming_up]
-        if coming or not any(one.serves for one in asked):
-            return errors.response_of(not_ready((coming or asked)[0].control))
-        return JSONResponse({"status": "ready", "model": asked[0].name, **_list_phases(asked)})
+        return _tell_ready(choose(model))
 
     @app.get("/metrics", responses={200: {"description": "Prometheus text.", "content": {CONTENT_TYPE_LATEST: {}}}})
     async def metrics() -> Response:
@@ -77,6 +64,36 @@ def install_probe_routes(app: FastAPI, api: Probed) -> None:
     @app.get("/version", name="served_version", **operation(None, Version, statuses=()))
     async def get_version() -> dict[str, str]:
         return {"version": version("outrider")}
+
+
+def _tell_started(asked: Sequence[ServedModel]) -> Response:
+    """Answer whether each of these models was ready once, but for those that never will be."""
+    waited = [one for one in asked if one.control.view().ready is None]
+    missing = [one for one in waited if one.phase != FAILED]
+    if missing or len(waited) == len(asked):
+        return _refuse((missing or waited)[0], asked)
+    return JSONResponse({"status": "started", "model": asked[0].name, **_list_phases(asked)})
+
+
+def _tell_ready(asked: Sequence[ServedModel]) -> Response:
+    """Answer whether one of these models serves, and none is still to serve for the first time."""
+    coming = [one for one in asked if one.is_coming_up]
+    if coming or not any(one.serves for one in asked):
+        return _refuse((coming or asked)[0], asked)
+    return JSONResponse({"status": "ready", "model": asked[0].name, **_list_phases(asked)})
+
+
+def _tell_health(asked: Sequence[ServedModel]) -> Response:
+    """Answer whether one of these models can work."""
+    phase = sum_up_phase(asked)
+    if phase == FAILED:
+        return _refuse(asked[0], asked)
+    told = {"status": "ok", "phase": phase, "detail": _sum_up_detail(asked), "decode": describe_decoding(asked)}
+    return JSONResponse({**told, **_list_phases(asked)})
+
+
+def _refuse(model: ServedModel, asked: Sequence[ServedModel]) -> Response:
+    return errors.response_of(not_ready(model.control, model.name if len(asked) > 1 else ""))
 
 
 def sum_up_phase(models: Sequence[ServedModel]) -> str:
@@ -106,9 +123,10 @@ def _sum_up_detail(models: Sequence[ServedModel]) -> str:
     views = [(one.name, one.control.view()) for one in models]
     if len(views) == 1:
         return views[0][1].detail
-    return "; ".join(
-        f"{name} is {view.phase}{f': {view.detail}' if view.detail else ''}" for name, view in views if view.phase != READY
-    )
+    away = [
+        (name, view.phase, f": {view.detail}" if view.detail else "") for name, view in views if view.phase != READY
+    ]
+    return "; ".join(f"{name} is {phase}{detail}" for name, phase, detail in away)
 
 
 def _list_phases(models: Sequence[ServedModel]) -> dict[str, Any]:

@@ -209,12 +209,13 @@ class ServedModels:
         return [one.describe(now_s) for one in self._models]
 
 
-def not_ready(control: Control) -> RequestError:
-    """Return the 503 that says what the daemon is doing."""
+def not_ready(control: Control, name: str = "") -> RequestError:
+    """Return the 503 that says what the daemon is doing. `name`: whose, where there are several models."""
     view = control.view()
+    whose = f"the model '{name}'" if name else "the model"
     detail = f": {view.detail}" if view.detail else ""
     return RequestError(
-        f"the model is {view.phase}{detail}",
+        f"{whose} is {view.phase}{detail}",
         status=503,
         kind="server_error",
         code="model_not_ready",

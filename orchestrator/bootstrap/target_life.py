@@ -41,8 +41,8 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DaemonGround:
-    """What the targets of one daemon share. `path`: of cluster.yaml; `state`: the daemon's own directory. `say` hears of
-    a target's name and what goes on before it serves."""
+    """What the targets of one daemon share. `path`: of cluster.yaml; `state`: the daemon's own directory. `say` hears
+    of a target's name and what goes on before it serves."""
 
     path: Path
     state: Path

@@ -201,9 +201,7 @@ def _config(path: Path | None, *, there: bool = True) -> tuple[ClusterConfig, Pa
     return load_config(found, there=there), found.resolve().parent
 
 
-def _load_plan(
-    name: str, config: Path | None, cluster: Path | None, profiles: Path | None, model: str | None
-) -> Plan:
+def _load_plan(name: str, config: Path | None, cluster: Path | None, profiles: Path | None, model: str | None) -> Plan:
     import msgspec
 
     from orchestrator.planning.proposal import PlanError

@@ -257,7 +257,7 @@ class ClusterConfig(Section):
 
     @property
     def targets(self) -> tuple[ClusterConfig, ...]:
-        """Return the configuration of each target as if there were no other: that of `model`, then those of `models`."""
+        """Return the configuration of each target as if it were alone: that of `model`, then those of `models`."""
         if not self.models:
             return (self,)
         first = self.model_copy(update={"models": ()})

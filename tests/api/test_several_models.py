@@ -123,7 +123,9 @@ async def test_probes_are_about_the_daemon_and_about_one_where_it_is_named(phase
         if statuses[2] == 200:
             health = (await client.get("/health")).json()
             assert health["models"] == dict(zip("ab", phases, strict=True))
-            assert all(f"{name} is {phase}" in health["detail"] for name, phase in health["models"].items() if phase != "ready")
+            assert all(
+                f"{name} is {phase}" in health["detail"] for name, phase in health["models"].items() if phase != "ready"
+            )
 
 
 async def test_metrics_have_each_family_once_under_both_names():
@@ -133,8 +135,13 @@ async def test_metrics_have_each_family_once_under_both_names():
         for _ in range(2):
             text = (await client.get("/metrics")).text
             for name in "ab":
-                assert f'outrider_request_success_total{{engine="0",finished_reason="length",model_name="{name}"}} 1.0' in text
-                assert f'vllm:request_success_total{{engine="0",finished_reason="length",model_name="{name}"}} 1.0' in text
+                assert (
+                    f'outrider_request_success_total{{engine="0",finished_reason="length",model_name="{name}"}} 1.0'
+                    in text
+                )
+                assert (
+                    f'vllm:request_success_total{{engine="0",finished_reason="length",model_name="{name}"}} 1.0' in text
+                )
         kinds = [line for line in text.splitlines() if line.startswith("# TYPE")]
         assert len(kinds) == len(set(kinds))
 

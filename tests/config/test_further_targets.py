@@ -24,10 +24,13 @@ def load(directory: Path, text: str) -> ClusterConfig:
 def test_each_target_is_a_configuration_of_its_own(tmp_path):
     own = (
         "    drafts: []\n    kv_cache: 64 MiB\n    max_running: 2\n    cores: [0]\n    threads: 1\n"
-        "    slo: {ttft_ms: 500}\n    speculation: {num_speculative_tokens: 3}\n    failover: {standby: [{threads: 1}]}\n"
+        "    slo: {ttft_ms: 500}\n    speculation: {num_speculative_tokens: 3}\n"
+        "    failover: {standby: [{threads: 1}]}\n"
     )
     common = "limits: {max_waiting: 7}\ncanary: {share: 0.1, speculation: {method: fixed}}\nfailover: {standby: [{}]}\n"
-    config = load(tmp_path, HEAD + ONE + own + "  - {source: 'simulated:toy', adapter: simulated, name: third}\n" + common)
+    config = load(
+        tmp_path, HEAD + ONE + own + "  - {source: 'simulated:toy', adapter: simulated, name: third}\n" + common
+    )
     first, second, third = config.targets
     assert [one.model.name for one in config.targets] == ["first", "second", "third"]
     assert [one.number for one in config.targets] == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Several models behind the endpoint of one daemon: each is chosen by its name, and none pays for another's troubles."""
+"""Several models behind the endpoint of one daemon: each is chosen by its name, and none pays for another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ ASK: dict[str, Any] = {"prompt": "the sea is", "max_tokens": 100, "temperature":
 LONG = BODY | {"max_tokens": 150}
 
 
-def write_two(directory: Path, *, script: str = "base_ms=10", further: str = "", runtime: str = "local", extra: str = "") -> Path:
+def write_two(
+    directory: Path, *, script: str = "base_ms=10", further: str = "", runtime: str = "local", extra: str = ""
+) -> Path:
     """A file with two models. The second says other tokens, and its workers have other limits."""
     models = (
         f"models:\n  - source: 'simulated:toy?shift=3&{script}'\n    adapter: simulated\n    name: other\n"
@@ -160,9 +162,7 @@ def test_a_batch_may_name_each_model_in_its_lines(daemon):
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     file = daemon.client.files.create(file=("in.jsonl", io.BytesIO(text.encode())), purpose="batch")
-    batch = daemon.client.batches.create(
-        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
-    )
+    batch = daemon.client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
     deadline = time.monotonic() + 60
     while (batch := daemon.client.batches.retrieve(batch.id)).status != "completed":
         assert time.monotonic() < deadline
@@ -171,7 +171,10 @@ def test_a_batch_may_name_each_model_in_its_lines(daemon):
     answers = [json.loads(line) for line in daemon.client.files.content(batch.output_file_id).text.splitlines()]
     told = {one["custom_id"]: one["response"]["body"] for one in answers}
     assert {name: told[name]["model"] for name in told} == {
-        "toy-0": "toy", "other-1": "other", "toy-2": "toy", "other-3": "other",
+        "toy-0": "toy",
+        "other-1": "other",
+        "toy-2": "toy",
+        "other-3": "other",
     }
     assert told["toy-0"]["choices"][0]["text"] != told["other-1"]["choices"][0]["text"]
     assert batch.error_file_id is not None
@@ -306,7 +309,9 @@ def test_models_of_other_runtimes_and_vocabularies_stand_side_by_side(tmp_path):
         sizes = {name: found[name]["ready"]["vocabulary_size"] for name in ("toy", "tiny")}
         assert sizes["toy"] != sizes["tiny"]
         tokens = {
-            name: httpx.post(f"{daemon.url}/tokenize", json={"model": name, "prompt": "hello the hello"}).json()["tokens"]
+            name: httpx.post(f"{daemon.url}/tokenize", json={"model": name, "prompt": "hello the hello"}).json()[
+                "tokens"
+            ]
             for name in ("toy", "tiny")
         }
         assert tokens["toy"] != tokens["tiny"]

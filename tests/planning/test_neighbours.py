@@ -23,7 +23,9 @@ def devices(monkeypatch):
 SECOND = "models:\n  - {source: 'simulated:toy?shift=1', adapter: %s, device: %s, name: other, drafts: []}\n"
 
 
-def write(directory: Path, *, adapter: str = "auto", device: str = "auto", extra: str = "") -> tuple[Path, ClusterConfig]:
+def write(
+    directory: Path, *, adapter: str = "auto", device: str = "auto", extra: str = ""
+) -> tuple[Path, ClusterConfig]:
     path = directory / "cluster.yaml"
     path.write_text(
         "model: {source: 'simulated:toy?', adapter: auto, device: auto, name: toy}\ndrafts: []\n"

@@ -205,12 +205,12 @@ class BatchService:
     async def _wait_for_place(self, name: str) -> None:
         """Wait until a line of this model may be asked, and take one of the lines that there may be at a time."""
         while True:
-            while not self._places.has_place_for_batches(name):
-                await asyncio.sleep(_LOOK_EVERY_S)
-            await self._running.acquire()
             if self._places.has_place_for_batches(name):
-                return
-            self._running.release()
+                await self._running.acquire()
+                if self._places.has_place_for_batches(name):
+                    return
+                self._running.release()
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     def _move(self, batch: BatchRecord, status: str) -> None:
         batch.status = status
