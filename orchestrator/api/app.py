@@ -160,7 +160,7 @@ class ApiRoutes:
         """Read a body and translate it for the model that it names, off the event loop. Raises RequestError."""
         owner = request.scope.get(OWNER, "")
 
-        def work(raw: bytes) -> tuple[_Body, Submit, TokenizerPort]:
+        def work(model: ServedModel, raw: bytes) -> tuple[_Body, Submit, TokenizerPort]:
             known = model.find_ready()
             if known is not None:
                 refuse_oversized(raw, *known, self._settings.max_parameter_bytes)
@@ -177,7 +177,7 @@ class ApiRoutes:
                 model.check_room()
             model.coming += 1  # from here on: whoever sends a body slowly takes no place
             try:
-                body, submit, tokenizer = await self._lanes.do(len(raw), work, raw)
+                body, submit, tokenizer = await self._lanes.do(len(raw), work, model, raw)
                 if submit.grammar is not None:
                     await self._grammars.check(submit.grammar, "tools" if _offers_tools(body) else "response_format")
             finally:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 
+from adapters.tokenizer import Tokenizer
 from orchestrator.api.admin.routes import create_admin_app
 from orchestrator.api.admin.targets import AdminTarget
 from orchestrator.api.app import ApiSettings, create_app
@@ -35,10 +37,14 @@ def replace_ready(name: str) -> Ready:
     return msgspec.structs.replace(READY, model=name, context_tokens=64 if name == "a" else 32)
 
 
+def find_tokenizer(control: ScriptedControl) -> Tokenizer | None:
+    return TOKENIZER if control.ready else None
+
+
 @asynccontextmanager
 async def served(**controls: ScriptedControl) -> AsyncIterator[httpx.AsyncClient]:
     targets = [
-        ServedTarget(control, lambda control=control: TOKENIZER if control.ready else None, lambda name=name: name)
+        ServedTarget(control, partial(find_tokenizer, control), partial(str, name))
         for name, control in controls.items()
     ]
     app = create_app(targets, ApiSettings(65_536, vllm_metric_names=True), SystemClock())
@@ -148,7 +154,7 @@ async def test_metrics_have_each_family_once_under_both_names():
 
 @asynccontextmanager
 async def administered(**controls: ScriptedControl) -> AsyncIterator[httpx.AsyncClient]:
-    targets = [AdminTarget(control, lambda name=name: name) for name, control in controls.items()]
+    targets = [AdminTarget(control, partial(str, name)) for name, control in controls.items()]
     app = create_admin_app(targets, "http://127.0.0.1:8000/v1", "1")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
         yield client

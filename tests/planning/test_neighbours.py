@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from orchestrator.bootstrap.plan_board import PlanBoard
-from orchestrator.bootstrap.planning import PlanMaking, make_plan
+from orchestrator.bootstrap.planning import PlanMaking, StartPlan, make_plan
 from orchestrator.config.load import load_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.planning.proposal import PlanError
-from tests.support.profiles import GIB, store_simulated_profiles
+from policies.planning.plan import Plan
+from tests.support.profiles import store_simulated_profiles
 
 
 @pytest.fixture(autouse=True)
@@ -35,24 +37,32 @@ def write(
     return path, load_config(path)
 
 
-def store(directory: Path, row_ms: dict[str, float], **changes: int) -> None:
+LARGE = "placement: {keep_free: 0.0, concurrency: 1500}\n"
+"""A load whose KV cache takes more than half of a simulated device."""
+
+
+def store(directory: Path, row_ms: dict[str, float]) -> None:
     for name, script in (("toy", ""), ("other", "shift=1")):
-        store_simulated_profiles(directory / "store" / "profiles", row_ms, name, script=script, **changes)
+        store_simulated_profiles(directory / "store" / "profiles", row_ms, name, script=script)
 
 
-def plan_all(directory: Path, config: ClusterConfig):
-    board, plans = PlanBoard(config.targets, directory), []
+def plan_all(directory: Path, config: ClusterConfig) -> tuple[PlanBoard, list[StartPlan]]:
+    """Plan what is left to plans, one target after the other."""
+    board = PlanBoard(config.targets, directory)
+    plans: list[StartPlan] = []
     for number, target in enumerate(config.targets):
-        if not target.planned:
-            plans.append(None)
-            continue
-        found = make_plan(target, directory, directory / "state", None, board.list_taken(number))
-        board.note(number, lambda found=found: found.proposal.plan)
-        plans.append(found)
+        if target.planned:
+            found = make_plan(target, directory, directory / "state", None, board.list_taken(number))
+            board.note(number, partial(plan_of, found))
+            plans.append(found)
     return board, plans
 
 
-def device_of(found) -> str:
+def plan_of(found: StartPlan) -> Plan:
+    return found.proposal.plan
+
+
+def device_of(found: StartPlan) -> str:
     return found.proposal.plan.replicas[0].shards[0].device
 
 
@@ -77,23 +87,23 @@ def test_what_no_plan_places_is_left_out_of_the_first_plan_too(tmp_path):
 
 
 def test_memory_that_the_first_has_is_not_there_for_the_second(tmp_path):
-    _, config = write(tmp_path, extra="placement: {keep_free: 0.0}\n")
-    store(tmp_path, {"SIM": 2.0, "SIM.1": 30.0}, memory_bytes=100 << 20)
+    _, config = write(tmp_path, extra=LARGE)
+    store(tmp_path, {"SIM": 2.0, "SIM.1": 30.0})
     _, plans = plan_all(tmp_path, config)
-    assert [device_of(one) for one in plans] == ["here/SIM", "here/SIM.1"], "two of 64 MiB do not fit on one of 100"
+    assert [device_of(one) for one in plans] == ["here/SIM", "here/SIM.1"], "both do not fit on one"
 
 
 def test_where_nothing_is_left_there_is_no_plan(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "1")
-    _, config = write(tmp_path)
-    store(tmp_path, {"SIM": 2.0}, memory_bytes=100 << 20)
+    _, config = write(tmp_path, extra=LARGE)
+    store(tmp_path, {"SIM": 2.0})
     with pytest.raises(PlanError):
         plan_all(tmp_path, config)
 
 
 def test_a_plan_that_is_made_again_leaves_the_others_their_memory(tmp_path):
-    _, config = write(tmp_path, extra="placement: {keep_free: 0.0}\n")
-    store(tmp_path, {"SIM": 2.0, "SIM.1": 3.0}, memory_bytes=100 << 20)
+    _, config = write(tmp_path, extra=LARGE)
+    store(tmp_path, {"SIM": 2.0, "SIM.1": 3.0})
     board, plans = plan_all(tmp_path, config)
     assert [device_of(one) for one in plans] == ["here/SIM", "here/SIM.1"]
     making = PlanMaking(config.targets[0], tmp_path, lambda: board.list_taken(0))
@@ -106,7 +116,7 @@ def test_a_plan_that_is_made_again_leaves_the_others_their_memory(tmp_path):
 
 def test_the_command_shows_each_plan_or_the_one_that_is_named(tmp_path, outrider):
     path, _ = write(tmp_path)
-    store(tmp_path, {"SIM": 2.0, "SIM.1": 3.0}, memory_bytes=GIB)
+    store(tmp_path, {"SIM": 2.0, "SIM.1": 3.0})
     shown = outrider("plan", "--config", path).stdout
     assert "model toy" in shown
     assert "model other" in shown
