@@ -144,7 +144,7 @@ class ApiRoutes:
         if new:
             self.models.check_room()
         model, body, submit, tokenizer = await self._translate(kind, request, wire, translated, new=new)
-        found = None if self.kept is None else self.kept.find(request.headers, body, model.name)
+        found = None if self.kept is None else self.kept.find(request.headers, body)
         if found is not None:
             return await self._answer(model, kind, request, body, found.submits, tokenizer, arrived_s, found)
         submit, arm = _enter_trial(model, submit)

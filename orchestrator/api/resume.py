@@ -125,9 +125,9 @@ class KeptAnswers:
         owner = _digest(headers.get("Authorization", ""))
         return self._book.find(key=key, request_id=since.request_id if since else "", owner=owner) is not None
 
-    def find(self, headers: Headers, body: CompletionRequest | ChatRequest, model: str) -> Resumption | None:
-        """Return the answer that a request asks `model` for again; None of a new one. Raises RequestError where it is
-        another request, or nothing is kept of it."""
+    def find(self, headers: Headers, body: CompletionRequest | ChatRequest) -> Resumption | None:
+        """Return the answer that a request asks for again; None of a new one. Raises RequestError where it is another
+        request, or nothing is kept of it."""
         key, event = read_key(headers), headers.get(EVENT_HEADER, "")
         if not key and not event:
             return None
@@ -142,9 +142,6 @@ class KeptAnswers:
                 code="idempotency_key_reused",
                 param=KEY_HEADER if key else EVENT_HEADER,
             )
-        if found is not None and found.model not in ("", model):  # the file has another first model since
-            self._book.forget(found)
-            found = None
         if since is None:
             return None if found is None else Resumption(found, None)
         if found is None or found.request_id != since.request_id:

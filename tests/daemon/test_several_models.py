@@ -71,10 +71,6 @@ def test_each_answers_by_its_name_and_says_what_it_would_say_alone(daemon, plain
     alone.write_text(alone.read_text().replace("name: toy", "name: other"))
     with running(alone) as single:
         assert text_of(single, "other") == other
-    # Without a name it is the first.
-    body = {**ASK, "ignore_eos": True}
-    unnamed = httpx.post(f"{daemon.url}/v1/completions", json=body, timeout=30).json()
-    assert (unnamed["model"], unnamed["choices"][0]["text"]) == ("toy", text_of(daemon, "toy"))
 
 
 def test_chat_and_tokens_go_to_the_model_that_is_named(daemon):
@@ -282,20 +278,23 @@ def test_a_killed_daemons_workers_are_adopted_and_its_streams_go_on_each_with_it
     wait_until_ended(list(before.values()))
 
 
-def test_a_key_of_a_model_that_is_gone_is_a_new_request(tmp_path):
-    config = write_two(tmp_path, script="base_ms=20")
-    body = {key: value for key, value in LONG.items() if key != "model"}
+def test_answers_of_a_model_that_the_file_has_no_more_do_not_go_on(tmp_path):
+    config = write_two(tmp_path, script="base_ms=20", further="    drafts: []\n", extra="drafts: []\n")
     with running(config) as first:
-        client = Client("/v1/completions", body, key="once")  # it names no model: it is the first's
-        kill_in_mid_stream(first, [client], 5)
-    config.write_text(config.read_text().replace("name: toy", "name: renamed"))
+        clients = {name: Client("/v1/completions", LONG | {"model": name}, key=name) for name in NAMES}
+        before = pids(first)
+        kill_in_mid_stream(first, list(clients.values()), 5)
+    config.write_text(config.read_text().replace("name: other", "name: renamed"))
     with running(config) as second:
-        fresh = Client("/v1/completions", body, key="once")
-        fresh.read(second.url)
-        assert fresh.done
-        lost = Client("/v1/completions", body, last=client.last)
-        lost.read(second.url)
-        assert lost.statuses == [404]
+        found = statuses(second)
+        assert found["toy"]["ready"]["pid"] == before["toy"]
+        assert found["renamed"]["ready"]["pid"] != before["other"]
+        clients["other"].read(second.url)
+        assert clients["other"].statuses == [200, 404]
+        clients["toy"].read(second.url)
+        assert clients["toy"].done
+        assert statuses(second)["renamed"]["totals"]["generated"] == 0
+    wait_until_ended(list(before.values()))
 
 
 def test_models_of_other_runtimes_and_vocabularies_stand_side_by_side(tmp_path):

@@ -37,8 +37,8 @@ def write(
     return path, load_config(path)
 
 
-LARGE = "placement: {keep_free: 0.0, concurrency: 1500}\n"
-"""A load whose KV cache takes more than half of a simulated device."""
+LARGE = "placement: {keep_free: 0.0, concurrency: 4096}\n"
+"""A load whose KV cache takes all of a simulated device."""
 
 
 def store(directory: Path, row_ms: dict[str, float]) -> None:
