@@ -110,7 +110,7 @@ def propose_plans(
 
     if cluster is not None and (load_sketch(cluster).target is not None):
         return {"": _propose_sketch(config, cluster, profiles, None)}
-    path = _sketched_config(config, cluster)
+    path = _find_config(config, cluster)
     loaded, base = _config(path, there=cluster is None)
     targets = loaded.targets[:1] if first else loaded.targets
     names = [target.model.name for target in loaded.targets]
@@ -138,7 +138,7 @@ def _tell(plan: Plan) -> Callable[[], Plan]:
     return lambda: plan
 
 
-def _sketched_config(config: Path | None, cluster: Path | None) -> Path | None:
+def _find_config(config: Path | None, cluster: Path | None) -> Path | None:
     """Return the cluster.yaml that says what is to be placed: the sketch itself may be one."""
     from orchestrator.config.sketch import is_cluster_file
 

@@ -28,7 +28,7 @@ FULL = RequestError("full", status=429, kind="rate_limit_error", code="queue_ful
 ASK = {"prompt": "hello", "max_tokens": 4}
 
 
-def scripted(name: str, word: bytes = b"lo", **fields: Any) -> ScriptedControl:
+def build_control(name: str, word: bytes = b"lo", **fields: Any) -> ScriptedControl:
     ready = replace_ready(name) if fields.get("phase", "ready") in ("ready", "restarting") else None
     return ScriptedControl(steps=[list(b"hel"), list(word)], ready=ready, **fields)
 
@@ -42,7 +42,7 @@ def find_tokenizer(control: ScriptedControl) -> Tokenizer | None:
 
 
 @asynccontextmanager
-async def served(**controls: ScriptedControl) -> AsyncIterator[httpx.AsyncClient]:
+async def serve_models(**controls: ScriptedControl) -> AsyncIterator[httpx.AsyncClient]:
     targets = [
         ServedTarget(control, partial(find_tokenizer, control), partial(str, name))
         for name, control in controls.items()
@@ -57,8 +57,8 @@ async def post(client: httpx.AsyncClient, body: Any) -> httpx.Response:
 
 
 async def test_a_request_takes_the_room_of_the_model_that_it_names():
-    a, b = scripted("a", no_room=FULL), scripted("b", b"p!")
-    async with served(a=a, b=b) as client:
+    a, b = build_control("a", no_room=FULL), build_control("b", b"p!")
+    async with serve_models(a=a, b=b) as client:
         answer = (await post(client, ASK | {"model": "b"})).json()
         assert (answer["model"], answer["choices"][0]["text"]) == ("b", "help!")
         for body in (ASK, ASK | {"model": "a"}, ASK | {"model": None}):
@@ -68,7 +68,7 @@ async def test_a_request_takes_the_room_of_the_model_that_it_names():
 
 
 async def test_where_no_model_has_room_a_request_is_refused_before_its_body():
-    async with served(a=scripted("a", no_room=FULL), b=scripted("b", no_room=FULL)) as client:
+    async with serve_models(a=build_control("a", no_room=FULL), b=build_control("b", no_room=FULL)) as client:
         refused = await client.post("/v1/completions", content=b"this is no JSON")
         assert refused.status_code == 429
 
@@ -85,7 +85,7 @@ async def test_where_no_model_has_room_a_request_is_refused_before_its_body():
     ],
 )
 async def test_a_body_that_names_no_model_well_is_refused_as_one_model_would(raw, status, param):
-    async with served(a=scripted("a"), b=scripted("b")) as client:
+    async with serve_models(a=build_control("a"), b=build_control("b")) as client:
         answer = await client.post("/v1/completions", content=raw)
         assert answer.status_code == status
         assert answer.json()["error"]["param"] == param
@@ -94,7 +94,7 @@ async def test_a_body_that_names_no_model_well_is_refused_as_one_model_would(raw
 
 
 async def test_each_model_has_its_own_context():
-    async with served(a=scripted("a"), b=scripted("b")) as client:
+    async with serve_models(a=build_control("a"), b=build_control("b")) as client:
         prompt = "x" * 40
         assert (await post(client, {"model": "a", "prompt": prompt, "max_tokens": 1})).status_code == 200
         assert (await post(client, {"model": "b", "prompt": prompt, "max_tokens": 1})).status_code == 400
@@ -117,8 +117,8 @@ PROBES = [
 
 @pytest.mark.parametrize(("phases", "statuses"), PROBES)
 async def test_probes_are_about_the_daemon_and_about_one_where_it_is_named(phases, statuses):
-    controls = {name: scripted(name, phase=phase) for name, phase in zip("ab", phases, strict=True)}
-    async with served(**controls) as client:
+    controls = {name: build_control(name, phase=phase) for name, phase in zip("ab", phases, strict=True)}
+    async with serve_models(**controls) as client:
         found = [(await client.get(path)).status_code for path in ("/started", "/ready", "/health")]
         assert tuple(found) == statuses
         for name, phase in zip("ab", phases, strict=True):
@@ -135,7 +135,7 @@ async def test_probes_are_about_the_daemon_and_about_one_where_it_is_named(phase
 
 
 async def test_metrics_have_each_family_once_under_both_names():
-    async with served(a=scripted("a"), b=scripted("b")) as client:
+    async with serve_models(a=build_control("a"), b=build_control("b")) as client:
         for name in "ab":
             await post(client, ASK | {"model": name})
         for _ in range(2):
@@ -153,7 +153,7 @@ async def test_metrics_have_each_family_once_under_both_names():
 
 
 @asynccontextmanager
-async def administered(**controls: ScriptedControl) -> AsyncIterator[httpx.AsyncClient]:
+async def serve_admin(**controls: ScriptedControl) -> AsyncIterator[httpx.AsyncClient]:
     targets = [AdminTarget(control, partial(str, name)) for name, control in controls.items()]
     app = create_admin_app(targets, "http://127.0.0.1:8000/v1", "1")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
@@ -161,9 +161,9 @@ async def administered(**controls: ScriptedControl) -> AsyncIterator[httpx.Async
 
 
 async def test_what_is_asked_of_all_reaches_all_and_what_is_asked_of_one_that_one():
-    a, b = scripted("a"), scripted("b")
+    a, b = build_control("a"), build_control("b")
     body = {"speculative_config": None, "asked_by": "me"}
-    async with administered(a=a, b=b) as client:
+    async with serve_admin(a=a, b=b) as client:
         told = (await client.post("/admin/speculation", json=body)).json()
         assert (told["model"], told["models"][0]["model"]) == ("a", "b")
         assert (len(a.wished), len(b.wished)) == (1, 1)
@@ -191,15 +191,15 @@ class Ignorant(ScriptedControl):
 
 async def test_a_request_is_explained_by_whoever_knows_it():
     route = RouteView("x", 1, 0.0, "target", "", "alone", RoutedRequest(1, 1), ())
-    async with administered(a=Ignorant(), b=ScriptedControl(routes=[route])) as client:
+    async with serve_admin(a=Ignorant(), b=ScriptedControl(routes=[route])) as client:
         told = (await client.get("/admin/explain/x")).json()
         assert (told["model"], len(told["routes"])) == ("b", 1)
-    async with administered(a=Ignorant(), b=Ignorant()) as client:
+    async with serve_admin(a=Ignorant(), b=Ignorant()) as client:
         assert (await client.get("/admin/explain/x")).status_code == 404
 
 
 async def test_the_status_of_one_model_is_as_ever():
-    async with administered(a=scripted("a")) as client:
+    async with serve_admin(a=build_control("a")) as client:
         told = (await client.get("/admin/status")).json()
         assert (told["model"], told["models"]) == ("a", [])
         json.dumps(told)

@@ -16,9 +16,11 @@ import httpx
 import openai
 import pytest
 
+from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_killed import BODY, Client, kill_in_mid_stream, wait_until_ended
 from tests.support import tiny_models
 from tests.support.daemon import Daemon, configuration, outrider_process, running
+from tests.support.profiles import store_simulated_profiles
 
 NAMES = ("toy", "other")
 ASK: dict[str, Any] = {"prompt": "the sea is", "max_tokens": 100, "temperature": 0.8, "seed": 3}
@@ -342,3 +344,28 @@ def test_the_package_model_twice_with_other_drafts(tmp_path, first_layers_path, 
         found = statuses(daemon)
         assert [found[name]["ready"]["drafters"] for name in ("drafted", "bare")] == [["suffix"], []]
         assert found["bare"]["ready"]["kv_blocks"] < found["drafted"]["ready"]["kv_blocks"]
+
+
+def test_planned_models_are_placed_beside_each_other(tmp_path, monkeypatch, outrider):
+    monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "2")
+    for name, script in (("toy", "base_ms=2"), ("other", "shift=3&base_ms=2")):
+        store_simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 3.0}, name, script=script)
+    config = write_two(tmp_path, script="base_ms=2", extra="placement: {profile: never}\n")
+    config.write_text(config.read_text().replace("adapter: simulated", "adapter: auto, device: auto", 1))
+    config.write_text(config.read_text().replace("    adapter: simulated\n", "    adapter: auto\n    device: auto\n"))
+    with running(config) as daemon:
+        found = statuses(daemon)
+        assert {name: found[name]["ready"]["device"] for name in NAMES} == {"toy": "SIM", "other": "SIM.1"}
+        before = pids(daemon)
+        assert text_of(daemon, "toy") != text_of(daemon, "other")
+        plans = [query_daemon(daemon.admin, f"/admin/plan?model={name}")["plan"] for name in NAMES]
+        assert [plan["replicas"][0]["shards"][0]["device"] for plan in plans] == ["here/SIM", "here/SIM.1"]
+        for name in NAMES:
+            shown = outrider("plan", "diff", "--model", name, "--config", str(config)).stdout
+            assert "nothing would change" in shown
+        text = httpx.get(f"{daemon.url}/metrics").text
+        for name in NAMES:
+            assert f'outrider_plan_predicted_tokens_per_second{{engine="0",model_name="{name}"}}' in text
+        daemon.kill()
+    with running(config) as second:
+        assert pids(second) == before, "the same plans adopt the same workers"
