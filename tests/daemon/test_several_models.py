@@ -329,8 +329,8 @@ def test_models_of_other_runtimes_and_vocabularies_stand_side_by_side(tmp_path):
 def test_the_package_model_twice_with_other_drafts(tmp_path, first_layers_path, shared_store):
     config = tmp_path / "cluster.yaml"
     config.write_text(
-        f"model: {{source: '{first_layers_path}', name: drafted}}\ncluster: {{runtime: local}}\n"
-        f"models: [{{source: '{first_layers_path}', name: bare, drafts: [], kv_cache: 64 MiB}}]\n"
+        f"model: {{source: '{first_layers_path}', name: drafted, activations: fp32}}\ncluster: {{runtime: local}}\n"
+        f"models: [{{source: '{first_layers_path}', name: bare, activations: fp32, drafts: [], kv_cache: 64 MiB}}]\n"
         f"api: {{port: 0, admin_socket: '{tmp_path}/admin.sock'}}\nstore: {{directory: '{shared_store}'}}\n"
         f"state: {{directory: '{tmp_path}/state'}}\nlimits: {{kv_cache: 128 MiB}}\n",
         encoding="utf-8",
