@@ -6,12 +6,13 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.api import errors
 from orchestrator.api.answers import DecodeHealth, Health, Live, Readiness, Started, Version
+from orchestrator.api.keys import STRANGER
 from orchestrator.api.liveness import Liveness
 from orchestrator.api.metrics.collector import Metrics
 from orchestrator.api.openapi import operation
@@ -33,12 +34,12 @@ class Probed(Protocol):
 
 
 def install_probe_routes(app: FastAPI, api: Probed) -> None:
-    """Add the routes. None of them asks for a key."""
+    """Add the routes. Probes ask for no key; where there are keys, those without one see no hosts and no paths."""
 
     @app.get("/started", **operation(None, Started, statuses=(503,)))
-    async def tell_started() -> Response:
+    async def tell_started(request: Request) -> Response:
         if api.control.view().ready is None:
-            return errors.response_of(not_ready(api.control))
+            return errors.response_of(not_ready(api.control, whole=_knows(request)))
         return JSONResponse({"status": "started", "model": api.model_name()})
 
     @app.get("/live", **operation(None, Live, statuses=()))
@@ -46,12 +47,13 @@ def install_probe_routes(app: FastAPI, api: Probed) -> None:
         return JSONResponse({"status": "live", "phase": api.control.view().phase})
 
     @app.get("/health", **operation(None, Health, statuses=(503,)))
-    async def health() -> Response:
+    async def health(request: Request) -> Response:
         view = api.control.view()
         if view.phase == "failed":
-            return errors.response_of(not_ready(api.control))
+            return errors.response_of(not_ready(api.control, whole=_knows(request)))
         decode = api.liveness.describe_liveness()
-        return JSONResponse({"status": "ok", "phase": view.phase, "detail": view.detail, "decode": decode})
+        detail = view.detail if _knows(request) else ""
+        return JSONResponse({"status": "ok", "phase": view.phase, "detail": detail, "decode": decode})
 
     @app.get("/health/decode", **operation(None, DecodeHealth, statuses=(503,)))
     async def decode_health() -> Response:
@@ -61,10 +63,10 @@ def install_probe_routes(app: FastAPI, api: Probed) -> None:
         return JSONResponse(decode)
 
     @app.get("/ready", **operation(None, Readiness, statuses=(503,)))
-    async def ready() -> Response:
+    async def ready(request: Request) -> Response:
         view = api.control.view()
         if view.phase != "ready" or api.tokenizer() is None:
-            return errors.response_of(not_ready(api.control))
+            return errors.response_of(not_ready(api.control, whole=_knows(request)))
         return JSONResponse({"status": "ready", "model": api.model_name()})
 
     @app.get("/metrics", responses={200: {"description": "Prometheus text.", "content": {CONTENT_TYPE_LATEST: {}}}})
@@ -76,10 +78,15 @@ def install_probe_routes(app: FastAPI, api: Probed) -> None:
         return {"version": version("outrider")}
 
 
-def not_ready(control: Control) -> RequestError:
-    """Return the 503 that says what the daemon is doing."""
+def _knows(request: Request) -> bool:
+    """Return whether the sender may know where things run: it has a key, or none is asked for."""
+    return not request.scope.get(STRANGER, False)
+
+
+def not_ready(control: Control, *, whole: bool = True) -> RequestError:
+    """Return the 503 that says what the daemon is doing; not `whole`: the phase alone."""
     view = control.view()
-    detail = f": {view.detail}" if view.detail else ""
+    detail = f": {view.detail}" if view.detail and whole else ""
     return RequestError(
         f"the model is {view.phase}{detail}",
         status=503,

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from orchestrator.api import errors
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin import canary, explain, health, quarantine, speculation
+from orchestrator.api.audit import AdminAudit, AuditLog
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.port import AdminControl, DeviceView, DraftView, ReplicaView, Totals
 
@@ -26,15 +27,17 @@ def create_admin_app(
     trial: CanaryTrial | None = None,
     costs: Callable[[], dict[str, Any] | None] = lambda: None,
     hosts: Callable[[], list[dict[str, Any]]] = list,
+    audit: AuditLog | None = None,
 ) -> FastAPI:
     """Return the app.
 
     `api_url` is where the public API listens, and `bounds` are the rules that its requests may ask for. `running_plan`
     is the plan that runs, as plain data, `slo` how requests meet their objectives, `trial` the canary's. `costs`: what
-    the devices in use cost; `hosts`: those that plans are made for.
+    the devices in use cost; `hosts`: those that plans are made for. `audit` has each call that may change something.
     """
     app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
     errors.install_error_handlers(app)
+    app.add_middleware(AdminAudit, audit=audit or AuditLog())
     speculation.install_speculation_route(app, control, trial)
 
     @app.get("/admin/status")

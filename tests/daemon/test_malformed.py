@@ -1,0 +1,42 @@
+"""Thousands of malformed requests against a real daemon; `python -m tools.malformed` sends a hundred thousand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from orchestrator.config.keys_change import create_key
+from orchestrator.config.keys_file import SCOPES
+from tests.support.daemon import configuration, running
+from tools.malformed import CANARY, make_request, send_requests
+
+SHORT = "header_timeout_s: 1, body_timeout_s: 1, idle_timeout_s: 1, "
+
+
+def test_a_request_is_made_again_by_its_number():
+    assert make_request(3, 7, "h:1", "k") == make_request(3, 7, "h:1", "k")
+    assert len({make_request(3, number, "h:1", "k") for number in range(200)}) > 190
+
+
+@pytest.mark.timeout(280)
+def test_malformed_requests_are_refused_quickly_and_tell_no_secret(tmp_path):
+    key, _ = create_key(tmp_path / "keys", "fuzz", SCOPES, 0, 0)
+    config = configuration(tmp_path, extra="logging: {level: debug, audit_file: audit.jsonl}")
+    text = config.read_text().replace("logging: {format: json}\n", "")
+    config.write_text(text.replace("api: {", "api: {keys_file: keys, " + SHORT))
+    headers = {"Authorization": f"Bearer {key}"}
+    with running(config) as daemon:
+        found = asyncio.run(send_requests(daemon.url, 3000, seed=19, key=key))
+        assert found.failures == []
+        assert found.statuses["200"] > 100
+        assert found.statuses["400"] > 500
+        assert found.statuses["401"] > 50
+        sane = {"model": "toy", "prompt": "x", "max_tokens": 3}
+        answer = httpx.post(f"{daemon.url}/v1/completions", json=sane, headers=headers, timeout=30.0)
+        assert answer.status_code == 200
+        assert daemon.stop() == 0
+    told = daemon.log.read_text() + (tmp_path / "audit.jsonl").read_text()
+    for secret in (CANARY, key):
+        assert secret not in told
