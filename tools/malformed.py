@@ -1,9 +1,11 @@
 """Sends malformed requests to a running daemon: none may be answered 5xx, hang, or bring a secret to light.
 
     python -m tools.malformed http://127.0.0.1:8000 --requests 100000 --key-file key.txt
+    python -m tools.malformed /run/outrider/admin.sock --requests 10000
 
-Each request is one of three kinds: a valid one whose JSON was changed, one whose HTTP was changed, or random bytes. The
-seed and the number of a request that failed make it again.
+Each request is one of three kinds: a valid one whose JSON was changed, one whose HTTP was changed, or random bytes. On
+an admin socket they are admin calls with changed bodies. The seed and the number of a request that failed make it
+again.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +26,8 @@ from urllib.parse import urlsplit
 CANARY: Final = "canary-7d1f0c52"
 """Stands in prompts, headers and keys that are sent; no answer to a wrong key and no log may have it."""
 _ANSWER_S: Final = 60.0
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[], Coroutine[Any, Any, Streams]]
 _MOST_READ: Final = 1 << 20
 _NASTY: Final[tuple[Any, ...]] = (
     None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63), 2**64, 10**400, 0.0, -0.0, 1e308, 1e-320, float("nan"),
@@ -73,6 +77,16 @@ _VALID: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("/detokenize", {"model": "toy", "tokens": [1, 2]}),
     ("/v1/batches", {"input_file_id": "file-x", "endpoint": "/v1/completions", "completion_window": "24h"}),
 )
+_ADMIN: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
+    ("/admin/speculation", {"wish": {"mode": "off"}, "asked_by": "a tester", "user": "", "engine": None}),
+    ("/admin/hold", {"kind": "device", "name": "none", "state": "cordoned"}),
+    ("/admin/quarantine/release", {"digests": ["00"]}),
+    ("/admin/canary/promote", {}),
+    ("/admin/explain/x", {}),
+    ("/admin/status", {}),
+    ("/admin/plan", {}),
+)
+_ADMIN_KEYS: Final = ("wish", "asked_by", "user", "engine", "kind", "name", "state", "digests", "depth", "mode", "x")
 
 
 @dataclass
@@ -117,6 +131,20 @@ def make_request(seed: int, number: int, host: str, key: str = "") -> bytes:
     return whole
 
 
+def make_admin_request(seed: int, number: int) -> bytes:
+    """Return the bytes of one admin call. Its length is right: an admin socket waits for the rest of a request."""
+    dice = random.Random(f"{seed}/admin/{number}")  # noqa: S311  # not for secrets
+    route, body = dice.choice(_ADMIN)
+    raw = _encode(dice, _mutate(dice, body, _ADMIN_KEYS))
+    if dice.random() < 0.1:
+        raw = _flip(dice, raw)
+    method = dice.choice(("POST", "POST", "POST", "GET", "PUT", "DELETE"))
+    path = route if dice.random() < 0.9 else route + dice.choice(("/", "/x", "?a=1", "%00", "/..%2f"))
+    kind = "application/json" if dice.random() < 0.9 else dice.choice(_TYPES)
+    head = f"{method} {path} HTTP/1.1\r\nHost: outrider\r\nConnection: close\r\nContent-Type: {kind}\r\n"
+    return f"{head}Content-Length: {len(raw)}\r\n\r\n".encode("latin-1") + raw
+
+
 def _mutate_http(
     dice: random.Random, headers: list[tuple[str, str]], method: str, path: str, raw: bytes
 ) -> tuple[str, str, str | None, bytes]:
@@ -143,7 +171,7 @@ def _mutate_http(
                 headers += [(f"X-{index}", CANARY) for index in range(dice.choice((5, 200)))]
             case 8:
                 headers.append(dice.choice((
-                    ("Host", "other"), ("Origin", "https://a.example"), ("Idempotency-Key", dice.choice(("", "a" * 99))),
+                    ("Host", "other"), ("Origin", "https://a.example"), ("Idempotency-Key", dice.choice(("", "a"))),
                     ("Last-Event-ID", dice.choice(("x", "0.0.0", CANARY))), ("X-Request-Id", "a\x01b"),
                     ("Content-Encoding", "gzip"), ("Upgrade", "websocket"), ("Accept", "text/event-stream"),
                 )))  # fmt: skip
@@ -156,7 +184,7 @@ def _mutate_http(
     return method, path, length, raw
 
 
-def _mutate(dice: random.Random, body: dict[str, Any]) -> Any:
+def _mutate(dice: random.Random, body: dict[str, Any], keys: tuple[str, ...] = _KEYS) -> Any:
     """Return a body with a few values, keys or levels changed."""
     changed: dict[str, Any] = json.loads(json.dumps(body))
     for _ in range(dice.randrange(1, 4)):
@@ -164,14 +192,15 @@ def _mutate(dice: random.Random, body: dict[str, Any]) -> Any:
             case 0 if changed:
                 changed.pop(dice.choice(list(changed)))
             case 1 | 2:
-                changed[dice.choice(_KEYS)] = dice.choice(_NASTY)
+                changed[dice.choice(keys)] = dice.choice(_NASTY)
             case 3 if changed:
                 changed[dice.choice(list(changed))] = dice.choice(_NASTY)
             case 4:
-                changed[dice.choice(_KEYS)] = {dice.choice(_KEYS): dice.choice(_NASTY)}
+                changed[dice.choice(keys)] = {dice.choice(keys): dice.choice(_NASTY)}
             case _:
-                changed[dice.choice(_KEYS)] = [dice.choice(_NASTY) for _ in range(dice.randrange(4))]
-    changed.setdefault("max_tokens", 2)
+                changed[dice.choice(keys)] = [dice.choice(_NASTY) for _ in range(dice.randrange(4))]
+    if keys is _KEYS:
+        changed.setdefault("max_tokens", 2)
     return dice.choice(_NASTY) if dice.random() < 0.03 else changed
 
 
@@ -196,18 +225,28 @@ def _flip(dice: random.Random, raw: bytes) -> bytes:
 
 
 async def send_requests(url: str, count: int, *, seed: int = 1, key: str = "", at_once: int = 16) -> Findings:
-    """Send so many requests, some at a time. Those whose end the daemon waits for end by its time-outs."""
+    """Send so many requests, some at a time. Those whose end the daemon waits for end by its time-outs. `url`: or the
+    path of an admin socket."""
     place = urlsplit(url)
     host, port = place.hostname or "127.0.0.1", place.port or 80
     found = Findings()
+
+    def make(number: int) -> bytes:
+        if not place.scheme:
+            return make_admin_request(seed, number)
+        return make_request(seed, number, f"{host}:{port}", key)
+
+    def connect() -> Coroutine[Any, Any, Streams]:
+        return asyncio.open_connection(host, port) if place.scheme else asyncio.open_unix_connection(url)
+
     numbers = iter(range(count))
 
     async def work() -> None:
         for number in numbers:
-            raw = make_request(seed, number, f"{host}:{port}", key)
+            raw = make(number)
             begun_s = time.monotonic()
             try:
-                answer = await asyncio.wait_for(_ask(host, port, raw), _ANSWER_S)
+                answer = await asyncio.wait_for(_ask(connect, raw), _ANSWER_S)
             except TimeoutError:
                 found.failures.append(f"seed {seed}, request {number}: no end of the answer within {_ANSWER_S:g} s")
                 continue
@@ -221,8 +260,8 @@ async def send_requests(url: str, count: int, *, seed: int = 1, key: str = "", a
     return found
 
 
-async def _ask(host: str, port: int, raw: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection(host, port)
+async def _ask(connect: Connect, raw: bytes) -> bytes:
+    reader, writer = await connect()
     answer = b""
     try:
         writer.write(raw)
@@ -249,7 +288,7 @@ def _judge(found: Findings, what: str, answer: bytes, key: str) -> None:
 def main(show: Callable[[str], None] = print) -> int:
     """Run from the command line; returns 1 where a request failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url", help="where the daemon listens")
+    parser.add_argument("url", help="where the daemon listens, or its admin socket")
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--at-once", type=int, default=16)

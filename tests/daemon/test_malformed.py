@@ -36,6 +36,9 @@ def test_malformed_requests_are_refused_quickly_and_tell_no_secret(tmp_path):
         sane = {"model": "toy", "prompt": "x", "max_tokens": 3}
         answer = httpx.post(f"{daemon.url}/v1/completions", json=sane, headers=headers, timeout=30.0)
         assert answer.status_code == 200
+        admin = asyncio.run(send_requests(str(daemon.admin), 600, seed=19))
+        assert admin.failures == []
+        assert admin.statuses["400"] > 50
         assert daemon.stop() == 0
     told = daemon.log.read_text() + (tmp_path / "audit.jsonl").read_text()
     for secret in (CANARY, key):

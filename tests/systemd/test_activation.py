@@ -93,7 +93,7 @@ def test_a_restart_under_load_refuses_no_connection_and_loses_no_stream(tmp_path
             thread.start()
         streamed: list[str] = []
         with openai.OpenAI(base_url=f"{systemd.url}/v1", api_key="none", max_retries=0) as client:
-            stream = client.completions.create(model="toy", prompt="a", max_tokens=150, stream=True)
+            stream = client.completions.create(model="toy", prompt="a", max_tokens=150, seed=7, stream=True)
             streamed.append(next(iter(stream)).choices[0].text)
             before = load.answered
             first.send_signal(signal.SIGTERM)
@@ -106,7 +106,7 @@ def test_a_restart_under_load_refuses_no_connection_and_loses_no_stream(tmp_path
             until = time.monotonic() + 30.0
             while load.answered <= before + 20 and time.monotonic() < until:
                 time.sleep(0.05)
-            alone = client.completions.create(model="toy", prompt="a", max_tokens=150).choices[0].text
+            alone = client.completions.create(model="toy", prompt="a", max_tokens=150, seed=7).choices[0].text
         load.stop.set()
         for thread in threads:
             thread.join()
