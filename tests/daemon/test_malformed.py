@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import httpx
 import pytest
 
+from orchestrator.cli.daemon_socket import StatusError, query_daemon
 from orchestrator.config.keys_change import create_key
 from orchestrator.config.keys_file import SCOPES
 from tests.support.daemon import configuration, running
@@ -43,3 +45,22 @@ def test_malformed_requests_are_refused_quickly_and_tell_no_secret(tmp_path):
     told = daemon.log.read_text() + (tmp_path / "audit.jsonl").read_text()
     for secret in (CANARY, key):
         assert secret not in told
+    assert "request failed" not in told
+    assert "Traceback" not in told
+
+
+def test_a_body_that_turns_out_to_be_no_http_is_one_refusal_and_no_bug(tmp_path):
+    with running(configuration(tmp_path)) as daemon:
+        host, port = daemon.url.removeprefix("http://").split(":")
+        for path in ("/v1/completions", "/health", "/nothing"):
+            with socket.create_connection((host, int(port)), 30) as client:
+                head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+                client.sendall(head.encode())
+                assert client.recv(100).startswith(b"HTTP/1.1 400 ")
+        assert httpx.get(f"{daemon.url}/ready").status_code == 200
+    assert "request failed" not in daemon.log.read_text()
+
+
+def test_half_a_character_in_a_name_is_told_back_in_letters(tmp_path):
+    with running(configuration(tmp_path)) as daemon, pytest.raises(StatusError, match=r"\\ud800"):
+        query_daemon(daemon.admin, "/admin/hold", {"kind": "device", "name": "\ud800", "state": "cordoned"})
