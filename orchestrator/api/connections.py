@@ -150,6 +150,17 @@ class WatchedProtocol(H11Protocol):
         self._watch.discard(self)
         super().connection_lost(exc)
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP. A request whose body turns out so is over: the application's answer to it is dropped,
+        as the connection has room for one."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self._close()
+                return
+        super().send_400_response(msg)
+
     def on_response_complete(self) -> None:
         """An answer is out: the connection is idle, or the next request is there already."""
         self._begun = False
