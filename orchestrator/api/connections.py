@@ -159,7 +159,10 @@ class WatchedProtocol(H11Protocol):
             if self.cycle.response_started:
                 self._close()
                 return
-        super().send_400_response(msg)
+        self._refuse(400, msg, "invalid_http")
+        self._watch.discard(self)
+        self._stop_timers()
+        self._linger()
 
     def on_response_complete(self) -> None:
         """An answer is out: the connection is idle, or the next request is there already."""
@@ -237,7 +240,7 @@ class WatchedProtocol(H11Protocol):
         kind = "rate_limit_error" if status == 429 else "invalid_request_error"
         body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
         retry = f"Retry-After: {retry_after_s}\r\n" if retry_after_s is not None else ""
-        phrase = {408: "Request Timeout", 429: "Too Many Requests"}[status]
+        phrase = {400: "Bad Request", 408: "Request Timeout", 429: "Too Many Requests"}[status]
         head = (
             f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             f"{retry}Connection: close\r\n\r\n"

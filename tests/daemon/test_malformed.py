@@ -52,9 +52,10 @@ def test_malformed_requests_are_refused_quickly_and_tell_no_secret(tmp_path):
 def test_a_body_that_turns_out_to_be_no_http_is_one_refusal_and_no_bug(tmp_path):
     with running(configuration(tmp_path)) as daemon:
         host, port = daemon.url.removeprefix("http://").split(":")
-        for path in ("/v1/completions", "/health", "/nothing"):
+        asked = [("POST", "/v1/completions"), ("POST", "/health"), ("POST", "/nothing"), ("HEAD", "/v1/models")]
+        for method, path in asked:
             with socket.create_connection((host, int(port)), 30) as client:
-                head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+                head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
                 client.sendall(head.encode())
                 assert client.recv(100).startswith(b"HTTP/1.1 400 ")
         assert httpx.get(f"{daemon.url}/ready").status_code == 200
