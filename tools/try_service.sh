@@ -63,7 +63,7 @@ in_root() { nsenter -t "$inside" -m -p -u -i -C -r -w env -i PATH=/usr/sbin:/usr
 finish() {
   [ -n "${inside:-}" ] && kill -9 "$inside" 2>/dev/null || true
   wait 2>/dev/null || true
-  rmdir "$group/outrider-trial" 2>/dev/null || true
+  find "$group/outrider-trial" -depth -type d -exec rmdir {} \; 2>/dev/null || true
 }
 trap finish EXIT
 
