@@ -102,7 +102,7 @@ async def count_request(control: ScriptedControl, **fields: Any) -> dict[str, fl
     async with client_of(app) as client:
         with nullcontext() if control.error is None else pytest.raises(APIStatusError):
             await client.completions.create(model="toy", prompt="four", **fields)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
         text = (await http.get("/metrics")).text
     return {kind: value(text, f"slo_requests_{kind}_total", objective="all") for kind in ("met", "missed")}
 
