@@ -29,6 +29,7 @@ from orchestrator.bootstrap.fleet import FleetPlanning
 from orchestrator.bootstrap.journal import build_book
 from orchestrator.bootstrap.lease import hold_lease
 from orchestrator.bootstrap.planning import PlanMaking, StartPlan, build_start_specs, make_plan, profile_missing
+from orchestrator.bootstrap.scaling import build_scaler, waits_for_hosts
 from orchestrator.clock import SystemClock
 from orchestrator.config.keys_file import keys_path
 from orchestrator.config.load import admin_socket_path, state_directory
@@ -39,6 +40,7 @@ from orchestrator.control.controller import TargetControl
 from orchestrator.control.device_watch import watch_devices
 from orchestrator.control.events import StandbySpec
 from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
+from orchestrator.control.scaler import end_scaling
 from orchestrator.control.state import STARTING
 from orchestrator.control.surroundings import RoutingRules
 from orchestrator.errors import ConfigError, DaemonError
@@ -81,9 +83,10 @@ class Daemon:
         self._batches: BatchService | None = None
         self._keeper: PlanKeeper | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._scaling: asyncio.Task[None] | None = None
         self._connections = Connections(self._connection_limits())
         self._cluster = build_cluster(config, self._state)
-        if config.planned:
+        if config.planned or waits_for_hosts(config):
             self._control = self._build_control((), (), ())
         else:
             self._control = self._build_control(*build_start_specs(config, base), build_standbys(config, base))
@@ -341,6 +344,8 @@ class Daemon:
         _log.info("stopped")
 
     async def _end_planning(self) -> None:
+        if self._scaling is not None:
+            await end_scaling(self._scaling)
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait([self._keeping])
@@ -377,8 +382,13 @@ class Daemon:
         """Plan where that is asked for, and start the workers; False when told to stop before one serves."""
         if self._config.planned and not await self._plan():
             return False
+        known = (self._config, self._base, self._control, self._cluster, self._keeper, self._clock)
+        scaler = await build_scaler(*known)
         await self._control.start()
-        return await self._first_ready()
+        ready = await self._first_ready()
+        if ready and scaler is not None:
+            self._scaling = asyncio.create_task(scaler.run(), name="follow load")
+        return ready
 
     async def _first_ready(self) -> bool:
         """Wait for the model; False when told to stop before. Raises DaemonError when it failed for good."""

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from orchestrator.config.drafts import DRAFTS
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place, format_value
-from orchestrator.config.target import COUNTED, PLACED, Placement
+from orchestrator.config.target import BOUNDED, COUNTED, PLACED, Placement, ReplicaBounds
 
 _KINDS = {
     "int_type": "must be an integer",
@@ -134,7 +134,7 @@ def _model_at(place: Place, root: type[BaseModel]) -> type[BaseModel]:
     if at := _draft_at(place):
         return DRAFTS[str(place[at])]
     if _in_replicas(place):
-        return Placement
+        return ReplicaBounds if place[2] == BOUNDED and "places" not in place else Placement
     model = root
     for part in place:
         if isinstance(part, str):
@@ -154,7 +154,7 @@ def _draft_at(place: Place) -> int:
 
 
 def _in_replicas(place: Place) -> bool:
-    return len(place) > 2 and place[:2] == ("model", "replicas") and place[2] in (COUNTED, PLACED)
+    return len(place) > 2 and place[:2] == ("model", "replicas") and place[2] in (COUNTED, PLACED, BOUNDED)
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:

@@ -65,6 +65,7 @@ def create_admin_app(
             "slo": slo(),
             "costs": costs(),
             "hosts": hosts(),
+            "scaling": dataclasses.asdict(view.scaling) if view.scaling is not None else None,
             "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
             "speculation": speculation.describe_overrides(view, trial),
             "canary": canary.trial_of(trial.view()) if trial is not None else None,
