@@ -127,7 +127,7 @@ class PlanKeeper:
         self._loads = LoadWatch(running.proposal.cluster.devices, patience.load_lasts_s)
         self._unjudged: list[_Round] = []  # it is not known yet how much of the device they had
         self._later: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | asyncio.Task[str] | None = None
         self._marking: asyncio.Task[None] | None = None
 
     @property
@@ -348,7 +348,7 @@ class PlanKeeper:
                 with suppress(asyncio.CancelledError):
                     await task
 
-    def _finish_planning(self, task: asyncio.Task[None]) -> None:
+    def _finish_planning(self, task: asyncio.Task[None] | asyncio.Task[str]) -> None:
         self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("planning again failed: %s", error, exc_info=error)

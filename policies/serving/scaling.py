@@ -74,12 +74,14 @@ class ScaleLoad:
 @dataclass(frozen=True, slots=True)
 class ScaleTrend:
     """Since when replicas are crowded, and since when there is one more than is needed; None: it is not so. One more
-    could not be had `failures` times on end, and is not asked for before `again_s`."""
+    could not be had `failures` times on end, and is not asked for before `again_s`. `too_many`: the requests that one
+    more was asked for, by how many replicas there were."""
 
     crowded_since_s: float | None = None
     spare_since_s: float | None = None
     failures: int = 0
     again_s: float = 0.0
+    too_many: Mapping[int, int] = field(default_factory=dict)
 
     def observe_failure(self, now_s: float) -> ScaleTrend:
         """One more could not be had."""

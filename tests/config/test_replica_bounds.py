@@ -29,8 +29,14 @@ HEAD = "model:\n  source: simulated:toy\n  adapter: simulated\n"
             "6: model.replicas.places: must be one for each of max, which is 3, not 2",
         ),
         ("  replicas: {max: 2, places: [{}, {core: [0]}]}\n", "4: model.replicas.places[1].core: unknown key"),
-        ("  replicas: {max: 2, places: [{}, {threads: -1}]}\n", "4: model.replicas.places[1].threads: must be 0 to 1024"),
-        ("  replicas: {max: 2, places: [{}, {cores: [4095]}]}\n", "4: model.replicas.places[1].cores: this machine has"),
+        (
+            "  replicas: {max: 2, places: [{}, {threads: -1}]}\n",
+            "4: model.replicas.places[1].threads: must be 0 to 1024",
+        ),
+        (
+            "  replicas: {max: 2, places: [{}, {cores: [4095]}]}\n",
+            "4: model.replicas.places[1].cores: this machine has",
+        ),
         ("  replicas: {max: 2, places: [{}, {host: 10.0.0.3}]}\n", "4: model.replicas.places[1].host: goes with Ray"),
         ("  replicas: {max: 2}\n", "4: model.replicas.places: is missing: a second replica would compute on the same"),
         (

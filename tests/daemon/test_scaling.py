@@ -1,4 +1,4 @@
-"""Replicas that follow load in real daemons: a burst brings more of them, silence takes them back, and no token differs."""
+"""Replicas that follow load in real daemons: a burst brings more, silence takes them back, and no token differs."""
 
 from __future__ import annotations
 
@@ -109,9 +109,7 @@ def test_streams_of_a_replica_that_ends_go_on_elsewhere(tmp_path, expected):
 
 def test_a_replica_that_is_killed_while_it_loads_costs_nobody_a_token(tmp_path, expected):
     replicas = "{min: 1, max: 2, idle_s: 60, places: [{}, {}]}"
-    config = configuration(
-        tmp_path, script="base_ms=40&load_ms=2500", replicas=replicas, extra=f"{LIMITS}\ndrafts: []"
-    )
+    config = configuration(tmp_path, script="base_ms=40&load_ms=2500", replicas=replicas, extra=f"{LIMITS}\ndrafts: []")
     with running(config) as daemon, burst(daemon, 6) as texts:
         until(lambda: find_pid(config, "target-1") is not None, WITHIN_S)
         pid = find_pid(config, "target-1")

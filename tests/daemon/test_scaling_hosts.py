@@ -1,4 +1,4 @@
-"""Replicas that follow load over hosts: one that joins is used while load wants more, and one that leaves is replaced."""
+"""Replicas that follow load over hosts: one that joins is used while load wants more, one that leaves is replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from tests.support.daemon import Daemon, configuration, running
 from tests.support.profiles import store_simulated_profiles
 
 ASK: dict[str, Any] = {"model": "toy", "max_tokens": 60, "extra_body": {"ignore_eos": True}}
-ASKED = [ASK | {"prompt": f"{number} ships at sea", "temperature": 0.8 * (number % 2), "seed": 7} for number in range(6)]
+ASKED = [
+    ASK | {"prompt": f"{number} ships at sea", "temperature": 0.8 * (number % 2), "seed": 7} for number in range(6)
+]
 WITHIN_S = 120.0
 SCRIPT = "base_ms=20&row_ms=5"
 
@@ -38,8 +40,8 @@ def write_config(directory: Path, hosts: BenchHosts, *, planned: bool) -> Path:
     if planned:
         extra += "placement: {drift_tolerance: 9}\n"
         store = directory / "store" / "profiles"
-        names = {"hardware_name": "simulated device", "more_row_ms": 5.0}
-        store_simulated_profiles(store, {"SIM": 25.0}, script=SCRIPT, **names)
+        name = "simulated device"
+        store_simulated_profiles(store, {"SIM": 25.0}, script=SCRIPT, hardware_name=name, more_row_ms=5.0)
     replicas = "{min: 1, max: 2, idle_s: 5}"
     path = configuration(directory, script=SCRIPT, runtime="ray", replicas=replicas, extra=extra)
     text = path.read_text().replace("runtime: ray", f"address: '{hosts.address}'")

@@ -57,7 +57,9 @@ class Fleet:
         self.now_s += 1.0
         return found.more
 
-    def run(self, seconds: int, requests: Callable[[float], int], late: Callable[[int], str] = lambda count: "") -> None:
+    def run(
+        self, seconds: int, requests: Callable[[float], int], late: Callable[[int], str] = lambda count: ""
+    ) -> None:
         for _ in range(seconds):
             self.look(self.load(requests(self.now_s), late(self.count)))
 
