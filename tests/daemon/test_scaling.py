@@ -94,7 +94,8 @@ def test_a_burst_brings_replicas_and_silence_takes_them_back_without_a_token(tmp
 
 def test_streams_of_a_replica_that_ends_go_on_elsewhere(tmp_path, expected):
     replicas = "{min: 1, max: 2, idle_s: 1, places: [{}, {}]}"
-    config = configuration(tmp_path, script="base_ms=40", replicas=replicas, extra="limits: {max_running: 4}")
+    extra = "limits: {max_running: 4}\ndrafts: []"
+    config = configuration(tmp_path, script="base_ms=40", replicas=replicas, extra=extra)
     with running(config) as daemon, ThreadPoolExecutor(4) as pool:
         first = [pool.submit(text_of, daemon, number) for number in range(4)]
         until(lambda: count(daemon) == 2, WITHIN_S)
@@ -179,7 +180,9 @@ def test_with_a_plan_one_more_is_started_where_that_is_predicted_to_serve_more(
 
 
 def test_without_a_plan_as_many_run_as_have_cores_of_their_own(tmp_path):
-    config = configuration(tmp_path, script="base_ms=20", replicas="{min: 1, max: 2, idle_s: 60}", extra=LIMITS)
+    config = configuration(
+        tmp_path, script="base_ms=20", replicas="{min: 1, max: 2, idle_s: 60}", extra=f"{LIMITS}\ndrafts: []"
+    )
     refused = outrider_process("serve", "--config", str(config))
     assert refused.returncode != 0
     assert "cluster.yaml:1: model.replicas.places: is missing: a second replica would compute on" in refused.stderr
