@@ -54,6 +54,10 @@ def count(daemon: Daemon) -> int:
     return len(daemon.status()["replicas"])
 
 
+def count_planned(daemon: Daemon) -> int:
+    return len(query_daemon(daemon.admin, "/admin/plan")["plan"]["replicas"])
+
+
 def gauges(daemon: Daemon) -> dict[str, float]:
     lines = httpx.get(f"{daemon.url}/metrics").text.splitlines()
     found = [line for line in lines if line.startswith("outrider_replicas_")]
@@ -169,13 +173,13 @@ def test_with_a_plan_one_more_is_started_where_that_is_predicted_to_serve_more(
         if pays:
             until(lambda: count(daemon) == 2, WITHIN_S)
             assert {one["ready"]["device"] for one in daemon.status()["replicas"]} == {"SIM", "SIM.1"}
-            assert len(query_daemon(daemon.admin, "/admin/plan")["plan"]["replicas"]) == 2
+            until(lambda: count_planned(daemon) == 2)
         else:
             until(lambda: "one more could not be had" in daemon.status()["scaling"]["last"], WITHIN_S)
             assert gauges(daemon) == {"wanted": 2, "ready": 1}
         assert [text.result(WITHIN_S) for text in texts] == expected
         until(lambda: count(daemon) == 1, WITHIN_S)
-        assert len(query_daemon(daemon.admin, "/admin/plan")["plan"]["replicas"]) == 1
+        until(lambda: count_planned(daemon) == 1)
         assert daemon.status()["totals"]["generated"] == sum(ask(number)["max_tokens"] for number in range(STREAMS))
 
 
