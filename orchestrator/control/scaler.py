@@ -97,7 +97,7 @@ class ReplicaScaler:
 
     async def _grow(self, seen: SeenReplicas, found: ScaleChange) -> None:
         before, begun_s = len(seen.load.there), self._clock.monotonic_s()
-        _log.info("one more replica is started, %d -> %d: %s", before, found.wanted, found.why)
+        _log.info("load asks for one more replica, %d -> %d: %s", before, found.wanted, found.why)
         failed = await self._runner.run_more(seen)
         now_s = self._clock.monotonic_s()
         if failed:
@@ -112,7 +112,7 @@ class ReplicaScaler:
 
     async def _shrink(self, seen: SeenReplicas, found: ScaleChange) -> None:
         before = len(seen.load.replicas)
-        _log.info("one replica is ended, %d -> %d: %s", before, before - 1, found.why)
+        _log.info("one replica is not needed, %d -> %d: %s", before, before - 1, found.why)
         failed = await self._runner.run_fewer(seen)
         self._last = failed or f"{before} -> {before - 1}: {found.why}"
         if failed:
@@ -133,14 +133,15 @@ class PlannedReplicas:
         return self._keeper.devices
 
     async def find_room(self, seen: SeenReplicas) -> tuple[int, str]:
-        """See ReplicaRunner: the planner says, when it is asked."""
+        """See ReplicaRunner: the planner says, when it is asked. What it has placed already is to serve first."""
+        planned = len(self._keeper.proposal.plan.replicas)
+        if planned >= self._bounds.most:
+            return len(seen.load.there), f"the plan has {planned} replicas, and not all of them serve"
         return self._bounds.most, ""
 
     async def run_more(self, seen: SeenReplicas) -> str:
         """See ReplicaRunner."""
         count, least = len(self._keeper.proposal.plan.replicas), self._bounds.least
-        if count >= self._bounds.most:
-            return f"the plan has {count} already, and not all of them serve"
         return await self._keeper.scale(
             ReplicaDemand(max(count, least), max(count + 1, least), max(seen.load.requests, count + 1))
         )

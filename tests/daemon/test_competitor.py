@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.bench.cluster.shift import compete
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_live_state import wait_or_skip
 from tests.support.asking import asking
 from tests.support.daemon import Daemon, configuration, running
 from tests.support.profiles import store_simulated_profiles
-from tools.measure_shift import compete
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 60, "extra_body": {"ignore_eos": True}}
 GREEDY, SEEDED = ASK | {"temperature": 0}, ASK | {"temperature": 0.8, "seed": 5}
@@ -72,9 +71,7 @@ def test_a_draft_leaves_a_processor_that_is_taken_and_returns(tmp_path, plain, m
 
         with asking(daemon, asked, expected) as wrong:
             wait_or_skip(lambda: find_draft(daemon) == "here/CPU", noisy, "the draft is on the processor", _WITHIN_S)
-            with ExitStack() as competitors:
-                for core in sorted(os.sched_getaffinity(0)):
-                    competitors.enter_context(compete(core, PROGRAMS))
+            with compete([core for core in sorted(os.sched_getaffinity(0)) for _ in range(PROGRAMS)]):
                 until_moved(lambda: find_draft(daemon) != "here/CPU", config)
                 moved = find_draft(daemon)
                 assert daemon.status()["plan"]["moves"] >= 1

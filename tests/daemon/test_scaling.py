@@ -92,8 +92,8 @@ def test_a_burst_brings_replicas_and_silence_takes_them_back_without_a_token(tmp
         assert "one less would carry them" in status["scaling"]["last"]
         assert text_of(daemon, 1) == expected[1]
     log = config.with_suffix(".log").read_text()
-    assert log.count("one more replica is started") == 2
-    assert log.count("one replica is ended") == 2
+    assert log.count("load asks for one more replica") == 2
+    assert log.count("one replica is not needed") == 2
 
 
 def test_streams_of_a_replica_that_ends_go_on_elsewhere(tmp_path, expected):
