@@ -17,11 +17,11 @@ from tests.support.profiles import store_simulated_profiles
 DRAFT = "base_ms=3"
 
 
-def plan(directory, **placement) -> PlanProposal:
+def plan(directory, sim_ms=15.0, **placement) -> PlanProposal:
     target = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
     draft = model_at_hand(f"simulated:toy?{DRAFT}", "", directory, "auto", directory)
     store_simulated_profiles(directory, {"SIM": 20.0})
-    store = store_simulated_profiles(directory, {"CPU": 3.0, "SIM.1": 15.0}, draft.name, "draft", script=DRAFT)
+    store = store_simulated_profiles(directory, {"CPU": 3.0, "SIM.1": sim_ms}, draft.name, "draft", script=DRAFT)
     section = PlacementSection(draft_acceptance=0.8, **placement)
     asked = PlanRequest(target, (DraftCandidate(draft, (0.8,)),), False, Exactness.BIT, 8, 1, section)
     return propose_here(asked, store, {})
