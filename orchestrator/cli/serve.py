@@ -18,8 +18,10 @@ def serve(
     """Serve the configured model through an OpenAI-compatible API; SIGTERM finishes running streams and exits 0."""
     import asyncio
 
+    from orchestrator.config.access_checks import find_keyless
     from orchestrator.config.load import default_config_path, load_config
     from orchestrator.daemon import Daemon
+    from orchestrator.errors import ConfigError
     from orchestrator.telemetry import setup_logging
 
     path = config or default_config_path()
@@ -27,6 +29,8 @@ def serve(
     changes = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     if changes:
         loaded = loaded.model_copy(update={"api": loaded.api.model_copy(update=changes)})
+    if host is not None and (problem := find_keyless(loaded.api, host)):
+        raise ConfigError(f"--host: {problem}")
     setup_logging(loaded.logging.level, loaded.logging.format)
 
     async def run() -> None:

@@ -16,8 +16,10 @@ from adapters.distributions import list_foreign
 from adapters.model_source import check_source
 from adapters.names import OWN_ADAPTERS
 from adapters.vocabulary import vocabulary_at_hand
+from orchestrator.config.access_checks import check_access
 from orchestrator.config.adapter_names import INSTALLED
 from orchestrator.config.drafts import DraftWorkersSection, ModelDraft
+from orchestrator.config.further_checks import check_names, check_own_placement
 from orchestrator.config.hosts import check_hosts, check_running_hosts
 from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.model import ClusterConfig
@@ -43,18 +45,24 @@ def load_config(path: Path, *, sources: bool = True, there: bool = True) -> Clus
     """
     config, lines = parse_config(read_text(path), path)
     check_hosts(config.hosts, config.links, path, lines)
+    check_names(config, path, lines)
     if sources:
-        _check_sources(config, path, lines)
-        _check_depths(config, path, lines)
+        for target in config.targets:
+            _check_sources(target, path, lines)
+            _check_depths(target, path, lines)
         _check_canary(config, path, lines)
-        _check_processes(config, path, lines)
+        for target in config.targets:
+            _check_processes(target, path, lines)
         _check_cluster(config, path, lines)
         if there:
             _check_hosts(config, path, lines)
-        _check_replicas(config, path, lines)
-        _check_cores(config, path, lines)
-        _check_objectives(config, path, lines)
-        _check_vocabularies(config, path, lines)
+        for target in config.targets:
+            _check_replicas(target, path, lines)
+            _check_cores(target, path, lines)
+            _check_objectives(target, path, lines)
+            _check_vocabularies(target, path, lines)
+            check_own_placement(target, path, lines)
+        check_access(config.api, path, lines)
         _check_keys(config, path, lines)
     return config
 
@@ -127,7 +135,8 @@ def parse_config(text: str, path: Path) -> tuple[ClusterConfig, Lines]:
 
 def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Find the models' files now, so that a wrong source is told with its line. Raises ConfigError."""
-    sources: list[tuple[Place, str, str]] = [(("model", "source"), config.model.source, config.model.adapter)]
+    own = (config.find_place("model", "source"), config.model.source, config.model.adapter)
+    sources: list[tuple[Place, str, str]] = [own]
     for at, draft in config.all_drafts:
         if isinstance(draft, ModelDraft):
             sources.append(((*at, "source"), draft.source, draft.adapter))
@@ -153,14 +162,15 @@ def _check_depths(config: ClusterConfig, path: Path, lines: Lines) -> None:
     most = ("num_speculative_tokens", speculation.num_speculative_tokens)
     deepest = ("pid.max_depth", pid.max_depth) if pid.max_depth else most
     bounds: list[tuple[Place, int, tuple[str, int]]] = [
-        (("speculation", "min_speculative_tokens"), speculation.min_speculative_tokens, most),
-        (("speculation", "pid", "max_depth"), pid.max_depth, most),
-        (("speculation", "pid", "min_depth"), pid.min_depth if "min_depth" in pid.model_fields_set else 0, deepest),
+        (("min_speculative_tokens",), speculation.min_speculative_tokens, most),
+        (("pid", "max_depth"), pid.max_depth, most),
+        (("pid", "min_depth"), pid.min_depth if "min_depth" in pid.model_fields_set else 0, deepest),
     ]
-    for place, depth, (bound, limit) in bounds:
+    for key, depth, (bound, limit) in bounds:
         if depth > limit:
+            place = config.find_place("speculation", *key)
             at = f"{path}:{lines.get(place, 1)}: {format_place(place)}"
-            raise ConfigError(f"{at}: {depth} is above speculation.{bound}, which is {limit}")
+            raise ConfigError(f"{at}: {depth} is above {format_place(place[: -len(key)])}.{bound}, which is {limit}")
 
 
 def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:
@@ -235,9 +245,10 @@ def _check_replicas(config: ClusterConfig, path: Path, lines: Lines) -> None:
     check_bounds(config, path, lines)
     placements = list_placements(config)
     if config.devices.cores and (config.model.most_replicas > 1 or any(one.cores for _, one in placements)):
+        mine, replicas = config.find_place("devices", "cores"), config.find_place("model", "replicas")
         raise ConfigError(
-            f"{path}:{lines.get(('devices', 'cores'), 1)}: devices.cores: are one worker's; "
-            "give each replica its own in model.replicas, as in [{cores: [0, 1]}, {cores: [2, 3]}]"
+            f"{path}:{lines.get(mine, 1)}: {format_place(mine)}: are one worker's; "
+            f"give each replica its own in {format_place(replicas)}, as in [{{cores: [0, 1]}}, {{cores: [2, 3]}}]"
         )
     for at, placement in placements:
         if placement.host and not config.cluster.on_ray:
@@ -269,7 +280,9 @@ def _check_hosts(config: ClusterConfig, path: Path, lines: Lines) -> None:
                 raise ConfigError(f"{where} go with cluster.address, the Ray of these hosts; add it, or leave them out")
         return
     check_running_hosts(config.hosts, path, lines)
-    if (config.hosts or "discover" in config.cluster.model_fields_set) and not config.planned:
+    if (config.hosts or "discover" in config.cluster.model_fields_set) and not any(
+        one.planned for one in config.targets
+    ):
         key = "hosts" if config.hosts else "discover"
         place: Place = ("hosts",) if config.hosts else ("cluster", "discover")
         where = f"{path}:{lines.get(place, 1)}: {key}:"
@@ -278,7 +291,7 @@ def _check_hosts(config: ClusterConfig, path: Path, lines: Lines) -> None:
 
 def _check_cores(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Refuse cores that are named twice, or that this host lacks where workers run on it. Raises ConfigError."""
-    named: list[tuple[Place, list[int]]] = [(("devices", "cores"), config.devices.cores)]
+    named: list[tuple[Place, list[int]]] = [(config.find_place("devices", "cores"), config.devices.cores)]
     named += [((*at, "cores"), one.cores) for at, one in list_placements(config)]
     named += [((*at, "cores"), draft.cores) for at, draft in config.all_drafts if isinstance(draft, ModelDraft)]
     here = not config.cluster.on_ray or not config.cluster.address
@@ -299,7 +312,8 @@ def _check_objectives(config: ClusterConfig, path: Path, lines: Lines) -> None:
     needs = {"ttft_percentile": "ttft_ms", "late": "ttft_ms", "tpot_percentile": "tpot_ms"}
     for key, needed in needs.items():
         if key in config.slo.model_fields_set and not getattr(config.slo, needed):
-            where = f"{path}:{lines.get(('slo', key), 1)}: slo.{key}:"
+            place = config.find_place("slo", key)
+            where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
             raise ConfigError(f"{where} goes with slo.{needed}; set that, or leave the key out")
 
 

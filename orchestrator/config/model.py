@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, PrivateAttr
 
 from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft
 from orchestrator.config.failover import FailoverSection
+from orchestrator.config.further_target import FurtherTarget
 from orchestrator.config.hosts import ClusterHost, ClusterLinks
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.routing import RoutingSection
 from orchestrator.config.section import Price, Section, Size
 from orchestrator.config.slo import SloSection
+from orchestrator.config.source_text import Place
 from orchestrator.config.speculation import Canary, Speculation
 from orchestrator.config.target import AUTO, Cores, Target
+from orchestrator.config.tls import TlsSection
 
 
 class Devices(Section):
@@ -86,8 +89,23 @@ class Api(Section):
     admin_socket: str = ""
     """The Unix socket of the admin commands. Empty: `outrider-PORT.sock` in the user's runtime directory."""
     keys_file: str = ""
-    """A file of API keys, one a line (relative to this configuration file); other users must not be able to read
-    it. Empty: no key is asked for."""
+    """A file of API keys, which `outrider keys create` writes (relative to this configuration file); other users must
+    not be able to read it. Empty: no key is asked for."""
+    allow_keyless: bool = False
+    """`true`: everybody who reaches `host` may use the daemon without a key. `false`: without `keys_file`, a `host`
+    that other machines reach is refused."""
+    metrics_without_key: bool = False
+    """`true`: `/metrics` and `/version` are open where there are keys. `false`: `/metrics` asks for a key with the
+    scope `metrics`, and `/version` for any."""
+    allowed_hosts: list[str] = Field(default=[], max_length=64)
+    """Names that requests may be sent to, beside addresses, `localhost` and this machine's own: `llm.example.org`,
+    `*.example.org`, or `*` for any. Without keys, a request to another name is refused: a web page may have made it.
+    With keys, names are looked at only where there are some here."""
+    allowed_origins: list[str] = Field(default=[], max_length=64)
+    """Origins of web pages that may use the daemon, as in `https://chat.example.org`; they get CORS headers. `*`: any,
+    where there are keys. A page of another origin is refused."""
+    tls: TlsSection = TlsSection()
+    """Encryption of the endpoint."""
     stalled_after_s: float = Field(default=30.0, gt=0, le=3600)
     """`/health/decode` says "stalled" when requests are live and no round was finished for so long."""
     max_connections: int = Field(default=4096, ge=16, le=1_000_000)
@@ -202,6 +220,9 @@ class Logging(Section):
     """`auto`: for people on a terminal, JSON lines elsewhere."""
     prompts: bool = False
     """`true`: the log also has each request's and answer's text, and what a bug's exception says."""
+    audit_file: str = ""
+    """A file that gets each admin call that changes something and each refused use of a key, as JSON lines (relative
+    to this configuration file). Empty: only the log has them, at level info."""
 
 
 class ClusterConfig(Section):
@@ -214,8 +235,10 @@ class ClusterConfig(Section):
     is plain decoding."""
     speculation: Speculation = Speculation()
     """How speculation runs when a request does not say otherwise."""
+    models: tuple[FurtherTarget, ...] = Field(default=(), max_length=15, strict=False)
+    """Further target models behind the same endpoint. A request's `model` chooses one by its name."""
     canary: Canary = Canary()
-    """A share of the requests that another variant drafts for."""
+    """A share of the requests that another variant drafts for. Those of `models` have none."""
     devices: Devices = Devices()
     """What the worker may use of this machine."""
     placement: PlacementSection = PlacementSection()
@@ -248,9 +271,51 @@ class ClusterConfig(Section):
     logging: Logging = Logging()
     """The daemon's log."""
 
+    _further: tuple[int, FurtherTarget] | None = PrivateAttr(default=None)
+    """Whose configuration this is, of `models`, and its index; None: of the first target."""
+
+    @property
+    def targets(self) -> tuple[ClusterConfig, ...]:
+        """Return the configuration of each target as if it were alone: that of `model`, then those of `models`."""
+        if not self.models:
+            return (self,)
+        first = self.model_copy(update={"models": ()})
+        return (first, *(first._view_further(*one) for one in enumerate(self.models)))
+
+    def _view_further(self, index: int, one: FurtherTarget) -> ClusterConfig:
+        view = self.model_copy(
+            update={
+                "model": one.target,
+                "drafts": one.drafters,
+                "canary": Canary(),
+                "speculation": one.speculation or self.speculation,
+                "slo": one.slo or self.slo,
+                "placement": one.placement or self.placement,
+                "failover": one.failover or self.failover.model_copy(update={"standby": ()}),
+                "devices": self.devices.model_copy(
+                    update={"cores": one.cores, "threads": one.threads or self.devices.threads}
+                ),
+                "limits": self.limits.model_copy(update=one.own_limits),
+            }
+        )
+        view._further = (index, one)
+        return view
+
+    @property
+    def number(self) -> int:
+        """Return which target of the file this configuration is of, from 0."""
+        return 0 if self._further is None else self._further[0] + 1
+
+    def find_place(self, *place: str | int) -> Place:
+        """Return where in the file a value stands, or would, that is at `place` in this configuration."""
+        if self._further is None:
+            return place
+        index, one = self._further
+        return ("models", index, *mine) if (mine := one.find_own(*place)) else place
+
     @property
     def planned(self) -> bool:
-        """True where a plan chooses anything."""
+        """True where a plan chooses anything for this target; those of `models` have a configuration each."""
         models: list[Target | ModelDraft] = [self.model]
         models += [draft for draft in self.drafts if isinstance(draft, ModelDraft)]
         return any(AUTO in (model.adapter, model.device) for model in models)
@@ -266,7 +331,7 @@ class ClusterConfig(Section):
     def all_drafts(self) -> list[tuple[tuple[str | int, ...], SuffixDraft | ModelDraft]]:
         """Return every draft, the canary's too, with its place in the file."""
         found: list[tuple[tuple[str | int, ...], SuffixDraft | ModelDraft]] = []
-        found += [(("drafts", index), draft) for index, draft in enumerate(self.drafts)]
+        found += [(self.find_place("drafts", index), draft) for index, draft in enumerate(self.drafts)]
         found += [(("canary", "drafts", index), draft) for index, draft in enumerate(self.canary_drafts)]
         return found
 

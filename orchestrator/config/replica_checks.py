@@ -16,8 +16,10 @@ def list_placements(config: ClusterConfig) -> list[tuple[Place, Placement]]:
     """Return where replicas may run, as far as that is written, with its place in the file."""
     bounds = config.model.bounds
     if bounds is not None:
-        return [(("model", "replicas", "places", index), one) for index, one in enumerate(bounds.places)]
-    return [(("model", "replicas", index), one) for index, one in enumerate(config.model.placements)]
+        return [
+            (config.find_place("model", "replicas", "places", index), one) for index, one in enumerate(bounds.places)
+        ]
+    return [(config.find_place("model", "replicas", index), one) for index, one in enumerate(config.model.placements)]
 
 
 def check_bounds(config: ClusterConfig, path: Path, lines: Lines) -> None:
@@ -28,7 +30,7 @@ def check_bounds(config: ClusterConfig, path: Path, lines: Lines) -> None:
         return
     for key, why in (("max", _refuse_most(bounds)), ("places", _refuse_places(config, bounds))):
         if why:
-            place: Place = ("model", "replicas", key)
+            place: Place = config.find_place("model", "replicas", key)
             line = lines.get(place, lines.get(place[:-1], 1))
             raise ConfigError(f"{path}:{line}: {format_place(place)}: {why}")
 
